@@ -1,0 +1,69 @@
+"""The errors hetrun raises on purpose.
+
+HetrunError
+    UserError            the user's input was wrong: exit code 2, one sentence, no traceback
+        ModelFileError   a model file is malformed, truncated or not supported
+        OptionError      an option or setting is unknown or out of range
+        TemplateError    a chat template failed, or did something it may not do
+        ContextFull      a prompt does not fit into the context
+        BudgetError      the memory granted cannot hold what was asked for
+        BackendUnavailable   a backend asked for by name cannot work on this machine
+    Cancelled            the caller asked to stop
+    BackendError         a backend failed while it worked: our fault
+    EngineStopped        the engine (or its worker process) is gone
+"""
+
+from __future__ import annotations
+
+
+class HetrunError(Exception):
+    """The root of everything hetrun raises on purpose."""
+
+
+class UserError(HetrunError):
+    """Something the user gave cannot be used; the message says what, where and what to do next."""
+
+
+class ModelFileError(UserError):
+    """A model file cannot be used."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ModelFileError], tuple[str, str]]:
+        # The worker process sends errors through a pipe; the default would pass one argument.
+        return (type(self), (self.path, self.reason))
+
+
+class OptionError(UserError):
+    """An option is unknown, or its value is out of range."""
+
+
+class TemplateError(UserError):
+    """A chat template failed."""
+
+
+class ContextFull(UserError):
+    """A prompt is longer than the context."""
+
+
+class BudgetError(UserError):
+    """The memory granted cannot hold what was asked for."""
+
+
+class BackendUnavailable(UserError):
+    """A backend that was asked for cannot work here."""
+
+
+class Cancelled(HetrunError):
+    """The caller asked to stop before the work was done."""
+
+
+class BackendError(HetrunError):
+    """A backend failed while it worked."""
+
+
+class EngineStopped(HetrunError):
+    """The engine has stopped and answers nothing any more."""

@@ -1,0 +1,95 @@
+"""What is asked of an engine and what it answers: plain data that can cross a pipe.
+
+One request gives any number of `token` events and then exactly one last event, `done` or `error`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hetrun.sampling import SamplingParams
+
+Message = Mapping[str, object]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One text to continue: exactly one of `messages`, `text` and `tokens` is given.
+
+    `messages` go through the chat template; `text` is tokenised as it stands (special tokens
+    parsed, the beginning-of-sequence token added where the model wants one); `tokens` are taken as they are.
+    """
+
+    params: SamplingParams
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [x for x in (self.messages, self.text, self.tokens) if x is not None]
+        if len(given) != 1:
+            raise ValueError("a request has exactly one of messages, text and tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens counted."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds and rates of one request; rates are 0 where nothing was measured."""
+
+    load_s: float = 0.0
+    ttft_s: float = 0.0
+    prompt_tok_s: float = 0.0
+    decode_tok_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log-probability and the best alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to a request.
+
+    `token` events carry `token` and the `text` that became certain with it (possibly empty: half a
+    character, or what may be the beginning of a stop string). The `done` event carries the rest of the text.
+    """
+
+    kind: Literal["token", "done", "error"]
+    text: str = ""
+    token: int | None = None
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a front may want to know about the model that runs."""
+
+    name: str
+    path: str
+    architecture: str
+    n_vocab: int
+    context: int
+    parameters: int
+    file_bytes: int
+    template_origin: str
+    load_s: float
