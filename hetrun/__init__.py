@@ -1,0 +1,46 @@
+"""hetrun runs language models on one machine, on whatever silicon it has, inside a memory budget.
+
+    from hetrun import LLM, SamplingParams
+
+    with LLM("model.gguf") as llm:
+        print(llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))[0].text)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hetrun.engine import Event as Event
+    from hetrun.errors import HetrunError as HetrunError
+    from hetrun.errors import UserError as UserError
+    from hetrun.llm import LLM as LLM
+    from hetrun.llm import Completion as Completion
+    from hetrun.sampling import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"
+
+# Public name -> the module it comes from, imported when the name is first asked for: `import hetrun` stays cheap.
+_EXPORTS = {
+    "LLM": "hetrun.llm",
+    "Completion": "hetrun.llm",
+    "Event": "hetrun.engine",
+    "HetrunError": "hetrun.errors",
+    "SamplingParams": "hetrun.sampling",
+    "UserError": "hetrun.errors",
+}
+
+__all__ = ["LLM", "Completion", "Event", "HetrunError", "SamplingParams", "UserError", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'hetrun' has no attribute {name!r}")
+    value: object = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Example plugins and optional extras that use only the public hooks."""

@@ -1,0 +1,1 @@
+"""The test suite; what each folder needs stands in CONTRIBUTING.md."""

@@ -1,0 +1,1 @@
+"""Every op on every available backend, compared with the reference."""

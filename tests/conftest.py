@@ -1,0 +1,46 @@
+"""What every test gets: a home of its own, a clean environment, and a time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import pytest
+
+LIMIT_S = 60
+SLOW_LIMIT_S = 900
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that runs too long; one stuck inside a native call is ended by pytest's faulthandler timeout."""
+    limit = SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S
+
+    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+        pytest.fail(f"still running after {limit} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(limit)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary home, so that no test reads or writes the developer's configuration, cache or models."""
+    path = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(path))
+    for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(path / kind.lower()))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    for name in [name for name in os.environ if name.startswith("HETRUN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return path

@@ -1,0 +1,1 @@
+"""Real models, and the installed command in a clean environment."""

@@ -1,0 +1,1 @@
+"""The engine with a scripted model and a byte tokenizer."""

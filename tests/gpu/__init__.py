@@ -1,0 +1,1 @@
+"""Tests that run kernels on a CUDA device."""

@@ -1,0 +1,1 @@
+"""Each architecture, from a tiny random file that the test writes."""

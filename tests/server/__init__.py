@@ -1,0 +1,1 @@
+"""The HTTP server as an ASGI app, in process."""

@@ -1,0 +1,1 @@
+"""The terminal chat, driven by Textual's pilot."""

@@ -1,0 +1,1 @@
+"""Tests that need numpy only: one module each."""
