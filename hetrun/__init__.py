@@ -1,9 +1,6 @@
 """hetrun runs language models on one machine, on whatever silicon it has, inside a memory budget.
 
-    from hetrun import LLM, SamplingParams
-
-    with LLM("model.gguf") as llm:
-        print(llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))[0].text)
+`LLM("model.gguf")` loads a model in this process; `generate`, `stream` and `chat` answer.
 """
 
 from __future__ import annotations
@@ -12,20 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetrun.engine import Event as Event
     from hetrun.errors import HetrunError as HetrunError
     from hetrun.errors import UserError as UserError
+    from hetrun.events import Event as Event
     from hetrun.llm import LLM as LLM
     from hetrun.llm import Completion as Completion
     from hetrun.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
-# Public name -> the module it comes from, imported when the name is first asked for: `import hetrun` stays cheap.
+# Public name -> its module, imported when the name is first asked for: `import hetrun` stays cheap.
 _EXPORTS = {
     "LLM": "hetrun.llm",
     "Completion": "hetrun.llm",
-    "Event": "hetrun.engine",
+    "Event": "hetrun.events",
     "HetrunError": "hetrun.errors",
     "SamplingParams": "hetrun.sampling",
     "UserError": "hetrun.errors",

@@ -17,7 +17,7 @@ SLOW_LIMIT_S = 900
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that runs too long; one stuck inside a native call is ended by pytest's faulthandler timeout."""
+    """Fail a test that runs too long; native calls do not hear this, faulthandler_timeout ends those."""
     limit = SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S
 
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
