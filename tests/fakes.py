@@ -1,0 +1,180 @@
+"""An engine with scripted answers, for tests of everything that stands in front of one.
+
+The last message (or the text) of a request says what happens:
+
+    say WORDS   answers with these words, one token each
+    forever     answers until it is cancelled, or `max_tokens` is reached
+    refuse      is refused when it is submitted
+    fail        fails after two tokens
+    odd         fails with an error that cannot be pickled
+    crash       kills the process after two tokens, as a native assertion does
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hetrun.errors import BackendError, ContextFull, ModelFileError
+from hetrun.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
+
+INFO = ModelInfo(
+    name="fake",
+    path="/models/fake.gguf",
+    architecture="llama",
+    n_vocab=256,
+    context=2048,
+    parameters=135_000_000,
+    file_bytes=98_000_000,
+    template_origin="the model",
+    load_s=0.5,
+)
+TIMINGS = Timings(load_s=0.5, ttft_s=0.12, prompt_tok_s=800.0, decode_tok_s=150.0)
+
+
+class LockedError(Exception):
+    """Cannot cross a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__("this error holds a lock")
+        self.lock = threading.Lock()
+
+
+@dataclass
+class Job:
+    number: int
+    request: GenerateRequest
+    on_event: Callable[[Event], None]
+    tokens: Iterator[str]
+    cancelled: bool = False
+    text: str = ""
+    done: int = 0
+    prompt_tokens: int = field(default=7)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt_tokens, self.done, cached_tokens=3)
+
+
+class FakeEngine:
+    """Has the part of `LLM` that fronts use; one thread gives each running request a token in turn."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        progress: Callable[[float], None] | None = None,
+        pace_s: float = 0.001,
+        refuse_to_load: bool = False,
+        load_for_ever: bool = False,
+    ) -> None:
+        if refuse_to_load:
+            raise ModelFileError("/models/bad.gguf", "it is not a model")
+        for step in range(101):
+            if progress is not None:
+                progress(step / 100)
+            if load_for_ever and step == 50:
+                threading.Event().wait()
+        self.info = INFO
+        self.requests: list[GenerateRequest] = []
+        self.cancelled: list[int] = []
+        self.idle = threading.Event()
+        self.idle.set()
+        self._pace_s = pace_s
+        self._closing = threading.Event()
+        self._orders: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: dict[int, Job] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerateRequest, on_event: Callable[[Event], None]) -> int:
+        prompt = _prompt(request)
+        if prompt == "refuse":
+            raise ContextFull("the prompt has 5000 tokens and the context 2048: shorten it")
+        self.requests.append(request)
+        number = len(self.requests)
+        job = Job(number, request, on_event, _reply(prompt))
+        self._jobs[number] = job
+        self.idle.clear()
+        self._orders.put(job)
+        return number
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+        if request_id in self._jobs:
+            self._jobs[request_id].cancelled = True
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        running: list[Job] = []
+        while not self._closing.wait(self._pace_s):
+            while not self._orders.empty():
+                running.append(self._orders.get())
+            for job in running.copy():
+                if not self._step(job):
+                    running.remove(job)
+                    del self._jobs[job.number]
+            if not self._jobs:
+                self.idle.set()
+
+    def _step(self, job: Job) -> bool:
+        """One token; whether there is more to come."""
+        params = job.request.params
+        if job.cancelled:
+            return self._finish(job, "cancelled")
+        if params.max_tokens is not None and job.done >= params.max_tokens:
+            return self._finish(job, "length")
+        try:
+            text = next(job.tokens)
+        except StopIteration:
+            return self._finish(job, "stop")
+        except Exception as error:
+            job.on_event(Event("error", error=error, usage=job.usage))
+            return False
+        job.done += 1
+        job.text += text
+        logprob = None
+        if params.logprobs is not None:
+            others = tuple((token, -1.0 - token) for token in range(params.logprobs))
+            logprob = TokenLogprob(job.done, -0.5, others)
+        job.on_event(Event("token", text=text, token=job.done, logprob=logprob))
+        return True
+
+    def _finish(self, job: Job, reason: FinishReason) -> bool:
+        job.on_event(Event("done", finish_reason=reason, usage=job.usage, timings=TIMINGS))
+        return False
+
+
+def _prompt(request: GenerateRequest) -> str:
+    if request.messages is not None:
+        return str(request.messages[-1]["content"])
+    return request.text or "say nothing"
+
+
+def _reply(prompt: str) -> Iterator[str]:
+    order, _, words = prompt.partition(" ")
+    match order:
+        case "forever":
+            while True:
+                yield "ha "
+        case "fail" | "odd" | "crash":
+            yield "one "
+            yield "two "
+            if order == "fail":
+                raise BackendError("the fake backend failed")
+            if order == "odd":
+                raise LockedError
+            os.kill(os.getpid(), signal.SIGABRT)
+            threading.Event().wait()
+        case "say":
+            yield from (word + " " for word in words.split(" ")[:-1])
+            yield words.split(" ")[-1]
+        case _:
+            yield from ("Hello ", "there", ".")

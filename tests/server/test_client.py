@@ -1,0 +1,264 @@
+"""The client contract, with an engine in this process and in one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError
+from hetrun.events import Event, GenerateRequest
+from hetrun.params import SamplingParams
+from tests.fakes import INFO, TIMINGS, FakeEngine
+
+FAKE = "tests.fakes:FakeEngine"
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def opened(kind: str) -> AsyncIterator[ChatClient]:
+    client: ChatClient = LocalClient(FakeEngine()) if kind == "local" else WorkerClient({}, engine=FAKE)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def ask(text: str, max_tokens: int | None = None) -> GenerateRequest:
+    return GenerateRequest(
+        SamplingParams(max_tokens=max_tokens), messages=({"role": "user", "content": text},)
+    )
+
+
+async def collect(client: ChatClient, text: str, max_tokens: int | None = None) -> list[Event]:
+    return [event async for event in client.stream(ask(text, max_tokens))]
+
+
+@pytest.mark.parametrize("kind", ["local", "worker"])
+async def test_tokens_stream_and_end_with_done(kind: str) -> None:
+    async with opened(kind) as client:
+        assert await client.info() == INFO
+        assert client.progress == 1.0
+        events = await collect(client, "say one two three")
+    assert [event.kind for event in events] == ["token"] * 3 + ["done"]
+    assert "".join(event.text for event in events) == "one two three"
+    assert [event.token for event in events[:-1]] == [1, 2, 3]
+    assert events[-1].finish_reason == "stop"
+    assert events[-1].usage.completion_tokens == 3
+    assert events[-1].timings == TIMINGS
+
+
+@pytest.mark.parametrize("kind", ["local", "worker"])
+async def test_two_requests_run_at_once(kind: str) -> None:
+    async with opened(kind) as client:
+        first = client.stream(ask("forever"))
+        async with aclosing(first):
+            assert (await anext(first)).text == "ha "
+            # The first one would never end: the second is answered beside it.
+            events = await collect(client, "say hello")
+            assert [event.text for event in events] == ["hello", ""]
+            assert (await anext(first)).text == "ha "
+
+
+async def test_closing_the_stream_cancels_the_request() -> None:
+    engine = FakeEngine()
+    client = LocalClient(engine)
+    stream = client.stream(ask("forever"))
+    await anext(stream)
+    await stream.aclose()
+    assert engine.cancelled == [1]
+    assert await asyncio.to_thread(engine.idle.wait, 5)
+    await client.close()
+
+
+async def test_cancelling_the_task_cancels_the_request() -> None:
+    engine = FakeEngine()
+    client = LocalClient(engine)
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in client.stream(ask("forever")):
+            started.set()
+
+    task = asyncio.create_task(read())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.cancelled == [1]
+    await client.close()
+
+
+async def test_a_finished_request_is_not_cancelled() -> None:
+    engine = FakeEngine()
+    client = LocalClient(engine)
+    await collect(client, "say hello")
+    assert engine.cancelled == []
+    await client.close()
+
+
+async def test_cancelled_in_the_worker_others_go_on() -> None:
+    async with opened("worker") as client:
+        stopped, kept = client.stream(ask("forever")), client.stream(ask("forever", max_tokens=200))
+        await anext(stopped)
+        await anext(kept)
+        await stopped.aclose()
+        events = [event async for event in kept]
+    assert events[-1].finish_reason == "length"
+    assert events[-1].usage.completion_tokens == 200
+
+
+@pytest.mark.parametrize("kind", ["local", "worker"])
+async def test_a_failure_is_the_last_event(kind: str) -> None:
+    async with opened(kind) as client:
+        events = await collect(client, "fail")
+        assert [event.kind for event in events] == ["token", "token", "error"]
+        assert isinstance(events[-1].error, BackendError)
+        assert str(events[-1].error) == "the fake backend failed"
+        assert (await collect(client, "say fine"))[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("kind", ["local", "worker"])
+async def test_a_refused_request_is_an_error_event(kind: str) -> None:
+    async with opened(kind) as client:
+        (event,) = await collect(client, "refuse")
+        assert isinstance(event.error, ContextFull)
+        assert "5000 tokens" in str(event.error)
+
+
+async def test_an_error_that_cannot_be_pickled_still_says_what_happened() -> None:
+    async with opened("worker") as client:
+        event = (await collect(client, "odd"))[-1]
+        assert isinstance(event.error, HetrunError)
+        assert str(event.error) == "LockedError: this error holds a lock"
+        assert any("in _reply" in note for note in event.error.__notes__)
+
+
+async def test_an_error_while_loading_arrives_as_the_same_class() -> None:
+    client = WorkerClient({"refuse_to_load": True}, engine=FAKE)
+    for _ in range(2):  # every caller gets it
+        with pytest.raises(ModelFileError) as caught:
+            await client.info()
+        assert (caught.value.path, caught.value.reason) == ("/models/bad.gguf", "it is not a model")
+    (event,) = await collect(client, "say hello")
+    assert isinstance(event.error, ModelFileError)
+    await client.close()
+
+
+async def test_kill_in_the_middle_ends_every_request_with_one_error() -> None:
+    client = WorkerClient({}, engine=FAKE)
+    streams = [client.stream(ask("forever")) for _ in range(2)]
+    for stream in streams:
+        await anext(stream)
+    os.kill(client.pid, signal.SIGKILL)
+    for stream in streams:
+        events = [event async for event in stream]
+        assert [event.kind for event in events if event.kind != "token"] == ["error"]
+        assert isinstance(events[-1].error, EngineStopped)
+        assert "SIGKILL" in str(events[-1].error)
+    (event,) = await collect(client, "say hello")
+    assert isinstance(event.error, EngineStopped)
+    await client.close()
+
+
+async def test_a_native_crash_is_named_and_quoted(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+b") as log:
+        client = WorkerClient({}, engine=FAKE, log=log)
+        await client.info()
+        log.write(b"GGML_ASSERT(eps >= 0) failed\n")
+        log.flush()
+        events = await collect(client, "crash")
+        assert "".join(event.text for event in events) == "one two "
+        assert "crashed (SIGABRT)" in str(events[-1].error)
+        assert "GGML_ASSERT(eps >= 0) failed" in str(events[-1].error)
+        await client.close()
+
+
+async def test_closing_while_it_loads_does_not_wait() -> None:
+    client = WorkerClient({"load_for_ever": True}, engine=FAKE)
+    while client.progress < 0.5:
+        await asyncio.sleep(0.001)
+    waiting = asyncio.create_task(client.info())
+    await asyncio.wait_for(client.close(), 2)
+    with pytest.raises(EngineStopped, match="was closed"):
+        await waiting
+
+
+async def test_the_worker_survives_ctrl_c() -> None:
+    async with opened("worker") as client:
+        assert isinstance(client, WorkerClient)
+        os.kill(client.pid, signal.SIGINT)  # it may not even have ended its start
+        await client.info()
+        os.kill(client.pid, signal.SIGINT)
+        assert (await collect(client, "say still here"))[-1].finish_reason == "stop"
+
+
+PARENT = """
+import asyncio
+from hetrun.client import WorkerClient
+
+async def main():
+    client = WorkerClient({options}, engine="tests.fakes:FakeEngine")
+    print(client.pid, flush=True)
+    if not {options}:
+        await client.info()
+    print("here", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"load_for_ever": True}], ids=["idle", "loading"])
+async def test_the_worker_ends_when_its_parent_is_killed(options: dict[str, object]) -> None:
+    code = PARENT.format(options=options)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        assert parent.stdout.readline() == "here\n"
+        parent.kill()
+        ended, _, _ = await asyncio.to_thread(select.select, [worker], [], [], 5)
+        os.close(worker)
+    assert ended
+
+
+async def test_what_the_engine_prints_never_reaches_our_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    client = WorkerClient({}, engine="tests.server.test_client:noisy_engine")
+    await client.info()
+    await client.close()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "printed by a library" in err
+
+
+def noisy_engine(**options: object) -> FakeEngine:
+    print("printed by a library", flush=True)
+    return FakeEngine()
+
+
+async def test_a_slow_reader_blocks_nobody() -> None:
+    """Ten thousand tokens wait in the client while nobody reads them; the engine goes on with other work."""
+    engine = FakeEngine(pace_s=0.0)
+    client = LocalClient(engine)
+    slow = client.stream(ask("forever", max_tokens=10_000))
+    await anext(slow)
+    assert await asyncio.to_thread(engine.idle.wait, 20)
+    assert threading.active_count() < 20
+    assert len([event async for event in slow]) == 10_000
+    await client.close()
