@@ -196,7 +196,7 @@ def test_import_hetrun_loads_next_to_nothing() -> None:
     code = "import sys; import typing; old = set(sys.modules); import hetrun; print(*set(sys.modules) - old)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     # Counted rather than timed: a busy machine must not fail this.
-    assert set(run.stdout.split()) <= {"hetrun", "importlib", "importlib._bootstrap", "importlib.machinery"}
+    assert set(run.stdout.split()) <= {"hetrun", "__future__", "importlib", "warnings"}
 
 
 def test_the_public_names_are_these() -> None:

@@ -1,0 +1,83 @@
+# make run      a virtual environment, hetrun with a small model, and one real answer
+# make install  the same with the matrix-product backend (torch)
+# make test     everything the tests need, and the whole suite
+# make check    format, lint, types, import contracts and the quick tests: about a minute
+# make bench    hetrun and llama.cpp in turn on the same file
+#
+# PYTHON=python3.12 and VENV=elsewhere may follow. Speed: a target that is up to date installs nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+SETTINGS := pyproject.toml setup.py constraints.txt scripts/install.py
+SOURCES := $(shell find hetrun backends models plugins tui -type f ! -name '*.pyc')
+
+# The richest installation that is there serves the lighter targets too; the editable one follows the sources by itself.
+TESTED := $(VENV)/test.stamp
+INSTALLED := $(or $(wildcard $(TESTED)),$(VENV)/install.stamp)
+RUNNABLE := $(or $(wildcard $(INSTALLED)),$(VENV)/run.stamp)
+
+TOO_OLD := hetrun needs Python 3.11 or newer, and $(PYTHON) is %s: name a newer one, as in PYTHON=python3.12
+define install
+@command -v $(PYTHON) >/dev/null || { \
+	echo "hetrun needs Python 3.11 or newer, and there is no $(PYTHON): install one, or name it: PYTHON=python3.12"; \
+	exit 1; } >&2
+@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "$(TOO_OLD)" % sys.version.split()[0])'
+@$(PYTHON) scripts/install.py --venv $(VENV) $(1)
+@touch $@
+endef
+
+.PHONY: help run install test check bench format lint types pyright contracts clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
+run: $(RUNNABLE)
+	$(BIN)/hetrun run "What is the capital of France, and what is it known for?"
+
+install: $(INSTALLED)
+
+test: $(TESTED)
+	$(BIN)/pytest
+
+check: $(TESTED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest -q -m "not slow"
+
+bench: $(RUNNABLE)
+	$(BIN)/hetrun bench --vs llama.cpp -o table
+
+format: $(TESTED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(TESTED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(TESTED)
+	$(BIN)/mypy
+
+# A second opinion on the types; not part of `check`.
+pyright: $(TESTED)
+	$(BIN)/basedpyright --level error
+
+contracts: $(TESTED)
+	$(BIN)/lint-imports --no-logo
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+$(VENV)/run.stamp: $(SETTINGS) $(SOURCES)
+	$(call install,demo)
+
+$(VENV)/install.stamp: $(SETTINGS) $(SOURCES)
+	$(call install,demo amx)
+
+$(VENV)/test.stamp: $(SETTINGS)
+	$(call install,--editable demo amx test)

@@ -1,0 +1,216 @@
+"""Make the virtual environment and install hetrun into it, showing what pip does while it does it.
+
+    python3 scripts/install.py [--venv .venv] [--editable] [EXTRA...]
+
+Only the standard library is used. llama-cpp-python has no wheel: pip compiles ggml for this machine, for minutes in
+which pip says nothing, so pip runs verbosely here and the compiler's own count becomes the progress shown. The whole
+output goes to install.log in the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# How often progress is reported where no terminal can show it in place.
+QUIET_S = 15.0
+
+COMPILED = re.compile(r"\[(\d+)/(\d+)\] ")
+STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Processing|Obtaining) (\S+)")
+BUILD = re.compile(r"\s*Building (?:wheel|editable) for (\S+) .*: (started|finished)")
+LASTING = re.compile(r"(Successfully (?!built)|Installing collected|ERROR)")
+
+REASONS = (
+    (
+        r"CMAKE_C(XX)?_COMPILER not set|No CMAKE_C(XX)?_COMPILER could be found|existing compiler tool",
+        "Building ggml needs a C and a C++ compiler: {compiler}, then run the same command again.",
+    ),
+    (
+        r"NewConnectionError|NameResolutionError|ConnectTimeoutError|Temporary failure in name resolution",
+        "pip cannot reach the package index: check the network or the proxy, then run the same command again.",
+    ),
+    (
+        r"No space left on device",
+        "The disk is full: make room (1 GB, with torch 3 GB), then run the same command again.",
+    ),
+)
+PACKAGES = (
+    ("apt-get", "sudo apt-get install build-essential"),
+    ("dnf", "sudo dnf install gcc gcc-c++"),
+    ("pacman", "sudo pacman -S base-devel"),
+    ("zypper", "sudo zypper install gcc gcc-c++"),
+    ("apk", "sudo apk add build-base"),
+)
+
+
+class Screen:
+    """One line that changes in place on a terminal, an occasional line elsewhere."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal = terminal
+        self.shown_at = float("-inf")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        print(f"\r\033[K{text}" if self.terminal else text, flush=True)
+
+    def progress(self, text: str) -> None:
+        """A line that the next one replaces."""
+        now = time.monotonic()
+        if self.terminal:
+            width = shutil.get_terminal_size().columns
+            print(f"\r\033[K{text[: width - 1]}", end="", flush=True)
+        elif now - self.shown_at >= QUIET_S:
+            print(text, flush=True)
+            self.shown_at = now
+
+
+class Reader:
+    """Turns pip's lines into what is worth showing."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.doing = "starting pip"
+        self.building = ""
+        self.since = time.monotonic()
+
+    def line(self, text: str) -> None:
+        text = text.rstrip()
+        if match := STEP.match(text):
+            self.now(f"{match[1]} {match[2].rsplit('/', 1)[-1]}")
+        elif match := BUILD.match(text):
+            self.building = match[1].replace("_", "-") if match[2] == "started" else ""
+            if self.building == "llama-cpp-python":
+                self.screen.say("Compiling ggml for this machine: about three minutes on two cores, once.")
+            self.now(f"building {self.building}" if self.building else "resolving")
+        elif self.building and (match := COMPILED.search(text)):
+            done, total = int(match[1]), int(match[2])
+            self.doing = f"building {self.building}: {done} of {total} files ({100 * done // total} %)"
+            self.tick()
+        elif LASTING.match(text):
+            self.screen.say(text)
+            if text.startswith("Installing"):
+                self.now("installing")
+
+    def now(self, what: str) -> None:
+        self.doing = what
+        self.since = time.monotonic()
+        self.tick()
+
+    def tick(self) -> None:
+        self.screen.progress(f"  {self.doing}, {time.monotonic() - self.since:.0f} s")
+
+
+def follow(command: list[str], log: Path, reader: Reader) -> int:
+    """Run a command, give its lines to the reader and to the log, and keep the progress moving between them."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    pipe = process.stdout
+
+    def read() -> None:
+        for line in pipe:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        with log.open("w", encoding="utf-8") as out:
+            while True:
+                try:
+                    line = lines.get(timeout=1)
+                except queue.Empty:
+                    reader.tick()
+                    continue
+                if line is None:
+                    return process.wait()
+                out.write(line)
+                reader.line(line)
+    finally:
+        # Ctrl-C reaches pip and the compiler through the terminal; wait, so that nothing writes after us.
+        process.wait()
+
+
+def explain(log: str) -> str | None:
+    """The one sentence for a failure that has a known cause."""
+    folders = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
+    found = (command for tool, command in PACKAGES if any(Path(f, tool).exists() for f in folders))
+    compiler = next(found, "install gcc and g++ with your package manager")
+    for pattern, sentence in REASONS:
+        if re.search(pattern, log):
+            return sentence.format(compiler=compiler)
+    return None
+
+
+def make_venv(venv: Path, screen: Screen) -> Path:
+    """The environment's Python, after making the environment where there is none that works."""
+    python = venv / "bin" / "python"
+    if python.exists():
+        works = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True)
+        if works.returncode == 0:
+            return python
+        raise SystemExit(
+            f"{venv} does not work any more: remove it (rm -r {venv}) and run the same command again."
+        )
+    screen.say(f"Making {venv} with Python {sys.version.split()[0]}")
+    made = subprocess.run([sys.executable, "-m", "venv", str(venv)], capture_output=True, text=True)
+    if made.returncode != 0:
+        if "ensurepip" in made.stdout + made.stderr:
+            raise SystemExit(
+                "This Python cannot make virtual environments: install its venv package"
+                f" (on Debian: sudo apt-get install python{sys.version_info[0]}.{sys.version_info[1]}-venv)."
+            )
+        raise SystemExit(f"Making {venv} failed: {(made.stderr or made.stdout).strip()}")
+    return python
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Install hetrun into a virtual environment.")
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="demo, amx, cuda, test")
+    parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    parser.add_argument("--editable", action="store_true", help="import hetrun from this checkout")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    screen = Screen(sys.stdout.isatty())
+    python = make_venv(options.venv, screen)
+    target = "." + (f"[{','.join(options.extras)}]" if options.extras else "")
+    command = [str(python.absolute()), "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
+    command += ["-c", "constraints.txt", *(["-e"] if options.editable else []), target]
+    screen.say(
+        f"Installing {target} (ggml is compiled here, about three minutes, unless pip has it from before)"
+    )
+    log = options.venv / "install.log"
+    started = time.monotonic()
+    code = follow(command, log, Reader(screen))
+    if code != 0:
+        text = log.read_text(encoding="utf-8")
+        tail = "" if (reason := explain(text)) else "\n".join(text.splitlines()[-25:]) + "\n"
+        raise SystemExit(f"{tail}{reason or 'pip failed; its last lines stand above.'} All of it: {log}")
+    screen.say(f"Installed in {time.monotonic() - started:.0f} s.")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
