@@ -23,7 +23,7 @@ _WINDOW = 1 << 20
 
 @contextmanager
 def open_cursor(path: str | os.PathLike[str], limit: int) -> Iterator[Cursor]:
-    """A cursor over the first `limit` bytes of a regular file; what the system refuses becomes ModelFileError."""
+    """A cursor over the first `limit` bytes of a file; what the system refuses becomes ModelFileError."""
     name = os.fspath(path)
     try:
         # O_NONBLOCK: opening a named pipe must not wait for someone to write into it.
@@ -46,7 +46,7 @@ def open_cursor(path: str | os.PathLike[str], limit: int) -> Iterator[Cursor]:
 
 
 class Cursor:
-    """Reads a header through one window; refuses what would lie behind the file's end or the header's limit."""
+    """Reads a header through one window; refuses what would lie behind the file's end or behind the limit."""
 
     def __init__(self, fd: int, path: str, size: int, limit: int) -> None:
         self.path = path
@@ -90,7 +90,7 @@ class Cursor:
     def strings(self, count: int) -> tuple[bytes, npt.NDArray[np.int64]]:
         """The next strings, each behind eight bytes of length: their bytes, where each begins, and the end.
 
-        One pass over the lengths finds where they end; then their bytes are read once, in a piece of that size.
+        One pass over the lengths finds where they end; then their bytes are read in one piece of that size.
         """
         begin, unpack, left = self.pos, U64.unpack_from, count
         found = []
@@ -119,7 +119,7 @@ class Cursor:
     def _seek(self, count: int, what: str) -> int:
         """Have the next bytes in the window; where in it they start."""
         start = self.pos - self._base
-        if start + count > len(self._window):
+        if start < 0 or start + count > len(self._window):
             self.need(count, what)
             self._window = self._read(max(count, min(_WINDOW, self.limit - self.pos)))
             self._base = self.pos

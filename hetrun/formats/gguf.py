@@ -1,8 +1,8 @@
 """A bounded reader of GGUF headers, versions 2 and 3, little-endian.
 
-Files come from strangers. Every count, length and offset is checked against what the file can still hold before
-anything is read or allocated for it, so a bad file costs a sentence and never memory, time or a crash. Only
-the header is read: tensors come back as extents of the file. docs/adr/0006-own-gguf-reader.md says why.
+Files come from strangers. Every count, length and offset is checked against what the file can still hold
+before anything is read or allocated for it, so a bad file costs a sentence and never memory, time or a crash.
+Only the header is read: tensors come back as extents of the file. docs/adr/0006-own-gguf-reader.md says why.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from hetrun.quant import OTHER_TYPES, QUANTS, QuantType
 
 __all__ = ["GGUFFile", "StringArray", "TensorInfo", "Value", "read_gguf"]
 
-# What no real file comes near; these bound the time and memory a hostile one can take. The largest vocabularies
-# have about a million strings, the largest models some ten thousand tensors, the largest headers some 50 MiB.
+# What no real file comes near; these bound the time and memory a hostile one can take. The largest
+# vocabularies have about a million strings, the largest models some ten thousand tensors, the largest headers
+# some 50 MiB.
 MAX_PAIRS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_ITEMS = 1 << 24
@@ -61,7 +62,6 @@ _MISTAKEN = (
     (b"lmgg", "it is GGML, the format before GGUF: get a GGUF of the model"),
     (b"tjgg", "it is GGJT, the format before GGUF: get a GGUF of the model"),
     (b"fmgg", "it is GGMF, the format before GGUF: get a GGUF of the model"),
-    (b"FUGG", "it is a big-endian GGUF file: hetrun reads little-endian ones"),
 )
 
 

@@ -61,7 +61,7 @@ Value: TypeAlias = int | float | bool | str | Numbers | StringArray
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is in numpy's order, rows first; `quant` is a name where hetrun lacks it."""
+    """Where a tensor lies: `shape` rows first, as numpy has it; `quant` only a name where hetrun lacks it."""
 
     name: str
     shape: tuple[int, ...]
@@ -95,13 +95,15 @@ class GGUFFile:
             self._wrong(key, f"between {lo} and {hi}")
         return value
 
-    def get_float(self, key: str, default: float) -> float:
-        """A finite number, or the default where the key is absent."""
-        value = self.metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self._wrong(key, "a number")
-        if not math.isfinite(value):
+    def get_float(self, key: str, default: float, lo: float = -math.inf, hi: float = math.inf) -> float:
+        """A finite number within lo..hi, or the default where the key is absent."""
+        if key not in self.metadata:
+            return default
+        value = self.metadata[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self._wrong(key, "a finite number")
+        if not lo <= value <= hi:
+            self._wrong(key, f"between {lo} and {hi}")
         return float(value)
 
     def get_bool(self, key: str, default: bool) -> bool:
