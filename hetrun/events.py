@@ -55,11 +55,16 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its log-probability and the best alternatives."""
+    """A token with its log-probability and the best alternatives.
+
+    The pieces are the bytes each token stands for; a front cannot look them up.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    piece: bytes | None = None
+    top_pieces: tuple[bytes, ...] = ()  # of `top`, in its order
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +98,4 @@ class ModelInfo:
     file_bytes: int
     template_origin: str
     load_s: float
+    temperature: float | None = None  # what the file itself recommends
