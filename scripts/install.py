@@ -2,9 +2,9 @@
 
     python3 scripts/install.py [--venv .venv] [--editable] [EXTRA...]
 
-Only the standard library is used. llama-cpp-python has no wheel: pip compiles ggml for this machine, for minutes in
-which pip says nothing, so pip runs verbosely here and the compiler's own count becomes the progress shown. The whole
-output goes to install.log in the environment.
+llama-cpp-python has no wheel: pip compiles ggml for this machine, and says nothing for the minutes that takes. So
+pip runs verbosely here, and the compiler's own count becomes the progress. The whole output goes to install.log in
+the environment. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 # How often progress is reported where no terminal can show it in place.
@@ -36,7 +37,7 @@ REASONS = (
     ),
     (
         r"NewConnectionError|NameResolutionError|ConnectTimeoutError|Temporary failure in name resolution",
-        "pip cannot reach the package index: check the network or the proxy, then run the same command again.",
+        "pip cannot reach the package index: check network and proxy, then run the same command again.",
     ),
     (
         r"No space left on device",
@@ -111,41 +112,39 @@ class Reader:
 
 
 def follow(command: list[str], log: Path, reader: Reader) -> int:
-    """Run a command, give its lines to the reader and to the log, and keep the progress moving between them."""
+    """Run a command, give its lines to reader and log, and keep the progress moving between them."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout is not None
-    pipe = process.stdout
 
-    def read() -> None:
+    def read(pipe: IO[str]) -> None:
         for line in pipe:
             lines.put(line)
         lines.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        with log.open("w", encoding="utf-8") as out:
-            while True:
-                try:
-                    line = lines.get(timeout=1)
-                except queue.Empty:
-                    reader.tick()
-                    continue
-                if line is None:
-                    return process.wait()
-                out.write(line)
-                reader.line(line)
-    finally:
-        # Ctrl-C reaches pip and the compiler through the terminal; wait, so that nothing writes after us.
-        process.wait()
+    # Ctrl-C reaches pip and the compiler through the terminal; leaving the block waits for them.
+    with (
+        log.open("w", encoding="utf-8") as out,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        ) as process,
+    ):
+        assert process.stdout is not None
+        threading.Thread(target=read, args=(process.stdout,), daemon=True).start()
+        while True:
+            try:
+                line = lines.get(timeout=1)
+            except queue.Empty:
+                reader.tick()
+                continue
+            if line is None:
+                return process.wait()
+            out.write(line)
+            reader.line(line)
 
 
 def explain(log: str) -> str | None:
@@ -199,6 +198,8 @@ def main() -> None:
     screen.say(
         f"Installing {target} (ggml is compiled here, about three minutes, unless pip has it from before)"
     )
+    # setuptools builds in build/ and removes nothing from it: modules deleted since would be installed again.
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
     log = options.venv / "install.log"
     started = time.monotonic()
     code = follow(command, log, Reader(screen))

@@ -1,0 +1,123 @@
+"""scripts/install.py: what it shows while pip works, and the sentence it ends with when pip fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.import_rules import ROOT
+
+BUILD = """\
+Collecting llama-cpp-python<0.3.37,>=0.3.36 (from hetrun==0.1.0)
+  Downloading llama_cpp_python-0.3.36.tar.gz (70.3 MB)
+  Installing build dependencies: started
+  Running command pip subprocess to install build dependencies
+    Downloading scikit_build_core-1.1.2-py3-none-any.whl (295 kB)
+  Successfully installed packaging-26.3 scikit-build-core-1.1.2
+Building wheels for collected packages: llama_cpp_python
+  Building wheel for llama_cpp_python (pyproject.toml): started
+  Running command Building wheel for llama_cpp_python (pyproject.toml)
+  [1/344] /usr/bin/c++ -DGGML_BUILD -o ggml.cpp.o
+  [172/344] /usr/bin/c++ -DGGML_BUILD -o ggml-cpu.cpp.o
+  Building wheel for llama_cpp_python (pyproject.toml): finished with status 'done'
+Successfully built llama_cpp_python
+Installing collected packages: numpy, llama-cpp-python
+  [3/4] not a step of any build
+Successfully installed llama-cpp-python-0.3.36 numpy-2.4.6
+"""
+NO_COMPILER = "  CMake Error: CMAKE_CXX_COMPILER not set, after EnableLanguage\n"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("install_script", ROOT / "scripts" / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def show(script: ModuleType, text: str, terminal: bool) -> None:
+    reader = script.Reader(script.Screen(terminal))
+    for line in text.splitlines(keepends=True):
+        reader.line(line)
+
+
+def test_a_terminal_sees_the_compilers_count_in_place(
+    script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(script, BUILD, terminal=True)
+    shown = capsys.readouterr().out
+    assert "\r\033[K  building llama-cpp-python: 172 of 344 files (50 %), 0 s" in shown
+    assert "3 of 4" not in shown
+    lasting = [line.rsplit("\033[K")[-1] for line in shown.split("\n")]
+    assert lasting == [
+        "Compiling ggml for this machine: about three minutes on two cores, once.",
+        "Installing collected packages: numpy, llama-cpp-python",
+        "Successfully installed llama-cpp-python-0.3.36 numpy-2.4.6",
+        "",
+    ]
+
+
+def test_a_log_gets_a_progress_line_now_and_then(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10_000, 4))
+    monkeypatch.setattr(script.time, "monotonic", lambda: float(next(clock)))
+    show(script, BUILD, terminal=False)
+    shown = capsys.readouterr().out
+    assert "\r" not in shown
+    progress = [line for line in shown.splitlines() if line.startswith("  ")]
+    assert 2 <= len(progress) <= 6
+    assert any("of 344 files" in line for line in progress)
+
+
+def test_what_pip_has_cached_is_not_announced_as_a_build(
+    script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cached = "Collecting llama-cpp-python\n  Using cached llama_cpp_python-0.3.36-py3-none-linux_x86_64.whl\n"
+    show(script, cached, terminal=True)
+    shown = capsys.readouterr().out
+    assert "Using cached llama_cpp_python-0.3.36" in shown
+    assert "Compiling" not in shown
+
+
+def test_known_failures_get_one_sentence(script: ModuleType) -> None:
+    said = script.explain(NO_COMPILER)
+    assert said.startswith("Building ggml needs a C and a C++ compiler: ")
+    assert said.endswith(", then run the same command again.")
+    assert "network" in script.explain("pip._vendor.urllib3.exceptions.NewConnectionError: ...")
+    assert "disk is full" in script.explain("OSError: [Errno 28] No space left on device")
+    assert script.explain("something else") is None
+
+
+def test_the_command_is_followed_and_logged(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"import sys; sys.stdout.write({BUILD!r}); sys.stderr.write('ERROR: it broke\\n'); sys.exit(3)"
+    log = tmp_path / "install.log"
+    reader = script.Reader(script.Screen(False))
+    assert script.follow([sys.executable, "-c", code], log, reader) == 3
+    assert log.read_text().splitlines() == [*BUILD.splitlines(), "ERROR: it broke"]
+    assert "ERROR: it broke" in capsys.readouterr().out
+
+
+def test_an_environment_that_broke_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    script = ROOT / "scripts" / "install.py"
+    command = [sys.executable, script, "--venv", tmp_path / "venv", "demo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"{tmp_path / 'venv'} does not work any more: remove it (rm -r {tmp_path / 'venv'}) "
+        "and run the same command again.\n"
+    )
