@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
 from numpy.typing import NDArray
 
 Qt = GGMLQuantizationType
@@ -234,14 +234,20 @@ def fit_vocabulary(fields: dict[str, Any], size: int) -> dict[str, Any]:
     return fields | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
 
 
+@functools.cache
+def smollm2_tokenizer() -> dict[str, tuple[Any, list[GGUFValueType]]]:
+    """Value and types of every field of SmolLM2's tokenizer; gguf takes seconds to read them."""
+    fields = GGUFReader(smollm2_file()).fields
+    return {key: (f.contents(), f.types) for key, f in fields.items() if key.startswith("tokenizer.")}
+
+
 def add_tokenizer(writer: GGUFWriter, vocab: int) -> None:
     """Copy SmolLM2's tokenizer, with `vocab` tokens."""
-    reader = GGUFReader(smollm2_file())
-    wanted = {key: field for key, field in reader.fields.items() if key.startswith("tokenizer.")}
-    values = fit_vocabulary({key: field.contents() for key, field in wanted.items()}, vocab)
-    for key, field in wanted.items():
-        sub_type = field.types[-1] if len(field.types) > 1 else None
-        writer.add_key_value(key, values[key], field.types[0], sub_type=sub_type)
+    fields = smollm2_tokenizer()
+    values = fit_vocabulary({key: value for key, (value, _) in fields.items()}, vocab)
+    for key, (_, types) in fields.items():
+        sub_type = types[-1] if len(types) > 1 else None
+        writer.add_key_value(key, values[key], types[0], sub_type=sub_type)
 
 
 def add_metadata(writer: GGUFWriter, shape: Shape, quant: str) -> None:
