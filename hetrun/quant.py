@@ -1,8 +1,8 @@
 """The quantisation types hetrun computes with: one row in the table per type.
 
-A row of weights is a run of blocks; a block holds `block` weights in `block_bytes` bytes. Layouts and rounding
-are ggml's, bit for bit, because GGUF files are written with them. Adding a type is one function that unpacks
-blocks (and one that packs them, where hetrun writes the type) and one row at the bottom.
+A row of weights is a run of blocks; a block holds `block` weights in `block_bytes` bytes. Layouts and
+rounding are ggml's, bit for bit, because GGUF files are written with them. Adding a type is one function that
+unpacks blocks (and one that packs them, where hetrun writes the type) and one row at the bottom.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def _put_nibbles(qs: Bytes, q: Floats) -> None:
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     """Scale and minimum of the 8 sub-blocks of Q4_K and Q5_K, float32 [blocks, 8, 1] each.
 
-    Six bits each in 12 bytes: the first four scales and the first four minima are whole, the others keep their
-    low four bits in the last four bytes and their high two on top of the first eight.
+    Six bits each in 12 bytes: the first four scales and the first four minima are whole, the others keep
+    their low four bits in the last four bytes and their high two on top of the first eight.
     """
     first, second, low = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, (low & 15) | ((first >> 6) << 4)], axis=1)

@@ -99,13 +99,11 @@ class Cursor:
             window, at, starts = self._window, self.pos - self._base, []
             try:
                 for _ in range(left):
-                    length = unpack(window, at)[
-                        0
-                    ]  # raises behind the window, so also after a length too large
+                    length = unpack(window, at)[0]
                     starts.append(at)
                     at += 8 + length
-            except StructError:
-                pass
+            except (StructError, OverflowError):
+                pass  # the next length lies behind the window, or behind all that can be addressed
             left -= len(starts)
             found.append(np.array(starts, np.int64) + (self._base - begin))
             end = self._base + at
