@@ -2,9 +2,9 @@
 
     python3 scripts/install.py [--venv .venv] [--editable] [EXTRA...]
 
-llama-cpp-python has no wheel: pip compiles ggml for this machine, and says nothing for the minutes that takes. So
-pip runs verbosely here, and the compiler's own count becomes the progress. The whole output goes to install.log in
-the environment. Only the standard library is used.
+llama-cpp-python has no wheel: pip compiles ggml for this machine, and says nothing for the minutes it takes.
+So pip runs verbosely here, and the compiler's own count becomes the progress. The whole output goes to
+install.log in the environment. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET_S = 15.0
 COMPILED = re.compile(r"\[(\d+)/(\d+)\] ")
 STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Processing|Obtaining) (\S+)")
 BUILD = re.compile(r"\s*Building (?:wheel|editable) for (\S+) .*: (started|finished)")
-LASTING = re.compile(r"(Successfully (?!built)|Installing collected|ERROR)")
+INSTALL = re.compile(r"Installing collected packages: (.*)")
 
 REASONS = (
     (
@@ -97,10 +97,10 @@ class Reader:
             done, total = int(match[1]), int(match[2])
             self.doing = f"building {self.building}: {done} of {total} files ({100 * done // total} %)"
             self.tick()
-        elif LASTING.match(text):
+        elif match := INSTALL.match(text):
+            self.now(f"unpacking {len(match[1].split(', '))} packages")
+        elif text.startswith("ERROR"):
             self.screen.say(text)
-            if text.startswith("Installing"):
-                self.now("installing")
 
     def now(self, what: str) -> None:
         self.doing = what

@@ -56,13 +56,8 @@ def test_a_terminal_sees_the_compilers_count_in_place(
     shown = capsys.readouterr().out
     assert "\r\033[K  building llama-cpp-python: 172 of 344 files (50 %), 0 s" in shown
     assert "3 of 4" not in shown
-    lasting = [line.rsplit("\033[K")[-1] for line in shown.split("\n")]
-    assert lasting == [
-        "Compiling ggml for this machine: about three minutes on two cores, once.",
-        "Installing collected packages: numpy, llama-cpp-python",
-        "Successfully installed llama-cpp-python-0.3.36 numpy-2.4.6",
-        "",
-    ]
+    assert "Compiling ggml for this machine: about three minutes on two cores, once.\n" in shown
+    assert shown.endswith("\r\033[K  unpacking 2 packages, 0 s")
 
 
 def test_a_log_gets_a_progress_line_now_and_then(
@@ -114,7 +109,7 @@ def test_an_environment_that_broke_is_named(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
     script = ROOT / "scripts" / "install.py"
-    command = [sys.executable, script, "--venv", tmp_path / "venv", "demo"]
+    command: list[str | Path] = [sys.executable, script, "--venv", tmp_path / "venv", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == (
