@@ -47,7 +47,7 @@ class ChatClient(Protocol):
         """How far loading has come, from 0 to 1."""
 
     async def info(self) -> ModelInfo:
-        """The model that runs; waits until it is loaded, and raises what went wrong while loading."""
+        """The model that runs; waits until it is loaded, and raises why there is none (any more)."""
 
     def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """The request's events; the last is `done` or `error`. Closing the generator cancels the request."""
@@ -132,6 +132,8 @@ class WorkerClient:
         return self._worker.pid
 
     async def info(self) -> ModelInfo:
+        if self._worker.death is not None:
+            raise self._worker.death
         # Shielded: one caller who gives up must not take the answer from the others.
         return await asyncio.shield(asyncio.wrap_future(self._worker.ready))
 
@@ -151,7 +153,7 @@ class Worker:
         self._log = log
         self._lock = threading.Lock()
         self._running: dict[int, Callable[[Event], None]] = {}
-        self._death: Exception | None = None  # why nothing is answered any more
+        self.death: Exception | None = None  # why nothing is answered any more
         self._closing = False
         self._keys = itertools.count()
         ours, theirs = socket.socketpair()
@@ -169,7 +171,7 @@ class Worker:
     def submit(self, request: GenerateRequest, on_event: Callable[[Event], None]) -> int:
         key = next(self._keys)
         with self._lock:
-            death = self._death
+            death = self.death
             if death is None:
                 self._running[key] = on_event
         if death is None:
@@ -217,14 +219,14 @@ class Worker:
                 self.progress = 1.0
                 self.ready.set_result(info)
             case Failed(error):
-                self._death = error
+                self.death = error
                 self.ready.set_exception(error)
 
     def _ended(self) -> None:
         code = self._process.wait()
         why = "the engine was closed" if self._closing else _obituary(code, self._last_words())
         with self._lock:
-            death = self._death = self._death or EngineStopped(why)
+            death = self.death = self.death or EngineStopped(why)
             orphans = list(self._running.values())
             self._running.clear()
         if not self.ready.done():

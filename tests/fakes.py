@@ -143,7 +143,8 @@ class FakeEngine:
         logprob = None
         if params.logprobs is not None:
             others = tuple((token, -1.0 - token) for token in range(params.logprobs))
-            logprob = TokenLogprob(job.done, -0.5, others)
+            pieces = (b"A", b"\xc3", b"C")[: params.logprobs]  # the second is half a character
+            logprob = TokenLogprob(job.done, -0.5, others, text.encode(), pieces)
         job.on_event(Event("token", text=text, token=job.done, logprob=logprob))
         return True
 

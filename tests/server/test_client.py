@@ -174,6 +174,8 @@ async def test_kill_in_the_middle_ends_every_request_with_one_error() -> None:
         assert "SIGKILL" in str(events[-1].error)
     (event,) = await collect(client, "say hello")
     assert isinstance(event.error, EngineStopped)
+    with pytest.raises(EngineStopped, match="SIGKILL"):
+        await client.info()
     await client.close()
 
 

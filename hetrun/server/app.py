@@ -1,0 +1,31 @@
+"""The ASGI app: the list of routes and what stands around them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from hetrun.client import ChatClient
+from hetrun.errors import HetrunError
+from hetrun.server import chat, health, models
+from hetrun.server.auth import RequireKey
+from hetrun.server.errors import ApiError, on_api_error, on_failure, on_http_exception
+from hetrun.server.service import Service
+
+ENDPOINTS = (chat.routes, models.routes, health.routes)
+
+
+def create_app(client: ChatClient, *, strict: bool = False, api_key: str | None = None) -> Starlette:
+    """The server in front of this client, which stays the caller's to close."""
+    service = Service(client, strict)
+    return Starlette(
+        routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
+        middleware=[] if api_key is None else [Middleware(RequireKey, key=api_key)],
+        exception_handlers={
+            ApiError: on_api_error,
+            HTTPException: on_http_exception,
+            HetrunError: on_failure,
+            Exception: on_failure,
+        },
+    )

@@ -1,0 +1,57 @@
+"""Reading a JSON object from a request, within limits."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NoReturn
+
+from starlette.requests import Request
+
+from hetrun.server.errors import ApiError
+
+MAX_BYTES = 32 * 2**20
+# JSON can spell half of a surrogate pair, which is no text and cannot be encoded again.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def json_object(request: Request) -> dict[str, object]:
+    """The body, which must be one JSON object."""
+    raw = await _read(request)
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+        if SURROGATE.search(raw):
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise ApiError("The body is not valid UTF-8 text", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError("The body is nested too deeply", code="invalid_json") from None
+    except ValueError as error:
+        raise ApiError(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError("The body must be a JSON object", code="invalid_type")
+    return body
+
+
+async def _read(request: Request) -> bytes:
+    said = request.headers.get("content-length", "0")
+    if said.isdecimal() and int(said) > MAX_BYTES:
+        raise _too_large()
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BYTES:
+            raise _too_large()
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _too_large() -> ApiError:
+    # The rest is not read, so the connection cannot be used again.
+    message = f"The body is larger than {MAX_BYTES // 2**20} MiB"
+    return ApiError(message, code="request_too_large", status=413, headers={"connection": "close"})
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

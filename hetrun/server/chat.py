@@ -1,0 +1,143 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hetrun import __version__
+from hetrun.events import Event, ModelInfo, Usage
+from hetrun.server.body import json_object
+from hetrun.server.errors import api_error
+from hetrun.server.fields import ChatOrder, chat_order
+from hetrun.server.gone import ClientGone, unless_gone
+from hetrun.server.service import Service
+from hetrun.server.sse import EventStream
+
+Json = dict[str, object]
+
+
+def routes(service: Service) -> list[Route]:
+    async def complete(request: Request) -> Response:
+        body = await json_object(request)
+        info = await service.client.info()
+        order = chat_order(body, info, service.strict)
+        events = service.client.stream(order.request)
+        try:
+            # What is wrong with a request shows before its first token, while a status can still be sent.
+            first = await unless_gone(request.receive, _next(events))
+            if first.kind == "error":
+                raise api_error(first.error, info.context)
+            answer = Answer(info)
+            if order.stream:
+                return EventStream(_chunks(answer, order, first, events))
+            return JSONResponse(await unless_gone(request.receive, _whole(answer, order, first, events)))
+        except ClientGone:
+            return Response(status_code=499)  # nobody reads it; the number is nginx's, for logs
+        finally:
+            if not order.stream:
+                await events.aclose()
+
+    return [Route("/v1/chat/completions", complete, methods=["POST"])]
+
+
+async def _next(events: AsyncGenerator[Event, None]) -> Event:
+    return await anext(events)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is the same in every chunk of one answer."""
+
+    info: ModelInfo
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def body(self, kind: str, choices: list[Json], **more: object) -> Json:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.info.name}
+        return head | {"system_fingerprint": f"hetrun-{__version__}", "choices": choices} | more
+
+
+async def _whole(answer: Answer, order: ChatOrder, first: Event, rest: AsyncGenerator[Event, None]) -> Json:
+    """The answer in one piece."""
+    text: list[str] = []
+    logprobs: list[Json] = []
+    event = first
+    while True:
+        if event.kind == "error":
+            raise api_error(event.error, answer.info.context)
+        text.append(event.text)
+        logprobs += _logprobs(event)
+        if event.kind == "done":
+            break
+        event = await anext(rest)
+    message = {"role": "assistant", "content": "".join(text), "refusal": None}
+    wanted = order.request.params.logprobs is not None
+    choice: Json = {"index": 0, "message": message, "finish_reason": _finish_reason(event)}
+    choice["logprobs"] = {"content": logprobs, "refusal": None} if wanted else None
+    return answer.body("chat.completion", [choice], usage=_usage(event.usage))
+
+
+async def _chunks(
+    answer: Answer, order: ChatOrder, first: Event, rest: AsyncGenerator[Event, None]
+) -> AsyncGenerator[Json, None]:
+    """The answer in pieces: the role, texts, the reason for the end, and the usage where it was asked for."""
+    more: Json = {"usage": None} if order.include_usage else {}
+
+    def chunk(delta: Json, reason: str | None = None, logprobs: list[Json] | None = None) -> Json:
+        choice: Json = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        if logprobs:
+            choice["logprobs"] = {"content": logprobs, "refusal": None}
+        return answer.body("chat.completion.chunk", [choice], **more)
+
+    async with aclosing(rest):
+        yield chunk({"role": "assistant", "content": ""})
+        event = first
+        while event.kind != "error":
+            logprobs = _logprobs(event)
+            if event.text or logprobs:
+                yield chunk({"content": event.text}, logprobs=logprobs)
+            if event.kind == "done":
+                yield chunk({}, _finish_reason(event))
+                if order.include_usage:
+                    yield answer.body("chat.completion.chunk", [], usage=_usage(event.usage))
+                return
+            event = await anext(rest)
+        raise api_error(event.error, answer.info.context)
+
+
+def _finish_reason(event: Event) -> str:
+    # "cancelled" is no word of OpenAI's; nobody but us reads the end of an answer that was cancelled.
+    return "length" if event.finish_reason == "length" else "stop"
+
+
+def _usage(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _logprobs(event: Event) -> list[Json]:
+    if event.logprob is None:
+        return []
+    entry = event.logprob
+    pieces = entry.top_pieces or (None,) * len(entry.top)
+    top = [_scored(token, score, piece) for (token, score), piece in zip(entry.top, pieces, strict=True)]
+    return [_scored(entry.token, entry.logprob, entry.piece) | {"top_logprobs": top}]
+
+
+def _scored(token: int, logprob: float, piece: bytes | None) -> Json:
+    """One token; its text may be part of a character, which only the bytes can tell."""
+    if piece is None:
+        return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
+    return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}

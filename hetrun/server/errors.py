@@ -1,0 +1,81 @@
+"""Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hetrun.errors import ContextFull, EngineStopped, UserError
+
+log = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """An answer other than 200. `param` names the field at fault, `code` is for programs."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        self.error = {"message": message, "type": kind, "param": param, "code": code}
+
+    def body(self) -> dict[str, object]:
+        return {"error": self.error}
+
+    def response(self) -> Response:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def api_error(error: Exception | None, context: int | None = None) -> ApiError:
+    """The answer to a request that ended with this error."""
+    match error:
+        case ApiError():
+            return error
+        case ContextFull():
+            # The first words are what client libraries recognise an overflow by.
+            limit = f"This model's maximum context length is {context} tokens. " if context else ""
+            return ApiError(f"{limit}{error}", "messages", "context_length_exceeded")
+        case UserError():
+            return ApiError(str(error))
+        case EngineStopped():
+            return ApiError(str(error), code="engine_stopped", status=503, kind="server_error")
+    log.error("a request failed", exc_info=error)
+    # OpenAI's clients retry every 5xx twice; what failed here fails again.
+    headers = {"x-should-retry": "false"}
+    return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=headers)
+
+
+def not_found(model: str) -> ApiError:
+    return ApiError(f"The model '{model}' does not exist here", "model", "model_not_found", status=404)
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    said = {404: f"There is nothing at {where}", 405: f"{where} is not allowed"}.get(error.status_code)
+    answer = ApiError(said or error.detail, status=error.status_code, headers=error.headers)
+    return answer.response()
+
+
+async def on_failure(request: Request, error: Exception) -> Response:
+    """A bug of ours; Starlette raises it again after the answer, so that it is logged."""
+    return api_error(error).response()

@@ -1,0 +1,175 @@
+"""Binding an address, and running the app on it until a signal asks to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from hetrun.errors import OptionError
+
+GRACE_S = 2  # how long running answers may go on once we were asked to stop
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen: a TCP port, or a Unix socket where `uds` is given."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    uds: Path | None = None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.uds is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def check_exposure(address: Address, api_key: str | None) -> None:
+    """Whoever can reach the port can use the machine: beyond this machine only with a key."""
+    if not address.is_private and not api_key:
+        raise OptionError(
+            f"--host {address.host} can be reached from other machines: give --api-key KEY as well, "
+            "or listen on 127.0.0.1 or on a Unix socket (--uds PATH)"
+        )
+
+
+def bind(address: Address) -> socket.socket:
+    """A bound socket; OptionError says why the address cannot be had."""
+    return _bind_tcp(address.host, address.port) if address.uds is None else _bind_unix(address.uds)
+
+
+def url(bound: socket.socket) -> str:
+    """What to type to reach it."""
+    if bound.family == socket.AF_UNIX:
+        return f"unix:{bound.getsockname()}"
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if bound.family == socket.AF_INET6 else f"http://{host}:{port}"
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 2**16:  # the C library would wrap it around
+        raise OptionError(f"--port must be a number from 0 to 65535, not {port}")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise OptionError(
+            f"--host {host} --port {port} is no address to listen on: {error.strerror}"
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+    except OSError as error:
+        listener.close()
+        hint = "is another server running? Choose another --port" if error.errno == errno.EADDRINUSE else ""
+        raise OptionError(
+            f"cannot listen on {host} port {port}: {error.strerror}; {hint}".rstrip("; ")
+        ) from None
+    return listener
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Born private, because a chmod afterwards would leave a moment in between.
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise OptionError(f"--uds {path}: {error.strerror or error}") from None
+    finally:
+        os.umask(before)
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove what a server that was killed left behind, and nothing else."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OptionError(f"--uds {path}: there is a file of this name; remove it or choose another path")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError as error:
+            raise OptionError(f"--uds {path}: {error.strerror}") from None
+    raise OptionError(f"--uds {path}: another server listens there")
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Nothing: uvicorn would raise what it caught once more at the end; ours are in `stop_on_signals`."""
+        yield
+
+
+async def serve(
+    app: ASGIApp,
+    bound: socket.socket,
+    stop: asyncio.Event,
+    started: Callable[[], None],
+    access_log: bool = False,
+) -> None:
+    """Answer requests on the socket until `stop` is set; the socket is closed at the end."""
+    path = Path(bound.getsockname()) if bound.family == socket.AF_UNIX else None
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",  # the alternatives refuse a Unix socket that is bound already
+        lifespan="off",
+        log_level=logging.INFO if access_log else logging.WARNING,
+        access_log=access_log,
+        timeout_graceful_shutdown=GRACE_S,
+        server_header=False,
+    )
+    server = _Server(config, started)
+    running = asyncio.create_task(server.serve(sockets=[bound]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await running
+    finally:
+        stopping.cancel()
+        bound.close()
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Ctrl-C and SIGTERM set `stop`."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)

@@ -1,0 +1,46 @@
+"""GET /v1/models and /v1/models/{id}: the one model that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hetrun.events import ModelInfo
+from hetrun.server.errors import not_found
+from hetrun.server.service import Service
+
+
+def answers_to(info: ModelInfo, name: str) -> bool:
+    """Whether a request for this model means ours: by its name or by its file's."""
+    path = Path(info.path)
+    return name in (info.name, path.name, path.stem)
+
+
+def routes(service: Service) -> list[Route]:
+    def described(info: ModelInfo) -> dict[str, object]:
+        meta = {
+            "architecture": info.architecture,
+            "n_ctx": info.context,
+            "n_vocab": info.n_vocab,
+            "n_params": info.parameters,
+            "size": info.file_bytes,
+        }
+        model = {"id": info.name, "object": "model", "created": service.created, "owned_by": "hetrun"}
+        return model | {"meta": meta}
+
+    async def listed(request: Request) -> Response:
+        info = await service.client.info()
+        return JSONResponse({"object": "list", "data": [described(info)]})
+
+    async def one(request: Request) -> Response:
+        info = await service.client.info()
+        name = request.path_params["name"]
+        if not answers_to(info, name):
+            raise not_found(name)
+        return JSONResponse(described(info))
+
+    # A model's name may hold a slash.
+    return [Route("/v1/models", listed), Route("/v1/models/{name:path}", one)]

@@ -1,0 +1,55 @@
+"""Server-sent events: an answer that is sent as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hetrun.server.errors import ApiError
+from hetrun.server.gone import ClientGone, unless_gone
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream(Response):
+    """Sends each object as one event; ends its source when the client hangs up.
+
+    An error in the middle is an event too, as OpenAI's clients expect it: the status was sent long ago.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncGenerator[Mapping[str, object], None]) -> None:
+        # Proxies must neither keep an answer nor hold it back to fill a buffer.
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._chunks):
+            try:
+                await unless_gone(receive, self._send_all(send))
+            except (ClientGone, OSError):
+                return  # nobody is left to tell
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for chunk in self._chunks:
+                await _send(send, _event(chunk))
+            await _send(send, DONE)
+        except ApiError as error:
+            await _send(send, _event(error.body()))
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _event(data: Mapping[str, object]) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,166 @@
+"""Real sockets: what an in-process app cannot show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hetrun.client import LocalClient
+from hetrun.errors import OptionError
+from hetrun.server import listen
+from hetrun.server.app import create_app
+from hetrun.server.listen import Address, bind, check_exposure, serve, stop_on_signals, url
+from tests.fakes import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def served(engine: FakeEngine, address: Address) -> AsyncIterator[httpx.AsyncClient]:
+    bound = bind(address)
+    stop, started = asyncio.Event(), asyncio.Event()
+    transport = httpx.AsyncHTTPTransport(uds=str(address.uds) if address.uds else None)
+    base = "http://localhost" if address.uds else url(bound)
+    running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
+    await started.wait()
+    async with httpx.AsyncClient(transport=transport, base_url=base) as http:
+        yield http
+    stop.set()
+    await asyncio.wait_for(running, 10)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
+    return Address(port=0) if request.param == "tcp" else Address(uds=tmp_path / "hetrun.sock")
+
+
+def asking(text: str, **more: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+async def test_answers_come_as_they_are_made(engine: FakeEngine, address: Address) -> None:
+    async with served(engine, address) as http:
+        if address.uds is not None:
+            assert stat.S_IMODE(address.uds.stat().st_mode) == 0o600
+        async with http.stream("POST", CHAT, json=asking("forever", stream=True)) as response:
+            lines = (line async for line in response.aiter_lines() if line)
+            first = json.loads((await anext(lines)).removeprefix("data: "))
+            assert first["choices"][0]["delta"]["role"] == "assistant"
+            second = json.loads((await anext(lines)).removeprefix("data: "))
+            assert second["choices"][0]["delta"]["content"] == "ha "
+            # It would go on for ever: another one is answered beside it.
+            other = await http.post(CHAT, json=asking("say hello"))
+            assert other.json()["choices"][0]["message"]["content"] == "hello"
+            await lines.aclose()
+        # Leaving the stream hung up, which cancels.
+        assert await asyncio.to_thread(engine.idle.wait, 5)
+        assert engine.cancelled == [1]
+    assert address.uds is None or not address.uds.exists()
+
+
+async def test_hanging_up_cancels_an_answer_that_is_not_streamed(engine: FakeEngine) -> None:
+    async with served(engine, Address(port=0)) as http:
+        asked = asyncio.create_task(http.post(CHAT, json=asking("forever")))
+        while not engine.requests:
+            await asyncio.sleep(0.001)
+        asked.cancel()
+        assert await asyncio.to_thread(engine.idle.wait, 5)
+        assert engine.cancelled == [1]
+
+
+async def test_a_signal_ends_the_server_and_what_it_answers(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "GRACE_S", 0)
+    bound = bind(Address(port=0))
+    stop, started = asyncio.Event(), asyncio.Event()
+    stop_on_signals(stop)
+    running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
+    await started.wait()
+    reader, writer = await asyncio.open_connection(*bound.getsockname())
+    body = json.dumps(asking("forever", stream=True)).encode()
+    writer.write(
+        b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body
+    )
+    await reader.readuntil(b"ha ")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 10)
+    assert await asyncio.to_thread(engine.idle.wait, 5)
+    writer.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with bind(Address(port=0)) as first:
+        first.listen()
+        with pytest.raises(OptionError, match=r"cannot listen on 127\.0\.0\.1 port .* Choose another --port"):
+            bind(Address(port=first.getsockname()[1]))
+
+
+@pytest.mark.parametrize("address", [Address("no such host."), Address(port=70_000), Address(port=-1)])
+def test_an_address_that_is_none(address: Address) -> None:
+    with pytest.raises(OptionError, match=r"is no address to listen on|from 0 to 65535"):
+        bind(address)
+
+
+def test_a_stale_socket_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    bind(Address(uds=path)).close()
+    assert path.exists()  # as after kill -9
+    with bind(Address(uds=path)) as second:
+        second.listen()
+        with pytest.raises(OptionError, match="another server listens there"):
+            bind(Address(uds=path))
+    (tmp_path / "notes.txt").write_text("keep me")
+    with pytest.raises(OptionError, match="there is a file of this name"):
+        bind(Address(uds=tmp_path / "notes.txt"))
+    assert (tmp_path / "notes.txt").read_text() == "keep me"
+    with pytest.raises(OptionError, match="No such file or directory"):
+        bind(Address(uds=tmp_path / "missing" / "x.sock"))
+    with pytest.raises(OptionError, match="too long"):
+        bind(Address(uds=tmp_path / ("x" * 200)))
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "allowed"),
+    [
+        (Address(), None, True),
+        (Address("localhost"), None, True),
+        (Address("::1"), None, True),
+        (Address(uds=Path("/x")), None, True),
+        (Address("0.0.0.0"), None, False),
+        (Address("example.org"), None, False),
+        (Address("0.0.0.0"), "", False),
+        (Address("0.0.0.0"), "secret", True),
+    ],
+    ids=str,
+)
+def test_other_machines_need_a_key(address: Address, key: str | None, allowed: bool) -> None:
+    if allowed:
+        check_exposure(address, key)
+    else:
+        with pytest.raises(OptionError, match="--api-key"):
+            check_exposure(address, key)
+
+
+def test_urls(tmp_path: Path) -> None:
+    with bind(Address(port=0)) as tcp:
+        assert url(tcp) == f"http://127.0.0.1:{tcp.getsockname()[1]}"
+    with bind(Address(uds=tmp_path / "s")) as unix:
+        assert url(unix) == f"unix:{tmp_path}/s"
+    with socket.socket(socket.AF_INET6) as six:
+        six.bind(("::1", 0))
+        assert url(six) == f"http://[::1]:{six.getsockname()[1]}"

@@ -1,0 +1,98 @@
+"""The official client library against the app, in process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import httpx
+import openai
+import pytest
+
+from hetrun.client import LocalClient
+from hetrun.server.app import create_app
+from tests.fakes import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def sdk(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    transport = httpx.ASGITransport(create_app(LocalClient(engine), strict=True, api_key="secret"))
+    # Its newer releases are typed for httpx2 and take both.
+    http = cast("Any", httpx.AsyncClient(transport=transport))
+    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="secret", http_client=http) as client:
+        yield client
+
+
+async def test_a_whole_answer(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "say hello world"}], logprobs=True, top_logprobs=1
+    )
+    assert answer.choices[0].message.content == "hello world"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 9
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.content is not None
+    assert answer.choices[0].logprobs.content[0].top_logprobs[0].token == "A"
+
+
+async def test_a_stream(sdk: openai.AsyncOpenAI) -> None:
+    stream = await sdk.chat.completions.create(
+        model="fake",
+        messages=[{"role": "user", "content": "say hello world"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello world"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 2
+
+
+async def test_the_stream_helper(sdk: openai.AsyncOpenAI) -> None:
+    """It checks the chunks against each other, and puts the answer together again."""
+    async with sdk.chat.completions.stream(
+        model="fake", messages=[{"role": "user", "content": "say hello world"}]
+    ) as stream:
+        kinds = [event.type async for event in stream]
+        answer = await stream.get_final_completion()
+    assert kinds.count("content.delta") == 3  # the first is the empty one that carries the role
+    assert kinds[-1] == "content.done"
+    assert answer.choices[0].message.content == "hello world"
+
+
+async def test_models(sdk: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in sdk.models.list()] == ["fake"]
+    assert (await sdk.models.retrieve("fake")).owned_by == "hetrun"
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        await sdk.models.retrieve("other")
+
+
+async def test_errors_arrive_as_the_library_knows_them(sdk: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    ask = sdk.chat.completions.create
+    with pytest.raises(openai.BadRequestError) as bad:
+        await ask(model="fake", messages=[{"role": "user", "content": "refuse"}])
+    assert (bad.value.code, bad.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError, match="n must be 1"):
+        await ask(model="fake", messages=[{"role": "user", "content": "hi"}], n=2)
+    assert engine.requests == []
+    with pytest.raises(openai.InternalServerError):
+        await ask(model="fake", messages=[{"role": "user", "content": "fail"}])
+    assert len(engine.requests) == 1  # and it did not try again
+    with pytest.raises(openai.AuthenticationError):
+        await sdk.with_options(api_key="wrong").models.list()
+
+
+async def test_an_error_in_a_stream_is_raised(sdk: openai.AsyncOpenAI) -> None:
+    stream = await sdk.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "fail"}], stream=True
+    )
+    with pytest.raises(openai.APIError, match="the fake backend failed"):
+        _ = [chunk async for chunk in stream]
