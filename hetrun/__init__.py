@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hetrun.events import Event as Event
     from hetrun.llm import LLM as LLM
     from hetrun.llm import Completion as Completion
-    from hetrun.sampling import SamplingParams as SamplingParams
+    from hetrun.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,7 @@ _EXPORTS = {
     "Completion": "hetrun.llm",
     "Event": "hetrun.events",
     "HetrunError": "hetrun.errors",
-    "SamplingParams": "hetrun.sampling",
+    "SamplingParams": "hetrun.params",
     "UserError": "hetrun.errors",
 }
 
