@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # How often progress is reported where no terminal can show it in place.
 QUIET_S = 15.0
 
-COMPILED = re.compile(r"\[(\d+)/(\d+)\] ")
+# As ninja counts, and as make does where there is no ninja.
+COMPILED = re.compile(r"\s*\[(?:(\d+)/(\d+)| *(\d+)%)\] ")
 STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Processing|Obtaining) (\S+)")
 BUILD = re.compile(r"\s*Building (?:wheel|editable) for (\S+) .*: (started|finished)")
 INSTALL = re.compile(r"Installing collected packages: (.*)")
@@ -93,9 +94,9 @@ class Reader:
             if self.building == "llama-cpp-python":
                 self.screen.say("Compiling ggml for this machine: about three minutes on two cores, once.")
             self.now(f"building {self.building}" if self.building else "resolving")
-        elif self.building and (match := COMPILED.search(text)):
-            done, total = int(match[1]), int(match[2])
-            self.doing = f"building {self.building}: {done} of {total} files ({100 * done // total} %)"
+        elif self.building and (match := COMPILED.match(text)):
+            percent = int(match[3] or 100 * int(match[1]) // int(match[2]))
+            self.doing = f"building {self.building}: {percent} %"
             self.tick()
         elif match := INSTALL.match(text):
             self.now(f"unpacking {len(match[1].split(', '))} packages")
@@ -114,6 +115,7 @@ class Reader:
 def follow(command: list[str], log: Path, reader: Reader) -> int:
     """Run a command, give its lines to reader and log, and keep the progress moving between them."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    cores = str(len(os.sched_getaffinity(0)))
 
     def read(pipe: IO[str]) -> None:
         for line in pipe:
@@ -130,7 +132,8 @@ def follow(command: list[str], log: Path, reader: Reader) -> int:
             text=True,
             errors="replace",
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            # make, unlike ninja, compiles one file at a time unless it is told otherwise.
+            env={"CMAKE_BUILD_PARALLEL_LEVEL": cores, **os.environ, "PYTHONUNBUFFERED": "1"},
         ) as process,
     ):
         assert process.stdout is not None

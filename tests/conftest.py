@@ -10,9 +10,16 @@ from types import FrameType
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 LIMIT_S = 60
 SLOW_LIMIT_S = 900
+
+# The same examples in every run, and no failure because the machine was busy for a moment.
+settings.register_profile(
+    "hetrun", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("hetrun")
 
 
 @pytest.hookimpl(wrapper=True)
