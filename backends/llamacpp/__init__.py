@@ -1,0 +1,27 @@
+"""ggml, from the libraries that llama-cpp-python installs: each segment is one ggml graph and one native call."""
+
+from __future__ import annotations
+
+from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
+from hetrun.errors import BackendUnavailable
+
+
+def probe() -> Probe:
+    """Whether ggml's libraries are there and are a version whose structures we know."""
+    from hetrun.backends.llamacpp import native
+
+    try:
+        lib = native.library()
+    except BackendUnavailable as e:
+        return Unavailable(str(e))
+    return Available(f"ggml {lib.version}: {', '.join(native.cpu_features(lib))}")
+
+
+def create() -> Backend:
+    """ggml on the CPU."""
+    from hetrun.backends.llamacpp.device import LlamacppBackend
+
+    return LlamacppBackend()
+
+
+descriptor = Descriptor("llamacpp", probe, create, "ggml of llama.cpp: the CPU's fast path for every quantised type", preference=100)

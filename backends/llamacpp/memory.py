@@ -1,0 +1,202 @@
+"""Weights in ggml's memory: repacked where ggml has a faster layout for the type, plain where it has not."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from ctypes import c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backend import ReadInto, WeightUse
+from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp.native import Library
+from hetrun.errors import BackendError
+from hetrun.graph import Weight
+
+CHUNK = 256 << 20  # address space taken at once; pages that are never written cost nothing
+SCRATCH = 16 << 20  # stored bytes in flight while a weight is repacked
+HUGE_PAGE = 2 << 20
+ALIGNMENT = 64
+REPACK_ROWS = 32  # every repacked layout interleaves 4, 8 or 16 rows; slices keep to a multiple of all of them
+WEIGHTS_USAGE = 1
+MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
+
+
+@dataclass(frozen=True, slots=True)
+class GgmlBuffer:
+    """A weight as a ggml tensor."""
+
+    tensor: int
+    nbytes: int
+    layout: str
+
+
+def view_bytes(address: int, n: int) -> NDArray[np.uint8]:
+    """The bytes at an address, without a copy."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(address))
+
+
+class Arena:
+    """Memory of one ggml buffer type, taken in large pieces on 2 MiB pages and given back all at once."""
+
+    def __init__(self, lib: Library, buffer_type: int) -> None:
+        self._lib = lib
+        self.buffer_type = buffer_type
+        self._buffers: list[int] = []
+        self._next = self._end = 0
+
+    def take(self, nbytes: int) -> tuple[int, int]:
+        """The ggml buffer and the address of so many bytes."""
+        nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if self._next + nbytes > self._end:
+            self._grow(max(CHUNK, nbytes))
+        address, self._next = self._next, self._next + nbytes
+        return self._buffers[-1], address
+
+    def _grow(self, size: int) -> None:
+        buffer = self._lib.ggml_backend_buft_alloc_buffer(self.buffer_type, size)
+        if not buffer:
+            raise BackendError(f"ggml could not allocate {size >> 20} MiB for weights; free memory or use a smaller model")
+        self._lib.ggml_backend_buffer_set_usage(buffer, WEIGHTS_USAGE)
+        self._buffers.append(buffer)
+        self._next = self._lib.ggml_backend_buffer_get_base(buffer)
+        self._end = self._next + size
+        _use_huge_pages(self._next, self._end)
+
+    def free(self) -> None:
+        """Give everything back."""
+        for buffer in self._buffers:
+            self._lib.ggml_backend_buffer_free(buffer)
+        self._buffers.clear()
+        self._next = self._end = 0
+
+
+def _use_huge_pages(start: int, end: int) -> None:
+    """Ask for 2 MiB pages before the first write; a system that refuses gives small ones, which only cost speed."""
+    first, last = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+    if first < last:
+        libc = ctypes.CDLL(None)
+        libc.madvise(c_void_p(first), ctypes.c_size_t(last - first), MADV_HUGEPAGE)
+
+
+class WeightMemory:
+    """Brings weights in, each in the layout its product wants."""
+
+    def __init__(self, lib: Library) -> None:
+        self._lib = lib
+        self._plain = Arena(lib, lib.ggml_backend_cpu_buffer_type())
+        reg = lib.ggml_backend_cpu_reg()
+        self._device = lib.ggml_backend_reg_dev_get(reg, 0)
+        self._repacking = [Arena(lib, t) for t in _extra_buffer_types(lib, reg, self._device)]
+        self._probes = {a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking}
+        self._contexts: list[int] = []
+        self._plain_weights: dict[Weight, GgmlBuffer] = {}
+
+    def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
+        """Read a weight once, straight into the layout that will be used."""
+        weight = wanted.weight
+        if wanted.use == "product" and (arena := self._repacked_in(weight)):
+            return self._upload_repacked(arena, weight, read)
+        if wanted.use == "vector":
+            return self._upload_vector(weight, read)
+        if held := self._plain_weights.get(weight):  # an embedding that is the head as well
+            return GgmlBuffer(held.tensor, 0, held.layout)
+        tensor = self._tensor(weight.quant.ggml_id, weight)
+        buffer, address = self._plain.take(weight.nbytes)
+        self._place(tensor, buffer, address)
+        read(weight, view_bytes(address, weight.nbytes))
+        self._plain_weights[weight] = GgmlBuffer(tensor, weight.nbytes, "plain")
+        return self._plain_weights[weight]
+
+    def close(self) -> None:
+        """Give everything back."""
+        for context in self._contexts:
+            self._lib.ggml_free(context)
+        for probe in self._probes.values():
+            self._lib.ggml_backend_buffer_free(probe)
+        for arena in (self._plain, *self._repacking):
+            arena.free()
+        self._contexts, self._probes, self._repacking = [], {}, []
+
+    def _tensor(self, ggml_type: int, weight: Weight) -> int:
+        lib = self._lib
+        context = lib.ggml_init(native.InitParams(lib.ggml_tensor_overhead() * 4, None, True))
+        self._contexts.append(context)
+        tensor: int = lib.ggml_new_tensor_2d(context, ggml_type, weight.shape[1], weight.shape[0])
+        return tensor
+
+    def _place(self, tensor: int, buffer: int, address: int) -> None:
+        if self._lib.ggml_backend_tensor_alloc(buffer, tensor, address) != native.SUCCESS:
+            raise BackendError("ggml refused a place for a weight that it had accepted before")
+
+    def _upload_vector(self, weight: Weight, read: ReadInto) -> GgmlBuffer:
+        """Gains and biases are float32 for every ggml op that takes them."""
+        raw = np.empty(weight.nbytes, np.uint8)
+        read(weight, raw)
+        values = weight.quant.dequantise(raw, weight.shape[1])
+        tensor = self._tensor(native.F32, weight)
+        buffer, address = self._plain.take(values.nbytes)
+        self._place(tensor, buffer, address)
+        view_bytes(address, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
+        return GgmlBuffer(tensor, values.nbytes, "plain")
+
+    def _repacked_in(self, weight: Weight) -> Arena | None:
+        """The first of ggml's repacking buffers that has a layout for this weight."""
+        for arena in self._repacking:
+            if self._supports_product(weight, self._probes[arena.buffer_type]):
+                return arena
+        return None
+
+    def _supports_product(self, weight: Weight, buffer: int) -> bool:
+        """Ask before allocating: set_tensor on a weight that a buffer type cannot hold ends the process."""
+        lib = self._lib
+        context = lib.ggml_init(native.InitParams(lib.ggml_tensor_overhead() * 4, None, True))
+        try:
+            w = lib.ggml_new_tensor_2d(context, weight.quant.ggml_id, weight.shape[1], weight.shape[0])
+            x = lib.ggml_new_tensor_2d(context, native.F32, weight.shape[1], 512)
+            native.tensor_at(w).buffer = buffer
+            return bool(lib.ggml_backend_dev_supports_op(self._device, lib.ggml_mul_mat(context, w, x)))
+        finally:
+            lib.ggml_free(context)
+
+    def _upload_repacked(self, arena: Arena, weight: Weight, read: ReadInto) -> GgmlBuffer:
+        """Slice by slice, so that the stored bytes never lie in memory as a whole beside the repacked ones."""
+        tensor = self._tensor(weight.quant.ggml_id, weight)
+        size = self._lib.ggml_backend_buft_get_alloc_size(arena.buffer_type, tensor)
+        buffer, address = arena.take(size)
+        self._place(tensor, buffer, address)
+        rows, row_bytes = weight.shape[0], weight.quant.row_bytes(weight.shape[1])
+        step = max(1, SCRATCH // row_bytes // REPACK_ROWS) * REPACK_ROWS
+        scratch = np.empty(min(step, rows) * row_bytes, np.uint8)
+        for a in range(0, rows, step):
+            part = weight if step >= rows else weight.rows(a, min(a + step, rows))
+            raw = scratch[: part.nbytes]
+            read(part, raw)
+            self._set_slice(part, buffer, address + a * row_bytes, raw)
+        layout = self._lib.ggml_backend_buft_name(arena.buffer_type).decode().removeprefix("CPU_").lower()
+        return GgmlBuffer(tensor, size, layout)
+
+    def _set_slice(self, part: Weight, buffer: int, address: int, raw: NDArray[np.uint8]) -> None:
+        lib = self._lib
+        context = lib.ggml_init(native.InitParams(lib.ggml_tensor_overhead() * 4, None, True))
+        try:
+            piece = lib.ggml_new_tensor_2d(context, part.quant.ggml_id, part.shape[1], part.shape[0])
+            self._place(piece, buffer, address)
+            lib.ggml_backend_tensor_set(piece, raw.ctypes.data, 0, raw.nbytes)
+        finally:
+            lib.ggml_free(context)
+
+
+def _extra_buffer_types(lib: Library, reg: int, device: int) -> list[int]:
+    """ggml's other buffer types of the CPU, best first: AMX tiles where the CPU has them, repacked rows."""
+    address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return []
+    found = ctypes.PYFUNCTYPE(ctypes.POINTER(c_void_p), c_void_p)(address)(device)
+    types: list[int] = []
+    while found and found[len(types)]:
+        types.append(found[len(types)])
+    return types

@@ -1,0 +1,208 @@
+"""ggml's C interface through ctypes, from the libraries that llama-cpp-python installs.
+
+The package itself is never imported: its modules take a third of a second. Functions that only build a
+graph are called with the interpreter lock held (PyDLL), because giving it away costs more than they do;
+what computes or copies gives it away (CDLL).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.util
+import os
+from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hetrun.errors import BackendUnavailable
+
+TESTED = ("0.25.",)  # versions of ggml whose structures are the ones below
+INSTALL = "pip install 'llama-cpp-python>=0.3.36,<0.3.37' (it needs a C++ compiler and about three minutes)"
+
+F32, F16, I32, I64 = 0, 1, 26, 27
+ROPE_INTERLEAVED, ROPE_HALVES = 0, 2
+SUCCESS, ABORTED = 0, 1
+
+
+class Tensor(Structure):
+    """struct ggml_tensor."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("buffer", c_void_p),
+        ("ne", c_int64 * 4),
+        ("nb", c_size_t * 4),
+        ("op", c_int),
+        ("op_params", c_int32 * 16),
+        ("flags", c_int32),
+        ("src", c_void_p * 10),
+        ("view_src", c_void_p),
+        ("view_offs", c_size_t),
+        ("data", c_void_p),
+        ("name", c_char * 64),
+        ("extra", c_void_p),
+        ("padding", c_char * 8),
+    )
+
+
+class InitParams(Structure):
+    """struct ggml_init_params."""
+
+    _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
+
+
+OBJECT_BYTES = 32  # struct ggml_object, in front of each tensor of a context
+
+T = c_void_p  # a struct ggml_tensor *
+
+_BASE = {
+    "ggml_version": (c_char_p,),
+    "ggml_log_set": (None, c_void_p, c_void_p),
+    "ggml_tensor_overhead": (c_size_t,),
+    "ggml_graph_overhead_custom": (c_size_t, c_size_t, c_bool),
+    "ggml_init": (T, InitParams),
+    "ggml_free": (None, T),
+    "ggml_new_graph_custom": (T, T, c_size_t, c_bool),
+    "ggml_build_forward_expand": (None, T, T),
+    "ggml_graph_n_nodes": (c_int, T),
+    "ggml_new_tensor_1d": (T, T, c_int, c_int64),
+    "ggml_new_tensor_2d": (T, T, c_int, c_int64, c_int64),
+    "ggml_view_1d": (T, T, T, c_int64, c_size_t),
+    "ggml_view_2d": (T, T, T, c_int64, c_int64, c_size_t, c_size_t),
+    "ggml_view_3d": (T, T, T, c_int64, c_int64, c_int64, c_size_t, c_size_t, c_size_t),
+    "ggml_reshape_2d": (T, T, T, c_int64, c_int64),
+    "ggml_permute": (T, T, T, c_int, c_int, c_int, c_int),
+    "ggml_set_input": (None, T),
+    "ggml_set_output": (None, T),
+    "ggml_nbytes": (c_size_t, T),
+    "ggml_get_rows": (T, T, T, T),
+    "ggml_set_rows": (T, T, T, T, T),
+    "ggml_rms_norm": (T, T, T, c_float),
+    "ggml_mul": (T, T, T, T),
+    "ggml_add": (T, T, T, T),
+    "ggml_cpy": (T, T, T, T),
+    "ggml_cont": (T, T, T),
+    "ggml_mul_mat": (T, T, T, T),
+    "ggml_rope_ext": (T, T, T, T, T, c_int, c_int, c_int, *[c_float] * 6),
+    "ggml_swiglu": (T, T, T),
+    "ggml_swiglu_split": (T, T, T, T),
+    "ggml_flash_attn_ext": (T, T, T, T, T, T, c_float, c_float, c_float),
+    "ggml_gallocr_new": (T, T),
+    "ggml_gallocr_free": (None, T),
+    "ggml_gallocr_alloc_graph": (c_bool, T, T),
+    "ggml_gallocr_get_buffer_size": (c_size_t, T, c_int),
+    "ggml_backend_buft_alloc_buffer": (T, T, c_size_t),
+    "ggml_backend_buft_name": (c_char_p, T),
+    "ggml_backend_buft_get_alloc_size": (c_size_t, T, T),
+    "ggml_backend_cpu_buffer_type": (T,),
+    "ggml_backend_buffer_get_base": (T, T),
+    "ggml_backend_buffer_free": (None, T),
+    "ggml_backend_buffer_set_usage": (None, T, c_int),
+    "ggml_backend_tensor_alloc": (c_int, T, T, T),
+    "ggml_backend_dev_supports_op": (c_bool, T, T),
+    "ggml_backend_reg_dev_get": (T, T, c_size_t),
+    "ggml_backend_reg_get_proc_address": (T, T, c_char_p),
+    "ggml_backend_free": (None, T),
+}
+_CPU = {
+    "ggml_backend_cpu_init": (T,),
+    "ggml_backend_cpu_reg": (T,),
+    "ggml_backend_cpu_set_n_threads": (None, T, c_int),
+    "ggml_backend_cpu_set_abort_callback": (None, T, c_void_p, c_void_p),
+}
+_UNLOCKED = {
+    "ggml_backend_graph_compute": (c_int, T, T),
+    "ggml_backend_tensor_set": (None, T, T, c_size_t, c_size_t),
+}
+
+
+class Library:
+    """ggml's functions by name, plus a few addresses."""
+
+    def __init__(self, folder: Path) -> None:
+        paths = {name: str(folder / f"libggml{name}.so") for name in ("-base", "-cpu", "")}
+        _declare(self, ctypes.PyDLL(paths["-base"]), _BASE)
+        _declare(self, ctypes.PyDLL(paths["-cpu"]), _CPU)
+        _declare(self, ctypes.CDLL(paths["-base"]), _UNLOCKED)
+        self.folder = folder
+        self.version = self.ggml_version().decode()
+        _check_layout(self)
+        silence(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Only reached for names that were not declared; it also tells mypy that the others exist."""
+        raise AttributeError(f"{name} is not declared in {__name__}")
+
+
+def _declare(target: object, dll: ctypes.CDLL, table: dict[str, tuple[object, ...]]) -> None:
+    for name, (result, *arguments) in table.items():
+        try:
+            function = getattr(dll, name)
+        except AttributeError:
+            raise BackendUnavailable(f"{dll._name} has no {name}: another version of ggml than the tested ones; {INSTALL}") from None
+        function.restype = result
+        function.argtypes = arguments
+        setattr(target, name, function)
+
+
+def _check_layout(lib: Library) -> None:
+    """The structures are read and patched in place, so their layout must be the one above."""
+    expected = OBJECT_BYTES + ctypes.sizeof(Tensor)
+    found = lib.ggml_tensor_overhead()
+    if not lib.version.startswith(TESTED) or found != expected:
+        raise BackendUnavailable(
+            f"ggml {lib.version} (a tensor of {found} bytes) is not one of the tested versions "
+            f"({', '.join(v + 'x' for v in TESTED)}; {expected} bytes); {INSTALL}"
+        )
+
+
+def silence(lib: Library) -> None:
+    """Keep ggml's own log off stderr: a C function that does nothing, so that no callback enters the interpreter."""
+    lib.ggml_log_set(libc_address("abs"), None)
+
+
+def libc_address(name: str) -> int:
+    """The address of a function of the C library."""
+    return ctypes.cast(getattr(ctypes.CDLL(None), name), c_void_p).value or 0
+
+
+def cpu_features(lib: Library) -> list[str]:
+    """The instructions that ggml was built with and this CPU has."""
+    dll = ctypes.CDLL(str(lib.folder / "libggml-cpu.so"))
+    names = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "sve", "matmul_int8", "dotprod", "neon")
+    return [name for name in names if getattr(dll, f"ggml_cpu_has_{name}")()] or ["no vector instructions"]
+
+
+def find_folder() -> Path:
+    """Where llama-cpp-python keeps its libraries."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise BackendUnavailable(f"llama-cpp-python is not installed: {INSTALL}")
+    folder = Path(spec.origin).parent / "lib"
+    if not (folder / "libggml-cpu.so").exists():
+        raise BackendUnavailable(f"{folder} has no libggml-cpu.so: reinstall with {INSTALL}")
+    return folder
+
+
+@cache
+def library() -> Library:
+    """ggml, loaded once."""
+    # When ggml ends the process it would first start a debugger to print stacks, for seconds.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    try:
+        return Library(find_folder())
+    except OSError as e:
+        raise BackendUnavailable(f"ggml's libraries do not load ({e}): reinstall with {INSTALL}") from e
+
+
+# Where fields of struct ggml_tensor lie, in words of 8 bytes: graphs are patched through numpy.
+NE = [Tensor.ne.offset // 8 + i for i in range(4)]
+NB = [Tensor.nb.offset // 8 + i for i in range(4)]
+DATA = Tensor.data.offset // 8
+
+
+def tensor_at(pointer: int) -> Tensor:
+    """The structure behind a pointer."""
+    return ctypes.cast(pointer, POINTER(Tensor)).contents

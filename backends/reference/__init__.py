@@ -1,0 +1,22 @@
+"""numpy in float32: exact, slow, always there. Everything else is compared with it."""
+
+from __future__ import annotations
+
+from hetrun.backend import Available, Backend, Descriptor, InterpretingBackend, Probe
+
+
+def probe() -> Probe:
+    """It works wherever numpy does."""
+    import numpy
+
+    return Available(f"numpy {numpy.__version__}, float32")
+
+
+def create(name: str = "reference") -> Backend:
+    """A reference device."""
+    from hetrun.backends.reference.functions import TABLE
+
+    return InterpretingBackend(name, TABLE)
+
+
+descriptor = Descriptor("reference", probe, create, "numpy: exact and slow, the oracle", preference=0)

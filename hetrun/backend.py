@@ -1,0 +1,280 @@
+"""The contract between the runtime and what computes: backends, their buffers and their runners.
+
+A backend starts as one file: a table of op functions and the interpreting base class below. A fast one
+overrides `wants` (how it would like its weights) and `compile` (a segment as one native call).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.graph import Op, Value, Weight
+from hetrun.kv import KvCache, KvView
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Use = Literal["product", "lookup", "vector"]
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """A backend can work here."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A backend cannot work here."""
+
+    reason: str
+
+
+Probe = Available | Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePart:
+    """The tokens of one sequence inside a pass: rows a to b of it, of which `wanted` rows are asked for.
+
+    `kv` includes this pass's own tokens; token i of the part sees the first kv.length - (b - a) + i + 1 of it.
+    """
+
+    a: int
+    b: int
+    wanted_a: int
+    wanted_b: int
+    kv: KvView
+
+
+@dataclass(slots=True)
+class Pass:
+    """One trip through the graph: tokens of one or more sequences, each one's tokens next to each other."""
+
+    tokens: Ints
+    positions: Ints
+    slots: Ints  # the KV row of each token
+    wanted: Ints  # which tokens' results are asked for
+    parts: tuple[SequencePart, ...]
+    values: dict[str, Floats] = field(default_factory=dict)  # filled as segments run
+
+    @property
+    def shape(self) -> PassShape:
+        """What a compiled segment depends on."""
+        return PassShape(tuple((p.b - p.a, p.wanted_b - p.wanted_a, p.kv.contiguous) for p in self.parts))
+
+    def rows(self, value: Value) -> int:
+        """Rows that a value has in this pass."""
+        return len(self.tokens) if value.rows == "tokens" else len(self.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """For each sequence of a pass: its tokens, its wanted rows, and whether its KV rows are one run."""
+
+    parts: tuple[tuple[int, int, bool], ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the pass."""
+        return sum(p[0] for p in self.parts)
+
+    @property
+    def wanted(self) -> int:
+        """Wanted rows in the pass."""
+        return sum(p[1] for p in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Ops that one backend runs as one call, and why it is this backend."""
+
+    name: str
+    backend: str
+    ops: tuple[Op, ...]
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUse:
+    """A weight in the form a backend wants it for one purpose: `w_q+w_k+w_v` as a product."""
+
+    weight: Weight
+    use: Use
+
+
+class Buffer(Protocol):
+    """A weight where a backend wants it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        ...
+
+
+ReadInto = Callable[[Weight, NDArray[np.uint8]], None]
+Buffers = Mapping[WeightUse, Buffer]
+
+
+class Done(Protocol):
+    """Work that was given to a device."""
+
+    def wait(self) -> None:
+        """Return when it is done, or raise what went wrong."""
+        ...
+
+
+class Runner(Protocol):
+    """A compiled segment."""
+
+    def submit(self, work: Pass) -> Done:
+        """Read the segment's inputs from `work.values` and put its results there."""
+        ...
+
+    def close(self) -> None:
+        """Give its memory back."""
+        ...
+
+
+class Finished:
+    """Work that was done when it was submitted."""
+
+    def wait(self) -> None:
+        """Nothing is left to do."""
+
+
+FINISHED = Finished()
+
+
+class Backend(ABC):
+    """One way to compute on one device."""
+
+    name: str
+    native_seconds = 0.0  # inside calls that leave Python
+
+    @abstractmethod
+    def supports(self, op: Op) -> bool:
+        """Whether it can run an op of this kind on weights of these types."""
+
+    def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
+        """The weights of a segment in the form that `compile` will look them up."""
+        return tuple(dict.fromkeys(WeightUse(w, use_of(op, i)) for op in ops for i, w in enumerate(op.weights)))
+
+    @abstractmethod
+    def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
+        """Bring a weight in; `read` fills a buffer with the stored bytes of a weight, or of rows of it."""
+
+    @abstractmethod
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        """Prepare a segment for passes of one shape."""
+
+    def set_threads(self, threads: int) -> None:  # noqa: B027 - most backends have no threads of their own
+        """Compute with that many threads from now on."""
+
+    def cancel(self) -> None:  # noqa: B027 - a backend whose calls are short needs none
+        """End the call that is running, from any thread; it raises Cancelled."""
+
+    def rearm(self) -> None:  # noqa: B027 - the pair of cancel
+        """Forget a cancel, so that the next call runs."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Memory held besides buffers: compiled graphs, scratch."""
+        return 0
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Give everything back."""
+
+
+def use_of(op: Op, index: int) -> Use:
+    """What an op does with its index-th weight."""
+    if op.kind == "embed":
+        return "lookup"
+    return "product" if op.kind in ("linear", "head") and index == 0 else "vector"
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """What the registry knows about a backend before it is loaded."""
+
+    name: str
+    probe: Callable[[], Probe]
+    create: Callable[[], Backend]
+    summary: str = ""
+    preference: int = 50  # the backend with the highest one runs what it can; the reference has 0
+
+
+class ArrayBuffer:
+    """A weight as a float32 matrix in host memory."""
+
+    def __init__(self, array: Floats) -> None:
+        self.array = array
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return int(self.array.nbytes)
+
+
+OpFunction = Callable[[Op, list[Floats], list[Floats], Pass, KvCache], Floats]
+
+
+class InterpretingBackend(Backend):
+    """Runs a segment op by op from a table of functions: all that a new backend needs to begin with."""
+
+    def __init__(self, name: str, table: Mapping[str, OpFunction]) -> None:
+        self.name = name
+        self._table = table
+
+    def supports(self, op: Op) -> bool:
+        return op.kind in self._table
+
+    def upload(self, wanted: WeightUse, read: ReadInto) -> ArrayBuffer:
+        weight = wanted.weight
+        rows, cols = weight.shape
+        array = np.empty((rows, cols), np.float32)
+        step = max(1, (16 << 20) // weight.quant.row_bytes(cols))
+        for a in range(0, rows, step):
+            b = min(a + step, rows)
+            raw = np.empty((b - a, weight.quant.row_bytes(cols)), np.uint8)
+            read(weight.rows(a, b), raw.reshape(-1))
+            array[a:b] = weight.quant.dequantise(raw, cols)
+        return ArrayBuffer(array)
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        steps = [(op, self._table[op.kind], [_array(buffers, op, i) for i in range(len(op.weights))]) for op in segment.ops]
+        return InterpretedRunner(segment, steps, kv)
+
+
+def _array(buffers: Buffers, op: Op, index: int) -> Floats:
+    buffer = buffers[WeightUse(op.weights[index], use_of(op, index))]
+    assert isinstance(buffer, ArrayBuffer)
+    return buffer.array
+
+
+class InterpretedRunner:
+    """Calls one function for each op."""
+
+    def __init__(self, segment: Segment, steps: Sequence[tuple[Op, OpFunction, list[Floats]]], kv: KvCache) -> None:
+        self._segment = segment
+        self._steps = steps
+        self._kv = kv
+
+    def submit(self, work: Pass) -> Done:
+        local = {v.name: work.values[v.name] for v in self._segment.reads}
+        for op, function, weights in self._steps:
+            local[op.out.name] = function(op, [local[v.name] for v in op.inputs], weights, work, self._kv)
+        for value in self._segment.writes:
+            work.values[value.name] = local[value.name]
+        return FINISHED
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,255 @@
+"""A model's forward step as data: weights, values, ops. No device is in it.
+
+Every value is a float32 matrix with one row per token. There are two kinds of rows: `tokens`, one for each
+token of the step, and `wanted`, one for each token whose result somebody wants. The op `select` goes from
+the first to the second, so that a prompt's last layer works on one row instead of hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, Protocol
+
+from hetrun.errors import ModelFileError
+from hetrun.ops import OPS, Attrs
+from hetrun.quant import QuantType
+
+Rows = Literal["tokens", "wanted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Rows of `row_bytes` bytes that begin every `stride` bytes from `offset` in a file."""
+
+    path: str
+    offset: int
+    rows: int
+    row_bytes: int
+    stride: int
+
+    @property
+    def end(self) -> int:
+        """The first byte behind the last row."""
+        return self.offset + (self.rows - 1) * self.stride + self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """An immutable matrix [n_out, n_in] of one quantisation type, in one or several places of files.
+
+    A vector is a matrix of one row. The parts follow each other along the rows.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    quant: QuantType
+    parts: tuple[Extent, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight as it is stored."""
+        return self.shape[0] * self.quant.row_bytes(self.shape[1])
+
+    def rows(self, a: int, b: int) -> Weight:
+        """Rows a to b."""
+        _check_range("rows", self, a, b, self.shape[0])
+        parts, first = [], 0
+        for part in self.parts:
+            lo, hi = max(a - first, 0), min(b - first, part.rows)
+            if lo < hi:
+                parts.append(replace(part, offset=part.offset + lo * part.stride, rows=hi - lo))
+            first += part.rows
+        return replace(self, name=f"{self.name}[{a}:{b}]", shape=(b - a, self.shape[1]), parts=tuple(parts))
+
+    def cols(self, a: int, b: int) -> Weight:
+        """Columns a to b; both must lie on the border of a quantisation block."""
+        _check_range("columns", self, a, b, self.shape[1])
+        if a % self.quant.block or b % self.quant.block:
+            raise ValueError(f"{self.name}: columns {a}:{b} cut a block of {self.quant.block} {self.quant.name} weights")
+        skip, width = self.quant.row_bytes(a), self.quant.row_bytes(b - a)
+        parts = tuple(replace(p, offset=p.offset + skip, row_bytes=width) for p in self.parts)
+        return replace(self, name=f"{self.name}[:,{a}:{b}]", shape=(self.shape[0], b - a), parts=parts)
+
+
+def stack(weights: Sequence[Weight]) -> Weight:
+    """Weights of one width and type on top of each other, as one weight."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    for w in weights:
+        if w.quant is not first.quant or w.shape[1] != first.shape[1]:
+            raise ValueError(f"{w.name} cannot be stacked on {first.name}: another type or width")
+    rows = sum(w.shape[0] for w in weights)
+    parts = tuple(p for w in weights for p in w.parts)
+    return Weight("+".join(w.name for w in weights), (rows, first.shape[1]), first.quant, parts)
+
+
+def _check_range(what: str, weight: Weight, a: int, b: int, n: int) -> None:
+    if not 0 <= a < b <= n:
+        raise ValueError(f"{weight.name}: {what} {a}:{b} are not inside 0:{n}")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A float32 matrix that one op makes and others read."""
+
+    name: str
+    width: int
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One step of the computation; what each kind means stands in `hetrun.ops`."""
+
+    kind: str
+    inputs: tuple[Value, ...]
+    out: Value
+    weights: tuple[Weight, ...]
+    attrs: Attrs
+    scope: str
+
+    @property
+    def rows(self) -> Rows:
+        """The kind of rows the op works on: that of its first input, or tokens."""
+        return self.inputs[0].rows if self.inputs else "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One forward step; `outputs` are the last hidden state and the logits, both of wanted rows."""
+
+    ops: tuple[Op, ...]
+    hidden: Value
+    logits: Value
+
+    @property
+    def outputs(self) -> tuple[Value, Value]:
+        """What leaves the graph."""
+        return (self.hidden, self.logits)
+
+    def weights(self) -> dict[str, Weight]:
+        """Every weight by name."""
+        return {w.name: w for op in self.ops for w in op.weights}
+
+    def validate(self) -> None:
+        """Check that each op reads what stands before it and has the form its kind asks for."""
+        made: set[Value] = set()
+        for i, op in enumerate(self.ops):
+            where = f"op {i} ({op.kind} in {op.scope})"
+            spec = OPS.get(op.kind)
+            if spec is None:
+                raise ValueError(f"{where}: no such kind; there are {', '.join(OPS)}")
+            if not isinstance(op.attrs, spec.attrs):
+                raise ValueError(f"{where}: attributes are {type(op.attrs).__name__}, not {spec.attrs.__name__}")
+            if len(op.inputs) != spec.n_inputs or len(op.weights) not in spec.n_weights:
+                raise ValueError(f"{where}: {len(op.inputs)} inputs and {len(op.weights)} weights")
+            for value in op.inputs:
+                if value not in made:
+                    raise ValueError(f"{where}: reads {value.name}, which nothing before it makes")
+            if op.out in made:
+                raise ValueError(f"{where}: makes {op.out.name} a second time")
+            made.add(op.out)
+        for value in self.outputs:
+            if value not in made:
+                raise ValueError(f"nothing makes the output {value.name}")
+
+
+def in_scope(scope: str, prefix: str) -> bool:
+    """Whether `scope` is `prefix` or lies below it; the empty prefix is everything."""
+    return not prefix or scope == prefix or scope.startswith(prefix + ".")
+
+
+class WeightSource(Protocol):
+    """Where a builder finds weights by the names GGUF gives them."""
+
+    def find(self, name: str) -> Weight | None:
+        """The weight of that name, or None."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The file, for messages."""
+        ...
+
+
+class ModelMeta(Protocol):
+    """A model's settings by GGUF key, without the architecture's prefix: `block_count`."""
+
+    def require_int(self, key: str, lo: int, hi: int) -> int: ...
+    def get_int(self, key: str, default: int, lo: int, hi: int) -> int: ...
+    def get_float(self, key: str, default: float) -> float: ...
+    def get_str(self, key: str, default: str) -> str: ...
+
+
+class Architecture(Protocol):
+    """A file in `models/`: it reads its settings and builds its graph."""
+
+    name: str
+
+    def build(self, builder: GraphBuilder, meta: ModelMeta) -> Graph:
+        """The forward step."""
+        ...
+
+
+class GraphBuilder:
+    """Writes a graph down op by op, so that a model's file reads like its paper."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._ops: list[Op] = []
+        self._scope: list[str] = []
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Ops made inside lie in this scope: `blk.3.attn`."""
+        self._scope.append(name)
+        try:
+            yield
+        finally:
+            self._scope.pop()
+
+    def has(self, name: str) -> bool:
+        """Whether the model has a weight of that name."""
+        return self._source.find(name) is not None
+
+    def weight(self, name: str, rows: int, width: int) -> Weight:
+        """The weight of that name, which must have that shape."""
+        found = self._source.find(name)
+        if found is None:
+            raise ModelFileError(self._source.path, f"the tensor {name} is missing: the file is incomplete")
+        if found.shape != (rows, width):
+            shape = f"{found.shape[0]} x {found.shape[1]}"
+            raise ModelFileError(self._source.path, f"the tensor {name} is {shape}, but the settings say {rows} x {width}")
+        return found
+
+    def op(self, kind: str, inputs: Sequence[Value], weights: Sequence[Weight], attrs: Attrs, width: int,
+           rows: Rows | None = None, part: str = "") -> Value:  # fmt: skip
+        """Add an op whose result has `width` columns; rows are those of the first input unless given."""
+        out_rows: Rows = rows or (inputs[0].rows if inputs else "tokens")
+        scope = ".".join([*self._scope, *([part] if part else [])])
+        out = Value(f"{scope}.{kind}.{len(self._ops)}", width, out_rows)
+        self._ops.append(Op(kind, tuple(inputs), out, tuple(weights), attrs, scope))
+        return out
+
+    def finish(self, hidden: Value, logits: Value) -> Graph:
+        """The graph, checked."""
+        graph = Graph(tuple(self._ops), hidden, logits)
+        graph.validate()
+        return graph
+
+
+def kv_shapes(graph: Graph) -> Mapping[int, tuple[int, int]]:
+    """Layer -> (number of KV heads, head dimension), for the attention ops of a graph."""
+    from hetrun.ops import Attention
+
+    return {op.attrs.layer: (op.attrs.n_kv_heads, op.attrs.head_dim) for op in graph.ops if isinstance(op.attrs, Attention)}
+
+
+def blocks_contiguous(extents: Sequence[Extent]) -> bool:
+    """Whether the extents are one run of bytes in one file."""
+    plain = all(e.stride == e.row_bytes or e.rows == 1 for e in extents)
+    return plain and all(a.path == b.path and a.end == b.offset for a, b in pairwise(extents))

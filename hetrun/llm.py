@@ -1,0 +1,289 @@
+"""`LLM`: a model in this process, for programs and for the command line."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from hetrun import model as models
+from hetrun import registry
+from hetrun.backend import Floats
+from hetrun.chat import ChatTemplate
+from hetrun.config import Settings, default_model
+from hetrun.engine import Engine, Loaded, OnEvent, Renderer
+from hetrun.errors import OptionError, UserError
+from hetrun.events import Event, FinishReason, GenerateRequest, Message, ModelInfo, Timings, TokenLogprob, Usage
+from hetrun.executor import Chunk, Step
+from hetrun.model import ModelFile, Options, PlannedModel
+from hetrun.params import SamplingParams
+from hetrun.plan import PlanSet
+from hetrun.planner import Wishes
+from hetrun.stats import Stats
+from hetrun.tokenizer import Tokenizer, Vocabulary
+from hetrun.weights import Progress
+
+Prompt = str | Sequence[int]
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer: its text, the tokens that were generated, and why it ended."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class LLM:
+    """A loaded model. Every native call is made by one thread; methods may be called from any."""
+
+    def __init__(self, model: str | PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any) -> None:  # noqa: ANN401
+        """Options are those of the command line, with the same names: ctx, ram, threads, backends, ubatch,
+        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` is told the part that is loaded."""
+        self.settings = Settings.resolve(model=None if model is None else str(model), **options)
+        path = model_path(self.settings)
+        self._engine = Engine(lambda: load(path, self.settings, progress))
+        self.info = self._engine.call(lambda loaded: describe(path, loaded, self.settings))
+
+    @property
+    def plan(self) -> PlanSet:
+        """What runs where, and why."""
+        return self.call(lambda loaded: loaded.model.plans)
+
+    @property
+    def stats(self) -> Stats:
+        """What was measured so far."""
+        return self.call(lambda loaded: loaded.model.stats)
+
+    @property
+    def n_vocab(self) -> int:
+        """Logits of a token."""
+        return self.info.n_vocab
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]:
+        """Continue one or several prompts, which run together. A prompt is a text or a list of token ids."""
+        return self._complete([prompt_request(p, self._params(params)) for p in as_prompts(prompts)])
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation, through the model's chat template."""
+        return self._complete([GenerateRequest(self._params(params), messages=tuple(messages))])[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """The events of one prompt as they come; leaving the loop stops the model."""
+        return self.stream_request(prompt_request(prompt, self._params(params)))
+
+    def stream_request(self, request: GenerateRequest) -> Iterator[Event]:
+        """The events of a request as they come; an error is raised."""
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        request_id = self.submit(request, events.put)
+        try:
+            while True:
+                event = events.get()
+                if event.kind == "error":
+                    raise reason_of(event)
+                yield event
+                if event.kind == "done":
+                    return
+        finally:
+            self.cancel(request_id)
+
+    def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
+        """Begin a request and return; `on_event` is called on the engine thread and must be quick."""
+        return self._engine.submit(request, on_event)
+
+    def cancel(self, request_id: int) -> None:
+        """Stop a request, also in the middle of a step; nothing happens if it is over."""
+        self._engine.cancel(request_id)
+
+    def logits(self, tokens: Sequence[int]) -> Floats:
+        """The logits behind each token, float32 [n_tokens, n_vocab]."""
+        return self.call(lambda loaded: all_logits(loaded, tokens))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a text, as a prompt is tokenised."""
+        return self.call(lambda loaded: tokenizer_of(loaded).encode(text))
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens."""
+        return self.call(lambda loaded: tokenizer_of(loaded).decode(list(tokens)))
+
+    def call(self, work: Callable[[Loaded], R]) -> R:
+        """Call a function with the loaded model on the engine thread."""
+        return self._engine.call(work)
+
+    def close(self) -> None:
+        """Stop the engine and give the memory back."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _params(self, params: SamplingParams | None) -> SamplingParams:
+        s = self.settings
+        return params or SamplingParams(max_tokens=s.max_tokens, temperature=s.temperature, seed=s.seed)
+
+    def _complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Run requests together. The caller is woken once, not for each token: waking it costs decode speed."""
+        collected: list[list[Event]] = [[] for _ in requests]
+        over: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+        def collector(i: int) -> OnEvent:
+            def on_event(event: Event) -> None:
+                collected[i].append(event)
+                if event.kind != "token":
+                    over.put(i)
+
+            return on_event
+
+        ids = [self.submit(request, collector(i)) for i, request in enumerate(requests)]
+        try:
+            for _ in requests:
+                last = collected[over.get()][-1]
+                if last.kind == "error":
+                    raise reason_of(last)
+        finally:
+            for request_id in ids:
+                self.cancel(request_id)
+        return [completion(events) for events in collected]
+
+
+def reason_of(event: Event) -> Exception:
+    """The error of an error event."""
+    return event.error or RuntimeError("the engine gave no reason")
+
+
+def model_path(settings: Settings) -> Path:
+    """The model's file."""
+    if settings.model is None:
+        return default_model()
+    path = Path(settings.model).expanduser()
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the path of a .gguf file")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the path of a .gguf file")
+    return path
+
+
+def as_options(settings: Settings) -> Options:
+    """The part of the settings that a model is made with."""
+    wishes = Wishes(settings.threads, settings.ubatch, settings.plan, settings.deterministic)
+    return Options(wishes, settings.backends or None, settings.ctx, settings.kv_type, settings.ram)
+
+
+def make_plan(settings: Settings) -> PlanSet:
+    """The plan for the settings' model, without reading its weights."""
+    return models.describe(model_path(settings), as_options(settings))
+
+
+def load(path: Path, settings: Settings, progress: Progress | None) -> Loaded:
+    """Everything that runs; called on the engine thread."""
+    source = models.open_model(path)
+    template = template_of(source, settings)
+    tokenizer = open_tokenizer(source)
+    model = PlannedModel(source, as_options(settings), progress)
+    own = source.file.get_float("general.sampling.temp", -1.0)
+    temperature = settings.temperature if settings.temperature is not None else (own if own >= 0 else None)
+    return Loaded(model, tokenizer, renderer(template, tokenizer), temperature)
+
+
+def template_of(source: ModelFile, settings: Settings) -> ChatTemplate:
+    """The chat template in use, which knows where it comes from."""
+    if settings.chat_template:
+        return ChatTemplate.from_file(settings.chat_template)
+    return ChatTemplate.of_model(source.file.get_str("tokenizer.chat_template", "") or None)
+
+
+def renderer(template: ChatTemplate, tokenizer: Tokenizer | None) -> Renderer:
+    """Messages to text by a template."""
+
+    def render(messages: tuple[Message, ...]) -> str:
+        bos, eos = (tokenizer.bos_text, tokenizer.eos_text) if tokenizer else ("", "")
+        return template.render(messages, bos_token=bos, eos_token=eos)
+
+    return render
+
+
+def open_tokenizer(source: ModelFile) -> Tokenizer | None:
+    """The file's tokenizer; None where it has none, or where nothing is installed that could read it."""
+    opener = cast(Callable[[object], Vocabulary] | None, registry.named("vocabularies", "gguf"))
+    if opener is None or "tokenizer.ggml.model" not in source.file.metadata:
+        return None
+    return Tokenizer(opener(source.file))
+
+
+def tokenizer_of(loaded: Loaded) -> Tokenizer:
+    """The tokenizer, which must be there."""
+    if loaded.tokenizer is None:
+        raise OptionError("the model has no tokenizer that can be read here; use token ids")
+    return loaded.tokenizer
+
+
+def describe(path: Path, loaded: Loaded, settings: Settings) -> ModelInfo:
+    """What fronts show of a model."""
+    source = models.open_model(path)
+    return ModelInfo(
+        name=source.file.get_str("general.name", path.stem) or path.stem,
+        path=str(path),
+        architecture=source.architecture,
+        n_vocab=loaded.model.n_vocab,
+        context=loaded.model.context,
+        parameters=source.parameters,
+        file_bytes=source.file.size,
+        template_origin=template_of(source, settings).origin,
+        load_s=loaded.load_s,
+        temperature=loaded.temperature,
+    )
+
+
+def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:
+    """The logits of every token of a text that has not been seen before."""
+    model, ids = loaded.model, np.asarray(tokens, np.int64)
+    if not len(ids) or ids.min() < 0 or ids.max() >= model.n_vocab:
+        raise OptionError(f"logits need at least one token, each from 0 to {model.n_vocab - 1}")
+    if len(ids) > model.context:
+        raise OptionError(f"{len(ids)} tokens do not fit into the context of {model.context}; ask for more with ctx")
+    seq = model.alloc()
+    try:
+        return model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
+    finally:
+        model.free(seq)
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several: a list of numbers is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = list(prompts)
+    if all(isinstance(p, (int, np.integer)) for p in several):
+        return [cast(list[int], several)]
+    return cast(list[Prompt], several)
+
+
+def prompt_request(prompt: Prompt, params: SamplingParams) -> GenerateRequest:
+    """A raw prompt as a request."""
+    if isinstance(prompt, str):
+        return GenerateRequest(params, text=prompt)
+    return GenerateRequest(params, tokens=tuple(int(t) for t in prompt))
+
+
+def completion(events: Sequence[Event]) -> Completion:
+    """A finished request as one object."""
+    last = events[-1]
+    tokens = [e.token for e in events if e.token is not None]
+    logprobs = [e.logprob for e in events if e.logprob is not None]
+    text = "".join(e.text for e in events)
+    return Completion(text, tokens, last.finish_reason or "stop", last.usage, last.timings, logprobs)

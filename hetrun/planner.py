@@ -1,0 +1,106 @@
+"""The static planner: the fastest backend that can run an op by a fixed order, and two rules for sizes.
+
+It is the first planner, and the one that stays for machines of which nothing has been measured yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetrun.backend import Backend
+from hetrun.errors import OptionError
+from hetrun.graph import Graph, Op
+from hetrun.ops import flops
+from hetrun.plan import BUCKETS, Placement, PlanSet, load_placements, make_plan
+
+# Work per second that a core of the last ten years reaches on a quantised product of many tokens. It is only
+# used to keep a single product short, so that a cancel is heard: being wrong by two costs nothing else.
+FLOPS_PER_CORE = 200e9
+LONGEST_PRODUCT = 0.040  # seconds
+LARGEST_UBATCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a planner knows of the machine."""
+
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user fixed; None is for the planner to choose."""
+
+    threads: int | None = None
+    ubatch: int | None = None
+    plan: Path | None = None
+    deterministic: bool = False
+
+
+def this_machine() -> Machine:
+    """The cores this process may use."""
+    return Machine(len(os.sched_getaffinity(0)))
+
+
+class StaticPlanner:
+    """Decides once, without measuring."""
+
+    def __init__(self, backends: Mapping[str, Backend], order: Sequence[str]) -> None:
+        """`order` names the backends from the most to the least wanted."""
+        self._backends = backends
+        self._order = order
+
+    def plan(self, graph: Graph, machine: Machine, wishes: Wishes) -> PlanSet:
+        """A plan for each bucket."""
+        threads = wishes.threads or machine.cores
+        if wishes.plan:
+            saved = load_placements(wishes.plan, graph)
+            self._check(graph, saved)
+            plans = {b: make_plan(graph, b, wishes.threads or saved[b][0], saved[b][1]) for b in BUCKETS}
+        else:
+            placements = self._placements(graph)
+            first = make_plan(graph, BUCKETS[0], threads, placements)
+            # One object for all buckets: what is compiled for one is then found by the others.
+            plans = {b: type(first)(b, threads, first.placements, first.stages) for b in BUCKETS}
+        ubatch, why = self._ubatch(graph, threads, wishes)
+        return PlanSet(plans, ubatch, why)
+
+    def _placements(self, graph: Graph) -> list[Placement]:
+        """The first backend of the order for everything; the next one for what it cannot do."""
+        placements = [Placement("", self._order[0], self._why(self._order[0]))]
+        for op in graph.ops:
+            if not self._backends[self._order[0]].supports(op):
+                backend = self._first_for(op)
+                placements.append(Placement(op.scope, backend, f"{self._order[0]} has no {op.kind} for this"))
+        return list(dict.fromkeys(placements))
+
+    def _why(self, backend: str) -> str:
+        others = [b for b in self._order if b != backend]
+        return f"first in the fixed order {' > '.join(self._order)}" if others else "the only backend allowed"
+
+    def _first_for(self, op: Op) -> str:
+        for name in self._order:
+            if self._backends[name].supports(op):
+                return name
+        raise OptionError(f"none of the backends {', '.join(self._order)} can run {op.kind} in {op.scope}; allow another one")
+
+    def _check(self, graph: Graph, saved: Mapping[str, tuple[int, list[Placement]]]) -> None:
+        for _, placements in saved.values():
+            for p in placements:
+                if p.backend not in self._backends:
+                    raise OptionError(f"the plan places {p.scope or 'everything'} on {p.backend}, which is not available here")
+
+    def _ubatch(self, graph: Graph, threads: int, wishes: Wishes) -> tuple[int, str]:
+        """How many tokens a pass may have."""
+        if wishes.ubatch:
+            return wishes.ubatch, "as asked for"
+        products = [op.weights[0].shape[0] * op.weights[0].shape[1] for op in graph.ops if op.kind == "linear"]
+        largest = flops("linear", max(products, default=1), 1)
+        limit = LONGEST_PRODUCT * FLOPS_PER_CORE * threads / largest
+        ubatch = next(n for n in (LARGEST_UBATCH, 256, 128, 64, 32) if n <= limit or n == 32)
+        if ubatch == LARGEST_UBATCH:
+            return ubatch, "more tokens at once are no faster"
+        return ubatch, f"so that a single product stays below {LONGEST_PRODUCT * 1000:.0f} ms and a cancel is heard"

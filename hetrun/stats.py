@@ -1,0 +1,75 @@
+"""What was measured: one record for each segment that ran."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a time belongs to."""
+
+    segment: str
+    backend: str
+    bucket: str
+    threads: int
+
+
+@dataclass(slots=True)
+class Record:
+    """Runs of one segment in one bucket."""
+
+    runs: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    smoothed: float = 0.0  # seconds of one run; newer runs count more
+    best: float = float("inf")
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """One more run."""
+        self.runs += 1
+        self.tokens += tokens
+        self.seconds += seconds
+        self.smoothed = seconds if self.runs == 1 else 0.9 * self.smoothed + 0.1 * seconds
+        self.best = min(self.best, seconds)
+
+
+class Stats:
+    """All records; written by the engine thread only."""
+
+    def __init__(self) -> None:
+        self._records: defaultdict[Key, Record] = defaultdict(Record)
+        self.native_seconds = 0.0  # inside calls that leave Python
+        self.step_seconds = 0.0  # steps of the engine from end to end
+        self.steps = 0
+
+    def record(self, key: Key, tokens: int, seconds: float) -> None:
+        """One run of a segment."""
+        self._records[key].add(tokens, seconds)
+
+    def step(self, seconds: float, native: float) -> None:
+        """One step of the engine: scheduling, segments, sampling; and how much of it was spent outside Python."""
+        self.step_seconds += seconds
+        self.native_seconds += native
+        self.steps += 1
+
+    def __iter__(self) -> Iterator[tuple[Key, Record]]:
+        return iter(list(self._records.items()))
+
+    def seconds(self, segment: str, bucket: str) -> float | None:
+        """The smoothed time of one run, if it was ever measured."""
+        found = [r.smoothed for k, r in self._records.items() if k.segment == segment and k.bucket == bucket]
+        return found[-1] if found else None
+
+    @property
+    def python_share(self) -> float:
+        """The part of the steps' time that was spent in Python."""
+        return 1 - self.native_seconds / self.step_seconds if self.step_seconds else 0.0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._records.clear()
+        self.native_seconds = self.step_seconds = 0.0
+        self.steps = 0

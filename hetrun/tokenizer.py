@@ -1,0 +1,92 @@
+"""Text to tokens and back, over a vocabulary that somebody else understands."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+from hetrun.errors import OptionError
+
+
+class Vocabulary(Protocol):
+    """A model's own tokens. Calls are native: the engine thread makes them."""
+
+    n_tokens: int
+    bos: int | None
+    eos: int | None
+    add_bos: bool
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """The tokens of a text."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; special tokens as they are written in templates."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """Whether a model says with this token that it has finished."""
+        ...
+
+    def close(self) -> None:
+        """Give its memory back."""
+        ...
+
+
+class Tokenizer:
+    """A vocabulary with the pieces it was asked for kept at hand."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the vocabulary."""
+        return self._vocabulary.n_tokens
+
+    @cached_property
+    def bos_text(self) -> str:
+        """How the beginning of a sequence is written in a template."""
+        bos = self._vocabulary.bos
+        return "" if bos is None else self.piece(bos).decode("utf-8", "replace")
+
+    @cached_property
+    def eos_text(self) -> str:
+        """How the end of a sequence is written in a template."""
+        eos = self._vocabulary.eos
+        return "" if eos is None else self.piece(eos).decode("utf-8", "replace")
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, special ones parsed; the first is the one that begins a sequence where the model
+        wants that and the text does not say it already."""
+        says_it = bool(self.bos_text) and text.startswith(self.bos_text)
+        return self._vocabulary.tokenize(text, add_special=not says_it, parse_special=True)
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text of some tokens."""
+        return b"".join(self.piece(t) for t in tokens).decode("utf-8", "replace")
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token."""
+        if token not in self._pieces:
+            self.check([token])
+            self._pieces[token] = self._vocabulary.piece(token)
+        return self._pieces[token]
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model has finished with this token."""
+        if token not in self._ends:
+            self._ends[token] = self._vocabulary.is_end(token)
+        return self._ends[token]
+
+    def check(self, tokens: list[int] | tuple[int, ...]) -> None:
+        """Refuse numbers that are not tokens."""
+        for i, token in enumerate(tokens):
+            if not 0 <= token < self.n_tokens:
+                raise OptionError(f"token {i} is {token}, but the model's vocabulary goes from 0 to {self.n_tokens - 1}")
+
+    def close(self) -> None:
+        """Give the vocabulary back."""
+        self._vocabulary.close()
