@@ -1,0 +1,153 @@
+"""How the values of options are read, whether they come as Python values, from TOML or as text.
+
+Each parser takes the value as given and where it was given, and returns the value in its own type or raises
+an OptionError that says what was given, where, and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from reprlib import repr as short
+
+from hetrun.errors import OptionError
+
+LARGEST = 2**63 - 1
+UNITS = {"": 1, "b": 1} | {
+    letter + ending: base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for ending, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+def unknown(what: str, name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The sentence for a name that does not exist; `prefix` is what all names begin with."""
+    from difflib import get_close_matches  # on use: 4 ms
+
+    tails = [other.removeprefix(prefix) for other in known]
+    tail = name.removeprefix(prefix)
+    longer = [other for other in tails if tail and other.startswith(tail)]
+    close = longer or get_close_matches(tail, tails, n=1)
+    if close:
+        return f"unknown {what} {name}: did you mean {prefix}{close[0]}?"
+    return f"unknown {what} {name}: known are {', '.join(prefix + other for other in tails)}"
+
+
+def refused(where: str, value: object, said: str) -> OptionError:
+    return OptionError(f"{where} must be {said}, not {short(value)}")
+
+
+def text(value: object, where: str) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or not value:
+        raise refused(where, value, "a text")
+    return value
+
+
+def path(value: object, where: str) -> Path:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise refused(where, value, "the path of a file")
+    return Path(os.fsdecode(value)).expanduser()
+
+
+def boolean(value: object, where: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word not in TRUE + FALSE:
+        raise refused(where, value, "true or false (also yes/no, on/off, 1/0)")
+    return word in TRUE
+
+
+def integer(least: int, most: int = LARGEST) -> Callable[[object, str], int]:
+    said = f"an integer of {least} or more" if most == LARGEST else f"an integer from {least} to {most}"
+
+    def parse(value: object, where: str) -> int:
+        number = value
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value):
+            number = int(value)
+        if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+            raise refused(where, value, said)
+        return number
+
+    return parse
+
+
+def number(least: float) -> Callable[[object, str], float]:
+    def parse(value: object, where: str) -> float:
+        found = math.nan
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            try:
+                found = float(value)
+            except (ValueError, OverflowError):
+                found = math.nan
+        if not least <= found < math.inf:
+            raise refused(where, value, f"a number of {least:g} or more")
+        return found
+
+    return parse
+
+
+def size(least: int) -> Callable[[object, str], int]:
+    def parse(value: object, where: str) -> int:
+        found = parse_size(value, where)
+        if found < least:
+            raise refused(where, value, f"at least {least} byte")
+        return found
+
+    return parse
+
+
+SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([a-z]{0,3})\s*", re.ASCII)
+
+
+def parse_size(value: object, where: str = "a size") -> int:
+    """Bytes: 2GiB and 2G are 2 * 1024**3, 2GB is 2 * 1000**3, 1024 is 1024."""
+    found: Decimal | int = -1
+    if isinstance(value, int) and not isinstance(value, bool):
+        found = value
+    match = SIZE.fullmatch(value.lower()) if isinstance(value, str) else None
+    if match and match[2] in UNITS:
+        found = Decimal(match[1]) * UNITS[match[2]]
+        if UNITS[match[2]] == 1 and found != int(found):
+            found = -1  # half a byte is a mistake; 1.3G, which is no whole number of bytes either, is not
+    if not 0 <= found <= LARGEST:
+        raise refused(where, value, "a size such as 2GiB, 1.5G, 512MiB, 2GB or a number of bytes")
+    return int(found)
+
+
+def names(value: object, where: str) -> tuple[str, ...]:
+    """Several names: a list, or one text with commas."""
+    found = value.split(",") if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(name, str) and name.strip() for name in found
+    ):
+        raise refused(where, value, "one or more names, separated by commas")
+    return tuple(dict.fromkeys(name.strip() for name in found))
+
+
+def choice(*allowed: str, not_built: Mapping[str, str] | None = None) -> Callable[[object, str], str]:
+    """One of several words; those of `not_built` are known but do not work yet, for the reason given."""
+
+    def parse(value: object, where: str) -> str:
+        word = value.strip().lower() if isinstance(value, str) else ""
+        reason = (not_built or {}).get(word.partition(":")[0])
+        if reason is not None:
+            raise OptionError(
+                f"{where}: {short(value)} needs {reason}, which is not built yet; {_only(allowed)}"
+            )
+        if word not in allowed:
+            raise refused(where, value, " or ".join(allowed))
+        return word
+
+    return parse
+
+
+def _only(allowed: tuple[str, ...]) -> str:
+    return f"only {' and '.join(repr(word) for word in allowed)} works"
