@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hetrun.sampling import SamplingParams
+from hetrun.params import SamplingParams
 
 Message = Mapping[str, object]
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetrun.backend import Buffers, WeightUse
 from hetrun.backends.llamacpp import native
@@ -59,7 +59,7 @@ class Emitter:
         self.values: dict[Value, Ref] = {}
         self._buffers = buffers
         self._kv = kv
-        self._gathered: dict[int, Ref] = {}
+        self._gathered: dict[tuple[int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
         self._all_wanted = self.shape.wanted == self.shape.tokens
 
@@ -122,7 +122,7 @@ class Emitter:
         assert isinstance(a, Rope)
         x = self.values[first.inputs[0]]
         width = sum(op.out.width for op in item.ops)
-        joined = Ref(x.tensor, width, x.rows, x.stride, x.offset)
+        joined = replace(x, width=width)
         mode = native.ROPE_INTERLEAVED if a.interleaved else native.ROPE_HALVES
         factors = self.vector(first.weights[0]) if first.weights else None
         tensor = self.lib.ggml_rope_ext(
@@ -167,9 +167,9 @@ class Emitter:
 
     def gathered(self, width: int, rows: int) -> Ref:
         """Where the attention results of several sequences are put together; every layer uses the same memory."""
-        if width not in self._gathered:
-            self._gathered[width] = self.w.matrix(width, rows)
-        return self._gathered[width]
+        if (width, rows) not in self._gathered:
+            self._gathered[width, rows] = self.w.matrix(width, rows)
+        return self._gathered[width, rows]
 
     def attention(self, op: Op) -> None:
         a = op.attrs

@@ -7,7 +7,7 @@ and masks get their addresses and lengths before each run. So one graph serves a
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +30,21 @@ class Ref:
     rows: int
     stride: int
     offset: int = 0
+    partial: bool = False  # not all rows of the tensor
 
     @property
     def whole(self) -> bool:
         """Whether it is the tensor itself."""
-        return self.offset == 0 and self.stride == self.width * FLOAT
+        return self.stride == self.width * FLOAT and not self.partial
 
     def columns(self, a: int, b: int) -> Ref:
         """Columns a to b."""
-        return Ref(self.tensor, b - a, self.rows, self.stride, self.offset + a * FLOAT)
+        return replace(self, width=b - a, offset=self.offset + a * FLOAT)
 
     def part(self, a: int, b: int) -> Ref:
         """Rows a to b."""
-        return Ref(self.tensor, self.width, b - a, self.stride, self.offset + a * self.stride)
+        partial = self.partial or b - a < self.rows
+        return replace(self, rows=b - a, offset=self.offset + a * self.stride, partial=partial)
 
 
 class Writer:
