@@ -17,7 +17,7 @@ TOKENS = tiny.random_tokens(40)
 @pytest.mark.parametrize("case", [*cases.LLAMA, *cases.QUANTISED], ids=str)
 def test_reference_backend_agrees_with_transformers(case: TinyLlama, tmp_path: Path) -> None:
     path = tiny.write_gguf(case, tmp_path / "tiny.gguf")
-    with LLM(path, backends=["reference"]) as llm:
+    with LLM(path, backends=["reference"], kv_type="f32") as llm:
         found = llm.logits(TOKENS)
     expected = oracle.logits(case, TOKENS)
     assert found.dtype == np.float32
