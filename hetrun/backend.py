@@ -166,7 +166,9 @@ class Backend(ABC):
 
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         """The weights of a segment in the form that `compile` will look them up."""
-        return tuple(dict.fromkeys(WeightUse(w, use_of(op, i)) for op in ops for i, w in enumerate(op.weights)))
+        return tuple(
+            dict.fromkeys(WeightUse(w, use_of(op, i)) for op in ops for i, w in enumerate(op.weights))
+        )
 
     @abstractmethod
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
@@ -250,7 +252,10 @@ class InterpretingBackend(Backend):
         return ArrayBuffer(array)
 
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
-        steps = [(op, self._table[op.kind], [_array(buffers, op, i) for i in range(len(op.weights))]) for op in segment.ops]
+        steps = [
+            (op, self._table[op.kind], [_array(buffers, op, i) for i in range(len(op.weights))])
+            for op in segment.ops
+        ]
         return InterpretedRunner(segment, steps, kv)
 
 
@@ -263,7 +268,9 @@ def _array(buffers: Buffers, op: Op, index: int) -> Floats:
 class InterpretedRunner:
     """Calls one function for each op."""
 
-    def __init__(self, segment: Segment, steps: Sequence[tuple[Op, OpFunction, list[Floats]]], kv: KvCache) -> None:
+    def __init__(
+        self, segment: Segment, steps: Sequence[tuple[Op, OpFunction, list[Floats]]], kv: KvCache
+    ) -> None:
         self._segment = segment
         self._steps = steps
         self._kv = kv

@@ -217,7 +217,9 @@ class Engine:
 class Loop:
     """What the engine thread does: take what came in, run a step, hand out what it gave."""
 
-    def __init__(self, loaded: Loaded, inbox: queue.SimpleQueue[object], set_busy: Callable[[frozenset[int]], None]) -> None:
+    def __init__(
+        self, loaded: Loaded, inbox: queue.SimpleQueue[object], set_busy: Callable[[frozenset[int]], None]
+    ) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._inbox = inbox
@@ -295,11 +297,15 @@ class Loop:
                 "shorten it, or ask for more with --ctx"
             )
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        default = {} if self._loaded.temperature is None else {"default_temperature": self._loaded.temperature}
+        default = (
+            {} if self._loaded.temperature is None else {"default_temperature": self._loaded.temperature}
+        )
         sampler = make_sampler(params, **default)
         seq = self._model.alloc()
         decoder = StreamDecoder(tuple(params.stop))
-        return Running(w.id, w.request, w.on_event, seq, tokens, len(tokens), limit, sampler, decoder, w.arrived)
+        return Running(
+            w.id, w.request, w.on_event, seq, tokens, len(tokens), limit, sampler, decoder, w.arrived
+        )
 
     def _step(self) -> None:
         start, native = perf_counter(), self._model.native_seconds
@@ -363,7 +369,13 @@ class Loop:
     def _finish(self, r: Running, reason: FinishReason) -> None:
         self._drop(r)
         r.on_event(
-            Event("done", r.decoder.flush(), finish_reason=reason, usage=r.usage(), timings=r.timings(self._loaded.load_s))
+            Event(
+                "done",
+                r.decoder.flush(),
+                finish_reason=reason,
+                usage=r.usage(),
+                timings=r.timings(self._loaded.load_s),
+            )
         )
 
     def _fail(self, r: Running, error: Exception) -> None:
@@ -389,7 +401,9 @@ def prompt_tokens(loaded: Loaded, request: GenerateRequest) -> list[int]:
         tokens = list(request.tokens)
         for i, token in enumerate(tokens):
             if not 0 <= token < loaded.model.n_vocab:
-                raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {loaded.model.n_vocab - 1}")
+                raise OptionError(
+                    f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {loaded.model.n_vocab - 1}"
+                )
     elif tokenizer is None:
         raise OptionError("nothing here can read the model's tokenizer, so only prompts of token ids work")
     elif request.messages is not None:

@@ -102,7 +102,9 @@ class Executor:
         inside = chunk.wanted[(chunk.wanted >= a) & (chunk.wanted < b)]
         return int(inside[wanted]) if len(inside) > wanted else b
 
-    def _prepare(self, pieces: Sequence[tuple[Chunk, int, int]], before: Mapping[int, int], slots: Mapping[int, Ints]) -> Pass:
+    def _prepare(
+        self, pieces: Sequence[tuple[Chunk, int, int]], before: Mapping[int, int], slots: Mapping[int, Ints]
+    ) -> Pass:
         parts, tokens, positions, rows, wanted = [], [], [], [], []
         at = wanted_at = 0
         for chunk, a, b in pieces:
@@ -147,14 +149,18 @@ class Executor:
                 self._threads[name] = plan.threads
 
     def _compile(self, plan: Plan, shape: PassShape) -> Compiled:
-        stages = tuple(tuple((self._key(plan, s), self._runner(s, shape)) for s in stage) for stage in plan.stages)
+        stages = tuple(
+            tuple((self._key(plan, s), self._runner(s, shape)) for s in stage) for stage in plan.stages
+        )
         return Compiled(stages)
 
     def _key(self, plan: Plan, segment: Segment) -> Key:
         return Key(segment.name, segment.backend, plan.bucket, plan.threads)
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
-        return self._backends[segment.backend].compile(segment, shape, self._store.buffers(segment.backend), self._kv)
+        return self._backends[segment.backend].compile(
+            segment, shape, self._store.buffers(segment.backend), self._kv
+        )
 
     @property
     def native_seconds(self) -> float:

@@ -68,7 +68,9 @@ class Weight:
         """Columns a to b; both must lie on the border of a quantisation block."""
         _check_range("columns", self, a, b, self.shape[1])
         if a % self.quant.block or b % self.quant.block:
-            raise ValueError(f"{self.name}: columns {a}:{b} cut a block of {self.quant.block} {self.quant.name} weights")
+            raise ValueError(
+                f"{self.name}: columns {a}:{b} cut a block of {self.quant.block} {self.quant.name} weights"
+            )
         skip, width = self.quant.row_bytes(a), self.quant.row_bytes(b - a)
         parts = tuple(replace(p, offset=p.offset + skip, row_bytes=width) for p in self.parts)
         return replace(self, name=f"{self.name}[:,{a}:{b}]", shape=(self.shape[0], b - a), parts=parts)
@@ -144,7 +146,9 @@ class Graph:
             if spec is None:
                 raise ValueError(f"{where}: no such kind; there are {', '.join(OPS)}")
             if not isinstance(op.attrs, spec.attrs):
-                raise ValueError(f"{where}: attributes are {type(op.attrs).__name__}, not {spec.attrs.__name__}")
+                raise ValueError(
+                    f"{where}: attributes are {type(op.attrs).__name__}, not {spec.attrs.__name__}"
+                )
             if len(op.inputs) != spec.n_inputs or len(op.weights) not in spec.n_weights:
                 raise ValueError(f"{where}: {len(op.inputs)} inputs and {len(op.weights)} weights")
             for value in op.inputs:
@@ -223,7 +227,9 @@ class GraphBuilder:
             raise ModelFileError(self._source.path, f"the tensor {name} is missing: the file is incomplete")
         if found.shape != (rows, width):
             shape = f"{found.shape[0]} x {found.shape[1]}"
-            raise ModelFileError(self._source.path, f"the tensor {name} is {shape}, but the settings say {rows} x {width}")
+            raise ModelFileError(
+                self._source.path, f"the tensor {name} is {shape}, but the settings say {rows} x {width}"
+            )
         return found
 
     def op(self, kind: str, inputs: Sequence[Value], weights: Sequence[Weight], attrs: Attrs, width: int,
@@ -246,7 +252,11 @@ def kv_shapes(graph: Graph) -> Mapping[int, tuple[int, int]]:
     """Layer -> (number of KV heads, head dimension), for the attention ops of a graph."""
     from hetrun.ops import Attention
 
-    return {op.attrs.layer: (op.attrs.n_kv_heads, op.attrs.head_dim) for op in graph.ops if isinstance(op.attrs, Attention)}
+    return {
+        op.attrs.layer: (op.attrs.n_kv_heads, op.attrs.head_dim)
+        for op in graph.ops
+        if isinstance(op.attrs, Attention)
+    }
 
 
 def blocks_contiguous(extents: Sequence[Extent]) -> bool:

@@ -135,7 +135,9 @@ class KvCache:
         missing = -(-(s.length + n) // BLOCK) - len(s.blocks)
         unshare = self._must_unshare(s)
         if missing + unshare and missing + unshare > int(np.count_nonzero(self._references == 0)):
-            raise BudgetError(f"the KV cache of {self.rows} tokens is full; ask for fewer sequences or a smaller --ctx")
+            raise BudgetError(
+                f"the KV cache of {self.rows} tokens is full; ask for fewer sequences or a smaller --ctx"
+            )
         if unshare:
             self._unshare_tail(s)
         for _ in range(missing):

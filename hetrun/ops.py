@@ -80,7 +80,13 @@ _ROWS = (
     OpSpec("swiglu", 2, (0,), Attrs, "silu(first) * second"),
     OpSpec("add", 2, (0,), Attrs, "first + second"),
     OpSpec("select", 1, (0,), Attrs, "the wanted rows of a value with a row for each token"),
-    OpSpec("head", 1, (1, 2), Attrs, "as linear: from the hidden state to a logit for each token of the vocabulary"),
+    OpSpec(
+        "head",
+        1,
+        (1, 2),
+        Attrs,
+        "as linear: from the hidden state to a logit for each token of the vocabulary",
+    ),
 )
 
 OPS: dict[str, OpSpec] = {row.kind: row for row in _ROWS}

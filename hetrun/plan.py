@@ -123,7 +123,9 @@ def load_placements(path: Path, graph: Graph) -> dict[str, tuple[int, list[Place
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
-            raise OptionError(f"{path}: plan format {data['format']} is not known; this version reads {FORMAT}")
+            raise OptionError(
+                f"{path}: plan format {data['format']} is not known; this version reads {FORMAT}"
+            )
         found = {
             str(p["bucket"]): (int(p["threads"]), [Placement(**placement) for placement in p["placements"]])
             for p in data["plans"]
@@ -183,7 +185,9 @@ def _latest(graph: Graph, chosen: Sequence[Placement], earliest: list[int]) -> l
             readers.setdefault(v, []).append(i)
     stage = list(earliest)
     for i in reversed(range(len(graph.ops))):
-        after = [stage[r] - (chosen[r].backend != chosen[i].backend) for r in readers.get(graph.ops[i].out, [])]
+        after = [
+            stage[r] - (chosen[r].backend != chosen[i].backend) for r in readers.get(graph.ops[i].out, [])
+        ]
         stage[i] = max(min(after), earliest[i]) if after else stage[i]
     return stage
 

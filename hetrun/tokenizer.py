@@ -85,7 +85,9 @@ class Tokenizer:
         """Refuse numbers that are not tokens."""
         for i, token in enumerate(tokens):
             if not 0 <= token < self.n_tokens:
-                raise OptionError(f"token {i} is {token}, but the model's vocabulary goes from 0 to {self.n_tokens - 1}")
+                raise OptionError(
+                    f"token {i} is {token}, but the model's vocabulary goes from 0 to {self.n_tokens - 1}"
+                )
 
     def close(self) -> None:
         """Give the vocabulary back."""

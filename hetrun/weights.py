@@ -34,7 +34,9 @@ class FileReader:
                 at = self._read_into(part, part.offset, target, at, part.rows * part.row_bytes, weight.name)
             else:
                 for row in range(part.rows):
-                    at = self._read_into(part, part.offset + row * part.stride, target, at, part.row_bytes, weight.name)
+                    at = self._read_into(
+                        part, part.offset + row * part.stride, target, at, part.row_bytes, weight.name
+                    )
 
     def _read_into(self, part: Extent, offset: int, target: memoryview, at: int, n: int, name: str) -> int:
         file, end = self._open(part.path), at + n
@@ -42,9 +44,13 @@ class FileReader:
             try:
                 got = os.preadv(file, [target[at:end]], offset)
             except OSError as e:
-                raise ModelFileError(part.path, f"reading {name} at byte {offset} failed: {e.strerror}") from e
+                raise ModelFileError(
+                    part.path, f"reading {name} at byte {offset} failed: {e.strerror}"
+                ) from e
             if not got:
-                raise ModelFileError(part.path, f"{name} ends at byte {offset} of {n} more: the file was cut while in use")
+                raise ModelFileError(
+                    part.path, f"{name} ends at byte {offset} of {n} more: the file was cut while in use"
+                )
             at, offset = at + got, offset + got
             self.bytes_read += got
         return at
@@ -111,5 +117,3 @@ def available_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
