@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal, Protocol
 
 from hetrun.errors import ModelFileError
-from hetrun.ops import OPS, Attrs
+from hetrun.ops import OPS, Attention, Attrs, Form
 from hetrun.quant import QuantType
 
 Rows = Literal["tokens", "wanted"]
@@ -71,7 +70,7 @@ class Weight:
             raise ValueError(
                 f"{self.name}: columns {a}:{b} cut a block of {self.quant.block} {self.quant.name} weights"
             )
-        skip, width = self.quant.row_bytes(a), self.quant.row_bytes(b - a)
+        skip, width = a // self.quant.block * self.quant.block_bytes, self.quant.row_bytes(b - a)
         parts = tuple(replace(p, offset=p.offset + skip, row_bytes=width) for p in self.parts)
         return replace(self, name=f"{self.name}[:,{a}:{b}]", shape=(self.shape[0], b - a), parts=parts)
 
@@ -139,27 +138,59 @@ class Graph:
 
     def validate(self) -> None:
         """Check that each op reads what stands before it and has the form its kind asks for."""
-        made: set[Value] = set()
+        made: dict[str, Value] = {}
+        layers: set[int] = set()
         for i, op in enumerate(self.ops):
-            where = f"op {i} ({op.kind} in {op.scope})"
-            spec = OPS.get(op.kind)
-            if spec is None:
-                raise ValueError(f"{where}: no such kind; there are {', '.join(OPS)}")
-            if not isinstance(op.attrs, spec.attrs):
-                raise ValueError(
-                    f"{where}: attributes are {type(op.attrs).__name__}, not {spec.attrs.__name__}"
-                )
-            if len(op.inputs) != spec.n_inputs or len(op.weights) not in spec.n_weights:
-                raise ValueError(f"{where}: {len(op.inputs)} inputs and {len(op.weights)} weights")
-            for value in op.inputs:
-                if value not in made:
-                    raise ValueError(f"{where}: reads {value.name}, which nothing before it makes")
-            if op.out in made:
-                raise ValueError(f"{where}: makes {op.out.name} a second time")
-            made.add(op.out)
+            try:
+                _check_op(op)
+                for value in op.inputs:
+                    if made.get(value.name) != value:
+                        raise ValueError(f"reads {value.name}, which nothing before it makes")
+                if op.out.name in made:
+                    raise ValueError(f"makes {op.out.name} a second time")
+                if isinstance(op.attrs, Attention):
+                    # Both would write their K and V to the same rows of the cache.
+                    if op.attrs.layer in layers:
+                        raise ValueError(f"is a second attention for layer {op.attrs.layer}")
+                    layers.add(op.attrs.layer)
+            except ValueError as e:
+                raise ValueError(f"op {i} ({op.kind} in {op.scope}) {e}") from None
+            made[op.out.name] = op.out
         for value in self.outputs:
-            if value not in made:
+            if made.get(value.name) != value:
                 raise ValueError(f"nothing makes the output {value.name}")
+            if value.rows != "wanted":
+                raise ValueError(f"the output {value.name} has a row for each token, not for each wanted one")
+
+
+def _check_op(op: Op) -> None:
+    spec = OPS.get(op.kind)
+    if spec is None:
+        raise ValueError(f"is of no known kind; there are {', '.join(OPS)}")
+    if type(op.attrs) is not spec.attrs:
+        raise ValueError(f"has attributes of type {type(op.attrs).__name__}, not {spec.attrs.__name__}")
+    if len(op.inputs) != spec.n_inputs or len(op.weights) not in spec.n_weights:
+        raise ValueError(f"has {len(op.inputs)} inputs and {len(op.weights)} weights")
+    rows, expected = tuple(v.rows for v in (*op.inputs, op.out)), _expected_rows(op)
+    if rows != expected:
+        raise ValueError(f"goes from {_shown(rows)} rows, but its kind from {_shown(expected)}")
+    form = Form(op.attrs, tuple(v.width for v in op.inputs), tuple(w.shape for w in op.weights), op.out.width)
+    for what, found, wanted in spec.sizes(form):
+        if found != wanted:
+            raise ValueError(f"does not fit together: its {what} is {found}, not {wanted}")
+
+
+def _expected_rows(op: Op) -> tuple[Rows, ...]:
+    """The kinds of rows of the inputs and the result."""
+    if op.kind == "select":
+        return ("tokens", "wanted")
+    if op.kind == "attention":
+        return (op.rows, "tokens", "tokens", op.rows)
+    return (op.rows,) * (len(op.inputs) + 1)
+
+
+def _shown(rows: Sequence[Rows]) -> str:
+    return f"{', '.join(rows[:-1]) or 'no'} to {rows[-1]}"
 
 
 def in_scope(scope: str, prefix: str) -> bool:
@@ -242,24 +273,16 @@ class GraphBuilder:
         return out
 
     def finish(self, hidden: Value, logits: Value) -> Graph:
-        """The graph, checked."""
+        """The graph, checked: a file may hold settings that no model can have."""
         graph = Graph(tuple(self._ops), hidden, logits)
-        graph.validate()
+        try:
+            graph.validate()
+        except ValueError as e:
+            raise ModelFileError(self._source.path, f"its settings do not make a model: {e}") from e
         return graph
 
 
 def kv_shapes(graph: Graph) -> Mapping[int, tuple[int, int]]:
     """Layer -> (number of KV heads, head dimension), for the attention ops of a graph."""
-    from hetrun.ops import Attention
-
-    return {
-        op.attrs.layer: (op.attrs.n_kv_heads, op.attrs.head_dim)
-        for op in graph.ops
-        if isinstance(op.attrs, Attention)
-    }
-
-
-def blocks_contiguous(extents: Sequence[Extent]) -> bool:
-    """Whether the extents are one run of bytes in one file."""
-    plain = all(e.stride == e.row_bytes or e.rows == 1 for e in extents)
-    return plain and all(a.path == b.path and a.end == b.offset for a, b in pairwise(extents))
+    attentions = [op.attrs for op in graph.ops if isinstance(op.attrs, Attention)]
+    return {a.layer: (a.n_kv_heads, a.head_dim) for a in attentions}

@@ -6,7 +6,7 @@ the same names; a backend says which kinds it supports and the reference does th
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 
 
@@ -61,6 +61,58 @@ class Attention(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """Attributes and sizes of one op: widths of its inputs and of its result, shapes of its weights."""
+
+    attrs: Attrs
+    inputs: tuple[int, ...]
+    weights: tuple[tuple[int, int], ...]
+    out: int
+
+
+Sizes = Iterator[tuple[str, object, object]]  # what it is, what it should be equal to
+
+
+def _embed(f: Form) -> Sizes:
+    yield "width of the table", f.weights[0][1], f.out
+
+
+def _linear(f: Form) -> Sizes:
+    yield "weight", f.weights[0], (f.out, f.inputs[0])
+    if len(f.weights) > 1:
+        yield "bias", f.weights[1], (1, f.out)
+
+
+def _norm(f: Form) -> Sizes:
+    yield "input", f.inputs[0], f.out
+    yield "weight", f.weights[0], (1, f.out)
+
+
+def _rope(f: Form) -> Sizes:
+    a = f.attrs
+    assert isinstance(a, Rope)
+    yield "input", f.inputs[0], a.n_heads * a.head_dim
+    yield "result", f.out, a.n_heads * a.head_dim
+    yield "number of columns that turn", a.n_rot, min(a.n_rot, a.head_dim) // 2 * 2
+    if f.weights:
+        yield "weight", f.weights[0], (1, a.n_rot // 2)
+
+
+def _attention(f: Form) -> Sizes:
+    a = f.attrs
+    assert isinstance(a, Attention)
+    yield "number of query heads", a.n_heads, a.n_heads // a.n_kv_heads * a.n_kv_heads
+    for what, width, heads in zip("qkv", f.inputs, (a.n_heads, a.n_kv_heads, a.n_kv_heads), strict=True):
+        yield what, width, heads * a.head_dim
+    yield "result", f.out, a.n_heads * a.head_dim
+
+
+def _elementwise(f: Form) -> Sizes:
+    for width in f.inputs:
+        yield "input", width, f.out
+
+
+@dataclass(frozen=True, slots=True)
 class OpSpec:
     """One row of the table."""
 
@@ -68,25 +120,20 @@ class OpSpec:
     n_inputs: int
     n_weights: Container[int]
     attrs: type[Attrs]
+    sizes: Callable[[Form], Sizes]
     meaning: str
 
 
 _ROWS = (
-    OpSpec("embed", 0, (1,), Attrs, "rows of the weight, one for each token id of the step"),
-    OpSpec("rms_norm", 1, (1,), RmsNorm, "root mean square normalisation, times the weight"),
-    OpSpec("linear", 1, (1, 2), Attrs, "x @ weight.T, plus the second weight as a bias"),
-    OpSpec("rope", 1, (0, 1), Rope, "rotary position embedding of each head"),
-    OpSpec("attention", 3, (0,), Attention, "causal attention; writes K and V"),
-    OpSpec("swiglu", 2, (0,), Attrs, "silu(first) * second"),
-    OpSpec("add", 2, (0,), Attrs, "first + second"),
-    OpSpec("select", 1, (0,), Attrs, "the wanted rows of a value with a row for each token"),
-    OpSpec(
-        "head",
-        1,
-        (1, 2),
-        Attrs,
-        "as linear: from the hidden state to a logit for each token of the vocabulary",
-    ),
+    OpSpec("embed", 0, (1,), Attrs, _embed, "rows of the weight, one for each token id of the step"),
+    OpSpec("rms_norm", 1, (1,), RmsNorm, _norm, "root mean square normalisation, times the weight"),
+    OpSpec("linear", 1, (1, 2), Attrs, _linear, "x @ weight.T, plus the second weight as a bias"),
+    OpSpec("rope", 1, (0, 1), Rope, _rope, "rotary position embedding of each head"),
+    OpSpec("attention", 3, (0,), Attention, _attention, "causal attention; writes K and V"),
+    OpSpec("swiglu", 2, (0,), Attrs, _elementwise, "silu(first) * second"),
+    OpSpec("add", 2, (0,), Attrs, _elementwise, "first + second"),
+    OpSpec("select", 1, (0,), Attrs, _elementwise, "the wanted rows of a value with a row for each token"),
+    OpSpec("head", 1, (1, 2), Attrs, _linear, "as linear: to a logit for each token of the vocabulary"),
 )
 
 OPS: dict[str, OpSpec] = {row.kind: row for row in _ROWS}
@@ -94,5 +141,5 @@ NONE = Attrs()
 
 
 def flops(kind: str, weight_elements: int, rows: int) -> int:
-    """Multiplications and additions of a matrix product; the other kinds are bound by memory and count as none."""
+    """Multiplications and additions of a matrix product; other kinds are bound by memory and count as 0."""
     return 2 * weight_elements * rows if kind in ("linear", "head") else 0
