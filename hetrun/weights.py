@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import Backend, Buffer, Buffers, WeightUse
 from hetrun.errors import ModelFileError
-from hetrun.graph import Extent, Weight
+from hetrun.graph import Weight
 
 Progress = Callable[[float], None]
 
@@ -28,32 +28,31 @@ class FileReader:
 
     def read(self, weight: Weight, out: NDArray[np.uint8]) -> None:
         """The stored bytes of a weight, its parts one behind the other."""
-        target, at = memoryview(out), 0
+        if out.shape != (weight.nbytes,):
+            raise ValueError(f"{weight.name} has {weight.nbytes} bytes and cannot be read into {out.shape}")
+        target, at = out.data, 0
         for part in weight.parts:
-            if part.stride == part.row_bytes or part.rows == 1:
-                at = self._read_into(part, part.offset, target, at, part.rows * part.row_bytes, weight.name)
-            else:
-                for row in range(part.rows):
-                    at = self._read_into(
-                        part, part.offset + row * part.stride, target, at, part.row_bytes, weight.name
-                    )
+            # Rows that follow each other in the file are one read.
+            runs, rows = (1, part.rows) if part.stride == part.row_bytes else (part.rows, 1)
+            for run in range(runs):
+                end = at + rows * part.row_bytes
+                self._read_into(target[at:end], part.path, part.offset + run * part.stride, weight.name)
+                at = end
 
-    def _read_into(self, part: Extent, offset: int, target: memoryview, at: int, n: int, name: str) -> int:
-        file, end = self._open(part.path), at + n
-        while at < end:
+    def _read_into(self, target: memoryview, path: str, offset: int, name: str) -> None:
+        file, at = self._open(path), 0
+        while at < len(target):  # the system reads at most 2 GiB at once
             try:
-                got = os.preadv(file, [target[at:end]], offset)
+                got = os.preadv(file, [target[at:]], offset + at)
             except OSError as e:
                 raise ModelFileError(
-                    part.path, f"reading {name} at byte {offset} failed: {e.strerror}"
+                    path, f"reading {name} at byte {offset + at} failed: {e.strerror}"
                 ) from e
             if not got:
-                raise ModelFileError(
-                    part.path, f"{name} ends at byte {offset} of {n} more: the file was cut while in use"
-                )
-            at, offset = at + got, offset + got
+                where = f"inside the tensor {name}, at byte {offset + at}"
+                raise ModelFileError(path, f"the file ends {where}: it was cut while in use; get it again")
+            at += got
             self.bytes_read += got
-        return at
 
     def _open(self, path: str) -> int:
         if path not in self._files:
@@ -90,7 +89,8 @@ class WeightStore:
 
     def load(self, wanted: Mapping[str, Iterable[WeightUse]], progress: Progress | None = None) -> None:
         """Bring in what is not there yet, in the order of the files."""
-        missing = [(b, use) for b, uses in wanted.items() for use in uses if use not in self._buffers[b]]
+        asked = dict.fromkeys((backend, use) for backend, uses in wanted.items() for use in uses)
+        missing = [(backend, use) for backend, use in asked if use not in self._buffers[backend]]
         missing.sort(key=lambda item: _place(item[1].weight))
         total, done = sum(use.weight.nbytes for _, use in missing) or 1, 0
         reader = FileReader()
