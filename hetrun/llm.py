@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -19,7 +19,16 @@ from hetrun.chat import ChatTemplate
 from hetrun.config import Settings, default_model
 from hetrun.engine import Engine, Loaded, OnEvent, Renderer
 from hetrun.errors import OptionError, UserError
-from hetrun.events import Event, FinishReason, GenerateRequest, Message, ModelInfo, Timings, TokenLogprob, Usage
+from hetrun.events import (
+    Event,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ModelInfo,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from hetrun.executor import Chunk, Step
 from hetrun.model import ModelFile, Options, PlannedModel
 from hetrun.params import SamplingParams
@@ -48,9 +57,11 @@ class Completion:
 class LLM:
     """A loaded model. Every native call is made by one thread; methods may be called from any."""
 
-    def __init__(self, model: str | PathLike[str] | None = None, *, progress: Progress | None = None, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self, model: str | PathLike[str] | None = None, *, progress: Progress | None = None, **options: object
+    ) -> None:
         """Options are those of the command line, with the same names: ctx, ram, threads, backends, ubatch,
-        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` is told the part that is loaded."""
+        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` is told how much is loaded."""
         self.settings = Settings.resolve(model=None if model is None else str(model), **options)
         path = model_path(self.settings)
         self._engine = Engine(lambda: load(path, self.settings, progress))
@@ -71,7 +82,9 @@ class LLM:
         """Logits of a token."""
         return self.info.n_vocab
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]:
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]:
         """Continue one or several prompts, which run together. A prompt is a text or a list of token ids."""
         return self._complete([prompt_request(p, self._params(params)) for p in as_prompts(prompts)])
 
@@ -129,7 +142,9 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _params(self, params: SamplingParams | None) -> SamplingParams:
@@ -137,7 +152,7 @@ class LLM:
         return params or SamplingParams(max_tokens=s.max_tokens, temperature=s.temperature, seed=s.seed)
 
     def _complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Run requests together. The caller is woken once, not for each token: waking it costs decode speed."""
+        """Run requests together. The caller is woken once for each, not for each token: that costs speed."""
         collected: list[list[Event]] = [[] for _ in requests]
         over: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -255,7 +270,9 @@ def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:
     if not len(ids) or ids.min() < 0 or ids.max() >= model.n_vocab:
         raise OptionError(f"logits need at least one token, each from 0 to {model.n_vocab - 1}")
     if len(ids) > model.context:
-        raise OptionError(f"{len(ids)} tokens do not fit into the context of {model.context}; ask for more with ctx")
+        raise OptionError(
+            f"{len(ids)} tokens do not fit into the context of {model.context}; ask for more with ctx"
+        )
     seq = model.alloc()
     try:
         return model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()

@@ -81,12 +81,17 @@ class ModelFile:
 
 def _weight(path: str, info: TensorInfo) -> Weight:
     if not isinstance(info.quant, QuantType):
-        raise ModelFileError(path, f"the tensor {info.name} is {info.quant}, which hetrun cannot read yet; use another quantisation")
+        raise ModelFileError(
+            path,
+            f"the tensor {info.name} is {info.quant}, which hetrun cannot read yet; use another quantisation",
+        )
     if len(info.shape) > 2:
         raise ModelFileError(path, f"the tensor {info.name} has {len(info.shape)} dimensions, not 1 or 2")
     rows, cols = (1, info.shape[0]) if len(info.shape) == 1 else info.shape
     row_bytes = info.quant.row_bytes(cols)
-    return Weight(info.name, (rows, cols), info.quant, (Extent(path, info.offset, rows, row_bytes, row_bytes),))
+    return Weight(
+        info.name, (rows, cols), info.quant, (Extent(path, info.offset, rows, row_bytes, row_bytes),)
+    )
 
 
 def open_model(path: Path) -> ModelFile:
@@ -109,7 +114,9 @@ def _architecture(source: ModelFile) -> Architecture:
     module = f"hetrun.models.{source.architecture}"
     known = re.fullmatch(r"[a-z][a-z0-9]*", source.architecture) and source.architecture != "blocks"
     if not known or find_spec(module) is None:
-        raise ModelFileError(source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet")
+        raise ModelFileError(
+            source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
+        )
     return cast(Architecture, import_module(module))
 
 
@@ -172,12 +179,20 @@ class PlannedModel:
             self.plans, wanted = plan_graph(self.graph, self._backends, options.wishes)
             weights = sum(use.weight.nbytes for uses in wanted.values() for use in uses)
             self.context = choose_context(source, self.graph, quant, options, weights)
-            self._kv = KvCache(kv_shapes(self.graph), quant, self.context, MAX_SEQUENCES, options.wishes.deterministic)
+            self._kv = KvCache(
+                kv_shapes(self.graph), quant, self.context, MAX_SEQUENCES, options.wishes.deterministic
+            )
             store = WeightStore(self._backends)
             store.load(wanted, progress)
             self.plans = with_bill(self.plans, store.resident_bytes, self._kv.bytes_per_token * self.context)
             self._executor = Executor(
-                self.graph, self.plans, self._backends, store, self._kv, self.stats, options.wishes.deterministic
+                self.graph,
+                self.plans,
+                self._backends,
+                store,
+                self._kv,
+                self.stats,
+                options.wishes.deterministic,
             )
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.truncate
             self.free, self.length = self._kv.free, self._kv.length
@@ -219,11 +234,15 @@ def create_backends(options: Options) -> dict[str, Backend]:
     return {name: known[name].create() for name in names}
 
 
-def plan_graph(graph: Graph, backends: Mapping[str, Backend], wishes: Wishes) -> tuple[PlanSet, dict[str, list[WeightUse]]]:
+def plan_graph(
+    graph: Graph, backends: Mapping[str, Backend], wishes: Wishes
+) -> tuple[PlanSet, dict[str, list[WeightUse]]]:
     """The plan set, and which weights each backend must hold for it."""
     plans = StaticPlanner(backends, list(backends)).plan(graph, this_machine(), wishes)
     wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
-    for segment in dict.fromkeys(s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments):
+    for segment in dict.fromkeys(
+        s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
+    ):
         wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
     return plans, {name: list(uses) for name, uses in wanted.items()}
 
@@ -236,7 +255,10 @@ def choose_context(source: ModelFile, graph: Graph, quant: QuantType, options: O
         room = options.ram - weights
         least = weights + per_token * (options.ctx or BLOCK)
         if least > options.ram:
-            raise BudgetError(f"--ram {options.ram / 2**20:.0f} MiB is too little: this model needs at least {least / 2**20:.0f} MiB")
+            raise BudgetError(
+                f"--ram {options.ram / 2**20:.0f} MiB is too little: "
+                f"this model needs at least {least / 2**20:.0f} MiB"
+            )
     else:
         room = int(KV_SHARE * max(0, available_memory() - weights))
     if options.ctx is not None:

@@ -85,22 +85,31 @@ class StaticPlanner:
         for name in self._order:
             if self._backends[name].supports(op):
                 return name
-        raise OptionError(f"none of the backends {', '.join(self._order)} can run {op.kind} in {op.scope}; allow another one")
+        raise OptionError(
+            f"none of the backends {', '.join(self._order)} can run {op.kind} in {op.scope}; allow more"
+        )
 
     def _check(self, graph: Graph, saved: Mapping[str, tuple[int, list[Placement]]]) -> None:
         for _, placements in saved.values():
             for p in placements:
                 if p.backend not in self._backends:
-                    raise OptionError(f"the plan places {p.scope or 'everything'} on {p.backend}, which is not available here")
+                    raise OptionError(
+                        f"the plan places {p.scope or 'everything'} on {p.backend}, which cannot work here"
+                    )
 
     def _ubatch(self, graph: Graph, threads: int, wishes: Wishes) -> tuple[int, str]:
         """How many tokens a pass may have."""
         if wishes.ubatch:
             return wishes.ubatch, "as asked for"
-        products = [op.weights[0].shape[0] * op.weights[0].shape[1] for op in graph.ops if op.kind == "linear"]
+        products = [
+            op.weights[0].shape[0] * op.weights[0].shape[1] for op in graph.ops if op.kind == "linear"
+        ]
         largest = flops("linear", max(products, default=1), 1)
         limit = LONGEST_PRODUCT * FLOPS_PER_CORE * threads / largest
         ubatch = next(n for n in (LARGEST_UBATCH, 256, 128, 64, 32) if n <= limit or n == 32)
         if ubatch == LARGEST_UBATCH:
             return ubatch, "more tokens at once are no faster"
-        return ubatch, f"so that a single product stays below {LONGEST_PRODUCT * 1000:.0f} ms and a cancel is heard"
+        return (
+            ubatch,
+            f"so that a single product stays below {LONGEST_PRODUCT * 1000:.0f} ms and a cancel is heard",
+        )

@@ -1,4 +1,4 @@
-"""What the architectures share: norms, projections, attention and feed-forward blocks in the papers' words."""
+"""What the architectures share: norms, projections, attention and feed-forward, in the papers' words."""
 
 from __future__ import annotations
 

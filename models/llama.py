@@ -58,7 +58,9 @@ def read_rope(meta: ModelMeta, n_heads: int, head_dim: int, interleaved: bool) -
         attn_factor=meta.get_float("rope.scaling.attn_factor", 1.0),
         beta_fast=meta.get_float("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=meta.get_float("rope.scaling.yarn_beta_slow", 1.0),
-        n_ctx_orig=meta.get_int("rope.scaling.original_context_length", meta.require_int("context_length", 1, 1 << 31), 1, 1 << 31),
+        n_ctx_orig=meta.get_int(
+            "rope.scaling.original_context_length", meta.require_int("context_length", 1, 1 << 31), 1, 1 << 31
+        ),
     )
 
 
@@ -93,5 +95,3 @@ def attention(b: GraphBuilder, x: Value, c: LlamaConfig, i: int) -> Value:
     k = blocks.rope(b, k, replace(c.rope, n_heads=shape.n_kv_heads), "rope_freqs.weight", "k")
     a = blocks.attend(b, q, k, v, i, shape)
     return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")
-
-

@@ -1,4 +1,4 @@
-"""ggml, from the libraries that llama-cpp-python installs: each segment is one ggml graph and one native call."""
+"""ggml, from the libraries that llama-cpp-python installs: a segment is one ggml graph, run by one call."""
 
 from __future__ import annotations
 
@@ -24,4 +24,10 @@ def create() -> Backend:
     return LlamacppBackend()
 
 
-descriptor = Descriptor("llamacpp", probe, create, "ggml of llama.cpp: the CPU's fast path for every quantised type", preference=100)
+descriptor = Descriptor(
+    "llamacpp",
+    probe,
+    create,
+    "ggml of llama.cpp: the CPU's fast path for every quantised type",
+    preference=100,
+)

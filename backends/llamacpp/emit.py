@@ -126,7 +126,8 @@ class Emitter:
         mode = native.ROPE_INTERLEAVED if a.interleaved else native.ROPE_HALVES
         factors = self.vector(first.weights[0]) if first.weights else None
         tensor = self.lib.ggml_rope_ext(
-            self.ctx, self.w.heads(joined, a.head_dim), self.positions(first.rows), factors, a.n_rot, mode, a.n_ctx_orig,
+            self.ctx, self.w.heads(joined, a.head_dim), self.positions(first.rows), factors, a.n_rot, mode,
+            a.n_ctx_orig,
             a.base, a.freq_scale, a.ext_factor, a.attn_factor, a.beta_fast, a.beta_slow,
         )  # fmt: skip
         y = self.w.result(self.lib.ggml_reshape_2d(self.ctx, tensor, width, x.rows), width, x.rows)
@@ -146,7 +147,9 @@ class Emitter:
     def window(self, table: KvTable, part: int) -> int:
         """A KV table's rows of one sequence as [head_dim, rows, heads]."""
         head_bytes = table.quant.row_bytes(table.head_dim)
-        base = self.w.external(table.quant.ggml_id, table.n_heads * table.head_dim, 1, self.w.anchor.ctypes.data)
+        base = self.w.external(
+            table.quant.ggml_id, table.n_heads * table.head_dim, 1, self.w.anchor.ctypes.data
+        )
         tensor: int = self.lib.ggml_view_3d(
             self.ctx, base, table.head_dim, 1, table.n_heads, head_bytes * table.n_heads, head_bytes, 0
         )
@@ -166,7 +169,7 @@ class Emitter:
         return self.inputs.masks[part, rows].tensor
 
     def gathered(self, width: int, rows: int) -> Ref:
-        """Where the attention results of several sequences are put together; every layer uses the same memory."""
+        """Where the attention results of several sequences come together; every layer uses the same memory."""
         if (width, rows) not in self._gathered:
             self._gathered[width, rows] = self.w.matrix(width, rows)
         return self._gathered[width, rows]
@@ -175,7 +178,8 @@ class Emitter:
         a = op.attrs
         assert isinstance(a, Attention)
         q, k, v = (self.values.get(value) for value in op.inputs)
-        assert k is not None and v is not None
+        assert k is not None
+        assert v is not None
         keys, values = self._kv.tables[a.layer]
         self.store(keys, k)
         self.store(values, v)
@@ -204,7 +208,8 @@ class Emitter:
         keys, values = self._kv.tables[a.layer]
         heads = self.w.heads(q.part(*span), a.head_dim)
         result = self.lib.ggml_flash_attn_ext(
-            self.ctx, self.lib.ggml_permute(self.ctx, heads, 0, 2, 1, 3), self.window(keys, part), self.window(values, part),
+            self.ctx, self.lib.ggml_permute(self.ctx, heads, 0, 2, 1, 3),
+            self.window(keys, part), self.window(values, part),
             self.mask(part, rows), a.scale, 0.0, 0.0,
         )  # fmt: skip
         width, n = a.n_heads * a.head_dim, span[1] - span[0]

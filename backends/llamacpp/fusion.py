@@ -15,7 +15,7 @@ from hetrun.ops import Rope
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Linear ops of one input as one product of their stacked weights; each op's result is a slice of columns."""
+    """Linear ops of one input as one product of their stacked weights; each result is a slice of columns."""
 
     ops: tuple[Op, ...]
     weight: Weight
@@ -64,7 +64,9 @@ def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:
             found.update({WeightUse(op.weights[1], "vector"): None for op in item.ops if len(op.weights) > 1})
         else:
             members = item.ops if isinstance(item, Rotation) else (item,)
-            found.update({WeightUse(w, use_of(op, i)): None for op in members for i, w in enumerate(op.weights)})
+            found.update(
+                {WeightUse(w, use_of(op, i)): None for op in members for i, w in enumerate(op.weights)}
+            )
     return tuple(found)
 
 

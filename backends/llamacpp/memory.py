@@ -20,7 +20,9 @@ CHUNK = 256 << 20  # address space taken at once; pages that are never written c
 SCRATCH = 16 << 20  # stored bytes in flight while a weight is repacked
 HUGE_PAGE = 2 << 20
 ALIGNMENT = 64
-REPACK_ROWS = 32  # every repacked layout interleaves 4, 8 or 16 rows; slices keep to a multiple of all of them
+REPACK_ROWS = (
+    32  # every repacked layout interleaves 4, 8 or 16 rows; slices keep to a multiple of all of them
+)
 WEIGHTS_USAGE = 1
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 
@@ -59,7 +61,9 @@ class Arena:
     def _grow(self, size: int) -> None:
         buffer = self._lib.ggml_backend_buft_alloc_buffer(self.buffer_type, size)
         if not buffer:
-            raise BackendError(f"ggml could not allocate {size >> 20} MiB for weights; free memory or use a smaller model")
+            raise BackendError(
+                f"ggml could not allocate {size >> 20} MiB for weights; free memory or use a smaller model"
+            )
         self._lib.ggml_backend_buffer_set_usage(buffer, WEIGHTS_USAGE)
         self._buffers.append(buffer)
         self._next = self._lib.ggml_backend_buffer_get_base(buffer)
@@ -75,7 +79,7 @@ class Arena:
 
 
 def _use_huge_pages(start: int, end: int) -> None:
-    """Ask for 2 MiB pages before the first write; a system that refuses gives small ones, which only cost speed."""
+    """Ask for 2 MiB pages before the first write; a system that refuses only costs speed."""
     first, last = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
     if first < last:
         libc = ctypes.CDLL(None)
@@ -91,7 +95,9 @@ class WeightMemory:
         reg = lib.ggml_backend_cpu_reg()
         self._device = lib.ggml_backend_reg_dev_get(reg, 0)
         self._repacking = [Arena(lib, t) for t in _extra_buffer_types(lib, reg, self._device)]
-        self._probes = {a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking}
+        self._probes = {
+            a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking
+        }
         self._contexts: list[int] = []
         self._plain_weights: dict[Weight, GgmlBuffer] = {}
 
@@ -163,7 +169,7 @@ class WeightMemory:
             lib.ggml_free(context)
 
     def _upload_repacked(self, arena: Arena, weight: Weight, read: ReadInto) -> GgmlBuffer:
-        """Slice by slice, so that the stored bytes never lie in memory as a whole beside the repacked ones."""
+        """Slice by slice: the stored bytes never lie in memory as a whole beside the repacked ones."""
         tensor = self._tensor(weight.quant.ggml_id, weight)
         size = self._lib.ggml_backend_buft_get_alloc_size(arena.buffer_type, tensor)
         buffer, address = arena.take(size)

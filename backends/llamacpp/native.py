@@ -11,7 +11,20 @@ import ctypes
 import ctypes.util
 import importlib.util
 import os
-from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from collections.abc import Callable, Mapping
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -131,17 +144,19 @@ class Library:
         _check_layout(self)
         silence(self)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         """Only reached for names that were not declared; it also tells mypy that the others exist."""
         raise AttributeError(f"{name} is not declared in {__name__}")
 
 
-def _declare(target: object, dll: ctypes.CDLL, table: dict[str, tuple[object, ...]]) -> None:
+def _declare(target: object, dll: ctypes.CDLL, table: Mapping[str, tuple[object, ...]]) -> None:
     for name, (result, *arguments) in table.items():
         try:
             function = getattr(dll, name)
         except AttributeError:
-            raise BackendUnavailable(f"{dll._name} has no {name}: another version of ggml than the tested ones; {INSTALL}") from None
+            raise BackendUnavailable(
+                f"{dll._name} has no {name}: another version of ggml than the tested ones; {INSTALL}"
+            ) from None
         function.restype = result
         function.argtypes = arguments
         setattr(target, name, function)
@@ -159,7 +174,7 @@ def _check_layout(lib: Library) -> None:
 
 
 def silence(lib: Library) -> None:
-    """Keep ggml's own log off stderr: a C function that does nothing, so that no callback enters the interpreter."""
+    """Keep ggml's own log off stderr, by a C function that does nothing: no callback enters the interpreter."""
     lib.ggml_log_set(libc_address("abs"), None)
 
 
@@ -171,7 +186,17 @@ def libc_address(name: str) -> int:
 def cpu_features(lib: Library) -> list[str]:
     """The instructions that ggml was built with and this CPU has."""
     dll = ctypes.CDLL(str(lib.folder / "libggml-cpu.so"))
-    names = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "sve", "matmul_int8", "dotprod", "neon")
+    names = (
+        "amx_int8",
+        "avx512_bf16",
+        "avx512_vnni",
+        "avx512",
+        "avx2",
+        "sve",
+        "matmul_int8",
+        "dotprod",
+        "neon",
+    )
     return [name for name in names if getattr(dll, f"ggml_cpu_has_{name}")()] or ["no vector instructions"]
 
 

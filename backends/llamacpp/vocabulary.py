@@ -58,7 +58,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 
 @cache
-def _library() -> Any:
+def _library() -> ctypes.CDLL:
     native.library()  # ggml first, and its version is checked
     dll = ctypes.CDLL(str(native.find_folder() / "libllama.so"))
     for name, (result, *arguments) in _PROTOTYPES.items():
@@ -105,7 +105,9 @@ class LlamaVocabulary:
         params.n_gpu_layers = 0
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
-            raise ModelFileError(str(path), "llama.cpp cannot read the tokenizer in it; convert the model again")
+            raise ModelFileError(
+                str(path), "llama.cpp cannot read the tokenizer in it; convert the model again"
+            )
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
         self.bos = self._token(self._lib.llama_vocab_bos(self._vocab))

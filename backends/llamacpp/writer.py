@@ -1,4 +1,4 @@
-"""Writes one ggml graph: tensors in memory of ours, so that a graph can be patched from numpy between two runs.
+"""Writes one ggml graph, its tensors in memory of ours: it can be patched from numpy between two runs.
 
 A graph depends on how many tokens each sequence brings, not on how much the sequence has seen: the KV views
 and masks get their addresses and lengths before each run. So one graph serves a whole answer.
@@ -94,7 +94,9 @@ class Writer:
         """A value as a matrix, which may have a stride between its rows."""
         if ref.whole:
             return ref.tensor
-        tensor: int = self.lib.ggml_view_2d(self.context, ref.tensor, ref.width, ref.rows, ref.stride, ref.offset)
+        tensor: int = self.lib.ggml_view_2d(
+            self.context, ref.tensor, ref.width, ref.rows, ref.stride, ref.offset
+        )
         return tensor
 
     def heads(self, ref: Ref, head_dim: int) -> int:
@@ -123,5 +125,7 @@ class Writer:
         allocator: int = self.lib.ggml_gallocr_new(self.lib.ggml_backend_cpu_buffer_type())
         if not self.lib.ggml_gallocr_alloc_graph(allocator, self.graph):
             self.lib.ggml_gallocr_free(allocator)
-            raise BackendError(f"ggml could not allocate a graph for {self.shape.tokens} tokens; use a smaller --ubatch")
+            raise BackendError(
+                f"ggml could not allocate a graph for {self.shape.tokens} tokens; use a smaller --ubatch"
+            )
         return allocator

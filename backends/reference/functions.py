@@ -20,7 +20,8 @@ def embed(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> 
 def rms_norm(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, RmsNorm)
     mean = np.mean(np.square(x[0]), axis=-1, keepdims=True, dtype=np.float32)
-    return x[0] / np.sqrt(mean + np.float32(op.attrs.eps)) * w[0]
+    out: Floats = x[0] / np.sqrt(mean + np.float32(op.attrs.eps)) * w[0]
+    return out
 
 
 def linear(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
@@ -40,7 +41,8 @@ def swiglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) ->
     gate, up = x
     # exp overflows to inf for very negative gates, and x / inf is the 0 that silu has there.
     with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-gate)) * up
+        out: Floats = gate / (1 + np.exp(-gate)) * up
+        return out
 
 
 def rope(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
