@@ -61,8 +61,8 @@ class LLM:
         self, model: str | PathLike[str] | None = None, *, progress: Progress | None = None, **options: object
     ) -> None:
         """Options are those of the command line, with the same names: ctx, ram, threads, backends, ubatch,
-        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` is told how much is loaded."""
-        self.settings = Settings.resolve(model=None if model is None else str(model), **options)
+        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` hears how much is loaded."""
+        self.settings = Settings.resolve(environ=None, model=None if model is None else str(model), **options)
         path = model_path(self.settings)
         self._engine = Engine(lambda: load(path, self.settings, progress))
         self.info = self._engine.call(lambda loaded: describe(path, loaded, self.settings))

@@ -169,7 +169,7 @@ class Emitter:
         return self.inputs.masks[part, rows].tensor
 
     def gathered(self, width: int, rows: int) -> Ref:
-        """Where the attention results of several sequences come together; every layer uses the same memory."""
+        """Where the attention results of several sequences meet; every layer uses the same memory."""
         if (width, rows) not in self._gathered:
             self._gathered[width, rows] = self.w.matrix(width, rows)
         return self._gathered[width, rows]

@@ -174,7 +174,7 @@ def _check_layout(lib: Library) -> None:
 
 
 def silence(lib: Library) -> None:
-    """Keep ggml's own log off stderr, by a C function that does nothing: no callback enters the interpreter."""
+    """Keep ggml's own log off stderr, by a C function that does nothing: none enters the interpreter."""
     lib.ggml_log_set(libc_address("abs"), None)
 
 

@@ -60,7 +60,7 @@ class GgmlRunner:
         return kept
 
     def submit(self, work: Pass) -> Done:
-        """Fill the inputs in, compute, offer the results: arrays in ggml's memory, good until the next run."""
+        """Fill the inputs in, compute, give the results: arrays in ggml's memory, good until the next run."""
         for array, rows_of in self._vectors:
             array[:] = rows_of(work)
         for name, array in self._reads.items():

@@ -20,7 +20,8 @@ def embed(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> 
 def rms_norm(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, RmsNorm)
     mean = np.mean(np.square(x[0]), axis=-1, keepdims=True, dtype=np.float32)
-    out: Floats = x[0] / np.sqrt(mean + np.float32(op.attrs.eps)) * w[0]
+    root: Floats = np.sqrt(mean + np.float32(op.attrs.eps), dtype=np.float32)
+    out: Floats = x[0] / root * w[0]
     return out
 
 
