@@ -1,6 +1,6 @@
-"""The key-value cache: host memory in blocks of 32 tokens, reference-counted, in one layout for every backend.
+"""The key-value cache: host memory in blocks of 32 tokens, counted by holders, in one layout for all backends.
 
-Each layer has two tables of rows (K and V); a row is one token's n_kv_heads x head_dim numbers in F16 or Q8_0.
+Each layer has two tables of rows (K and V); a row is one token's n_kv_heads x head_dim numbers in one type.
 A block is the same 32 rows in all of those tables. Address space is reserved for all rows at once and the
 system gives memory when a row is first written, so a table never moves and a backend may keep its address.
 """
@@ -54,7 +54,7 @@ class KvTable:
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """Where the first `length` tokens of a sequence lie: in its blocks, which may follow each other in memory."""
+    """Where the first `length` tokens of a sequence lie: in its blocks, which may follow each other."""
 
     blocks: tuple[int, ...]
     length: int
@@ -91,9 +91,18 @@ class _Sequence:
 class KvCache:
     """Blocks, who holds them, and the memory behind them."""
 
-    def __init__(self, shapes: Mapping[int, tuple[int, int]], quant: QuantType, context: int, max_sequences: int,
-                 contiguous: bool = False) -> None:  # fmt: skip
-        """Address space for `max_sequences` of `context` tokens; `contiguous` copies at a fork instead of sharing."""
+    def __init__(
+        self,
+        shapes: Mapping[int, tuple[int, int]],
+        quant: QuantType,
+        context: int,
+        max_sequences: int,
+        contiguous: bool = False,
+    ) -> None:
+        """Address space for `max_sequences` of `context` tokens.
+
+        With `contiguous` every sequence is one run of rows for ever: nothing is shared, a fork copies all.
+        """
         self.quant = quant
         self._contiguous = contiguous
         self.region = -(-context // BLOCK)  # blocks that one sequence of full length takes
@@ -101,7 +110,6 @@ class KvCache:
         self._references = np.zeros(self.n_blocks, np.int32)
         self._sequences: dict[int, _Sequence] = {}
         self._ids = count()
-        self._maps: list[mmap.mmap] = []
         self.tables = {layer: (self._table(*shape), self._table(*shape)) for layer, shape in shapes.items()}
 
     @property
@@ -132,12 +140,9 @@ class KvCache:
     def extend(self, seq: int, n: int) -> RowIndex:
         """Rows for the next n tokens; nothing changes if there is no room."""
         s = self._sequences[seq]
+        unshare = n > 0 and self._tail_is_shared(s)
         missing = -(-(s.length + n) // BLOCK) - len(s.blocks)
-        unshare = self._must_unshare(s)
-        if missing + unshare and missing + unshare > int(np.count_nonzero(self._references == 0)):
-            raise BudgetError(
-                f"the KV cache of {self.rows} tokens is full; ask for fewer sequences or a smaller --ctx"
-            )
+        self._check_room(s, missing, missing + unshare)
         if unshare:
             self._unshare_tail(s)
         for _ in range(missing):
@@ -148,21 +153,16 @@ class KvCache:
 
     def fork(self, seq: int) -> int:
         """A new sequence with the same tokens: full blocks are shared, a partial one is copied."""
-        parent, child = self._sequences[seq], _Sequence([], 0)
+        parent, new = self._sequences[seq], self.alloc()
         full = 0 if self._contiguous else parent.length // BLOCK
-        new = self.alloc()
-        child.blocks = parent.blocks[:full]
+        child = self._sequences[new] = _Sequence(parent.blocks[:full], full * BLOCK)
         self._references[child.blocks] += 1
-        child.length = full * BLOCK
-        self._sequences[new] = child
-        rest = parent.length - child.length
-        if rest:
-            try:
-                here = self.extend(new, rest)
-            except BudgetError:
-                self.free(new)
-                raise
-            self._copy(rows_of(parent.blocks, parent.length - rest, parent.length), here)
+        try:
+            here = self.extend(new, parent.length - child.length)
+        except BudgetError:
+            self.free(new)
+            raise
+        self._copy(rows_of(parent.blocks, full * BLOCK, parent.length), here)
         return new
 
     def truncate(self, seq: int, n: int) -> None:
@@ -191,30 +191,46 @@ class KvCache:
     def _table(self, n_heads: int, head_dim: int) -> KvTable:
         row_bytes = self.quant.row_bytes(n_heads * head_dim)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        # The array keeps the mapping alive, and gives it back when nobody needs the table any more.
         memory = mmap.mmap(-1, max(self.rows * row_bytes, mmap.PAGESIZE), flags=flags)
-        self._maps.append(memory)
         raw = np.frombuffer(memory, np.uint8, self.rows * row_bytes).reshape(self.rows, row_bytes)
         return KvTable(raw, self.quant, n_heads, head_dim)
 
-    def _take(self, wanted: int | None) -> int:
-        """A free block: the wanted one, else the beginning of a free region, else the first of the longest free run."""
-        if wanted is not None and wanted < self.n_blocks and not self._references[wanted]:
-            block = wanted
+    def _check_room(self, s: _Sequence, growth: int, blocks: int) -> None:
+        """Whether a sequence can have `growth` more blocks and the cache can give `blocks`."""
+        if self._contiguous and growth > 0:
+            if len(s.blocks) + growth > self.region:
+                rows = self.region * BLOCK
+                raise BudgetError(f"a sequence holds up to {rows} tokens here; ask for more with --ctx")
+            full = not s.blocks and not len(self._free_regions())
         else:
-            block = self._find_room()
+            full = blocks > 0 and blocks > int(np.count_nonzero(self._references == 0))
+        if full:
+            raise BudgetError(
+                f"the KV cache of {self.rows} tokens is full; ask for fewer sequences or a smaller --ctx"
+            )
+
+    def _take(self, wanted: int | None) -> int:
+        """A free block: the wanted one, or where a sequence can grow best."""
+        free = wanted is not None and wanted < self.n_blocks and not self._references[wanted]
+        block = wanted if wanted is not None and free else self._find_room()
         self._references[block] = 1
         return block
 
+    def _free_regions(self) -> NDArray[np.intp]:
+        return np.flatnonzero(~(self._references > 0).reshape(-1, self.region).any(axis=1))
+
     def _find_room(self) -> int:
-        used = self._references > 0
-        regions = np.flatnonzero(~used.reshape(-1, self.region).any(axis=1))
+        """The beginning of a free region, or else of the longest free run."""
+        regions = self._free_regions()
         if len(regions):
             return int(regions[0]) * self.region
-        edges = np.flatnonzero(np.diff(np.concatenate(([1], used.astype(np.int8), [1]))))
+        used = (self._references > 0).astype(np.int8)
+        edges = np.flatnonzero(np.diff(np.concatenate(([1], used, [1]))))
         starts, ends = edges[::2], edges[1::2]
         return int(starts[np.argmax(ends - starts)])
 
-    def _must_unshare(self, s: _Sequence) -> bool:
+    def _tail_is_shared(self, s: _Sequence) -> bool:
         """Whether the next token would go into a block that another sequence reads."""
         return s.length % BLOCK != 0 and bool(self._references[s.blocks[-1]] > 1)
 
