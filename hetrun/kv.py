@@ -1,4 +1,4 @@
-"""The key-value cache: host memory in blocks of 32 tokens, counted by holders, in one layout for all backends.
+"""The key-value cache: host memory in blocks of 32 tokens, counted by holders, one layout for all backends.
 
 Each layer has two tables of rows (K and V); a row is one token's n_kv_heads x head_dim numbers in one type.
 A block is the same 32 rows in all of those tables. Address space is reserved for all rows at once and the

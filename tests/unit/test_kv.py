@@ -60,7 +60,7 @@ class Sequences(RuleBasedStateMachine):
         return Counter(b for seq in self.tokens for b in self.kv.view(seq).blocks)
 
     def has_room(self, length: int, n: int, shared_tail: bool) -> bool:
-        """Shared, any free block will do; contiguous, a sequence needs a region of its own and keeps to it."""
+        """Shared, any free block will do; contiguous, a sequence stays in a region of its own."""
         held, needed = -(-length // BLOCK), -(-(length + n) // BLOCK)
         if not self.contiguous:
             return needed - held + shared_tail <= self.kv.n_blocks - len(self.blocks())
