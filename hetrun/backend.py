@@ -6,6 +6,7 @@ overrides `wants` (how it would like its weights) and `compile` (a segment as on
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrun.errors import Cancelled
 from hetrun.graph import Op, Value, Weight
 from hetrun.kv import KvCache, KvView
 
@@ -43,7 +45,7 @@ Probe = Available | Unavailable
 class SequencePart:
     """The tokens of one sequence inside a pass: rows a to b of it, of which `wanted` rows are asked for.
 
-    `kv` includes this pass's own tokens; token i of the part sees the first kv.length - (b - a) + i + 1 of it.
+    `kv` includes this pass's own tokens; token i of the part sees its first kv.length - (b - a) + i + 1 rows.
     """
 
     a: int
@@ -55,7 +57,10 @@ class SequencePart:
 
 @dataclass(slots=True)
 class Pass:
-    """One trip through the graph: tokens of one or more sequences, each one's tokens next to each other."""
+    """One trip through the graph: tokens of one or more sequences, each one's tokens next to each other.
+
+    When no token is wanted, values of wanted rows are empty, and a backend need not make them.
+    """
 
     tokens: Ints
     positions: Ints
@@ -159,6 +164,7 @@ class Backend(ABC):
 
     name: str
     native_seconds = 0.0  # inside calls that leave Python
+    asynchronous = False  # its runners' `submit` returns before the work is done
 
     @abstractmethod
     def supports(self, op: Op) -> bool:
@@ -235,9 +241,16 @@ class InterpretingBackend(Backend):
     def __init__(self, name: str, table: Mapping[str, OpFunction]) -> None:
         self.name = name
         self._table = table
+        self._cancelled = threading.Event()
 
     def supports(self, op: Op) -> bool:
         return op.kind in self._table
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def rearm(self) -> None:
+        self._cancelled.clear()
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> ArrayBuffer:
         weight = wanted.weight
@@ -252,11 +265,11 @@ class InterpretingBackend(Backend):
         return ArrayBuffer(array)
 
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
-        steps = [
-            (op, self._table[op.kind], [_array(buffers, op, i) for i in range(len(op.weights))])
-            for op in segment.ops
-        ]
-        return InterpretedRunner(segment, steps, kv)
+        steps = []
+        for op in segment.ops:
+            weights = [_array(buffers, op, i) for i in range(len(op.weights))]
+            steps.append((op, self._table[op.kind], weights))
+        return InterpretedRunner(segment, steps, kv, self._cancelled)
 
 
 def _array(buffers: Buffers, op: Op, index: int) -> Floats:
@@ -266,22 +279,34 @@ def _array(buffers: Buffers, op: Op, index: int) -> Floats:
 
 
 class InterpretedRunner:
-    """Calls one function for each op."""
+    """Calls one function for each op, until somebody cancels."""
 
     def __init__(
-        self, segment: Segment, steps: Sequence[tuple[Op, OpFunction, list[Floats]]], kv: KvCache
+        self,
+        segment: Segment,
+        steps: Sequence[tuple[Op, OpFunction, list[Floats]]],
+        kv: KvCache,
+        cancelled: threading.Event,
     ) -> None:
         self._segment = segment
         self._steps = steps
         self._kv = kv
+        self._cancelled = cancelled
 
     def submit(self, work: Pass) -> Done:
-        local = {v.name: work.values[v.name] for v in self._segment.reads}
+        local = {v.name: self._read(v, work) for v in self._segment.reads}
         for op, function, weights in self._steps:
+            if self._cancelled.is_set():
+                raise Cancelled("the computation was stopped")
             local[op.out.name] = function(op, [local[v.name] for v in op.inputs], weights, work, self._kv)
         for value in self._segment.writes:
             work.values[value.name] = local[value.name]
         return FINISHED
+
+    def _read(self, value: Value, work: Pass) -> Floats:
+        if value.rows == "wanted" and not len(work.wanted):
+            return np.empty((0, value.width), np.float32)  # whoever makes it may leave it out then
+        return work.values[value.name]
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ class Placement:
     scope: str
     backend: str
     why: str
+
+
+Buckets = Mapping[str, tuple[int, tuple[Placement, ...]]]  # bucket -> threads and placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +116,64 @@ def _grouped(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
     return [("all" if len(names) == len(BUCKETS) else ",".join(names), plan) for names, plan in groups]
 
 
-def make_plan(graph: Graph, bucket: str, threads: int, placements: Sequence[Placement]) -> Plan:
-    """Cut a graph by placements."""
-    return Plan(bucket, threads, tuple(placements), cut(graph, placements))
+def make_plans(graph: Graph, buckets: Buckets, alone: Collection[str] = ()) -> dict[str, Plan]:
+    """A plan for each bucket; what `alone` means stands at `cut`.
+
+    Buckets with the same placements share their stages: what is compiled for one is found by the others.
+    """
+    cuts: dict[tuple[Placement, ...], tuple[tuple[Segment, ...], ...]] = {}
+    for _, placements in buckets.values():
+        if placements not in cuts:
+            cuts[placements] = cut(graph, placements, alone)
+    return {b: Plan(b, threads, placed, cuts[placed]) for b, (threads, placed) in buckets.items()}
 
 
-def load_placements(path: Path, graph: Graph) -> dict[str, tuple[int, list[Placement]]]:
-    """Bucket -> threads and placements, from a saved plan."""
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """What a file with a plan decides; the segments follow from it."""
+
+    ubatch: int
+    buckets: Buckets
+
+
+def load_plan(path: Path, graph: Graph) -> SavedPlan:
+    """A plan as `hetrun plan --json` writes it, for this graph."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise OptionError(
                 f"{path}: plan format {data['format']} is not known; this version reads {FORMAT}"
             )
-        found = {
-            str(p["bucket"]): (int(p["threads"]), [Placement(**placement) for placement in p["placements"]])
-            for p in data["plans"]
-        }
-    except (OSError, ValueError, KeyError, TypeError) as e:
+        buckets = {str(p["bucket"]): (_count(p, "threads"), _placements(p)) for p in data["plans"]}
+        saved = SavedPlan(_count(data, "ubatch"), {b: buckets[b] for b in BUCKETS if b in buckets})
+    except KeyError as e:
+        raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: it lacks {e}") from e
+    except (OSError, ValueError, TypeError, AttributeError) as e:
         raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: {e}") from e
-    if missing := [b for b in BUCKETS if b not in found]:
+    if missing := [b for b in BUCKETS if b not in buckets]:
         raise OptionError(f"{path} has no plan for steps of {', '.join(missing)} tokens")
+    if unknown := [b for b in buckets if b not in BUCKETS]:
+        raise OptionError(
+            f"{path}: steps of {unknown[0]} tokens are no bucket; those are {', '.join(BUCKETS)}"
+        )
+    for placement in dict.fromkeys(p for _, placements in buckets.values() for p in placements):
+        if not any(in_scope(op.scope, placement.scope) for op in graph.ops):
+            raise OptionError(f"{path} places {placement.scope}, and the model has nothing of that name")
+    return saved
+
+
+def _count(data: Mapping[str, object], key: str) -> int:
+    value = data[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} must be a number of 1 or more, not {value!r}")
+    return value
+
+
+def _placements(plan: Mapping[str, Any]) -> tuple[Placement, ...]:
+    found = tuple(Placement(**placement) for placement in plan["placements"])
+    for value in (text for p in found for text in (p.scope, p.backend, p.why)):
+        if not isinstance(value, str):
+            raise ValueError(f"a placement is made of texts, not of {value!r}")
     return found
 
 
@@ -145,58 +185,99 @@ def place(op: Op, placements: Sequence[Placement]) -> Placement:
     raise OptionError(f"the plan places {op.scope} nowhere; add a placement for it or for the empty scope")
 
 
-def cut(graph: Graph, placements: Sequence[Placement]) -> tuple[tuple[Segment, ...], ...]:
-    """Stages of segments. An op runs as late as it can without making anything wait, so that work of one device
-    that nobody needs yet ends up beside the work of another."""
+def cut(
+    graph: Graph, placements: Sequence[Placement], alone: Collection[str] = ()
+) -> tuple[tuple[Segment, ...], ...]:
+    """Stages of segments: ops of one backend that follow each other are one segment.
+
+    `alone` names the backends that work by themselves, while the thread that gave them work goes on. What can
+    run beside such work is put into its stage; anything else runs as late as its readers allow.
+    """
     chosen = [place(op, placements) for op in graph.ops]
-    stage = _latest(graph, chosen, _earliest(graph, chosen))
-    groups: dict[tuple[int, str], list[int]] = {}
-    for i, op_stage in enumerate(stage):
-        groups.setdefault((op_stage, chosen[i].backend), []).append(i)
-    needed = {v for v in graph.outputs}
-    segments: dict[int, list[Segment]] = {}
-    for (s, backend), members in groups.items():
-        inside = {graph.ops[i].out for i in members}
-        elsewhere = {v for i, op in enumerate(graph.ops) if i not in set(members) for v in op.inputs}
-        ops = tuple(graph.ops[i] for i in members)
-        reads = tuple(dict.fromkeys(v for op in ops for v in op.inputs if v not in inside))
-        writes = tuple(op.out for op in ops if op.out in elsewhere or op.out in needed)
-        why = "; ".join(dict.fromkeys(chosen[i].why for i in members))
-        segments.setdefault(s, []).append(Segment(_name(ops, graph), backend, ops, reads, writes, why))
-    return tuple(tuple(segments[s]) for s in sorted(segments))
+    backends = [p.backend for p in chosen]
+    groups = list(zip(_Stages(graph, backends, alone).choose(), backends, strict=True))
+    made = {op.out: group for op, group in zip(graph.ops, groups, strict=True)}
+    leaving = {v for op, group in zip(graph.ops, groups, strict=True) for v in op.inputs if made[v] != group}
+    leaving.update(graph.outputs)
+    members: dict[tuple[int, str], list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    stages: dict[int, list[Segment]] = {}
+    names: dict[str, int] = {}
+    for group in sorted(members, key=lambda g: g[0]):
+        ops = tuple(graph.ops[i] for i in members[group])
+        why = "; ".join(dict.fromkeys(chosen[i].why for i in members[group]))
+        # Measurements are kept by name, so pieces of one scope must not share it.
+        name = _name(ops, graph)
+        names[name] = names.get(name, 0) + 1
+        name += f"#{names[name]}" if names[name] > 1 else ""
+        stages.setdefault(group[0], []).append(_segment(name, group[1], ops, leaving, why))
+    return tuple(tuple(segments) for segments in stages.values())
 
 
-def _earliest(graph: Graph, chosen: Sequence[Placement]) -> list[int]:
-    """The first stage in which each op can run: that of its inputs, or the next where the backend changes."""
-    made: dict[Value, int] = {}
-    stage: list[int] = []
-    for i, op in enumerate(graph.ops):
-        before = [stage[made[v]] + (chosen[made[v]].backend != chosen[i].backend) for v in op.inputs]
-        stage.append(max(before, default=0))
-        made[op.out] = i
-    return stage
+def _segment(name: str, backend: str, ops: tuple[Op, ...], leaving: set[Value], why: str) -> Segment:
+    inside = {op.out for op in ops}
+    reads = tuple(dict.fromkeys(v for op in ops for v in op.inputs if v not in inside))
+    writes = tuple(op.out for op in ops if op.out in leaving)
+    return Segment(name, backend, ops, reads, writes, why)
 
 
-def _latest(graph: Graph, chosen: Sequence[Placement], earliest: list[int]) -> list[int]:
-    """Move each op as late as its readers allow; what nobody reads inside the graph stays at the end of its stage."""
-    readers: dict[Value, list[int]] = {}
-    for i, op in enumerate(graph.ops):
-        for v in op.inputs:
-            readers.setdefault(v, []).append(i)
-    stage = list(earliest)
-    for i in reversed(range(len(graph.ops))):
-        after = [
-            stage[r] - (chosen[r].backend != chosen[i].backend) for r in readers.get(graph.ops[i].out, [])
-        ]
-        stage[i] = max(min(after), earliest[i]) if after else stage[i]
-    return stage
+class _Stages:
+    """In which stage each op of a graph runs."""
+
+    def __init__(self, graph: Graph, backends: Sequence[str], alone: Collection[str]) -> None:
+        self._ops = graph.ops
+        self._backends = backends
+        self._alone = alone
+        made = {op.out: i for i, op in enumerate(graph.ops)}
+        self._makers = [[made[v] for v in op.inputs] for op in graph.ops]
+        self._readers: list[list[int]] = [[] for _ in graph.ops]
+        for i, makers in enumerate(self._makers):
+            for maker in makers:
+                self._readers[maker].append(i)
+
+    def choose(self) -> list[int]:
+        """Every op behind its makers; where the backend changes, in a later stage."""
+        earliest: list[int] = []
+        for i in range(len(self._ops)):
+            earliest.append(self._after_makers(i, earliest))
+        latest = list(earliest)
+        for i in reversed(range(len(self._ops))):
+            before = [latest[r] - self._changes(i, r) for r in self._readers[i]]
+            latest[i] = min(before, default=earliest[i])
+        if self._alone and len(set(self._backends)) > 1:
+            return self._beside(earliest, latest)
+        return latest
+
+    def _beside(self, earliest: Sequence[int], latest: Sequence[int]) -> list[int]:
+        """Work with time to spare goes where another device is busy and its own is not."""
+        busy: dict[int, set[str]] = {}
+        for i, backend in enumerate(self._backends):
+            if earliest[i] == latest[i]:
+                busy.setdefault(earliest[i], set()).add(backend)
+        stages: list[int] = []
+        for i, backend in enumerate(self._backends):
+            possible = range(self._after_makers(i, stages), latest[i])
+            found = (s for s in possible if self._runs_beside(backend, busy.get(s, set())))
+            stages.append(next(found, latest[i]))
+        return stages
+
+    def _runs_beside(self, backend: str, busy: set[str]) -> bool:
+        return backend not in busy and any(backend in self._alone or b in self._alone for b in busy)
+
+    def _after_makers(self, i: int, stages: Sequence[int]) -> int:
+        return max((stages[m] + self._changes(m, i) for m in self._makers[i]), default=0)
+
+    def _changes(self, maker: int, reader: int) -> int:
+        return int(self._backends[maker] != self._backends[reader])
 
 
 def _name(ops: Sequence[Op], graph: Graph) -> str:
-    """What a segment holds, in scopes: `blk.3.attn`, `embed..output.head`."""
+    """What a segment holds, in scopes: `blk.3.attn`, `embed..blk.3.attn.norm`."""
     if len(ops) == len(graph.ops):
         return "model"
     scopes = list(dict.fromkeys(op.scope for op in ops))
     parts = [s.split(".") for s in scopes]
     common = [a for a, *rest in zip(*parts, strict=False) if all(a == r for r in rest)]
-    return ".".join(common) if common else f"{scopes[0]}..{scopes[-1]}"
+    numbers = all(p[len(common) : len(common) + 1] and p[len(common)].isdigit() for p in parts)
+    return ".".join(common) if common and not numbers else f"{scopes[0]}..{scopes[-1]}"

@@ -14,7 +14,7 @@ from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op
 from hetrun.ops import flops
-from hetrun.plan import BUCKETS, Placement, PlanSet, load_placements, make_plan
+from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, load_plan, make_plans
 
 # Work per second that a core of the last ten years reaches on a quantised product of many tokens. It is only
 # used to keep a single product short, so that a cancel is heard: being wrong by two costs nothing else.
@@ -56,17 +56,17 @@ class StaticPlanner:
     def plan(self, graph: Graph, machine: Machine, wishes: Wishes) -> PlanSet:
         """A plan for each bucket."""
         threads = wishes.threads or machine.cores
-        if wishes.plan:
-            saved = load_placements(wishes.plan, graph)
-            self._check(graph, saved)
-            plans = {b: make_plan(graph, b, wishes.threads or saved[b][0], saved[b][1]) for b in BUCKETS}
-        else:
-            placements = self._placements(graph)
-            first = make_plan(graph, BUCKETS[0], threads, placements)
-            # One object for all buckets: what is compiled for one is then found by the others.
-            plans = {b: type(first)(b, threads, first.placements, first.stages) for b in BUCKETS}
+        alone = [name for name, backend in self._backends.items() if backend.asynchronous]
         ubatch, why = self._ubatch(graph, threads, wishes)
-        return PlanSet(plans, ubatch, why)
+        if wishes.plan:
+            saved = load_plan(wishes.plan, graph)
+            self._check(graph, saved.buckets)
+            buckets = {b: (wishes.threads or n, placements) for b, (n, placements) in saved.buckets.items()}
+            if not wishes.ubatch:
+                ubatch, why = saved.ubatch, f"as saved in {wishes.plan.name}"
+        else:
+            buckets = dict.fromkeys(BUCKETS, (threads, tuple(self._placements(graph))))
+        return PlanSet(make_plans(graph, buckets, alone), ubatch, why)
 
     def _placements(self, graph: Graph) -> list[Placement]:
         """The first backend of the order for everything; the next one for what it cannot do."""
@@ -89,7 +89,7 @@ class StaticPlanner:
             f"none of the backends {', '.join(self._order)} can run {op.kind} in {op.scope}; allow more"
         )
 
-    def _check(self, graph: Graph, saved: Mapping[str, tuple[int, list[Placement]]]) -> None:
+    def _check(self, graph: Graph, saved: Buckets) -> None:
         for _, placements in saved.values():
             for p in placements:
                 if p.backend not in self._backends:
