@@ -13,7 +13,7 @@ from hetrun.backend import Backend, Floats, Ints, Pass, PassShape, Runner, Segme
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
 from hetrun.plan import Plan, PlanSet
-from hetrun.stats import Key, Stats
+from hetrun.stats import Key, Record, Stats
 from hetrun.weights import WeightStore
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
@@ -57,7 +57,7 @@ class Executor:
         self._most_wanted = 1 if deterministic else max(SMALL, plans.ubatch // 4)
         self._small: OrderedDict[tuple[int, PassShape], Compiled] = OrderedDict()
         self._large: OrderedDict[tuple[int, PassShape], Compiled] = OrderedDict()
-        self._threads: dict[str, int] = {}
+        self._plan: Plan | None = None  # whose threads are set
 
     def run(self, step: Step) -> Floats:
         """The logits of the wanted tokens, in order. The array is good until the next step.
@@ -68,7 +68,9 @@ class Executor:
         try:
             slots = {c.seq: self._kv.extend(c.seq, len(c.tokens)) for c in step.chunks}
             passes = self._cut(step)
-            results = [self._run_pass(self._prepare(pieces, before, slots)) for pieces in passes]
+            # The next pass may write its results where this one's lie.
+            own = len(passes) > 1
+            results = [self._run_pass(self._prepare(pieces, before, slots), own) for pieces in passes]
         except BaseException:
             for seq, length in before.items():
                 self._kv.truncate(seq, min(length, self._kv.length(seq)))
@@ -80,6 +82,9 @@ class Executor:
 
     def _cut(self, step: Step) -> list[list[tuple[Chunk, int, int]]]:
         """Passes, each a list of (chunk, first token, last token), within the limits on tokens and wanted rows."""
+        n_wanted = sum(len(c.wanted) for c in step.chunks)
+        if step.tokens <= self._most_tokens and n_wanted <= self._most_wanted:
+            return [[(c, 0, len(c.tokens)) for c in step.chunks]]
         passes: list[list[tuple[Chunk, int, int]]] = [[]]
         tokens = wanted = 0
         for chunk in step.chunks:
@@ -109,7 +114,11 @@ class Executor:
         at = wanted_at = 0
         for chunk, a, b in pieces:
             start = before[chunk.seq]
-            mine = chunk.wanted[(chunk.wanted >= a) & (chunk.wanted < b)] - a + at
+            mine = chunk.wanted
+            if b - a < len(chunk.tokens):
+                mine = mine[(mine >= a) & (mine < b)]
+            if at != a:
+                mine = mine + (at - a)
             view = self._kv.view(chunk.seq, start + b)
             parts.append(SequencePart(at, at + b - a, wanted_at, wanted_at + len(mine), view))
             tokens.append(chunk.tokens[a:b])
@@ -119,15 +128,18 @@ class Executor:
             at, wanted_at = at + b - a, wanted_at + len(mine)
         return Pass(_join(tokens), _join(positions), _join(rows), _join(wanted), tuple(parts))
 
-    def _run_pass(self, work: Pass) -> Floats | None:
+    def _run_pass(self, work: Pass, own: bool) -> Floats | None:
         compiled = self._compiled(self.plans.plan(len(work.tokens)), work.shape)
         n = len(work.tokens)
         for stage in compiled.stages:
-            begun = [(key, perf_counter(), runner.submit(work)) for key, runner in stage]
-            for key, start, done in begun:
+            begun = [(record, perf_counter(), runner.submit(work)) for record, runner in stage]
+            for record, start, done in begun:
                 done.wait()
-                self._stats.record(key, n, perf_counter() - start)
-        return work.values.get(self._graph.logits.name) if len(work.wanted) else None
+                record.add(n, perf_counter() - start)
+        if not len(work.wanted):
+            return None
+        logits = work.values[self._graph.logits.name]
+        return logits.copy() if own else logits
 
     def _compiled(self, plan: Plan, shape: PassShape) -> Compiled:
         cache, most = (self._small, KEPT_SMALL) if shape.tokens <= SMALL else (self._large, KEPT_LARGE)
@@ -143,14 +155,15 @@ class Executor:
         return found
 
     def _set_threads(self, plan: Plan) -> None:
-        for name, backend in self._backends.items():
-            if self._threads.get(name) != plan.threads:
+        if plan is not self._plan:
+            for backend in self._backends.values():
                 backend.set_threads(plan.threads)
-                self._threads[name] = plan.threads
+            self._plan = plan
 
     def _compile(self, plan: Plan, shape: PassShape) -> Compiled:
         stages = tuple(
-            tuple((self._key(plan, s), self._runner(s, shape)) for s in stage) for stage in plan.stages
+            tuple((self._stats.record(self._key(plan, s)), self._runner(s, shape)) for s in stage)
+            for stage in plan.stages
         )
         return Compiled(stages)
 
@@ -178,7 +191,7 @@ class Executor:
 class Compiled:
     """The runners of a plan for one shape of pass."""
 
-    stages: tuple[tuple[tuple[Key, Runner], ...], ...]
+    stages: tuple[tuple[tuple[Record, Runner], ...], ...]
 
     def close(self) -> None:
         """Give their memory back."""

@@ -63,7 +63,9 @@ class KvView:
     @property
     def first(self) -> int:
         """The lowest row of any token."""
-        return min(self.blocks, default=0) * BLOCK
+        if self.contiguous:
+            return self.blocks[0] * BLOCK if self.blocks else 0
+        return min(self.blocks) * BLOCK
 
     @property
     def end(self) -> int:
@@ -78,14 +80,17 @@ class KvView:
 
 def rows_of(blocks: Sequence[int], a: int, b: int) -> RowIndex:
     """The rows of positions a to b of a sequence that holds these blocks."""
+    first = a // BLOCK
     positions = np.arange(a, b, dtype=np.int64)
-    return np.asarray(blocks, np.int64)[positions // BLOCK] * BLOCK + positions % BLOCK
+    mine = np.array(blocks[first : -(-b // BLOCK)], np.int64)
+    return mine[positions // BLOCK - first] * BLOCK + positions % BLOCK
 
 
 @dataclass(slots=True)
 class _Sequence:
     blocks: list[int]
     length: int
+    seen: KvView | None = None  # the last view; its blocks change once in 32 tokens only
 
 
 class KvCache:
@@ -174,6 +179,7 @@ class KvCache:
         self._references[s.blocks[keep:]] -= 1
         del s.blocks[keep:]
         s.length = n
+        s.seen = None
 
     def free(self, seq: int) -> None:
         """Give everything back."""
@@ -184,9 +190,12 @@ class KvCache:
         """Where a sequence's first `length` tokens lie (all of them if not given)."""
         s = self._sequences[seq]
         length = s.length if length is None else length
-        blocks = tuple(s.blocks[: -(-length // BLOCK)])
-        contiguous = not blocks or blocks == tuple(range(blocks[0], blocks[0] + len(blocks)))
-        return KvView(blocks, length, contiguous)
+        held = -(-length // BLOCK)
+        if s.seen is None or len(s.seen.blocks) != held:
+            blocks = tuple(s.blocks[:held])
+            contiguous = not blocks or blocks == tuple(range(blocks[0], blocks[0] + held))
+            s.seen = KvView(blocks, length, contiguous)
+        return KvView(s.seen.blocks, length, s.seen.contiguous)
 
     def _table(self, n_heads: int, head_dim: int) -> KvTable:
         row_bytes = self.quant.row_bytes(n_heads * head_dim)
@@ -238,6 +247,7 @@ class KvCache:
         old = rows_of(s.blocks, s.length - s.length % BLOCK, s.length)
         self._references[s.blocks[-1]] -= 1
         s.blocks[-1] = self._take(None)
+        s.seen = None
         self._copy(old, rows_of(s.blocks, s.length - s.length % BLOCK, s.length))
 
     def _copy(self, source: RowIndex, target: RowIndex) -> None:

@@ -27,6 +27,12 @@ class Record:
     smoothed: float = 0.0  # seconds of one run; newer runs count more
     best: float = float("inf")
 
+    def clear(self) -> None:
+        """Forget every run."""
+        self.runs = self.tokens = 0
+        self.seconds = self.smoothed = 0.0
+        self.best = float("inf")
+
     def add(self, tokens: int, seconds: float) -> None:
         """One more run."""
         self.runs += 1
@@ -45,9 +51,9 @@ class Stats:
         self.step_seconds = 0.0  # steps of the engine from end to end
         self.steps = 0
 
-    def record(self, key: Key, tokens: int, seconds: float) -> None:
-        """One run of a segment."""
-        self._records[key].add(tokens, seconds)
+    def record(self, key: Key) -> Record:
+        """Where the runs of a segment are counted; it stays the same for ever."""
+        return self._records[key]
 
     def step(self, seconds: float, native: float) -> None:
         """One step of the engine: scheduling, segments, sampling; and how much of it was spent outside Python."""
@@ -56,11 +62,15 @@ class Stats:
         self.steps += 1
 
     def __iter__(self) -> Iterator[tuple[Key, Record]]:
-        return iter(list(self._records.items()))
+        return iter([(key, record) for key, record in self._records.items() if record.runs])
 
     def seconds(self, segment: str, bucket: str) -> float | None:
         """The smoothed time of one run, if it was ever measured."""
-        found = [r.smoothed for k, r in self._records.items() if k.segment == segment and k.bucket == bucket]
+        found = [
+            r.smoothed
+            for k, r in self._records.items()
+            if r.runs and (k.segment, k.bucket) == (segment, bucket)
+        ]
         return found[-1] if found else None
 
     @property
@@ -70,6 +80,7 @@ class Stats:
 
     def reset(self) -> None:
         """Forget everything."""
-        self._records.clear()
+        for record in self._records.values():
+            record.clear()
         self.native_seconds = self.step_seconds = 0.0
         self.steps = 0
