@@ -80,6 +80,8 @@ class KvView:
 
 def rows_of(blocks: Sequence[int], a: int, b: int) -> RowIndex:
     """The rows of positions a to b of a sequence that holds these blocks."""
+    if b == a + 1:  # a decode step: not worth four passes of numpy
+        return np.array([blocks[a // BLOCK] * BLOCK + a % BLOCK], np.int64)
     first = a // BLOCK
     positions = np.arange(a, b, dtype=np.int64)
     mine = np.array(blocks[first : -(-b // BLOCK)], np.int64)

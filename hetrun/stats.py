@@ -56,7 +56,7 @@ class Stats:
         return self._records[key]
 
     def step(self, seconds: float, native: float) -> None:
-        """One step of the engine: scheduling, segments, sampling; and how much of it was spent outside Python."""
+        """One step of the engine, scheduling and sampling included, and its time outside Python."""
         self.step_seconds += seconds
         self.native_seconds += native
         self.steps += 1
