@@ -241,16 +241,16 @@ class InterpretingBackend(Backend):
     def __init__(self, name: str, table: Mapping[str, OpFunction]) -> None:
         self.name = name
         self._table = table
-        self._cancelled = threading.Event()
+        self.cancelled = threading.Event()
 
     def supports(self, op: Op) -> bool:
         return op.kind in self._table
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        self.cancelled.set()
 
     def rearm(self) -> None:
-        self._cancelled.clear()
+        self.cancelled.clear()
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> ArrayBuffer:
         weight = wanted.weight
@@ -269,7 +269,7 @@ class InterpretingBackend(Backend):
         for op in segment.ops:
             weights = [_array(buffers, op, i) for i in range(len(op.weights))]
             steps.append((op, self._table[op.kind], weights))
-        return InterpretedRunner(segment, steps, kv, self._cancelled)
+        return InterpretedRunner(segment, steps, kv, self.cancelled)
 
 
 def _array(buffers: Buffers, op: Op, index: int) -> Floats:

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from hetrun.backend import Backend, Floats, Ints, Pass, PassShape, Runner, Segment, SequencePart
+from hetrun.backend import Backend, Done, Floats, Ints, Pass, PassShape, Runner, Segment, SequencePart
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
 from hetrun.plan import Plan, PlanSet
@@ -26,7 +26,10 @@ class Chunk:
 
     seq: int
     tokens: Ints
-    wanted: Ints
+    wanted: Ints  # ascending
+
+
+Piece = tuple[Chunk, int, int]  # tokens a to b of a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,25 @@ class Step:
         """Tokens in all."""
         return sum(len(c.tokens) for c in self.chunks)
 
+    @property
+    def wanted(self) -> int:
+        """Wanted results in all."""
+        return sum(len(c.wanted) for c in self.chunks)
+
 
 class Executor:
     """Runs steps of one graph by one plan set."""
 
-    def __init__(self, graph: Graph, plans: PlanSet, backends: Mapping[str, Backend], store: WeightStore, kv: KvCache,
-                 stats: Stats, deterministic: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        graph: Graph,
+        plans: PlanSet,
+        backends: Mapping[str, Backend],
+        store: WeightStore,
+        kv: KvCache,
+        stats: Stats,
+        deterministic: bool = False,
+    ) -> None:
         self.plans = plans
         self._graph = graph
         self._backends = backends
@@ -65,29 +81,33 @@ class Executor:
         If anything goes wrong, every sequence is as long as it was before.
         """
         before = {c.seq: self._kv.length(c.seq) for c in step.chunks}
+        if len(before) < len(step.chunks):
+            raise ValueError("a step has one chunk for each of its sequences")
         try:
             slots = {c.seq: self._kv.extend(c.seq, len(c.tokens)) for c in step.chunks}
             passes = self._cut(step)
-            # The next pass may write its results where this one's lie.
-            own = len(passes) > 1
-            results = [self._run_pass(self._prepare(pieces, before, slots), own) for pieces in passes]
+            if len(passes) == 1:
+                return self._run_pass(self._prepare(passes[0], before, slots))
+            # A pass may leave its result in memory that the next one overwrites.
+            out, at = np.empty((step.wanted, self._graph.logits.width), np.float32), 0
+            for pieces in passes:
+                rows = self._run_pass(self._prepare(pieces, before, slots))
+                out[at : at + len(rows)] = rows
+                at += len(rows)
+            return out
         except BaseException:
             for seq, length in before.items():
                 self._kv.truncate(seq, min(length, self._kv.length(seq)))
             raise
-        kept = [r for r in results if r is not None]
-        if len(kept) == 1:
-            return kept[0]
-        return np.concatenate(kept) if kept else np.empty((0, self._graph.logits.width), np.float32)
 
-    def _cut(self, step: Step) -> list[list[tuple[Chunk, int, int]]]:
-        """Passes, each a list of (chunk, first token, last token), within the limits on tokens and wanted rows."""
-        n_wanted = sum(len(c.wanted) for c in step.chunks)
-        if step.tokens <= self._most_tokens and n_wanted <= self._most_wanted:
-            return [[(c, 0, len(c.tokens)) for c in step.chunks]]
-        passes: list[list[tuple[Chunk, int, int]]] = [[]]
+    def _cut(self, step: Step) -> list[list[Piece]]:
+        """What goes into each pass, within the limits on tokens and wanted rows."""
+        chunks = [c for c in step.chunks if len(c.tokens)]
+        if chunks and step.tokens <= self._most_tokens and step.wanted <= self._most_wanted:
+            return [[(c, 0, len(c.tokens)) for c in chunks]]
+        passes: list[list[Piece]] = [[]]
         tokens = wanted = 0
-        for chunk in step.chunks:
+        for chunk in chunks:
             a, n = 0, len(chunk.tokens)
             while a < n:
                 b = self._fit(chunk, a, self._most_tokens - tokens, self._most_wanted - wanted)
@@ -99,7 +119,7 @@ class Executor:
                 tokens += b - a
                 wanted += _count(chunk.wanted, a, b)
                 a = b
-        return passes
+        return [pieces for pieces in passes if pieces]
 
     def _fit(self, chunk: Chunk, a: int, tokens: int, wanted: int) -> int:
         """How far a chunk's tokens from `a` on go into what is left of a pass."""
@@ -107,9 +127,7 @@ class Executor:
         inside = chunk.wanted[(chunk.wanted >= a) & (chunk.wanted < b)]
         return int(inside[wanted]) if len(inside) > wanted else b
 
-    def _prepare(
-        self, pieces: Sequence[tuple[Chunk, int, int]], before: Mapping[int, int], slots: Mapping[int, Ints]
-    ) -> Pass:
+    def _prepare(self, pieces: Sequence[Piece], before: Mapping[int, int], slots: Mapping[int, Ints]) -> Pass:
         parts, tokens, positions, rows, wanted = [], [], [], [], []
         at = wanted_at = 0
         for chunk, a, b in pieces:
@@ -128,18 +146,32 @@ class Executor:
             at, wanted_at = at + b - a, wanted_at + len(mine)
         return Pass(_join(tokens), _join(positions), _join(rows), _join(wanted), tuple(parts))
 
-    def _run_pass(self, work: Pass, own: bool) -> Floats | None:
+    def _run_pass(self, work: Pass) -> Floats:
         compiled = self._compiled(self.plans.plan(len(work.tokens)), work.shape)
-        n = len(work.tokens)
         for stage in compiled.stages:
-            begun = [(record, perf_counter(), runner.submit(work)) for record, runner in stage]
-            for record, start, done in begun:
-                done.wait()
-                record.add(n, perf_counter() - start)
+            self._run_stage(stage, work)
         if not len(work.wanted):
-            return None
-        logits = work.values[self._graph.logits.name]
-        return logits.copy() if own else logits
+            return np.empty((0, self._graph.logits.width), np.float32)
+        return work.values[self._graph.logits.name]
+
+    def _run_stage(self, stage: Stage, work: Pass) -> None:
+        """Give every device its segment and wait for all, also when one fails: the others use our memory."""
+        begun: list[tuple[Record, float, Done]] = []
+        failed: BaseException | None = None
+        for record, runner in stage:
+            try:
+                begun.append((record, perf_counter(), runner.submit(work)))
+            except BaseException as e:
+                failed = e
+                break
+        for record, start, done in begun:
+            try:
+                done.wait()
+                record.add(len(work.tokens), perf_counter() - start)
+            except BaseException as e:
+                failed = failed or e
+        if failed:
+            raise failed
 
     def _compiled(self, plan: Plan, shape: PassShape) -> Compiled:
         cache, most = (self._small, KEPT_SMALL) if shape.tokens <= SMALL else (self._large, KEPT_LARGE)
@@ -161,19 +193,23 @@ class Executor:
             self._plan = plan
 
     def _compile(self, plan: Plan, shape: PassShape) -> Compiled:
-        stages = tuple(
-            tuple((self._stats.record(self._key(plan, s)), self._runner(s, shape)) for s in stage)
-            for stage in plan.stages
-        )
-        return Compiled(stages)
-
-    def _key(self, plan: Plan, segment: Segment) -> Key:
-        return Key(segment.name, segment.backend, plan.bucket, plan.threads)
+        compiled = Compiled(plan.stages, [])
+        try:
+            for segments in plan.stages:
+                stage: list[tuple[Record, Runner]] = []
+                compiled.stages.append(stage)
+                # Whoever works by itself begins first; the others keep this thread until they are done.
+                for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
+                    record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
+                    stage.append((record, self._runner(s, shape)))
+        except BaseException:
+            compiled.close()
+            raise
+        return compiled
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
-        return self._backends[segment.backend].compile(
-            segment, shape, self._store.buffers(segment.backend), self._kv
-        )
+        backend = self._backends[segment.backend]
+        return backend.compile(segment, shape, self._store.buffers(segment.backend), self._kv)
 
     @property
     def native_seconds(self) -> float:
@@ -187,11 +223,15 @@ class Executor:
                 cache.popitem()[1].close()
 
 
+Stage = Sequence[tuple[Record, Runner]]
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """The runners of a plan for one shape of pass."""
 
-    stages: tuple[tuple[tuple[Record, Runner], ...], ...]
+    plan: object  # the stages they were made from, kept so that nothing else gets their id
+    stages: list[list[tuple[Record, Runner]]]
 
     def close(self) -> None:
         """Give their memory back."""

@@ -1,0 +1,219 @@
+"""A model put together piece by piece, as PlannedModel does it, on backends of a test's choice."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+from atexit import register
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+from hetrun.backend import (
+    Backend,
+    Buffer,
+    Buffers,
+    Done,
+    Pass,
+    PassShape,
+    ReadInto,
+    Runner,
+    Segment,
+    WeightUse,
+)
+from hetrun.executor import Chunk, Executor, Step
+from hetrun.graph import Graph, Op, kv_shapes
+from hetrun.kv import KvCache
+from hetrun.model import build_graph, open_model
+from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.quant import by_name
+from hetrun.stats import Stats
+from hetrun.weights import WeightStore
+from tests.models import tiny
+from tests.models.tiny import TinyLlama
+
+Placed = Mapping[str, str]  # scope -> backend; "" is everything else
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(mkdtemp(prefix="hetrun-tests-"))
+    register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def model_file(case: TinyLlama) -> Path:
+    """The tiny model's file, written once for all tests."""
+    return tiny.write_gguf(case, _folder() / f"{case}.gguf")
+
+
+@cache
+def graph_of(case: TinyLlama) -> Graph:
+    """The tiny model's forward step."""
+    return build_graph(open_model(model_file(case)))
+
+
+def placements(placed: Placed) -> tuple[Placement, ...]:
+    """From the coarsest scope to the finest, so that the finer ones count."""
+    return tuple(Placement(scope, placed[scope], "the test says so") for scope in sorted(placed, key=len))
+
+
+def plan_set(graph: Graph, placed: Placed, ubatch: int = 512, alone: Sequence[str] = ()) -> PlanSet:
+    """The same placements in every bucket."""
+    return PlanSet(
+        make_plans(graph, dict.fromkeys(BUCKETS, (1, placements(placed))), alone), ubatch, "a test"
+    )
+
+
+@dataclass(slots=True)
+class Rig:
+    """What runs steps, and its parts."""
+
+    executor: Executor
+    kv: KvCache
+    stats: Stats
+    backends: Mapping[str, Backend]
+    graph: Graph
+
+    def logits(self, seq: int, tokens: Sequence[int]) -> np.ndarray:
+        """All logits of a sequence's next tokens."""
+        return self.step((seq, tokens, range(len(tokens))))
+
+    def step(self, *chunks: tuple[int, Sequence[int], Sequence[int]]) -> np.ndarray:
+        """Run (sequence, tokens, wanted ones) together; a copy of the logits."""
+        return self.executor.run(step(*chunks)).copy()
+
+    def close(self) -> None:
+        self.executor.close()
+        for backend in self.backends.values():
+            backend.close()
+
+
+def step(*chunks: tuple[int, Sequence[int], Sequence[int]]) -> Step:
+    """A step of (sequence, tokens, wanted ones)."""
+    return Step(tuple(Chunk(s, np.array(t, np.int64), np.array(w, np.int64)) for s, t, w in chunks))
+
+
+def rig(
+    case: TinyLlama,
+    backends: Mapping[str, Backend],
+    placed: Placed | None = None,
+    *,
+    plans: PlanSet | None = None,
+    ubatch: int = 512,
+    kv_type: str = "F32",
+    context: int = 256,
+    sequences: int = 8,
+    deterministic: bool = False,
+) -> Rig:
+    """A tiny model on some backends; everything on the first one if nothing is said."""
+    graph = graph_of(case)
+    alone = [name for name, backend in backends.items() if backend.asynchronous]
+    plans = plans or plan_set(graph, placed or {"": next(iter(backends))}, ubatch, alone)
+    wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
+    for segment in (s for plan in plans.plans.values() for s in plan.segments):
+        wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
+    store = WeightStore(backends)
+    store.load(wanted)
+    kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, deterministic)
+    stats = Stats()
+    return Rig(Executor(graph, plans, backends, store, kv, stats, deterministic), kv, stats, backends, graph)
+
+
+# --- a device that works by itself
+
+
+class Task:
+    """Work of a thread; `wait` hands its error on."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as e:
+            self._error = e
+        self._over.set()
+
+    def wait(self) -> None:
+        self._over.wait()
+        if self._error:
+            raise self._error
+
+
+class ThreadedDevice(Backend):
+    """Another backend on a thread of its own, as a GPU would be: `submit` returns at once."""
+
+    asynchronous = True
+
+    def __init__(self, inner: Backend, before: Callable[[Segment], object] = lambda segment: None) -> None:
+        """`before` is called on the device's thread before each segment."""
+        self.name = inner.name
+        self._inner = inner
+        self._before = before
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name=f"device-{inner.name}", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        while task := self._tasks.get():
+            task.run()
+
+    def give(self, work: Callable[[], object]) -> Task:
+        task = Task(work)
+        self._tasks.put(task)
+        return task
+
+    def supports(self, op: Op) -> bool:
+        return self._inner.supports(op)
+
+    def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
+        return self._inner.wants(ops)
+
+    def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
+        return self._inner.upload(wanted, read)
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        return ThreadedRunner(self, segment, self._inner.compile(segment, shape, buffers, kv))
+
+    def before(self, segment: Segment) -> None:
+        self._before(segment)
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+    def rearm(self) -> None:
+        self._inner.rearm()
+
+    def close(self) -> None:
+        self._tasks.put(None)
+        self._thread.join()
+        self._inner.close()
+
+
+class ThreadedRunner:
+    """A runner on the device's thread."""
+
+    def __init__(self, device: ThreadedDevice, segment: Segment, inner: Runner) -> None:
+        self._device = device
+        self._segment = segment
+        self._inner = inner
+
+    def submit(self, work: Pass) -> Done:
+        return self._device.give(lambda: self._run(work))
+
+    def _run(self, work: Pass) -> None:
+        self._device.before(self._segment)
+        self._inner.submit(work).wait()
+
+    def close(self) -> None:
+        self._inner.close()
