@@ -136,6 +136,7 @@ class Task:
         self._work = work
         self._over = threading.Event()
         self._error: BaseException | None = None
+        self.waited = False
 
     def run(self) -> None:
         try:
@@ -146,6 +147,7 @@ class Task:
 
     def wait(self) -> None:
         self._over.wait()
+        self.waited = True
         if self._error:
             raise self._error
 
@@ -160,6 +162,7 @@ class ThreadedDevice(Backend):
         self.name = inner.name
         self._inner = inner
         self._before = before
+        self.given: list[Task] = []
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name=f"device-{inner.name}", daemon=True)
         self._thread.start()
@@ -170,6 +173,7 @@ class ThreadedDevice(Backend):
 
     def give(self, work: Callable[[], object]) -> Task:
         task = Task(work)
+        self.given.append(task)
         self._tasks.put(task)
         return task
 

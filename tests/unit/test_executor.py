@@ -1,0 +1,417 @@
+"""Steps cut into passes, stages, failures, kept graphs: mostly on the null device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetrun import executor
+from hetrun.backend import Backend, Buffers, Done, Pass, PassShape, Runner, Segment
+from hetrun.backends import reference
+from hetrun.errors import BackendError, BudgetError, Cancelled
+from hetrun.kv import KvCache
+from hetrun.plan import BUCKETS, PlanSet, make_plans
+from tests.models import tiny
+from tests.models.cases import GQA
+from tests.nulldevice import NullDevice
+from tests.rig import Rig, ThreadedDevice, graph_of, placements, plan_set, rig, step
+
+TOKENS = tiny.random_tokens(48)
+
+
+def null_rig(ubatch: int = 512, deterministic: bool = False, context: int = 256) -> tuple[Rig, NullDevice]:
+    device = NullDevice()
+    made = rig(GQA, {"null": device}, ubatch=ubatch, deterministic=deterministic, context=context)
+    return made, device
+
+
+def following(tokens: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """What the null device says of the wanted tokens."""
+    return [(tokens[i] + 1) % tiny.VOCAB for i in wanted]
+
+
+# --- passes
+
+LENGTH = st.integers(0, 40)
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> list[tuple[list[int], list[int]]]:
+    """Tokens of some sequences and which of them are wanted."""
+    out = []
+    for _ in range(draw(st.integers(0, 4))):
+        n = draw(LENGTH)
+        tokens = draw(st.lists(st.integers(0, tiny.VOCAB - 1), min_size=n, max_size=n))
+        everything = draw(st.booleans())
+        wanted = (
+            range(n)
+            if everything
+            else sorted(draw(st.sets(st.sampled_from(range(n)), max_size=4)) if n else ())
+        )
+        out.append((tokens, list(wanted)))
+    return out
+
+
+@given(steps=st.lists(texts(), min_size=1, max_size=2), ubatch=st.sampled_from((1, 2, 5, 16, 17, 64, 512)))
+@settings(max_examples=60)
+def test_every_token_runs_once_in_order_within_the_limits(
+    steps: list[list[tuple[list[int], list[int]]]], ubatch: int
+) -> None:
+    made, device = null_rig(ubatch)
+    seen: dict[int, list[int]] = {}
+    for texts in steps:
+        chunks = [(made.kv.alloc(), tokens, wanted) for tokens, wanted in texts]
+        device.passes.clear()
+        logits = made.step(*chunks)
+        expected = [t for _, tokens, wanted in chunks for t in following(tokens, wanted)]
+        assert logits.argmax(-1).tolist() == expected
+        assert logits.shape == (len(expected), tiny.VOCAB)
+        ran = [t for work in device.passes for t in work.tokens.tolist()]
+        assert ran == [t for _, tokens, _ in chunks for t in tokens]
+        for work in device.passes:
+            check_pass(work, ubatch)
+        for seq, tokens, _ in chunks:
+            seen[seq] = tokens
+    assert {seq: made.kv.length(seq) for seq in seen} == {seq: len(tokens) for seq, tokens in seen.items()}
+
+
+def check_pass(work: Pass, ubatch: int) -> None:
+    assert 0 < len(work.tokens) <= ubatch
+    assert len(work.wanted) <= max(executor.SMALL, ubatch // 4)
+    borders = [0, *(p.b for p in work.parts)]
+    assert [p.a for p in work.parts] == borders[:-1]
+    assert borders[-1] == len(work.tokens) == len(work.slots) == len(work.positions)
+    for p in work.parts:
+        mine = work.wanted[p.wanted_a : p.wanted_b]
+        assert ((mine >= p.a) & (mine < p.b)).all()
+        assert (np.diff(mine) > 0).all()
+        assert work.positions[p.a : p.b].tolist() == list(range(p.kv.length - (p.b - p.a), p.kv.length))
+        assert work.slots[p.a : p.b].tolist() == p.kv.rows[p.kv.length - (p.b - p.a) :].tolist()
+    assert work.parts[-1].wanted_b == len(work.wanted)
+
+
+def test_sequences_go_on_where_they_were() -> None:
+    made, device = null_rig()
+    a, b = made.kv.alloc(), made.kv.alloc()
+    made.step((a, [1, 2, 3], []), (b, [4], []))
+    made.step((b, [5, 6], [1]), (a, [7], [0]))
+    assert device.passes[-1].positions.tolist() == [1, 2, 3]
+    assert [p.kv.length for p in device.passes[-1].parts] == [3, 4]
+
+
+def test_several_passes_of_one_shape_keep_their_own_results() -> None:
+    """Runners may leave their results in memory of their own, where the next pass overwrites them."""
+    made, _ = null_rig(ubatch=16)
+    tokens = list(range(64))
+    assert made.logits(made.kv.alloc(), tokens).argmax(-1).tolist() == following(tokens, tokens)
+
+    class OneMemory(NullDevice):
+        def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+            return Reusing(super().compile(segment, shape, buffers, kv), segment)
+
+    made = rig(GQA, {"null": OneMemory()}, ubatch=16)
+    assert made.logits(made.kv.alloc(), tokens).argmax(-1).tolist() == following(tokens, tokens)
+
+
+class Reusing:
+    """Gives results out in the same arrays every time, as a ggml graph does."""
+
+    def __init__(self, inner: Runner, segment: Segment) -> None:
+        self._inner, self._segment = inner, segment
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def submit(self, work: Pass) -> Done:
+        done = self._inner.submit(work)
+        for value in self._segment.writes:
+            array = self._arrays.setdefault(value.name, np.empty_like(work.values[value.name]))
+            array[:] = work.values[value.name]
+            work.values[value.name] = array
+        return done
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_deterministic_is_one_row_a_pass() -> None:
+    made, device = null_rig(deterministic=True)
+    a, b = made.kv.alloc(), made.kv.alloc()
+    logits = made.step((a, [1, 2, 3], [0, 2]), (b, [9, 8], [1]))
+    assert logits.argmax(-1).tolist() == [2, 4, 9]
+    assert [work.tokens.tolist() for work in device.passes] == [[1], [2], [3], [9], [8]]
+    assert [len(work.wanted) for work in device.passes] == [1, 0, 1, 0, 1]
+
+
+def test_a_sequence_comes_once_in_a_step() -> None:
+    made, _ = null_rig()
+    a = made.kv.alloc()
+    with pytest.raises(ValueError, match="one chunk for each of its sequences"):
+        made.step((a, [1], []), (a, [2], []))
+    assert made.kv.length(a) == 0
+
+
+# --- failures
+
+
+class Failing(NullDevice):
+    """Raises in the n-th pass."""
+
+    def __init__(self, error: BaseException, n: int) -> None:
+        super().__init__()
+        self._error, self._left = error, n
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return super().compile(segment, shape, buffers, kv)
+
+
+@pytest.mark.parametrize("error", [BackendError("out of order"), Cancelled("stop"), KeyboardInterrupt()])
+def test_a_step_that_fails_leaves_every_sequence_as_long_as_it_was(error: BaseException) -> None:
+    made = rig(GQA, {"null": Failing(error, 3)}, ubatch=16)
+    a, b = made.kv.alloc(), made.kv.alloc()
+    made.step((a, TOKENS[:16], []))
+    with pytest.raises(type(error)):
+        made.step((a, TOKENS[:14], []), (b, TOKENS[:5], [4]))
+    assert (made.kv.length(a), made.kv.length(b)) == (16, 0)
+    logits = made.step((a, TOKENS[:14], []), (b, TOKENS[:5], [4]))
+    assert logits.argmax(-1).tolist() == following(TOKENS, [4])
+    assert (made.kv.length(a), made.kv.length(b)) == (30, 5)
+
+
+def test_a_cache_that_is_full_leaves_every_sequence_as_long_as_it_was() -> None:
+    made, device = null_rig(context=32)
+    a, b = made.kv.alloc(), made.kv.alloc()
+    made.step((a, TOKENS[:30], []))
+    with pytest.raises(BudgetError):
+        made.step((a, TOKENS[:2], []), (b, [1] * 300, []))
+    assert (made.kv.length(a), made.kv.length(b)) == (30, 0)
+    assert len(device.passes) == 1
+
+
+def test_an_interpreted_segment_hears_a_cancel_between_two_ops() -> None:
+    device = NullDevice()
+    made = rig(GQA, {"null": device})
+    a = made.kv.alloc()
+    device.cancel()
+    with pytest.raises(Cancelled):
+        made.step((a, TOKENS, [47]))
+    assert made.kv.length(a) == 0
+    device.rearm()
+    assert made.step((a, TOKENS, [47])).argmax(-1).tolist() == following(TOKENS, [47])
+
+
+# --- what is kept
+
+
+def test_the_shapes_that_were_used_least_lately_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "KEPT_SMALL", 2)
+    monkeypatch.setattr(executor, "KEPT_LARGE", 1)
+    made, device = null_rig()
+    a = made.kv.alloc()
+
+    def kept(*lengths: int) -> set[int]:
+        for n in lengths:
+            made.step((a, TOKENS[:n], []))
+        return {r.shape.tokens for r in device.open}
+
+    assert kept(1, 2, 1, 3) == {1, 3}
+    assert kept(20) == {1, 3, 20}
+    assert kept(21, 1) == {1, 3, 21}
+    assert len(device.runners) == 5
+    made.close()
+    assert device.open == []
+    assert device.closed
+
+
+def test_a_shape_is_compiled_once() -> None:
+    made, device = null_rig()
+    a, b = made.kv.alloc(), made.kv.alloc()
+    for _ in range(3):
+        made.step((a, [1], [0]), (b, [2], [0]))
+    assert [r.shape.parts for r in device.runners] == [((1, 1, True), (1, 1, True))]
+
+
+def test_another_plan_is_compiled_anew() -> None:
+    made, device = null_rig()
+    a = made.kv.alloc()
+    made.step((a, [1], [0]))
+    for _ in range(
+        20
+    ):  # each plan is gone before the next is made, and its place in memory may be taken again
+        made.executor.plans = PlanSet({}, 512, "none")
+        made.executor.plans = plan_set(made.graph, {"": "null"})
+        made.step((a, [1], [0]))
+    assert len(device.runners) == 21
+
+
+def test_what_was_compiled_before_an_error_is_closed() -> None:
+    made = rig(
+        GQA,
+        {"null": (good := NullDevice()), "bad": (bad := Failing(BackendError("no"), 1))},
+        {"": "null", "output": "bad"},
+    )
+    bad.name = "bad"
+    with pytest.raises(BackendError):
+        made.step((made.kv.alloc(), [1], [0]))
+    assert len(good.runners) == 1
+    assert good.open == []
+
+
+def test_threads_are_those_of_the_plan() -> None:
+    device, graph = NullDevice(), graph_of(GQA)
+    everywhere = placements({"": "null"})
+    buckets = {b: (4 if b == "1" else 2, everywhere) for b in BUCKETS}
+    plans = replace(plan_set(graph, {"": "null"}), plans=make_plans(graph, buckets))
+    made = rig(GQA, {"null": device}, plans=plans)
+    a = made.kv.alloc()
+    for n in (1, 1, 2, 5, 1):
+        made.step((a, TOKENS[:n], []))
+    set_to = [n for i, n in enumerate(device.threads) if i == 0 or n != device.threads[i - 1]]
+    assert set_to == [4, 2, 4]
+
+
+def test_each_segment_is_measured_in_its_bucket() -> None:
+    made = rig(GQA, {"null": NullDevice(), "other": NullDevice("other")}, {"": "null", "blk.0.ffn": "other"})
+    a = made.kv.alloc()
+    made.step((a, TOKENS[:20], []))
+    made.step((a, [1], [0]))
+    made.step((a, [2], [0]))
+    found = {(k.segment, k.backend, k.bucket): (r.runs, r.tokens) for k, r in made.stats}
+    segments = [s.name for s in made.executor.plans.plan(1).segments]
+    assert len(segments) == 3
+    assert segments[1] == "blk.0.ffn"
+    expected = {}
+    for name in segments:
+        backend = "other" if name == "blk.0.ffn" else "null"
+        expected[name, backend, "17-64"] = (1, 20)
+        expected[name, backend, "1"] = (2, 2)
+    assert found == expected
+    assert all(0 < r.best <= r.seconds for _, r in made.stats)
+
+
+# --- devices side by side
+
+SPLIT = {"": "reference", "blk.0.attn.q": "second", "blk.1.ffn.gate": "second"}
+
+
+def with_second(before: Callable[[Segment], object], first: Backend | None = None) -> Rig:
+    second = ThreadedDevice(reference.create("second"), before)
+    return rig(GQA, {"reference": first or reference.create(), "second": second}, SPLIT)
+
+
+def test_two_devices_give_what_one_gives() -> None:
+    made, alone = with_second(lambda segment: None), rig(GQA, {"reference": reference.create()})
+    a, b = made.kv.alloc(), alone.kv.alloc()
+    for tokens in (TOKENS[:20], TOKENS[20:21], TOKENS[21:]):
+        assert (made.logits(a, tokens) == alone.logits(b, tokens)).all()
+    made.close()
+
+
+def test_the_segments_of_a_stage_are_in_flight_at_once() -> None:
+    """Both devices wait in a stage until the other one is there too: it passes only if they run together."""
+    met: list[str] = []
+    meeting = threading.Barrier(2, timeout=30)
+    plans = plan_set(graph_of(GQA), SPLIT, alone=["reference", "second"])
+    together = [stage for stage in plans.plan(1).stages if len(stage) == 2]
+    assert [{s.backend for s in stage} for stage in together] == [{"reference", "second"}] * 2
+    shared = {s.name for stage in together for s in stage}
+
+    def before(segment: Segment) -> None:
+        if segment.name in shared:
+            meeting.wait()
+            met.append(segment.name)
+
+    first = ThreadedDevice(reference.create(), before)
+    made = with_second(before, first)
+    logits = made.logits(made.kv.alloc(), TOKENS)
+    assert sorted(met) == sorted(shared)
+    alone = rig(GQA, {"reference": reference.create()})
+    assert (logits == alone.logits(alone.kv.alloc(), TOKENS)).all()
+    made.close()
+
+
+class Meeting(NullDevice):
+    """Computes on the calling thread, and only once the other device has begun."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        return Waiting(super().compile(segment, shape, buffers, kv), segment, self._begun)
+
+
+class Waiting:
+    def __init__(self, inner: Runner, segment: Segment, begun: threading.Event) -> None:
+        self._inner, self._segment, self._begun = inner, segment, begun
+
+    def submit(self, work: Pass) -> Done:
+        if beside_q(self._segment):
+            assert self._begun.wait(30), "the other device was not given its work first"
+        return self._inner.submit(work)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_a_device_that_works_by_itself_begins_before_the_one_that_keeps_the_thread() -> None:
+    begun = threading.Event()
+    second = ThreadedDevice(NullDevice("second"), lambda segment: begun.set())
+    made = rig(GQA, {"null": Meeting(begun), "second": second}, {"": "null", "blk.0.attn.q": "second"})
+    assert made.step((made.kv.alloc(), TOKENS, [3])).argmax(-1).tolist() == following(TOKENS, [3])
+    made.close()
+
+
+def test_when_one_device_fails_the_others_are_waited_for() -> None:
+    """The others still write into arrays of this step."""
+
+    def fail(segment: Segment) -> None:
+        if beside_q(segment):
+            raise BackendError("the first device failed")
+
+    first, second = ThreadedDevice(NullDevice(), fail), ThreadedDevice(NullDevice("second"))
+    made = rig(GQA, {"null": first, "second": second}, {"": "null", "blk.0.attn.q": "second"})
+    a = made.kv.alloc()
+    with pytest.raises(BackendError, match="the first device failed"):
+        made.step((a, TOKENS, [3]))
+    assert made.kv.length(a) == 0
+    assert [task.waited for task in second.given] == [True]
+    made.close()
+
+
+def beside_q(segment: Segment) -> bool:
+    """Whether a segment is the one that runs beside the first layer's q."""
+    return any(op.scope == "blk.0.attn.k" for op in segment.ops)
+
+
+def test_work_that_was_given_is_waited_for_when_the_next_cannot_be_given() -> None:
+    second = ThreadedDevice(NullDevice("second"))
+
+    class Refusing(NullDevice):
+        def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+            return Refused() if beside_q(segment) else super().compile(segment, shape, buffers, kv)
+
+    class Refused:
+        def submit(self, work: Pass) -> Done:
+            raise BackendError("refused")
+
+        def close(self) -> None:
+            """Nothing to give back."""
+
+    made = rig(GQA, {"null": Refusing(), "second": second}, {"": "null", "blk.0.attn.q": "second"})
+    with pytest.raises(BackendError, match="refused"):
+        made.step((made.kv.alloc(), TOKENS, [3]))
+    assert [task.waited for task in second.given] == [True]
+    made.close()
+
+
+def test_a_step_that_was_built_by_hand() -> None:
+    built = step((0, [1, 2], [1]), (1, [3], []))
+    assert (built.tokens, built.wanted) == (3, 1)
