@@ -1,0 +1,139 @@
+"""`hetrun bench`: how fast this machine reads and writes, next to what it could, and next to llama.cpp.
+
+Both sides are measured as their users have them: ours from the request to the token through the engine,
+sampling (greedy) and detokenising included; llama.cpp through its C interface as llama-bench does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+
+from hetrun.bench.cases import BenchOptions as BenchOptions
+from hetrun.bench.cases import Case
+from hetrun.bench.cases import numbers as numbers
+from hetrun.bench.machine import BUSY, dram_bandwidth, load_average
+from hetrun.bench.ours import Ours, Traffic, open_llm, traffic
+from hetrun.bench.peer import Peer, check_peer
+from hetrun.bench.report import Limit, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.bench.rounds import Duel, measure
+from hetrun.config import Settings
+from hetrun.llm import model_path
+
+# What a caller learns of the progress: samples done, samples in all, what runs.
+Tell = Callable[[int, int, str], None]
+
+
+def main(settings: Settings, options: BenchOptions) -> None:
+    """Measure and print; results go to stdout, everything else to stderr."""
+    if load_average() > BUSY:
+        print(
+            f"the load average is {load_average():.2f}: something else is running, "
+            "and these numbers will say little",
+            file=sys.stderr,
+        )
+    with _progress() as tell:
+        rows = run(settings, options, tell)
+    if options.output == "json":
+        print(to_json(rows, options.explain))
+    elif options.output == "csv":
+        print(to_csv(rows))
+    else:
+        print(to_table(rows, options.explain))
+
+
+def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> list[Row]:
+    """Measure everything that was asked for."""
+    cases, start = options.cases(), load_average()
+    path = model_path(settings)
+    if options.vs is not None:
+        check_peer(options.vs)
+    load = traffic(path, settings.kv_type)
+    with ExitStack() as stack:
+        ours = Ours(stack.enter_context(open_llm(settings, spec="off")))
+        for case in cases:
+            ours.check(case)
+        # All limits now: while the sides take turns, nothing else may run.
+        limits = [_limit(case, load, ours.threads(case)) for case in cases]
+        peer = stack.enter_context(Peer(path)) if options.vs is not None else None
+        ticks = _ticks(tell, cases, options.rounds * (1 if peer is None else 2))
+        rows = []
+        for case, limit, tick in zip(cases, limits, ticks, strict=True):
+            duel = measure(case, options.rounds, ours, peer, tick)
+            rows.append(_row(path.stem, case, duel, limit, ours, peer, (start, load_average())))
+    return rows
+
+
+def _row(
+    model: str, case: Case, duel: Duel, limit: Limit, ours: Ours, peer: Peer | None, load: tuple[float, float]
+) -> Row:
+    theirs = None if peer is None else PeerResult(peer.name, peer.version, peer.threads(case), duel.theirs)
+    return Row(
+        model=model,
+        test=case.name,
+        batch=case.batch,
+        threads=ours.threads(case),
+        samples=duel.ours,
+        limit=limit,
+        plan=ours.plan(case),
+        peer=theirs,
+        ratio=duel.ratio,
+        load=load,
+        segments=tuple(ours.segments(case)),
+        python_share=ours.python_share,
+    )
+
+
+def _limit(case: Case, load: Traffic, threads: int) -> Limit:
+    """A decode step cannot be faster than what it reads."""
+    if case.kind == "prefill":
+        why = "no limit is known, because how fast this machine multiplies matrices is not measured"
+        return Limit(None, why)
+    size, rate = load.per_step(case), _bandwidth(threads)
+    tok_s = case.batch * rate / size
+    why = (
+        f"a step reads {size / 1e6:.1f} MB ({load.weights / 1e6:.1f} MB of weights, the rest keys and "
+        f"values) and memory gives {rate / 1e9:.1f} GB/s to {threads} threads: at most {tok_s:.0f} tokens/s"
+    )
+    return Limit(tok_s, why, size, rate)
+
+
+@cache
+def _bandwidth(threads: int) -> float:
+    return dram_bandwidth(threads)
+
+
+def _ticks(tell: Tell | None, cases: Sequence[Case], each: int) -> Iterator[Callable[[], None]]:
+    """For each case what is to be called after each of its samples."""
+    done = 0
+
+    def tick(case: Case) -> None:
+        nonlocal done
+        done += 1
+        if tell:
+            tell(done, len(cases) * each, case.name)
+
+    return (partial(tick, case) for case in cases)
+
+
+@contextmanager
+def _progress() -> Iterator[Tell | None]:
+    """A bar on stderr if that is a terminal. It is drawn between samples only: a thread that draws takes time
+    from whoever is measured."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        bar.refresh()
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+            bar.refresh()
+
+        yield tell

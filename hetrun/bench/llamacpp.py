@@ -1,0 +1,202 @@
+"""The peer's process: llama.cpp itself through its C interface, as llama-bench runs it.
+
+It loads once and then waits on its pipe: nothing of it runs while the other side is measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.bench.cases import Case
+from hetrun.errors import HetrunError, UserError
+
+PACKAGE = "llama_cpp"
+N_BATCH = 512
+SENT = 64  # rows of logits in one message
+CELLS = 256  # llama.cpp looks at the cache in pieces of so many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Load a model; answered with `Opened`."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    version: str
+    n_vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Make room for a case; answered with None."""
+
+    case: Case
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Measure the case once; answered with tokens per second."""
+
+    threads: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """The logits behind each token; answered with the bytes of float32 rows, SENT at a time at most."""
+
+    tokens: Sequence[int]
+    threads: int
+
+
+Order = Open | Begin | Run | Logits
+
+
+def main(descriptor: int) -> None:
+    """The process's whole life; it ends when the other end of the pipe does."""
+    pipe = Connection(descriptor)
+    peer: list[LlamaCpp] = []
+    try:
+        while True:
+            for answer in _answers(peer, pipe.recv()):
+                pipe.send(answer)
+    except (EOFError, OSError):
+        return
+
+
+def _answers(peer: list[LlamaCpp], order: Order) -> Iterator[object]:
+    """What is sent back: results, or the error that ended them."""
+    try:
+        match order:
+            case Open(path):
+                peer.append(LlamaCpp(path))
+                yield Opened(peer[0].version, peer[0].n_vocab)
+            case Begin(case):
+                peer[0].begin(case)
+                yield None
+            case Run(threads, seed):
+                yield peer[0].run(threads, seed)
+            case Logits(tokens, threads):
+                for rows in peer[0].logits(tokens, threads):
+                    for a in range(0, len(rows), SENT):
+                        yield rows[a : a + SENT].tobytes()
+    except Exception as error:
+        # Whatever it is, the other side must hear of it: it waits.
+        known = isinstance(error, HetrunError)
+        yield error if known else HetrunError(f"llama.cpp's process: {type(error).__name__}: {error}")
+
+
+class LlamaCpp:
+    """A loaded model and one context at a time."""
+
+    def __init__(self, path: str) -> None:
+        self._c: Any = import_module("llama_cpp.llama_cpp")
+        self._quiet = self._c.llama_log_callback(lambda level, text, data: None)
+        self._c.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        params = self._c.llama_model_default_params()
+        params.use_extra_bufts = True
+        params.load_mode = self._c.LLAMA_LOAD_MODE_MMAP
+        self._model = self._c.llama_model_load_from_file(path.encode(), params)
+        if not self._model:
+            raise UserError(f"llama.cpp cannot load {path}; leave --vs llama.cpp away for this file")
+        self.n_vocab: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
+        self.version = f"llama-cpp-python {import_module(PACKAGE).__version__}"
+        self._context: Any = None
+        self._case = Case("decode", 1)
+
+    def begin(self, case: Case) -> None:
+        """A context for a case: flash attention, F16 keys and values, a place for each sequence."""
+        self._case = case
+        self._open_context(case.batch, case.context)
+
+    def _open_context(self, sequences: int, tokens: int) -> None:
+        if self._context:
+            self._c.llama_free(self._context)
+        params = self._c.llama_context_default_params()
+        params.n_ctx = sequences * -(-tokens // CELLS) * CELLS
+        params.n_batch = params.n_ubatch = N_BATCH
+        params.n_seq_max = sequences
+        params.flash_attn_type = self._c.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.type_k = params.type_v = self._c.GGML_TYPE_F16
+        self._context = self._c.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise HetrunError(f"llama.cpp could not make a context of {params.n_ctx} tokens")
+        self._memory = self._c.llama_get_memory(self._context)
+
+    def run(self, threads: int, seed: int) -> float:
+        """Measure the case once."""
+        case = self._case
+        self._c.llama_set_n_threads(self._context, threads, threads)
+        prompts = case.prompts(self.n_vocab, seed)
+        if case.kind == "prefill":
+            self._c.llama_memory_clear(self._memory, False)
+            seconds = self._decode(self._batches(prompts, 0))
+            return case.batch * case.tokens / seconds
+        self._fill(prompts)
+        chosen = np.random.default_rng(seed).integers(0, self.n_vocab, (case.batch, case.tokens), np.int32)
+        steps = [b for i in range(case.tokens) for b in self._batches(chosen[:, i : i + 1], case.prompt + i)]
+        return case.batch * case.tokens / self._decode(steps)
+
+    def _fill(self, prompts: NDArray[np.int32]) -> None:
+        """Have just the prompts in the cache."""
+        length = prompts.shape[1]
+        here = [self._c.llama_memory_seq_pos_max(self._memory, s) + 1 for s in range(len(prompts))]
+        if min(here) >= length:
+            for s in range(len(prompts)):
+                self._c.llama_memory_seq_rm(self._memory, s, length, -1)
+        else:
+            self._c.llama_memory_clear(self._memory, False)
+            self._decode(self._batches(prompts, 0))
+
+    def _batches(self, tokens: NDArray[np.int32], first: int, every: bool = False) -> list[Any]:
+        """Tokens of some sequences, [sequence, position from `first` on], as batches; logits for the last
+        token of each sequence, or for every one."""
+        n_sequences, length = tokens.shape
+        flat = [(s, i) for s in range(n_sequences) for i in range(length)]
+        batches = []
+        for a in range(0, len(flat), N_BATCH):
+            piece = flat[a : a + N_BATCH]
+            batch = self._c.llama_batch_init(len(piece), 0, 1)
+            batch.n_tokens = len(piece)
+            for j, (s, i) in enumerate(piece):
+                batch.token[j], batch.pos[j] = tokens[s, i], first + i
+                batch.n_seq_id[j], batch.seq_id[j][0] = 1, s
+                batch.logits[j] = every or i == length - 1
+            batches.append(batch)
+        return batches
+
+    def _decode(self, batches: list[Any]) -> float:
+        """Seconds that it takes; the batches are gone then."""
+        decode, wait, context = self._c.llama_decode, self._c.llama_synchronize, self._context
+        begin = perf_counter()
+        for batch in batches:
+            status = decode(context, batch)
+            if status:
+                raise HetrunError(f"llama.cpp ended a batch with status {status}")
+            wait(context)
+        seconds = perf_counter() - begin
+        for batch in batches:
+            self._c.llama_batch_free(batch)
+        return seconds
+
+    def logits(self, tokens: Sequence[int], threads: int) -> Iterator[NDArray[np.float32]]:
+        """The logits behind each token of a text."""
+        self._open_context(1, len(tokens))
+        self._c.llama_set_n_threads(self._context, threads, threads)
+        for a in range(0, len(tokens), N_BATCH):
+            piece = np.asarray(tokens[a : a + N_BATCH], np.int32)[None]
+            self._decode(self._batches(piece, a, every=True))
+            pointer = self._c.llama_get_logits(self._context)
+            yield np.ctypeslib.as_array(pointer, (piece.shape[1], self.n_vocab))

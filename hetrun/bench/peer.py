@@ -1,0 +1,151 @@
+"""The other side of a comparison: a program in a process of its own, told to run one sample at a time."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+
+from hetrun.backend import Floats
+from hetrun.bench.cases import Case
+from hetrun.bench.llamacpp import PACKAGE, Begin, Logits, Open, Opened, Order, Run
+from hetrun.errors import HetrunError, OptionError, UserError
+
+PEERS = ("llama.cpp",)
+GRACE_S = 5.0
+T = TypeVar("T")
+
+
+def check_peer(name: str) -> None:
+    """Refuse a peer that does not exist or is not installed."""
+    if name not in PEERS:
+        raise OptionError(f"there is no {name!r} to compare with; there is {', '.join(PEERS)}")
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise UserError(
+            "llama.cpp is not installed, so there is nothing to compare with: pip install llama-cpp-python "
+            "(it needs a C++ compiler and about three minutes)"
+        )
+
+
+class Peer:
+    """llama.cpp with a model loaded."""
+
+    name = "llama.cpp"
+
+    def __init__(self, path: Path) -> None:
+        check_peer(self.name)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._process = _spawn(theirs.fileno())
+            self._pipe = Connection(ours.detach())
+        self._threads: dict[Case, int] = {}
+        try:
+            opened = self._ask(Open(str(path)), Opened)
+        except BaseException:
+            self.close()
+            raise
+        self.version, self.n_vocab = opened.version, opened.n_vocab
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def prepare(self, case: Case) -> None:
+        """Warm up, and find the number of threads that suits it best: it shall not lose by a setting."""
+        self._ask(Begin(case), type(None))
+        best = 0.0
+        for threads in thread_counts(len(os.sched_getaffinity(0))):
+            self._run(threads, 0)
+            rate = max(self._run(threads, 0) for _ in range(2))
+            if rate > best:
+                best, self._threads[case] = rate, threads
+
+    def threads(self, case: Case) -> int:
+        """What `prepare` found."""
+        return self._threads[case]
+
+    def sample(self, case: Case, seed: int) -> float:
+        """Tokens per second, once; of the case that was prepared last."""
+        return self._run(self._threads[case], seed)
+
+    def logits(self, tokens: Sequence[int]) -> Iterator[Floats]:
+        """The logits behind each token, some rows at a time; read them all."""
+        self._send(Logits(tuple(tokens), len(os.sched_getaffinity(0))))
+        left = len(tokens)
+        while left:
+            rows = np.frombuffer(self._receive(bytes), np.float32).reshape(-1, self.n_vocab)
+            left -= len(rows)
+            yield rows
+
+    def _run(self, threads: int, seed: int) -> float:
+        return self._ask(Run(threads, seed), float)
+
+    def _ask(self, order: Order, kind: type[T]) -> T:
+        self._send(order)
+        return self._receive(kind)
+
+    def _send(self, order: Order) -> None:
+        try:
+            self._pipe.send(order)
+        except OSError:
+            raise self._death() from None
+
+    def _receive(self, kind: type[T]) -> T:
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._death() from None
+        if isinstance(answer, Exception):
+            raise answer
+        if not isinstance(answer, kind):
+            raise HetrunError(f"{self.name} answered {answer!r}")
+        return answer
+
+    def _death(self) -> HetrunError:
+        code = self._process.wait()
+        return HetrunError(f"the process of {self.name} ended with code {code} in the middle of its work")
+
+    def close(self) -> None:
+        """End its process."""
+        self._pipe.close()
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def thread_counts(cores: int) -> list[int]:
+    """The numbers of threads worth trying: 1, 2, 3, 4, 6, 8, 12, 16, ... and every core."""
+    some = {n for power in range(1, 12) for n in (1 << power, 3 << (power - 1))}
+    return sorted(n for n in some | {1, 2, 3, 4, cores} if n <= cores)
+
+
+def _spawn(pipe: int) -> subprocess.Popen[bytes]:
+    """A fresh interpreter with our module path, never a fork: the libraries and their threads are its own."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from hetrun.bench.llamacpp import main; main({pipe})"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        pass_fds=(pipe,),
+        start_new_session=True,  # Ctrl-C is for us; it ends when its pipe does
+    )

@@ -1,0 +1,197 @@
+"""Results as a table, as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hetrun.bench.ours import SegmentTime
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PeerResult:
+    """The other side's numbers."""
+
+    name: str
+    version: str
+    threads: int
+    samples: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `bench -o json`."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "threads": self.threads,
+            "tok_s": median(self.samples),
+            "samples": list(self.samples),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What no program could exceed here, or why that is not known."""
+
+    tok_s: float | None
+    why: str
+    bytes_per_step: float | None = None
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of one case."""
+
+    model: str
+    test: str
+    batch: int
+    threads: int
+    samples: tuple[float, ...]
+    limit: Limit
+    plan: str
+    peer: PeerResult | None
+    ratio: float | None
+    load: tuple[float, float]  # average at the start and at the end
+    segments: tuple[SegmentTime, ...] = ()
+    python_share: float | None = None
+
+    @property
+    def tok_s(self) -> float:
+        """The median."""
+        return median(self.samples)
+
+    def to_json(self, explain: bool) -> dict[str, Any]:
+        """For `bench -o json`."""
+        row: dict[str, Any] = {
+            "model": self.model,
+            "test": self.test,
+            "batch": self.batch,
+            "threads": self.threads,
+            "tok_s": self.tok_s,
+            "samples": list(self.samples),
+            "limit_tok_s": self.limit.tok_s,
+            "plan": self.plan,
+            "peer": self.peer.to_json() if self.peer else None,
+            "ratio": self.ratio,
+            "load_average": {"start": self.load[0], "end": self.load[1]},
+        }
+        if explain:
+            row["explain"] = self._explanation()
+        return row
+
+    def _explanation(self) -> dict[str, Any]:
+        return {
+            "limit": self.limit.why,
+            "of_limit": self.tok_s / self.limit.tok_s if self.limit.tok_s else None,
+            "bytes_per_step": self.limit.bytes_per_step,
+            "bandwidth": self.limit.bandwidth,
+            "python_share": self.python_share,
+            "segments": [
+                {
+                    "segment": s.segment,
+                    "backend": s.backend,
+                    "threads": s.threads,
+                    "runs": s.runs,
+                    "seconds": s.seconds,
+                }
+                for s in self.segments
+            ],
+        }
+
+
+def to_json(rows: Sequence[Row], explain: bool) -> str:
+    """A list of rows."""
+    return json.dumps([row.to_json(explain) for row in rows], indent=2)
+
+
+COLUMNS = (
+    *("model", "test", "batch", "threads", "tok_s", "samples", "limit_tok_s", "plan"),
+    *("peer", "peer_version", "peer_threads", "peer_tok_s", "peer_samples", "ratio"),
+    *("load_start", "load_end"),
+)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """A line for each row; samples are separated by blanks."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for r in rows:
+        mine: list[object] = [r.model, r.test, r.batch, r.threads, r.tok_s, _spaced(r.samples)]
+        peer: list[object] = [None] * 5
+        if p := r.peer:
+            peer = [p.name, p.version, p.threads, median(p.samples), _spaced(p.samples)]
+        writer.writerow([*mine, r.limit.tok_s, r.plan, *peer, r.ratio, *r.load])
+    return text.getvalue().rstrip("\n")
+
+
+def _spaced(samples: Sequence[float]) -> str:
+    return " ".join(f"{s:.6g}" for s in samples)
+
+
+def to_table(rows: Sequence[Row], explain: bool) -> str:
+    """For people."""
+    heads = ["model", "test", "batch", "threads", "tokens/s", "of limit", "plan"]
+    peers = [r.peer for r in rows if r.peer]
+    if peers:
+        heads += [f"{peers[0].name}", "threads", "ratio"]
+    lines = [heads] + [_cells(r) for r in rows]
+    text = _aligned(lines, left={0, 1, 6})
+    if explain:
+        text += "\n\n" + "\n\n".join(_explained(r) for r in rows)
+    return "\n".join([text, "", *_footer(rows, peers)])
+
+
+def _cells(r: Row) -> list[str]:
+    part = f"{r.tok_s / r.limit.tok_s:.0%}" if r.limit.tok_s else "-"
+    cells = [r.model, r.test, str(r.batch), str(r.threads), _spread(r.samples), part, r.plan]
+    if r.peer and r.ratio is not None:
+        cells += [_spread(r.peer.samples), str(r.peer.threads), f"{r.ratio:.3f}"]
+    return cells
+
+
+def _spread(samples: Sequence[float]) -> str:
+    """The median, and half of what lies between the best and the worst."""
+    return f"{median(samples):.1f} ± {(max(samples) - min(samples)) / 2:.1f}"
+
+
+def _aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
+    lines = [f"load average: {rows[0].load[0]:.2f} at the start, {rows[-1].load[1]:.2f} at the end"]
+    if peers:
+        lines.append(
+            f"{peers[0].name}: {peers[0].version}, flash attention, repacking, its best number of threads; "
+            "in turn A B B A; ratio: median over the pairs"
+        )
+    return lines
+
+
+def _explained(r: Row) -> str:
+    lines = [f"{r.test}, batch {r.batch}: {r.limit.why}"]
+    if r.limit.tok_s:
+        lines[0] += f"; {r.tok_s / r.limit.tok_s:.0%} of it was reached"
+    if r.python_share is not None:
+        lines.append(f"Python's share of a step: {r.python_share:.2%}")
+    cells = [["segment", "backend", "threads", "runs", "ms"]]
+    cells += [
+        [s.segment, s.backend, str(s.threads), str(s.runs), f"{1000 * s.seconds:.3f}"] for s in r.segments
+    ]
+    table = _aligned(cells, left={0, 1}).splitlines()
+    return "\n  ".join(lines + table)

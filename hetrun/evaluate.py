@@ -1,0 +1,231 @@
+"""`hetrun eval`: how well a model predicts a text as it runs here, and how close that is to the yardstick.
+
+The yardstick is the same file computed in float32 by the reference backend, or llama.cpp. Logits come in
+pieces and are compared piece by piece in float64: a whole matrix of them takes gigabytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backend import Floats
+from hetrun.bench.ours import open_llm
+from hetrun.bench.peer import Peer, check_peer
+from hetrun.config import Settings
+from hetrun.engine import Loaded
+from hetrun.errors import OptionError, UserError
+from hetrun.executor import Chunk, Step
+from hetrun.llm import LLM, model_path
+
+Doubles = NDArray[np.float64]
+
+REFERENCE = "reference"
+AGAINST = (REFERENCE, "llama.cpp")
+TOKENS = 2048
+FEW_ROWS = 32  # compared at once: some tens of megabytes in float64
+MANY_ROWS = 512  # computed at once, where the model's own step is not larger
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """What `hetrun eval` was asked for."""
+
+    file: Path
+    against: str = REFERENCE
+    tokens: int = TOKENS
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """How far the predictions of one run are from another's, over all tokens."""
+
+    mean_kl: float
+    p99_kl: float
+    top1: float  # where both think the same token the likeliest
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result for a text."""
+
+    tokens: int
+    ppl: float
+    against: str
+    mean_kl: float
+    p99_kl: float
+    top1: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For `eval --json`."""
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """For people."""
+        return "\n".join(
+            (
+                f"tokens            {self.tokens}",
+                f"perplexity        {self.ppl:.4f}",
+                f"against           {self.against}",
+                f"mean KL           {self.mean_kl:.6f}",
+                f"99 % of KL below  {self.p99_kl:.6f}",
+                f"same best token   {self.top1:.2%}",
+            )
+        )
+
+
+def main(settings: Settings, options: EvalOptions) -> None:
+    """Evaluate a text and print what came out."""
+    if options.against not in AGAINST:
+        raise OptionError(f"--against must be one of {', '.join(AGAINST)}, not {options.against!r}")
+    try:
+        text = options.file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{options.file} cannot be read as UTF-8 text: {error}") from None
+    report = evaluate_settings(settings, text, options.against, options.tokens)
+    print(json.dumps(report.to_json(), indent=2) if options.json else report.to_text())
+
+
+def evaluate(
+    path: str | Path | None,
+    text: str,
+    against: str = REFERENCE,
+    tokens: int = TOKENS,
+    **options: Any,  # noqa: ANN401 - those of `LLM`: ubatch, backends, kv_type, ...
+) -> Report:
+    """Run the first tokens of a text through a model."""
+    settings = Settings.resolve(model=None if path is None else str(path), **options)
+    return evaluate_settings(settings, text, against, tokens)
+
+
+def evaluate_settings(settings: Settings, text: str, against: str, tokens: int) -> Report:
+    """The same with settings that were resolved before."""
+    with open_llm(settings) as llm:
+        ids = llm.tokenize(text)[: min(tokens, llm.info.context)]
+        if len(ids) < 2:
+            raise UserError("the text has fewer than 2 tokens: there is nothing to predict")
+        perplexity, closeness = Perplexity(ids), Comparison()
+        for ours, oracle in rows_of_both(logits(llm, ids), oracle_logits(settings, against, ids)):
+            perplexity.add(ours)
+            closeness.add(oracle, ours)
+        found = closeness.result()
+    return Report(len(ids), perplexity.result(), against, found.mean_kl, found.p99_kl, found.top1)
+
+
+def oracle_logits(settings: Settings, against: str, tokens: Sequence[int]) -> Iterator[Floats]:
+    """The logits to compare with, piece by piece."""
+    path = model_path(settings)
+    if against != REFERENCE:
+        check_peer(against)
+        with Peer(path) as peer:
+            yield from peer.logits(tokens)
+        return
+    with LLM(path, backends=[REFERENCE], kv_type="f32", ctx=len(tokens)) as llm:
+        yield from logits(llm, tokens)
+
+
+def logits(llm: LLM, tokens: Sequence[int]) -> Generator[Floats]:
+    """The logits behind each token of a text, piece by piece, cut where the model itself cuts its steps."""
+    ubatch = llm.plan.ubatch
+    size = max(ubatch, MANY_ROWS // ubatch * ubatch)
+    seq = llm.call(lambda loaded: loaded.model.alloc())
+    try:
+        for a in range(0, len(tokens), size):
+            ids = np.asarray(tokens[a : a + size], np.int64)
+            yield llm.call(lambda loaded, ids=ids: _step(loaded, seq, ids))  # type: ignore[misc]
+    finally:
+        llm.call(lambda loaded: loaded.model.free(seq))
+
+
+def _step(loaded: Loaded, seq: int, ids: NDArray[np.int64]) -> Floats:
+    return loaded.model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
+
+
+def rows_of_both(a: Iterable[Floats], b: Iterable[Floats]) -> Iterator[tuple[Floats, Floats]]:
+    """The same few rows of two matrices that come in pieces of whatever size."""
+    left, right = iter(a), iter(b)
+    x = y = None
+    while True:
+        x = x if x is not None and len(x) else next(left, None)
+        y = y if y is not None and len(y) else next(right, None)
+        if x is None or y is None:
+            if x is not None or y is not None:
+                raise ValueError("one of the two has more rows than the other")
+            return
+        n = min(len(x), len(y), FEW_ROWS)
+        yield x[:n], y[:n]
+        x, y = x[n:], y[n:]
+
+
+def log_softmax(rows: Floats) -> Doubles:
+    """Log-probabilities in float64."""
+    wide = rows.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+    return wide
+
+
+class Perplexity:
+    """How surprised a model is by the tokens of a text; rows are added in order."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = np.asarray(tokens, np.int64)
+        self._seen = 0
+        self._surprise = 0.0
+
+    def add(self, rows: Floats) -> None:
+        """The logits behind the next tokens. The last token of all predicts nothing that is known."""
+        following = self._tokens[self._seen + 1 : self._seen + 1 + len(rows)]
+        self._seen += len(rows)
+        logp = log_softmax(rows[: len(following)])
+        self._surprise -= float(logp[np.arange(len(following)), following].sum())
+
+    def result(self) -> float:
+        """e to the mean surprise."""
+        if self._seen != len(self._tokens):
+            raise ValueError(f"{self._seen} rows of logits for {len(self._tokens)} tokens")
+        return float(np.exp(self._surprise / (len(self._tokens) - 1)))
+
+
+class Comparison:
+    """Collects KL(oracle || other) and agreement row by row."""
+
+    def __init__(self) -> None:
+        self._kl: list[Doubles] = []
+        self._agree = 0
+
+    def add(self, oracle: Floats, other: Floats) -> None:
+        """The same rows of both."""
+        p, q = log_softmax(oracle), log_softmax(other)
+        self._agree += int(np.count_nonzero(oracle.argmax(axis=-1) == other.argmax(axis=-1)))
+        q -= p
+        self._kl.append(-np.einsum("ij,ij->i", np.exp(p, out=p), q))
+
+    def result(self) -> Closeness:
+        """Over all rows. Rounding can leave a KL a little below 0; the smallest that there is, is 0."""
+        kl = np.maximum(np.concatenate(self._kl), 0.0)
+        return Closeness(float(kl.mean()), float(np.quantile(kl, 0.99)), self._agree / len(kl))
+
+
+def compare(oracle: Iterable[Floats], other: Iterable[Floats]) -> Closeness:
+    """How close the second is to the first."""
+    comparison = Comparison()
+    for a, b in rows_of_both(oracle, other):
+        comparison.add(a, b)
+    return comparison.result()
+
+
+def perplexity(logits: Iterable[Floats], tokens: Sequence[int]) -> float:
+    """Of a text, from the logits behind each of its tokens, in pieces."""
+    found = Perplexity(tokens)
+    for piece in logits:
+        for a in range(0, len(piece), FEW_ROWS):
+            found.add(piece[a : a + FEW_ROWS])
+    return found.result()

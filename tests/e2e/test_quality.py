@@ -1,0 +1,95 @@
+"""How close SmolLM2 as it runs here is to the same file in float32, next to how close llama.cpp is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetrun import LLM
+from hetrun.backend import Floats
+from hetrun.bench.peer import Peer
+from hetrun.config import DEMO_PACKAGE, default_model
+from hetrun.evaluate import Closeness, compare, logits, perplexity
+
+TEXT = Path(__file__).parent.parent / "data" / "technical.txt"
+TOKENS = 2048
+ROWS = 128
+MOST = 1.05  # of llama.cpp's own distance from float32
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec(DEMO_PACKAGE) is None, reason="needs the extra `demo`"),
+    pytest.mark.skipif(find_spec("llama_cpp") is None, reason="needs llama-cpp-python"),
+]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The text, and what the float32 model says behind each of its tokens (on disk: 400 MB)."""
+
+    tokens: list[int]
+    file: Path
+
+    def rows(self) -> Iterator[Floats]:
+        stored = np.load(self.file, mmap_mode="r")
+        for a in range(0, len(stored), ROWS):
+            yield np.array(stored[a : a + ROWS])
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return default_model({})
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
+    file = tmp_path_factory.mktemp("oracle") / "logits.npy"
+    with LLM(model, backends=["reference"], kv_type="f32", ctx=TOKENS) as llm:
+        tokens = llm.tokenize(TEXT.read_text(encoding="utf-8"))[:TOKENS]
+        assert len(tokens) == TOKENS
+        stored = np.lib.format.open_memmap(file, "w+", np.float32, (TOKENS, llm.n_vocab))
+        at = 0
+        for rows in logits(llm, tokens):
+            stored[at : at + len(rows)] = rows
+            at += len(rows)
+        assert at == TOKENS
+        del stored
+    yield Oracle(tokens, file)
+    file.unlink()
+
+
+@pytest.fixture(scope="module")
+def llama_cpp(model: Path, oracle: Oracle) -> Closeness:
+    with Peer(model) as peer:
+        return compare(oracle.rows(), peer.logits(oracle.tokens))
+
+
+def test_the_oracle_predicts_the_text(oracle: Oracle) -> None:
+    assert 10 < perplexity(oracle.rows(), oracle.tokens) < 40
+
+
+def test_the_bar_is_a_bar(llama_cpp: Closeness) -> None:
+    assert 0.0005 < llama_cpp.mean_kl < 0.006
+    assert 0.93 < llama_cpp.top1 < 0.99
+
+
+@pytest.mark.parametrize("ubatch", [None, 1, 4, 16])
+def test_as_close_to_float32_as_llama_cpp(
+    ubatch: int | None,
+    model: Path,
+    oracle: Oracle,
+    llama_cpp: Closeness,
+    record_property: Callable[[str, object], None],
+) -> None:
+    with LLM(model, ubatch=ubatch, ctx=TOKENS) as llm:
+        found = compare(oracle.rows(), logits(llm, oracle.tokens))
+    for name, value in (("mean_kl", found.mean_kl), ("bar", llama_cpp.mean_kl), ("top1", found.top1)):
+        record_property(name, value)
+    print(f"ubatch {ubatch}: {found}; llama.cpp: {llama_cpp}")
+    assert found.mean_kl <= MOST * llama_cpp.mean_kl
+    assert found.top1 >= llama_cpp.top1 - 0.01

@@ -1,0 +1,451 @@
+"""`hetrun bench`: what is measured, in which order, and how it is told."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, bench
+from hetrun.bench import ours as ours_module
+from hetrun.bench import rounds
+from hetrun.bench.cases import BenchOptions, Case, numbers
+from hetrun.bench.machine import dram_bandwidth
+from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm, traffic
+from hetrun.bench.peer import Peer, check_peer, thread_counts
+from hetrun.bench.report import COLUMNS, Limit, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.bench.rounds import Duel, measure
+from hetrun.config import Settings
+from hetrun.errors import BackendError, HetrunError, OptionError, UserError
+from hetrun.events import Event
+from hetrun.stats import Stats
+from tests.models import tiny
+from tests.models.tiny import TinyLlama
+
+MODEL = TinyLlama("bench", layers=1, kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_gguf(MODEL, tmp_path_factory.mktemp("bench") / "tiny.gguf")
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "PAUSE_S", 0.0)
+
+
+# --- what is measured
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "prompt", "context"),
+    [
+        (Case("prefill", 512), "pp512", 512, 513),
+        (Case("decode", 64, 512), "tg64@512", 512, 577),
+        (Case("decode", 64, 0), "tg64", 1, 66),
+    ],
+)
+def test_cases_are_named_as_llama_bench_names_them(case: Case, name: str, prompt: int, context: int) -> None:
+    assert (case.name, case.prompt, case.context) == (name, prompt, context)
+
+
+def test_the_options_give_every_combination_once() -> None:
+    options = BenchOptions(prompt=(128, 512), generate=(64, 64), depth=(0, 512), batch=(1, 2))
+    per_batch = ["pp128", "pp512", "tg64", "tg64@512"]
+    assert [(c.name, c.batch) for c in options.cases()] == [(n, b) for b in (1, 2) for n in per_batch]
+    assert [c.name for c in BenchOptions().cases()] == ["pp512", "tg64@512"]
+    assert [c.name for c in BenchOptions(prompt=(0,)).cases()] == ["tg64@512"]
+    assert [c.name for c in BenchOptions(generate=(0,)).cases()] == ["pp512"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"output": "xml"}, "-o must be one of table, json, csv, not 'xml'"),
+        ({"rounds": 0}, "-r must be 1 or more"),
+        ({"prompt": (0,), "generate": (0,)}, "nothing is left to measure"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        BenchOptions(**options)
+
+
+def test_numbers_come_alone_or_as_a_list() -> None:
+    assert numbers("-p", "512") == (512,)
+    assert numbers("-p", "128, 512") == (128, 512)
+    assert numbers("-p", 64) == (64,)
+    assert numbers("-p", [1, 2]) == (1, 2)
+
+
+@pytest.mark.parametrize("text", ["", "many", "1,,2", "-1", "1e3", "99999999999"])
+def test_what_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="-p must be a number of 0 or more"):
+        numbers("-p", text)
+
+
+def test_prefill_reads_new_tokens_each_time_and_decode_the_same() -> None:
+    prefill, decode = Case("prefill", 16, 0, 2), Case("decode", 4, 16, 2)
+    assert prefill.prompts(100, 1).shape == (2, 16)
+    assert (prefill.prompts(100, 1) == prefill.prompts(100, 1)).all()
+    assert (prefill.prompts(100, 1) != prefill.prompts(100, 2)).any()
+    assert (decode.prompts(100, 1) == decode.prompts(100, 2)).all()
+    assert prefill.prompts(100, 1).max() < 100
+
+
+# --- the order
+
+
+class Side:
+    """Says when it runs, and how fast it claims to be."""
+
+    def __init__(self, name: str, log: list[str], speeds: list[float]) -> None:
+        self.name, self.log, self.speeds = name, log, speeds
+
+    def prepare(self, case: Case) -> None:
+        self.log.append(f"prepare {self.name}")
+
+    def sample(self, case: Case, seed: int) -> float:
+        self.log.append(f"{self.name}{seed}")
+        return self.speeds[seed - 1]
+
+
+def test_both_sides_run_in_turn() -> None:
+    log: list[str] = []
+    ticks: list[int] = []
+    a, b = Side("A", log, [10.0, 20.0, 30.0]), Side("B", log, [10.0, 10.0, 60.0])
+    duel = measure(Case("prefill", 8), 3, a, b, lambda: ticks.append(len(log)))
+    assert log == ["prepare A", "prepare B", "A1", "B1", "B2", "A2", "A3", "B3"]
+    assert duel == Duel((10.0, 20.0, 30.0), (10.0, 10.0, 60.0))
+    # Pair by pair 1, 2 and 0.5: not the quotient of the medians, which is 2.
+    assert duel.ratio == 1.0
+    assert ticks == [3, 4, 5, 6, 7, 8]
+
+
+def test_alone_there_is_no_ratio() -> None:
+    duel = measure(Case("prefill", 8), 2, Side("A", [], [1.0, 3.0]), None, lambda: None)
+    assert duel == Duel((1.0, 3.0))
+    assert duel.ratio is None
+
+
+# --- our side
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(ours_module, "perf_counter", clock)
+    return clock
+
+
+def test_only_the_time_in_which_all_sequences_run_counts(clock: Clock) -> None:
+    stats, token = Stats(), Event("token", token=1)
+    watch = Watch(stats, requests=2, tokens=4)
+    first, second = watch.collector(0), watch.collector(1)
+    for _ in range(5):  # the second prompt is still being read
+        clock.now += 1
+        first(token)
+    second(token)
+    assert clock.now == 105
+    for _ in range(3):
+        clock.now += 0.5
+        stats.step(0.5, 0.4)
+        first(token)
+        second(token)
+    watch.wait()
+    assert watch.begun == 105
+    assert watch.rate == pytest.approx(2 * 3 / 1.5)
+    assert watch.python_share == pytest.approx(0.2)
+
+
+def test_the_python_share_leaves_the_prompt_out(clock: Clock) -> None:
+    stats, token = Stats(), Event("token", token=1)
+    watch = Watch(stats, requests=1, tokens=4)
+    on_event = watch.collector(0)
+    on_event(token)
+    stats.step(10.0, 10.0)  # the step that read the prompt is counted behind its token
+    for _ in range(3):
+        clock.now += 1
+        on_event(token)
+        stats.step(1.0, 0.9)
+    assert watch.python_share == pytest.approx(0.1)
+
+
+def test_an_error_or_a_short_answer_ends_the_measurement() -> None:
+    watch = Watch(Stats(), requests=1, tokens=4)
+    watch.collector(0)(Event("error", error=BackendError("broken")))
+    with pytest.raises(BackendError, match="broken"):
+        watch.wait()
+    watch = Watch(Stats(), requests=1, tokens=4)
+    watch.collector(0)(Event("token", token=1))
+    watch.collector(0)(Event("done", finish_reason="length"))
+    with pytest.raises(HetrunError, match="after 1 of 4 tokens"):
+        watch.wait()
+
+
+@pytest.mark.parametrize(
+    "case", [Case("prefill", 24, 0, 1), Case("decode", 6, 8, 1), Case("decode", 6, 8, 3)]
+)
+def test_the_engine_is_measured(path: Path, case: Case) -> None:
+    with LLM(path, backends=["reference"], ubatch=16) as llm:
+        ours = Ours(llm)
+        ours.check(case)
+        ours.prepare(case)
+        assert [s.runs for s in ours.segments(case)] == []
+        rates = [ours.sample(case, seed) for seed in (1, 2)]
+        assert all(0 < rate < 1e6 for rate in rates)
+        assert ours.plan(case) == "reference"
+        assert ours.threads(case) >= 1
+        (segment,) = ours.segments(case)
+        assert (segment.segment, segment.backend) == ("model", "reference")
+        assert segment.seconds > 0
+        if case.kind == "decode":
+            assert segment.runs >= 2 * case.tokens if case.batch == 1 else segment.runs >= case.tokens
+            # The reference backend counts no native seconds: everything is Python's.
+            assert ours.python_share == pytest.approx(1.0)
+        else:
+            assert ours.python_share is None
+        # Whatever was left running was cancelled: the engine is free.
+        assert llm.generate([1, 2, 3])[0].tokens
+
+
+def test_what_does_not_fit_is_refused(path: Path) -> None:
+    with LLM(path, backends=["reference"], ctx=64) as llm:
+        ours = Ours(llm)
+        ours.check(Case("decode", 31, 32))
+        with pytest.raises(OptionError, match="pp64 needs a context of 65 tokens and the model has 64"):
+            ours.check(Case("prefill", 64))
+        with pytest.raises(OptionError, match="-b 99 is more than"):
+            ours.check(Case("prefill", 8, 0, 99))
+
+
+def test_settings_reach_the_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETRUN_CTX", "96")
+    settings = Settings.resolve(model=str(path), backends=["reference"], threads=1)
+    with open_llm(settings, ubatch=8) as llm:
+        assert llm.info.context == 96
+        assert llm.plan.ubatch == 8
+        assert llm.plan.plan(1).threads == 1
+        assert llm.plan.backends == ["reference"]
+
+
+def test_traffic_counts_each_weight_once_and_no_embedding(path: Path, tmp_path: Path) -> None:
+    found = traffic(path, "f16")
+    shapes = {name: (rows, cols) for name, rows, cols in tiny.weight_shapes(MODEL)}
+    matrices = sum(4 * r * c for name, (r, c) in shapes.items() if name != "token_embd.weight")
+    norms = 3 * MODEL.embd * 4
+    assert found.weights == matrices + norms
+    assert found.kv_per_token == 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_dim * 2
+    assert traffic(path, "f32").kv_per_token == 2 * found.kv_per_token
+    case = Case("decode", 9, 100, batch=2)
+    assert found.per_step(case) == found.weights + 2 * 105 * found.kv_per_token
+    # A tied embedding is read as the head.
+    tied = tiny.write_gguf(TinyLlama("tied", layers=1, kv_heads=2, tied=True), tmp_path / "tied.gguf")
+    assert traffic(tied, "f16").weights == found.weights
+
+
+def test_memory_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetrun.bench.machine.BYTES", 8 << 20)
+    monkeypatch.setattr("hetrun.bench.machine.LEAST", 1 << 20)
+    for threads in (1, 2, 3):
+        assert 1e8 < dram_bandwidth(threads, rounds=2) < 1e13
+
+
+# --- the peer
+
+
+def test_peers_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_peer("llama.cpp")
+    with pytest.raises(OptionError, match=r"no 'vllm' to compare with; there is llama\.cpp"):
+        check_peer("vllm")
+
+    def nothing(name: str) -> None:
+        return None
+
+    monkeypatch.setattr(importlib.util, "find_spec", nothing)
+    with pytest.raises(UserError, match=r"llama\.cpp is not installed.*pip install llama-cpp-python"):
+        check_peer("llama.cpp")
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [(1, [1]), (2, [1, 2]), (6, [1, 2, 3, 4, 6]), (20, [1, 2, 3, 4, 6, 8, 12, 16, 20])],
+)
+def test_every_promising_number_of_threads_is_tried(cores: int, counts: list[int]) -> None:
+    assert thread_counts(cores) == counts
+
+
+def test_llama_cpp_is_measured_and_says_what_we_say(path: Path) -> None:
+    tokens = tiny.random_tokens(70)
+    with Peer(path) as peer:
+        assert peer.version.startswith("llama-cpp-python 0.")
+        for case in (Case("prefill", 24), Case("decode", 4, 8), Case("decode", 4, 8, batch=2)):
+            peer.prepare(case)
+            assert peer.threads(case) >= 1
+            assert all(0 < peer.sample(case, seed) < 1e6 for seed in (1, 2))
+        theirs = np.concatenate(list(peer.logits(tokens)))
+        with LLM(path, backends=["reference"]) as llm:
+            assert peer.n_vocab == llm.n_vocab
+            assert np.abs(theirs - llm.logits(tokens)).max() < 0.05
+    with pytest.raises(HetrunError, match=r"the process of llama\.cpp ended"):
+        peer.sample(case, 1)
+
+
+def test_a_file_that_llama_cpp_refuses_is_the_users_error(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF and nothing else")
+    with pytest.raises(UserError, match=r"llama\.cpp cannot load .*broken\.gguf"):
+        Peer(broken)
+
+
+# --- what is told
+
+
+def row(peer: PeerResult | None = None) -> Row:
+    return Row(
+        model="tiny",
+        test="tg4@8",
+        batch=1,
+        threads=2,
+        samples=(100.0, 90.0, 110.0),
+        limit=Limit(400.0, "a step reads 1 MB", 1e6, 4e8),
+        plan="reference",
+        peer=peer,
+        ratio=1.25 if peer else None,
+        load=(0.1, 0.9),
+        segments=(SegmentTime("model", "reference", 2, 12, 0.009),),
+        python_share=0.02,
+    )
+
+
+PEER = PeerResult("llama.cpp", "llama-cpp-python 0", 1, (80.0, 72.0, 88.0))
+
+
+def test_json_has_the_fields_that_were_promised() -> None:
+    found = row(PEER).to_json(explain=False)
+    assert found == {
+        "model": "tiny",
+        "test": "tg4@8",
+        "batch": 1,
+        "threads": 2,
+        "tok_s": 100.0,
+        "samples": [100.0, 90.0, 110.0],
+        "limit_tok_s": 400.0,
+        "plan": "reference",
+        "peer": {
+            "name": "llama.cpp",
+            "version": "llama-cpp-python 0",
+            "threads": 1,
+            "tok_s": 80.0,
+            "samples": [80.0, 72.0, 88.0],
+        },
+        "ratio": 1.25,
+        "load_average": {"start": 0.1, "end": 0.9},
+    }
+    alone, explained = row().to_json(explain=False), row().to_json(explain=True)["explain"]
+    assert alone["peer"] is None
+    assert alone["ratio"] is None
+    assert explained["of_limit"] == 0.25
+    assert explained["segments"][0]["seconds"] == 0.009
+    assert json.loads(to_json([row(), row(PEER)], explain=True))[1]["peer"]["tok_s"] == 80.0
+
+
+def test_csv_can_be_read_back() -> None:
+    with_peer, alone = csv.DictReader(io.StringIO(to_csv([row(PEER), row()])))
+    assert tuple(with_peer) == COLUMNS
+    assert with_peer["peer"] == "llama.cpp"
+    assert with_peer["peer_samples"] == "80 72 88"
+    assert float(with_peer["ratio"]) == 1.25
+    assert alone["peer"] == alone["ratio"] == ""
+    assert alone["load_end"] == "0.9"
+
+
+def test_the_table_tells_it_to_people() -> None:
+    text = to_table([row(PEER)], explain=True)
+    heading, line = text.splitlines()[:2]
+    assert (
+        heading.split() == "model test batch threads tokens/s of limit plan llama.cpp threads ratio".split()
+    )
+    assert line.split() == "tiny tg4@8 1 2 100.0 ± 10.0 25% reference 80.0 ± 8.0 1 1.250".split()
+    assert "tg4@8, batch 1: a step reads 1 MB; 25% of it was reached" in text
+    assert "Python's share of a step: 2.00%" in text
+    assert "load average: 0.10 at the start, 0.90 at the end" in text
+    assert "llama.cpp" not in to_table([row()], explain=False)
+
+
+# --- everything together
+
+
+Bench = Callable[..., None]
+
+
+@pytest.fixture
+def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """`bench.main` on the tiny model, with the memory of the machine not measured for seconds."""
+    monkeypatch.setattr(bench, "_bandwidth", lambda threads: 1e9 * threads)
+    settings = Settings.resolve(model=str(path), backends=["reference"], threads=1)
+
+    def run(**options: Any) -> None:  # noqa: ANN401 - those of BenchOptions
+        chosen: dict[str, Any] = {"prompt": (16,), "generate": (4,), "depth": (8,), "rounds": 2} | options
+        bench.main(settings, BenchOptions(**chosen))
+
+    return run
+
+
+def test_bench_against_llama_cpp(
+    small: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "load_average", lambda: 3.0)
+    small(vs="llama.cpp", output="json", explain=True)
+    captured = capsys.readouterr()
+    prefill, decode = json.loads(captured.out)
+    assert (prefill["test"], decode["test"]) == ("pp16", "tg4@8")
+    assert prefill["limit_tok_s"] is None
+    assert "not measured" in prefill["explain"]["limit"]
+    assert decode["limit_tok_s"] > 0
+    for found in (prefill, decode):
+        assert found["model"] == "tiny"
+        assert found["threads"] == 1
+        assert len(found["samples"]) == len(found["peer"]["samples"]) == 2
+        assert found["peer"]["name"] == "llama.cpp"
+        pairs = zip(found["samples"], found["peer"]["samples"], strict=True)
+        assert found["ratio"] == pytest.approx(np.median([a / b for a, b in pairs]))
+    assert "the load average is 3.00" in captured.err
+
+
+def test_bench_alone_says_nothing_on_stderr(
+    small: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "load_average", lambda: 0.2)
+    small()
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert len(captured.out.splitlines()) == 5
+    small(output="csv")
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_an_unknown_peer_is_refused_before_anything_is_loaded(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "open_llm", pytest.fail)
+    with pytest.raises(OptionError, match="to compare with"):
+        small(vs="ollama")
