@@ -106,14 +106,22 @@ def _segment_json(s: Segment) -> dict[str, Any]:
 
 
 def _grouped(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
-    """Buckets with the same stages and threads in one row."""
+    """Neighbouring buckets with the same stages and threads, as one range of tokens."""
     groups: list[tuple[list[str], Plan]] = []
     for bucket, plan in plans.items():
         if groups and (groups[-1][1].stages, groups[-1][1].threads) == (plan.stages, plan.threads):
             groups[-1][0].append(bucket)
         else:
             groups.append(([bucket], plan))
-    return [("all" if len(names) == len(BUCKETS) else ",".join(names), plan) for names, plan in groups]
+    return [("all" if len(names) == len(BUCKETS) else _range(names), plan) for names, plan in groups]
+
+
+def _range(buckets: Sequence[str]) -> str:
+    """5-8 and 9-16 are 5-16; 65-256 and 257+ are 65+."""
+    first, last = buckets[0].split("-")[0], buckets[-1].split("-")[-1]
+    if first == last:
+        return first
+    return f"{first.rstrip('+')}+" if last.endswith("+") else f"{first}-{last}"
 
 
 def make_plans(graph: Graph, buckets: Buckets, alone: Collection[str] = ()) -> dict[str, Plan]:
