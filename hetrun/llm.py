@@ -62,10 +62,21 @@ class LLM:
     ) -> None:
         """Options are those of the command line, with the same names: ctx, ram, threads, backends, ubatch,
         kv_type, deterministic, plan, chat_template, temperature, ...; `progress` hears how much is loaded."""
-        self.settings = Settings.resolve(environ=None, model=None if model is None else str(model), **options)
-        path = model_path(self.settings)
-        self._engine = Engine(lambda: load(path, self.settings, progress))
-        self.info = self._engine.call(lambda loaded: describe(path, loaded, self.settings))
+        name = None if model is None else str(model)
+        self._open(Settings.resolve(environ=None, model=name, **options), progress)
+
+    @classmethod
+    def of(cls, settings: Settings, progress: Progress | None = None) -> LLM:
+        """The model of settings that were resolved already."""
+        llm = cls.__new__(cls)
+        llm._open(settings, progress)
+        return llm
+
+    def _open(self, settings: Settings, progress: Progress | None) -> None:
+        self.settings = settings
+        path = model_path(settings)
+        self._engine = Engine(lambda: load(path, settings, progress))
+        self.info = self._engine.call(lambda loaded: describe(path, loaded, settings))
 
     @property
     def plan(self) -> PlanSet:

@@ -1,0 +1,71 @@
+"""The `hetrun` command: one function for each subcommand, everything heavy imported inside it.
+
+stdout carries results only; progress and remarks go to stderr. Exit codes: 0 done, 1 our fault, 2 the user's
+input was wrong, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from hetrun.errors import UserError
+
+WRONG_INPUT, OUR_FAULT, STOPPED = 2, 1, 130
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line; errors are one sentence on stderr."""
+    from typer import Abort
+    from typer.exceptions import TyperException
+
+    from hetrun.cli.app import run_command
+
+    try:
+        code = run_command(arguments)
+        sys.stdout.flush()
+        return code
+    except TyperException as e:
+        return _wrong_usage(e)
+    except UserError as e:
+        say(str(e))
+        return WRONG_INPUT
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our results has seen enough: no error (typer leaves with SystemExit then, and only then).
+        # Python would complain at exit that it cannot flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except (KeyboardInterrupt, Abort):
+        return STOPPED
+    except Exception as e:
+        return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
+
+
+def say(text: str) -> None:
+    """A remark or an error, on stderr."""
+    print(f"hetrun: {text}", file=sys.stderr)
+
+
+def _wrong_usage(error: Exception) -> int:
+    """Options that do not exist, arguments that are missing: typer knows how to say it."""
+    show = getattr(error, "show", None)
+    if show is None:
+        raise error
+    show()
+    return WRONG_INPUT
+
+
+def _our_fault(error: Exception, verbose: bool) -> int:
+    if verbose:
+        import traceback
+
+        traceback.print_exception(error)
+    hint = "" if verbose else "; run it again with -v and report what it prints"
+    say(f"something went wrong inside hetrun: {type(error).__name__}: {error}{hint}")
+    return OUR_FAULT
