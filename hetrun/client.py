@@ -13,21 +13,22 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import BinaryIO, Protocol
 
+from hetrun.config import Settings
 from hetrun.errors import EngineStopped, UserError
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.worker import (
     ENGINE,
     Answer,
+    Answerer,
     Cancel,
     Channel,
     Close,
-    Engine,
     Failed,
     Load,
     Progress,
@@ -94,7 +95,7 @@ async def _events(engine: Submitter, request: GenerateRequest) -> AsyncGenerator
 class LocalClient:
     """An engine in this process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Answerer) -> None:
         self._engine = engine
 
     @property
@@ -118,9 +119,9 @@ class WorkerClient:
     screen gives a file, and the end of what was written there is quoted when the worker dies.
     """
 
-    def __init__(
-        self, options: Mapping[str, object], *, log: BinaryIO | None = None, engine: str = ENGINE
-    ) -> None:
+    def __init__(self, settings: Settings, *, log: BinaryIO | None = None, engine: str = ENGINE) -> None:
+        # Only what was chosen somewhere: the child finds the same defaults.
+        options = {name: getattr(settings, name) for name in settings.origins}
         self._worker = Worker(Load(engine, options), log)
 
     @property
@@ -135,13 +136,21 @@ class WorkerClient:
         if self._worker.death is not None:
             raise self._worker.death
         # Shielded: one caller who gives up must not take the answer from the others.
-        return await asyncio.shield(asyncio.wrap_future(self._worker.ready))
+        answer = asyncio.wrap_future(self._worker.ready)
+        answer.add_done_callback(_looked_at)
+        return await asyncio.shield(answer)
 
     def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         return _events(self._worker, request)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._worker.stop)
+
+
+def _looked_at(answer: asyncio.Future[ModelInfo]) -> None:
+    """asyncio complains about an error that nobody looked at; the caller who gave up does not need it."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 class Worker:

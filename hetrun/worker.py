@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 ENGINE = "hetrun.llm:LLM"
 
 
-class Engine(Protocol):
+class Answerer(Protocol):
     """The part of `LLM` that fronts use. `on_event` is called on the engine's thread and must be quick."""
 
     @property
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Build the engine: `engine` is "module:callable", called with `options`."""
+    """Build the engine: `engine` is "module:callable", called with `options` and `progress`."""
 
     engine: str
     options: Mapping[str, object]
@@ -179,7 +179,7 @@ def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> N
         engine.close()
 
 
-def _build(load: Load, channel: Channel) -> Engine:
+def _build(load: Load, channel: Channel) -> Answerer:
     reported = -1.0
 
     def progress(fraction: float) -> None:
@@ -189,11 +189,11 @@ def _build(load: Load, channel: Channel) -> Engine:
             channel.send(Progress(fraction))
 
     module, _, name = load.engine.partition(":")
-    build: Callable[..., Engine] = getattr(import_module(module), name)
+    build: Callable[..., Answerer] = getattr(import_module(module), name)
     return build(**load.options, progress=progress)
 
 
-def _serve(engine: Engine, channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
+def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
     running: dict[int, int] = {}
 
     def answer(key: int, event: Event) -> None:

@@ -2,12 +2,13 @@
 
 The last message (or the text) of a request says what happens:
 
-    say WORDS   answers with these words, one token each
-    forever     answers until it is cancelled, or `max_tokens` is reached
-    refuse      is refused when it is submitted
-    fail        fails after two tokens
-    odd         fails with an error that cannot be pickled
-    crash       kills the process after two tokens, as a native assertion does
+    say WORDS       answers with these words, one token each
+    forever WORD    answers with this (or "ha") until it is cancelled, or `max_tokens` is reached
+    refuse          is refused when it is submitted
+    fail            fails after two tokens
+    odd             fails with an error that cannot be pickled
+    crash           kills the process after two tokens, as a native assertion does
+    options         answers with the options it was made with
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hetrun.errors import BackendError, ContextFull, ModelFileError
@@ -33,6 +34,7 @@ INFO = ModelInfo(
     template_origin="the model",
     load_s=0.5,
 )
+REFUSED, ENDLESS = "/models/bad.gguf", "/models/endless.gguf"  # one cannot be loaded, the other is never
 TIMINGS = Timings(load_s=0.5, ttft_s=0.12, prompt_tok_s=800.0, decode_tok_s=150.0)
 
 
@@ -69,17 +71,17 @@ class FakeEngine:
         *,
         progress: Callable[[float], None] | None = None,
         pace_s: float = 0.001,
-        refuse_to_load: bool = False,
-        load_for_ever: bool = False,
+        **options: object,
     ) -> None:
-        if refuse_to_load:
-            raise ModelFileError("/models/bad.gguf", "it is not a model")
+        if model == REFUSED:
+            raise ModelFileError(REFUSED, "it is not a model")
         for step in range(101):
             if progress is not None:
                 progress(step / 100)
-            if load_for_ever and step == 50:
+            if model == ENDLESS and step == 50:
                 threading.Event().wait()
         self.info = INFO
+        self.options = options
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[int] = []
         self.idle = threading.Event()
@@ -97,7 +99,7 @@ class FakeEngine:
             raise ContextFull("the prompt has 5000 tokens and the context 2048: shorten it")
         self.requests.append(request)
         number = len(self.requests)
-        job = Job(number, request, on_event, _reply(prompt))
+        job = Job(number, request, on_event, _reply(prompt, self.options))
         self._jobs[number] = job
         self.idle.clear()
         self._orders.put(job)
@@ -159,12 +161,12 @@ def _prompt(request: GenerateRequest) -> str:
     return request.text or "say nothing"
 
 
-def _reply(prompt: str) -> Iterator[str]:
+def _reply(prompt: str, options: Mapping[str, object]) -> Iterator[str]:
     order, _, words = prompt.partition(" ")
     match order:
         case "forever":
             while True:
-                yield "ha "
+                yield f"{words or 'ha'} "
         case "fail" | "odd" | "crash":
             yield "one "
             yield "two "
@@ -174,6 +176,8 @@ def _reply(prompt: str) -> Iterator[str]:
                 raise LockedError
             os.kill(os.getpid(), signal.SIGABRT)
             threading.Event().wait()
+        case "options":
+            yield repr(dict(sorted(options.items())))
         case "say":
             yield from (word + " " for word in words.split(" ")[:-1])
             yield words.split(" ")[-1]

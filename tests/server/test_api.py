@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from hetrun.client import LocalClient, WorkerClient
+from hetrun.config import Settings
 from hetrun.server import body
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.fakes import ENDLESS, REFUSED, FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -347,13 +348,13 @@ async def test_health(http: httpx.AsyncClient) -> None:
 
 
 async def test_health_while_loading_and_after_a_failure() -> None:
-    client = WorkerClient({"load_for_ever": True}, engine="tests.fakes:FakeEngine")
+    client = WorkerClient(Settings.resolve(model=ENDLESS), engine="tests.fakes:FakeEngine")
     transport = httpx.ASGITransport(create_app(client))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         response = await http.get("/health")
         assert (response.status_code, response.json()["status"]) == (503, "loading")
     await client.close()
-    dead = WorkerClient({"refuse_to_load": True}, engine="tests.fakes:FakeEngine")
+    dead = WorkerClient(Settings.resolve(model=REFUSED), engine="tests.fakes:FakeEngine")
     transport = httpx.ASGITransport(create_app(dead))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         response = await http.post(CHAT, json=asking())

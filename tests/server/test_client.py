@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import select
 import signal
@@ -16,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.config import Settings
 from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError
 from hetrun.events import Event, GenerateRequest
 from hetrun.params import SamplingParams
-from tests.fakes import INFO, TIMINGS, FakeEngine
+from tests.fakes import ENDLESS, INFO, REFUSED, TIMINGS, FakeEngine
 
 FAKE = "tests.fakes:FakeEngine"
 
@@ -33,7 +35,9 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def opened(kind: str) -> AsyncIterator[ChatClient]:
-    client: ChatClient = LocalClient(FakeEngine()) if kind == "local" else WorkerClient({}, engine=FAKE)
+    client: ChatClient = (
+        LocalClient(FakeEngine()) if kind == "local" else WorkerClient(Settings(), engine=FAKE)
+    )
     try:
         yield client
     finally:
@@ -151,18 +155,26 @@ async def test_an_error_that_cannot_be_pickled_still_says_what_happened() -> Non
 
 
 async def test_an_error_while_loading_arrives_as_the_same_class() -> None:
-    client = WorkerClient({"refuse_to_load": True}, engine=FAKE)
+    client = WorkerClient(Settings.resolve(model=REFUSED), engine=FAKE)
     for _ in range(2):  # every caller gets it
         with pytest.raises(ModelFileError) as caught:
             await client.info()
-        assert (caught.value.path, caught.value.reason) == ("/models/bad.gguf", "it is not a model")
+        assert (caught.value.path, caught.value.reason) == (REFUSED, "it is not a model")
     (event,) = await collect(client, "say hello")
     assert isinstance(event.error, ModelFileError)
     await client.close()
 
 
+async def test_the_worker_is_given_what_was_chosen_and_nothing_else() -> None:
+    settings = Settings.resolve(environ={"HETRUN_CTX": "99"}, backends=["x"], plan="/tmp/plan.json")
+    client = WorkerClient(settings, engine=FAKE)
+    events = await collect(client, "options")
+    assert events[0].text == "{'backends': ('x',), 'ctx': 99, 'plan': PosixPath('/tmp/plan.json')}"
+    await client.close()
+
+
 async def test_kill_in_the_middle_ends_every_request_with_one_error() -> None:
-    client = WorkerClient({}, engine=FAKE)
+    client = WorkerClient(Settings(), engine=FAKE)
     streams = [client.stream(ask("forever")) for _ in range(2)]
     for stream in streams:
         await anext(stream)
@@ -181,7 +193,7 @@ async def test_kill_in_the_middle_ends_every_request_with_one_error() -> None:
 
 async def test_a_native_crash_is_named_and_quoted(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+b") as log:
-        client = WorkerClient({}, engine=FAKE, log=log)
+        client = WorkerClient(Settings(), engine=FAKE, log=log)
         await client.info()
         log.write(b"GGML_ASSERT(eps >= 0) failed\n")
         log.flush()
@@ -193,13 +205,25 @@ async def test_a_native_crash_is_named_and_quoted(tmp_path: Path) -> None:
 
 
 async def test_closing_while_it_loads_does_not_wait() -> None:
-    client = WorkerClient({"load_for_ever": True}, engine=FAKE)
+    client = WorkerClient(Settings.resolve(model=ENDLESS), engine=FAKE)
     while client.progress < 0.5:
         await asyncio.sleep(0.001)
     waiting = asyncio.create_task(client.info())
     await asyncio.wait_for(client.close(), 2)
     with pytest.raises(EngineStopped, match="was closed"):
         await waiting
+
+
+async def test_giving_up_on_a_model_that_loads_leaves_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    client = WorkerClient(Settings.resolve(model=ENDLESS), engine=FAKE)
+    waiting = asyncio.create_task(client.info())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await client.close()
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_the_worker_survives_ctrl_c() -> None:
@@ -214,11 +238,12 @@ async def test_the_worker_survives_ctrl_c() -> None:
 PARENT = """
 import asyncio
 from hetrun.client import WorkerClient
+from hetrun.config import Settings
 
 async def main():
-    client = WorkerClient({options}, engine="tests.fakes:FakeEngine")
+    client = WorkerClient(Settings.resolve(model={model!r}), engine="tests.fakes:FakeEngine")
     print(client.pid, flush=True)
-    if not {options}:
+    if {model!r} is None:
         await client.info()
     print("here", flush=True)
     await asyncio.sleep(60)
@@ -227,9 +252,9 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("options", [{}, {"load_for_ever": True}], ids=["idle", "loading"])
-async def test_the_worker_ends_when_its_parent_is_killed(options: dict[str, object]) -> None:
-    code = PARENT.format(options=options)
+@pytest.mark.parametrize("model", [None, ENDLESS], ids=["idle", "loading"])
+async def test_the_worker_ends_when_its_parent_is_killed(model: str | None) -> None:
+    code = PARENT.format(model=model)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         worker = os.pidfd_open(int(parent.stdout.readline()))
@@ -241,7 +266,7 @@ async def test_the_worker_ends_when_its_parent_is_killed(options: dict[str, obje
 
 
 async def test_what_the_engine_prints_never_reaches_our_stdout(capfd: pytest.CaptureFixture[str]) -> None:
-    client = WorkerClient({}, engine="tests.server.test_client:noisy_engine")
+    client = WorkerClient(Settings(), engine="tests.server.test_client:noisy_engine")
     await client.info()
     await client.close()
     out, err = capfd.readouterr()

@@ -1,0 +1,325 @@
+"""The terminal chat with a scripted engine, driven by the keyboard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Footer, Markdown, ProgressBar, Static
+from textual.widgets.markdown import MarkdownFence
+
+from hetrun.client import LocalClient, WorkerClient
+from hetrun.config import Settings
+from hetrun.params import SamplingParams
+from hetrun.tui.app import ChatApp
+from hetrun.tui.screens.chat import ChatScreen
+from hetrun.tui.widgets.conversation import Conversation
+from hetrun.tui.widgets.prompt import Prompt
+from hetrun.tui.widgets.status import StatusLine
+from hetrun.tui.widgets.turn import AnswerTurn, ErrorTurn, UserTurn
+from hetrun.tui.widgets.welcome import Welcome
+from hetrun.visible import visible
+from tests.fakes import ENDLESS, REFUSED, FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+FAKE = "tests.fakes:FakeEngine"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    fake = FakeEngine(pace_s=0.005)
+    yield fake
+    fake.close()
+
+
+class Driver:
+    """The app from the outside: what is typed and what is seen."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    @property
+    def screen(self) -> ChatScreen:
+        screen = self.app.screen
+        assert isinstance(screen, ChatScreen)
+        return screen
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Let the app work until something is so; the suite's time limit ends a wait that is in vain."""
+        # Not pilot.pause: that waits up to a second for the process to be idle, which it is not in a stream.
+        while not reached():
+            await asyncio.sleep(0.005)
+
+    async def send(self, text: str) -> None:
+        self.screen.query_one(Prompt).insert(text)
+        await self.press("enter")
+
+    async def press(self, key: str) -> None:
+        # Not pilot.press, for the same reason.
+        self.app.simulate_key(key)
+        await asyncio.sleep(0)
+
+    async def answered(self, n: int = 1) -> None:
+        await self.until(lambda: len(self.answers) >= n and self.screen._turn is None)
+
+    @property
+    def answers(self) -> list[str]:
+        return [turn.text for turn in self.screen.query(AnswerTurn)]
+
+    @property
+    def errors(self) -> list[str]:
+        return [str(turn.content) for turn in self.screen.query(ErrorTurn)]
+
+    @property
+    def status(self) -> tuple[str, str]:
+        line = self.screen.query_one(StatusLine)
+        model, figures = line.query(Static)
+        return str(model.content), str(figures.content)
+
+    @property
+    def keys(self) -> list[str]:
+        """What the footer offers."""
+        shown = [(b.binding, b.enabled) for b in self.screen.active_bindings.values()]
+        return [binding.description for binding, enabled in shown if enabled and binding.show]
+
+
+@asynccontextmanager
+async def chatting(
+    engine: FakeEngine, params: SamplingParams | None = None, system: str | None = None
+) -> AsyncIterator[Driver]:
+    app = ChatApp(LocalClient(engine), params, system)
+    async with app.run_test(size=(80, 24)) as pilot:
+        yield Driver(app, pilot)
+
+
+async def test_a_message_is_answered(engine: FakeEngine) -> None:
+    async with chatting(engine, SamplingParams(seed=7), system="Be brief.") as chat:
+        assert chat.status == ("fake", "0 of 2048 tokens")
+        await chat.send("say hello world")
+        await chat.answered()
+        assert chat.answers == ["hello world"]
+        assert [str(turn.content) for turn in chat.screen.query(UserTurn)] == ["say hello world"]
+        assert chat.screen.query_one(Prompt).text == ""
+        assert not chat.screen.query(Welcome)
+        await chat.until(lambda: chat.status[1] == "150 tokens/s · first after 0.12 s · 9 of 2048 tokens")
+        await chat.send("say more")
+        await chat.answered(2)
+    first, second = engine.requests
+    assert first.params.seed == 7
+    system = {"role": "system", "content": "Be brief."}
+    asked = {"role": "user", "content": "say hello world"}
+    assert first.messages == (system, asked)
+    answered = {"role": "assistant", "content": "hello world"}
+    assert second.messages == (system, asked, answered, {"role": "user", "content": "say more"})
+
+
+async def test_text_shows_while_it_comes(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("forever")
+        await chat.until(lambda: chat.answers != [] and "ha ha ha" in chat.answers[0])
+        await chat.until(lambda: "tokens/s" in chat.status[1])
+        assert chat.screen._turn is not None
+        assert "Stop" in chat.keys
+
+
+async def test_escape_stops_and_what_was_said_stays(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        assert "Stop" not in chat.keys
+        await chat.send("forever")
+        await chat.until(lambda: "ha ha" in "".join(chat.answers))
+        await chat.press("escape")
+        await chat.answered()
+        assert engine.cancelled == [1]
+        assert await asyncio.to_thread(engine.idle.wait, 5)
+        said = chat.answers[0]
+        turn = chat.screen.query_one(AnswerTurn)
+        assert str(turn.query_one(".note", Static).content) == "stopped"
+        assert "Stop" not in chat.keys
+        await chat.send("say go on")
+        await chat.answered(2)
+        messages = engine.requests[1].messages
+        assert messages is not None
+        assert messages[1] == {"role": "assistant", "content": said}
+
+
+async def test_escape_with_nothing_to_stop_does_nothing(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.press("escape")
+        await chat.send("say hello")
+        await chat.answered()
+        assert chat.answers == ["hello"]
+
+
+async def test_one_answer_at_a_time(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("forever")
+        await chat.until(lambda: chat.answers != [])
+        await chat.send("say hello")
+        await chat.until(lambda: len(chat.app._notifications) == 1)
+        assert len(engine.requests) == 1
+        assert chat.screen.query_one(Prompt).text == "say hello"  # it is not lost
+
+
+async def test_a_failure_is_a_message_and_the_conversation_goes_on(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("fail")
+        await chat.until(lambda: chat.errors != [])
+        assert chat.errors == ["the fake backend failed"]
+        assert chat.answers == ["one two "]
+        await chat.send("say hello")
+        await chat.answered(2)
+        assert chat.answers == ["one two ", "hello"]
+
+
+async def test_a_refused_message_can_be_changed_and_sent_again(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("refuse")
+        await chat.until(lambda: chat.errors != [] and chat.screen._turn is None)
+        assert chat.screen.query_one(Prompt).text == "refuse"
+        assert chat.errors == ["the prompt has 5000 tokens and the context 2048: shorten it"]
+        assert chat.answers == []
+        chat.screen.query_one(Prompt).clear()
+        await chat.send("say hello")
+        await chat.answered()
+        assert engine.requests[0].messages == ({"role": "user", "content": "say hello"},)
+
+
+async def test_a_full_context_is_said(engine: FakeEngine) -> None:
+    async with chatting(engine, SamplingParams(max_tokens=3)) as chat:
+        await chat.send("forever")
+        await chat.answered()
+        note = chat.screen.query_one(AnswerTurn).query_one(".note", Static)
+        assert "Ctrl+N" in str(note.content)
+
+
+async def test_a_new_conversation_forgets_the_old_one(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("say hello")
+        await chat.answered()
+        await chat.send("forever")
+        await chat.until(lambda: len(chat.answers) == 2)
+        await chat.press("ctrl+n")
+        await chat.until(lambda: chat.answers == [])
+        assert await asyncio.to_thread(engine.idle.wait, 5)
+        assert chat.status[1] == "0 of 2048 tokens"
+        await chat.send("say again")
+        await chat.answered()
+        assert engine.requests[-1].messages == ({"role": "user", "content": "say again"},)
+
+
+async def test_lines_and_empty_messages(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.pilot.press("enter", "space", "enter")
+        assert engine.requests == []
+        chat.screen.query_one(Prompt).clear()
+        await chat.pilot.press("s", "a", "y", "space", "a", "ctrl+j", "b", "enter")
+        await chat.answered()
+        assert chat.answers == ["a\nb"]
+
+
+async def test_markdown_is_whole_in_the_end(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("say # Title\n\n```python\nx = 1\n```\n")
+        await chat.answered()
+        markdown = chat.screen.query_one(Markdown)
+        assert markdown.source == "# Title\n\n```python\nx = 1\n```"
+        assert markdown.query_one(MarkdownFence).code == "x = 1"
+
+
+async def test_it_follows_the_end_until_the_user_scrolls_away() -> None:
+    # Slow enough for the page keys to catch up with it.
+    engine = FakeEngine(pace_s=0.03)
+    async with chatting(engine, SamplingParams(max_tokens=1000)) as chat:
+        view = chat.screen.query_one(Conversation)
+        await chat.send("forever \n\nnew")
+        await chat.until(lambda: view.max_scroll_y > 20 and view.scroll_y == view.max_scroll_y)
+        await chat.press("pageup")
+        await chat.until(lambda: view.scroll_y < view.max_scroll_y - 5)
+        at, end = view.scroll_y, view.max_scroll_y
+        await chat.until(lambda: view.max_scroll_y > end + 5)
+        assert view.scroll_y == at
+        while view.scroll_y < view.max_scroll_y:
+            await chat.press("pagedown")
+            await asyncio.sleep(0.05)
+        end = view.max_scroll_y
+        await chat.until(lambda: view.max_scroll_y > end + 5 and view.scroll_y == view.max_scroll_y)
+    engine.close()
+
+
+async def test_everything_fits_into_80_columns_and_24_lines(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        chat.screen.query_one(Prompt).insert("line\n" * 30)
+        await chat.pilot.pause()
+        await chat.until(lambda: chat.screen.query_one(Prompt).region.height == 8)
+        regions = [chat.screen.query_one(w).region for w in (Conversation, StatusLine, Prompt, Footer)]
+        assert [r.height for r in regions] == [14, 1, 8, 1]
+        assert all(r.x == 0 and r.right == 80 for r in regions)
+        assert regions[-1].bottom == 24
+
+
+async def test_loading_shows_its_progress() -> None:
+    client = WorkerClient(Settings.resolve(model=ENDLESS), engine=FAKE)
+    app = ChatApp(client)
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = Driver(app, pilot)
+        await chat.until(lambda: client.progress >= 0.5)
+        await chat.until(lambda: chat.screen.query_one(ProgressBar).percentage == 0.5)
+        assert chat.status[0] == "loading"
+    await client.close()
+
+
+async def test_a_model_that_cannot_be_loaded_is_a_message() -> None:
+    client = WorkerClient(Settings.resolve(model=REFUSED), engine=FAKE)
+    app = ChatApp(client)
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = Driver(app, pilot)
+        await chat.until(lambda: chat.errors != [])
+        assert chat.errors == [f"{REFUSED}: it is not a model"]
+        assert str(app.load_error) == chat.errors[0]
+    await client.close()
+
+
+async def test_a_first_message_may_be_sent_while_the_model_loads() -> None:
+    client = WorkerClient(Settings(), engine=FAKE)
+    app = ChatApp(client)
+    async with app.run_test(size=(80, 24)) as pilot:
+        chat = Driver(app, pilot)
+        await chat.send("say hello")
+        await chat.answered()
+        assert chat.answers == ["hello"]
+    await client.close()
+
+
+async def test_ctrl_q_quits(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("forever")
+        await chat.until(lambda: chat.answers != [])
+        assert "Quit" in chat.keys
+        await chat.press("ctrl+q")
+        await chat.until(lambda: not chat.app.is_running)
+    assert await asyncio.to_thread(engine.idle.wait, 5)
+    assert engine.cancelled == [1]
+
+
+async def test_escape_sequences_of_a_model_are_shown_not_obeyed(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("say \x1b]52;c;aGk=\x07")
+        await chat.answered()
+        assert chat.screen.query_one(Markdown).source == "␛]52;c;aGk=␇"
+        assert str(chat.screen.query_one(UserTurn).content) == "say ␛]52;c;aGk=␇"
+
+
+def test_visible() -> None:
+    assert visible("plain text, 漢字") == "plain text, 漢字"
+    assert visible("a\n\tb") == "a\n\tb"
+    assert visible("\r\x7f\x9b\0") == "␍␡\ufffd␀"

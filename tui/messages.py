@@ -1,0 +1,27 @@
+"""What widgets tell the screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.message import Message
+
+
+@dataclass
+class Sent(Message):
+    """The user has written something and pressed Enter."""
+
+    text: str
+
+
+@dataclass
+class Measured(Message):
+    """The figures of the running or last answer; zero where nothing was measured."""
+
+    tokens_per_s: float = 0.0
+    first_token_s: float = 0.0
+    tokens_used: int = 0
+
+    def can_replace(self, message: Message) -> bool:
+        """A flood of figures collapses into the newest."""
+        return isinstance(message, Measured)

@@ -1,0 +1,41 @@
+"""One line: the model on the left, the figures of the last answer on the right."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.widgets import Static
+
+from hetrun.events import ModelInfo
+from hetrun.tui.messages import Measured
+
+
+class StatusLine(Horizontal):
+    """Model, tokens per second, time to the first token, tokens used of the context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._capacity = 0
+
+    def compose(self) -> ComposeResult:
+        yield Static("", classes="model", markup=False)
+        yield Static("", classes="figures", markup=False)
+
+    def say(self, what: str) -> None:
+        """Instead of a model's name."""
+        self.query_one(".model", Static).update(what)
+
+    def loaded(self, info: ModelInfo) -> None:
+        self._capacity = info.context
+        self.say(info.name)
+        self.show(Measured())
+
+    def show(self, measured: Measured) -> None:
+        parts = []
+        if measured.tokens_per_s:
+            parts.append(f"{measured.tokens_per_s:.0f} tokens/s")
+        if measured.first_token_s:
+            parts.append(f"first after {measured.first_token_s:.2f} s")
+        if self._capacity:
+            parts.append(f"{measured.tokens_used} of {self._capacity} tokens")
+        self.query_one(".figures", Static).update(" · ".join(parts))
