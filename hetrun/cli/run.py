@@ -62,6 +62,8 @@ def read_prompt(prompt: str | None) -> str:
     text = sys.stdin.buffer.read(MOST_PROMPT + 1)
     if len(text) > MOST_PROMPT:
         raise UserError(f"the prompt on stdin is longer than {MOST_PROMPT >> 20} MiB")
+    if not text.strip():
+        raise UserError("the prompt on stdin is empty")
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as e:
