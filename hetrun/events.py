@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Literal
 
 from hetrun.params import SamplingParams
@@ -99,3 +100,8 @@ class ModelInfo:
     template_origin: str
     load_s: float
     temperature: float | None = None  # what the file itself recommends
+
+    @property
+    def id(self) -> str:
+        """What users call it: the file's name. `name` is what its makers wrote into it, which may be anything."""
+        return PurePath(self.path).stem

@@ -24,7 +24,7 @@ from hetrun.errors import BackendError, ContextFull, ModelFileError
 from hetrun.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
 
 INFO = ModelInfo(
-    name="fake",
+    name="Fake by Nobody v2",
     path="/models/fake.gguf",
     architecture="llama",
     n_vocab=256,

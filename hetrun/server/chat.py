@@ -61,7 +61,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def body(self, kind: str, choices: list[Json], **more: object) -> Json:
-        head = {"id": self.id, "object": kind, "created": self.created, "model": self.info.name}
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.info.id}
         return head | {"system_fingerprint": f"hetrun-{__version__}", "choices": choices} | more
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePath
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,21 +14,21 @@ from hetrun.server.service import Service
 
 
 def answers_to(info: ModelInfo, name: str) -> bool:
-    """Whether a request for this model means ours: by its name or by its file's."""
-    path = Path(info.path)
-    return name in (info.name, path.name, path.stem)
+    """Whether a request for this model means ours."""
+    return name in (info.id, info.name, PurePath(info.path).name)
 
 
 def routes(service: Service) -> list[Route]:
     def described(info: ModelInfo) -> dict[str, object]:
         meta = {
+            "name": info.name,
             "architecture": info.architecture,
             "n_ctx": info.context,
             "n_vocab": info.n_vocab,
             "n_params": info.parameters,
             "size": info.file_bytes,
         }
-        model = {"id": info.name, "object": "model", "created": service.created, "owned_by": "hetrun"}
+        model = {"id": info.id, "object": "model", "created": service.created, "owned_by": "hetrun"}
         return model | {"meta": meta}
 
     async def listed(request: Request) -> Response:

@@ -27,7 +27,7 @@ class StatusLine(Horizontal):
 
     def loaded(self, info: ModelInfo) -> None:
         self._capacity = info.context
-        self.say(info.name)
+        self.say(info.id)
         self.show(Measured())
 
     def show(self, measured: Measured) -> None:

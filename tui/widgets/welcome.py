@@ -22,7 +22,7 @@ class Welcome(Vertical):
 
     async def loaded(self, info: ModelInfo) -> None:
         await self.query(ProgressBar).remove()
-        self.query_one(".title", Static).update(info.name)
+        self.query_one(".title", Static).update(info.id)
         size = f"{_count(info.parameters)} parameters in {_bytes(info.file_bytes)}"
         self.query_one(".detail", Static).update(
             f"{info.architecture} · {size} · {info.context} tokens of context"
