@@ -37,8 +37,7 @@ def run(arguments: list[str]) -> int:
         say(str(e))
         return WRONG_INPUT
     except (BrokenPipeError, SystemExit):
-        # Whoever read our results has seen enough: no error. Typer makes a SystemExit of it, as of
-        # nothing else.
+        # Whoever read our results has seen enough: no error (typer makes a SystemExit of it).
         # Python would complain at exit that it cannot flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
