@@ -85,6 +85,8 @@ def main(settings: Settings, options: EvalOptions) -> None:
     """Evaluate a text and print what came out."""
     if options.against not in AGAINST:
         raise OptionError(f"--against must be one of {', '.join(AGAINST)}, not {options.against!r}")
+    if options.tokens < 2:
+        raise OptionError(f"--tokens must be 2 or more, not {options.tokens}")
     try:
         text = options.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

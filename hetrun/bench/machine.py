@@ -10,13 +10,13 @@ from time import perf_counter
 
 BYTES = 512 << 20  # read in one round, by all threads together: many times the caches of today
 LEAST = 64 << 20  # by one thread
-ROUNDS = 8
+ROUNDS = 40  # half a second on most machines
 BUSY = 0.5  # load average above which numbers are not to be trusted
 
 
 def load_average() -> float:
     """Of the last minute."""
-    return os.getloadavg()[0]
+    return round(os.getloadavg()[0], 2)
 
 
 def dram_bandwidth(threads: int, rounds: int = ROUNDS) -> float:

@@ -177,8 +177,11 @@ def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
     lines = [f"load average: {rows[0].load[0]:.2f} at the start, {rows[-1].load[1]:.2f} at the end"]
     if peers:
         lines.append(
-            f"{peers[0].name}: {peers[0].version}, flash attention, repacking, its best number of threads; "
-            "in turn A B B A; ratio: median over the pairs"
+            f"{peers[0].name}: {peers[0].version}, flash attention, repacking, its best number of threads, "
+            "nothing sampled; hetrun: from the request to the token, greedy sampling included"
+        )
+        lines.append(
+            "both in turn, A B B A; a number is the median ± half the range, the ratio the median over the pairs"
         )
     return lines
 

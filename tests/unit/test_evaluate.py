@@ -170,5 +170,7 @@ def test_what_cannot_be_evaluated_is_refused(path: Path, tmp_path: Path) -> None
     file.write_text("a", encoding="utf-8")
     with pytest.raises(UserError, match="fewer than 2 tokens"):
         evaluate.main(settings, EvalOptions(file))
+    with pytest.raises(OptionError, match="--tokens must be 2 or more, not -5"):
+        evaluate.main(settings, EvalOptions(file, tokens=-5))
     with pytest.raises(OptionError, match="--against must be one of reference"):
         evaluate.main(settings, EvalOptions(file, against="torch"))
