@@ -1,0 +1,79 @@
+"""The real engine on real files: memory while loading, cancelling inside a native call."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hetrun import LLM, Event, SamplingParams
+from hetrun.config import default_model
+from hetrun.events import GenerateRequest
+from tests import make_model
+
+pytestmark = pytest.mark.slow
+
+LOAD = """
+import json, sys
+from hetrun import LLM
+with LLM(sys.argv[1], ctx=512, backends=["llamacpp"]) as llm:
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    io = dict(line.split(":", 1) for line in open("/proc/self/io"))
+    print(json.dumps({"peak": int(status["VmHWM"].split()[0]) * 1024, "read": int(io["rchar"])}))
+"""
+
+
+@pytest.fixture(scope="module")
+def one_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "1b-q4_0.gguf"
+    make_model.write_model(path, make_model.SHAPES["1b"], "Q4_0", 0)
+    return path
+
+
+def test_loading_takes_little_more_memory_than_the_file_and_reads_it_once(one_billion: Path) -> None:
+    size = one_billion.stat().st_size
+    out = subprocess.run([sys.executable, "-c", LOAD, str(one_billion)], capture_output=True, check=True)
+    used = json.loads(out.stdout)
+    assert used["peak"] <= 1.03 * size + (250 << 20)
+    # The interpreter reads its own modules as well.
+    assert used["read"] <= size + (60 << 20)
+
+
+def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(one_billion: Path) -> None:
+    """The step is one call of two seconds: without an abort inside, the first token would come."""
+    tokens = tuple(i * 7919 % 40000 for i in range(512))
+    with LLM(one_billion, ctx=1024, backends=["llamacpp"]) as llm:
+        inside, over = threading.Event(), threading.Event()
+        events: list[Event] = []
+
+        def on_event(event: Event) -> None:
+            events.append(event)
+            if event.kind != "token":
+                over.set()
+
+        before = llm.call(lambda loaded: loaded.model.native_seconds)
+        request = llm.submit(GenerateRequest(SamplingParams(max_tokens=4), tokens=tokens), on_event)
+        while not llm._engine._busy:
+            inside.wait(0.001)
+        inside.wait(0.2)
+        llm.cancel(request)
+        assert over.wait(10)
+        assert [(e.kind, e.finish_reason) for e in events] == [("done", "cancelled")]
+        assert llm.call(lambda loaded: loaded.model.native_seconds) > before
+        # Nothing is left of it: all sequences are free, and the next answer is that of a fresh engine.
+        greedy = SamplingParams(max_tokens=4, temperature=0)
+        assert llm.generate([[5, 6, 7]], greedy)[0].tokens == llm.generate([[5, 6, 7]], greedy)[0].tokens
+        assert llm.call(lambda loaded: loaded.model._kv.used_bytes) == 0
+
+
+def test_the_default_model_answers() -> None:
+    with LLM(default_model(), ctx=512) as llm:
+        done = llm.chat(
+            [{"role": "user", "content": "What is 2+2?"}], SamplingParams(max_tokens=20, temperature=0)
+        )
+        assert "4" in done.text
+        assert llm.plan.backends == ["llamacpp"]
