@@ -95,13 +95,12 @@ def chat(
     """Talk to a model in the terminal."""
     from hetrun.cli.fronts import talk
 
-    talk(
-        Settings.resolve(
-            environ=None, model=model, system=system, max_tokens=max_tokens, temperature=temperature,
-            seed=seed, ctx=ctx, ram=ram, threads=threads, backends=backend, kv_type=kv_type,
-            chat_template=chat_template,
-        )
+    settings = Settings.resolve(
+        environ=None, model=model, system=system, max_tokens=max_tokens, temperature=temperature,
+        seed=seed, ctx=ctx, ram=ram, threads=threads, backends=backend, kv_type=kv_type,
+        chat_template=chat_template,
     )  # fmt: skip
+    raise typer.Exit(talk(settings))
 
 
 @app.command()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import tempfile
-from contextlib import ExitStack
 
 from hetrun.cli.progress import loading
 from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
+from hetrun.errors import UserError
 from hetrun.params import SamplingParams
 
 POLL_S = 0.1  # how often the bar looks at how far loading has come
@@ -21,27 +22,24 @@ def serve_forever(settings: Settings, verbose: bool) -> None:
 
     address = listen.Address(settings.host, settings.port, settings.uds)
     listen.check_exposure(address, settings.api_key)
-    with ExitStack() as undo:
-        bound = undo.enter_context(listen.bind(address))
+    with listen.listening(address) as bound:
         asyncio.run(_serve(settings, bound, verbose))
 
 
-async def _serve(settings: Settings, bound: object, verbose: bool) -> None:
-    import socket
-
-    from hetrun.server import listen
-    from hetrun.server.app import create_app
-
-    assert isinstance(bound, socket.socket)
-    stop = asyncio.Event()
-    listen.stop_on_signals(stop)
+async def _serve(settings: Settings, bound: socket.socket, verbose: bool) -> None:
     client = WorkerClient(settings)
     try:
+        # Imported while the worker loads.
+        from hetrun.server import listen
+        from hetrun.server.app import create_app
+
+        stop = asyncio.Event()
+        listen.stop_on_signals(stop)
         await _loaded(client, stop)
         if stop.is_set():
             return
         app = create_app(client, strict=settings.strict, api_key=settings.api_key)
-        name = (await client.info()).name
+        name = (await client.info()).id
 
         def started() -> None:
             print(f"hetrun: {name} on {listen.url(bound)}/v1 (Ctrl-C stops)", file=sys.stderr)
@@ -68,15 +66,23 @@ async def _loaded(client: ChatClient, stop: asyncio.Event) -> None:
         asked.cancel()
 
 
-def talk(settings: Settings) -> None:
-    """The terminal chat; what the engine prints goes to a file, for the screen is taken."""
-    from hetrun.tui.app import ChatApp
-
+def talk(settings: Settings) -> int:
+    """The terminal chat and its exit code; what the engine prints goes to a file, for the screen is taken."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError("chat needs a terminal; to answer a prompt from a pipe or a script: hetrun run")
     params = SamplingParams(
         max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
     )
     with tempfile.TemporaryFile() as log:
-        app = ChatApp(WorkerClient(settings, log=log), params, settings.system)
-        app.run()
-        if app.load_error is not None:
-            raise app.load_error
+        client = WorkerClient(settings, log=log)
+        try:
+            # Imported while the worker loads.
+            from hetrun.tui.app import ChatApp
+
+            app = ChatApp(client, params, settings.system)
+            app.run()
+        finally:
+            asyncio.run(client.close())
+    if app.load_error is not None:
+        raise app.load_error
+    return app.return_code or 0

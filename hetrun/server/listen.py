@@ -56,6 +56,18 @@ def bind(address: Address) -> socket.socket:
     return _bind_tcp(address.host, address.port) if address.uds is None else _bind_unix(address.uds)
 
 
+@contextlib.contextmanager
+def listening(address: Address) -> Generator[socket.socket, None, None]:
+    """A bound socket that is closed in the end, and a Unix socket's file removed."""
+    bound = bind(address)
+    try:
+        yield bound
+    finally:
+        bound.close()
+        if address.uds is not None:
+            address.uds.unlink(missing_ok=True)
+
+
 def url(bound: socket.socket) -> str:
     """What to type to reach it."""
     if bound.family == socket.AF_UNIX:
@@ -143,8 +155,7 @@ async def serve(
     started: Callable[[], None],
     access_log: bool = False,
 ) -> None:
-    """Answer requests on the socket until `stop` is set; the socket is closed at the end."""
-    path = Path(bound.getsockname()) if bound.family == socket.AF_UNIX else None
+    """Answer requests on the socket until `stop` is set; the socket is closed then."""
     config = uvicorn.Config(
         app,
         loop="asyncio",  # the alternatives refuse a Unix socket that is bound already
@@ -163,9 +174,6 @@ async def serve(
         await running
     finally:
         stopping.cancel()
-        bound.close()
-        if path is not None:
-            path.unlink(missing_ok=True)
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:

@@ -29,16 +29,16 @@ CHAT = "/v1/chat/completions"
 
 @asynccontextmanager
 async def served(engine: FakeEngine, address: Address) -> AsyncIterator[httpx.AsyncClient]:
-    bound = bind(address)
     stop, started = asyncio.Event(), asyncio.Event()
     transport = httpx.AsyncHTTPTransport(uds=str(address.uds) if address.uds else None)
-    base = "http://localhost" if address.uds else url(bound)
-    running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
-    await started.wait()
-    async with httpx.AsyncClient(transport=transport, base_url=base) as http:
-        yield http
-    stop.set()
-    await asyncio.wait_for(running, 10)
+    with listen.listening(address) as bound:
+        base = "http://localhost" if address.uds else url(bound)
+        running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
+        await started.wait()
+        async with httpx.AsyncClient(transport=transport, base_url=base) as http:
+            yield http
+        stop.set()
+        await asyncio.wait_for(running, 10)
 
 
 @pytest.fixture(params=["tcp", "unix"])
