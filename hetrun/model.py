@@ -207,6 +207,11 @@ class PlannedModel:
         """Time spent in calls that leave Python."""
         return self._executor.native_seconds
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV blocks in use."""
+        return self._kv.used_bytes
+
     def cancel(self) -> None:
         """End the step that is running; from any thread."""
         for backend in self._backends.values():

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from hetrun import LLM, Event, SamplingParams
 from hetrun.config import default_model
 from hetrun.events import GenerateRequest
+from hetrun.model import PlannedModel
 from tests import make_model
 
 pytestmark = pytest.mark.slow
@@ -63,7 +65,7 @@ def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(one_billion:
         # Nothing is left of it: all sequences are free, and the next answer is that of a fresh engine.
         greedy = SamplingParams(max_tokens=4, temperature=0)
         assert llm.generate([[5, 6, 7]], greedy)[0].tokens == llm.generate([[5, 6, 7]], greedy)[0].tokens
-        assert llm.call(lambda loaded: loaded.model._kv.used_bytes) == 0
+        assert llm.call(lambda loaded: cast(PlannedModel, loaded.model).kv_bytes) == 0
 
 
 def test_the_default_model_answers() -> None:
