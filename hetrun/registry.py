@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, distributions
+from typing import cast
 
-from hetrun.backend import Descriptor, Unavailable
+from hetrun.backend import Available, Backend, Descriptor, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError
+
+log = logging.getLogger(__name__)
 
 _added: dict[str, Descriptor] = {}
 
 
 @cache
 def _points() -> Mapping[tuple[str, str], EntryPoint]:
-    """Every entry point of ours, by group and name: looking through all packages takes milliseconds, so once."""
+    """Every entry point of ours, by group and name. Looking through all packages takes milliseconds."""
     points = (p for d in distributions() for p in d.entry_points if p.group.startswith("hetrun."))
     return {(p.group.removeprefix("hetrun."), p.name): p for p in points}
 
@@ -37,19 +41,36 @@ def register(descriptor: Descriptor) -> Callable[[], None]:
 
 def backends() -> dict[str, Descriptor]:
     """Every backend that is known, available or not, the most wanted first."""
-    found = {name: point.load() for (group, name), point in _points().items() if group == "backends"} | _added
+    found = {name: _load(point) for (group, name), point in _points().items() if group == "backends"} | _added
     return dict(sorted(found.items(), key=lambda item: (-item[1].preference, item[0])))
+
+
+def _load(point: EntryPoint) -> Descriptor:
+    """A backend's descriptor; one whose package is broken says so when it is asked for."""
+    try:
+        return cast(Descriptor, point.load())
+    except Exception as e:
+        broken = Unavailable(f"{point.value} cannot be imported: {e}")
+        log.debug("the backend %s: %s", point.name, broken.reason, exc_info=True)
+        return Descriptor(point.name, lambda: broken, partial(_refuse, point.name, broken), preference=-1)
+
+
+def _refuse(name: str, broken: Unavailable) -> Backend:
+    raise BackendUnavailable(f"the backend {name} cannot work here: {broken.reason}")
 
 
 def choose(names: list[str] | None) -> list[str]:
     """The backends to use, in order: those asked for, which must all work, or all that work here."""
     known = backends()
-    for name in names or []:
-        if name not in known:
-            raise OptionError(f"there is no backend {name!r}; there are {', '.join(known)}")
-        probe = known[name].probe()
-        if isinstance(probe, Unavailable):
+    if unknown := [name for name in names or [] if name not in known]:
+        raise OptionError(f"there is no backend {unknown[0]!r}; there are {', '.join(known)}")
+    chosen = []
+    for name, descriptor in known.items():
+        if names and name not in names:
+            continue
+        probe = descriptor.probe()
+        if isinstance(probe, Available):
+            chosen.append(name)
+        elif names:
             raise BackendUnavailable(f"the backend {name} cannot work here: {probe.reason}")
-    if names:
-        return [name for name in known if name in names]
-    return [name for name, d in known.items() if not isinstance(d.probe(), Unavailable)]
+    return chosen

@@ -64,15 +64,6 @@ class Stats:
     def __iter__(self) -> Iterator[tuple[Key, Record]]:
         return iter([(key, record) for key, record in self._records.items() if record.runs])
 
-    def seconds(self, segment: str, bucket: str) -> float | None:
-        """The smoothed time of one run, if it was ever measured."""
-        found = [
-            r.smoothed
-            for k, r in self._records.items()
-            if r.runs and (k.segment, k.bucket) == (segment, bucket)
-        ]
-        return found[-1] if found else None
-
     @property
     def python_share(self) -> float:
         """The part of the steps' time that was spent in Python."""

@@ -59,8 +59,10 @@ class Tokenizer:
         return "" if eos is None else self.piece(eos).decode("utf-8", "replace")
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, special ones parsed; the first is the one that begins a sequence where the model
-        wants that and the text does not say it already."""
+        """The tokens of a text, special ones parsed.
+
+        The first is the one that begins a sequence, where the model wants that; a text may say it itself.
+        """
         says_it = bool(self.bos_text) and text.startswith(self.bos_text)
         return self._vocabulary.tokenize(text, add_special=not says_it, parse_special=True)
 
@@ -78,6 +80,7 @@ class Tokenizer:
     def is_end(self, token: int) -> bool:
         """Whether the model has finished with this token."""
         if token not in self._ends:
+            self.check([token])
             self._ends[token] = self._vocabulary.is_end(token)
         return self._ends[token]
 

@@ -1,0 +1,109 @@
+"""Backends by name: found, ordered, refused with a reason."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from hetrun import registry
+from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
+from hetrun.errors import BackendUnavailable, OptionError
+from tests.nulldevice import NullDevice
+
+Add = Callable[..., None]
+
+
+@pytest.fixture
+def add() -> Iterator[Add]:
+    """Registers a backend for one test."""
+    undo: list[Callable[[], None]] = []
+
+    def add(name: str, preference: int = 50, probe: Probe = Available("for a test")) -> None:  # noqa: B008
+        descriptor = Descriptor(name, lambda: probe, lambda: NullDevice(name), preference=preference)
+        undo.append(registry.register(descriptor))
+
+    yield add
+    for function in undo:
+        function()
+
+
+def test_the_reference_is_always_there_and_always_last() -> None:
+    known = registry.backends()
+    assert isinstance(known["reference"].probe(), Available)
+    assert registry.choose(None)[-1] == "reference"
+    assert all(name == d.name and d.summary for name, d in known.items())
+
+
+def test_the_most_wanted_comes_first(add: Add) -> None:
+    add("fastest", preference=1000)
+    add("slowest", preference=-1)
+    assert next(iter(registry.backends())) == "fastest"
+    assert list(registry.backends())[-1] == "slowest"
+    assert registry.choose(None)[0] == "fastest"
+    assert registry.choose(["reference", "fastest"]) == ["fastest", "reference"]
+    assert isinstance(registry.backends()["fastest"].create(), Backend)
+
+
+def test_what_is_registered_can_be_taken_away_again() -> None:
+    remove = registry.register(Descriptor("passing", lambda: Available(""), NullDevice))
+    assert "passing" in registry.backends()
+    remove()
+    remove()
+    assert "passing" not in registry.backends()
+
+
+def test_one_that_does_not_work_here_is_left_out_unless_asked_for(add: Add) -> None:
+    add("broken", preference=1000, probe=Unavailable("there is no such device"))
+    assert "broken" not in registry.choose(None)
+    assert "broken" in registry.backends()
+    with pytest.raises(
+        BackendUnavailable, match=r"^the backend broken cannot work here: there is no such device$"
+    ):
+        registry.choose(["reference", "broken"])
+
+
+def test_one_that_is_not_asked_for_is_not_probed() -> None:
+    def probe() -> Probe:
+        raise AssertionError("probed")
+
+    remove = registry.register(Descriptor("expensive", probe, NullDevice))
+    try:
+        assert registry.choose(["reference"]) == ["reference"]
+    finally:
+        remove()
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(OptionError, match=r"^there is no backend 'tpu'; there are .*reference"):
+        registry.choose(["reference", "tpu"])
+
+
+def test_a_package_that_does_not_import_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("plugin", "no_such_package:descriptor", "hetrun.backends")
+    points = {**registry._points(), ("backends", "plugin"): point}
+    monkeypatch.setattr(registry, "_points", lambda: points)
+    assert "plugin" not in registry.choose(None)
+    assert "reference" in registry.choose(None)
+    said = r"^the backend plugin cannot work here: no_such_package:descriptor cannot be imported: No module"
+    with pytest.raises(BackendUnavailable, match=said):
+        registry.choose(["plugin"])
+    with pytest.raises(BackendUnavailable, match=said):
+        registry.backends()["plugin"].create()
+
+
+def test_other_named_things() -> None:
+    assert registry.named("vocabularies", "nothing") is None
+    assert registry.named("backends", "reference") is registry.backends()["reference"]
+
+
+def test_knowing_the_backends_loads_none_of_them() -> None:
+    code = (
+        "import sys; from hetrun import registry; registry.backends();"
+        "print([m for m in sys.modules if m.startswith(('llama_cpp', 'torch', 'cupy', 'hetrun.backends.'))])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert eval(out) == ["hetrun.backends.llamacpp", "hetrun.backends.reference"]
