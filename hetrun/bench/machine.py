@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import threading
+from statistics import median
 from time import perf_counter
 
 BYTES = 512 << 20  # read in one round, by all threads together: many times the caches of today
@@ -20,7 +21,7 @@ def load_average() -> float:
 
 
 def dram_bandwidth(threads: int, rounds: int = ROUNDS) -> float:
-    """Bytes per second that so many threads read from memory together; the best of some rounds."""
+    """Bytes per second that so many threads read from memory together when they are left alone."""
     size = max(BYTES // threads, LEAST)
     # A search for a byte that is not there reads everything and writes nothing, at the speed of the widest
     # vectors that the C library knows, without the interpreter lock, and needs no compiler.
@@ -51,5 +52,5 @@ def dram_bandwidth(threads: int, rounds: int = ROUNDS) -> float:
     memory.close()
     # From when the first began to when the last was done.
     times = [max(b for _, b in each) - min(a for a, _ in each) for each in zip(*spans, strict=True)]
-    fastest: float = min(times)
-    return threads * size / fastest
+    # The middle of the best quarter: others slow most rounds down, and now and then one is too good to be true.
+    return threads * size / median(sorted(times)[: max(1, rounds // 4)])

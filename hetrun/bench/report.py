@@ -180,9 +180,7 @@ def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
             f"{peers[0].name}: {peers[0].version}, flash attention, repacking, its best number of threads, "
             "nothing sampled; hetrun: from the request to the token, greedy sampling included"
         )
-        lines.append(
-            "both in turn, A B B A; a number is the median ± half the range, the ratio the median over the pairs"
-        )
+        lines.append("both in turn, A B B A; numbers: median ± half the range; ratio: median over the pairs")
     return lines
 
 
