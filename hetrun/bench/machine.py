@@ -52,5 +52,6 @@ def dram_bandwidth(threads: int, rounds: int = ROUNDS) -> float:
     memory.close()
     # From when the first began to when the last was done.
     times = [max(b for _, b in each) - min(a for a, _ in each) for each in zip(*spans, strict=True)]
-    # The middle of the best quarter: others slow most rounds down, and now and then one is too good to be true.
-    return threads * size / median(sorted(times)[: max(1, rounds // 4)])
+    # The middle of the best quarter: others slow most rounds down, and a few are too good to be true.
+    usual: float = median(sorted(times)[: max(1, rounds // 4)])
+    return threads * size / usual
