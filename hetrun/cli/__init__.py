@@ -17,10 +17,10 @@ WRONG_INPUT, OUR_FAULT, STOPPED = 2, 1, 130
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(exit_code(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
+def exit_code(arguments: list[str]) -> int:
     """The exit code of a command line; errors are one sentence on stderr."""
     from typer import Abort
     from typer.exceptions import TyperException

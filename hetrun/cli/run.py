@@ -65,7 +65,8 @@ def read_prompt(prompt: str | None) -> str:
     if not text.strip():
         raise UserError("the prompt on stdin is empty")
     try:
-        return text.decode("utf-8")
+        # The shell's own line end at the end of a pipe is no part of what somebody asked.
+        return text.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as e:
         raise UserError(
             f"the prompt on stdin is not UTF-8 text: byte {e.start} is {text[e.start]:#x}"

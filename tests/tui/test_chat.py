@@ -227,6 +227,14 @@ async def test_lines_and_empty_messages(engine: FakeEngine) -> None:
         assert chat.answers == ["a\nb"]
 
 
+async def test_keys_that_come_all_at_once_keep_their_order(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        for key in (*"hello", "enter"):
+            chat.app.simulate_key(key)
+        await chat.answered()
+    assert engine.requests[0].messages == ({"role": "user", "content": "hello"},)
+
+
 async def test_markdown_is_whole_in_the_end(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.send("say # Title\n\n```python\nx = 1\n```\n")

@@ -1,0 +1,385 @@
+"""The `hetrun` command: in process where that shows enough, else as the command that people run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+import hetrun
+from hetrun import cli
+from hetrun.cli import app as commands
+from hetrun.cli import reports
+from tests.models.tiny import TinyLlama, write_gguf
+
+COMMANDS = ("run", "chat", "serve", "bench", "eval", "plan", "inspect", "devices")
+TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=20_000)
+
+Run = Callable[..., "Result"]
+
+
+class Result:
+    """What a command left behind."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def sentence(self) -> str:
+        """The only line of stderr."""
+        (line,) = self.err.splitlines()
+        return line
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_gguf(TINY, tmp_path_factory.mktemp("cli") / "tiny.gguf"))
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command in this process."""
+
+    def run(*arguments: str, stdin: bytes | None = None) -> Result:
+        if stdin is not None:
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = cli.exit_code(list(arguments))
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def answer(run: Run, tiny: str) -> Run:
+    """`hetrun run` with a tiny model on the reference backend, greedy."""
+
+    def answer(*arguments: str, stdin: bytes | None = None) -> Result:
+        options = ("-m", tiny, "--backend", "reference", "--temp", "0")
+        return run("run", *arguments, *options, stdin=stdin)
+
+    return answer
+
+
+def start(*arguments: str, **more: object) -> subprocess.Popen[bytes]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "hetrun", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)  # type: ignore[call-overload,no-any-return]
+
+
+# --- help, versions, and what is refused
+
+
+def test_help_names_every_command(run: Run) -> None:
+    result = run("--help")
+    assert result.code == 0
+    listed = re.findall(r"^  ([a-z]+) ", result.out.partition("Commands:")[2], re.MULTILINE)
+    assert tuple(listed) == COMMANDS
+    assert run("--version").out == f"hetrun {hetrun.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_offers_nothing_that_is_not_built(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.code == 0
+    offered = set(re.findall(r"--[a-z-]+", result.out))
+    assert not offered & {
+        "--vram",
+        "--precision",
+        "--spec",
+        "--url",
+        "--grammar",
+        "--json-schema",
+        "--resume",
+    }
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from hetrun.cli import main; sys.argv[1:] = ['--help']; main()"
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "argparse" in loaded or "typer" in loaded
+    heavy = {"numpy", "rich", "textual", "starlette", "uvicorn", "llama_cpp", "jinja2", "torch", "asyncio"}
+    assert not heavy & loaded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "hi", "-m", "missing.gguf"], "missing.gguf does not exist"),
+        (["run", "hi", "-m", __file__], "is not a GGUF file"),
+        (["run", "hi", "--ctx", "lots"], "ctx (--ctx) must be an integer of 1 or more, not 'lots'"),
+        (["run", "hi", "--seed", "1.5"], "seed (--seed) must be"),
+        (["run", "hi", "--temp", "-1"], "temperature (--temp) must be"),
+        (["run", "hi", "--top-p", "3", "-m", "TINY"], "top_p must be a number from 0 to 1"),
+        (["run", "hi", "-m", "TINY", "--backend", "nope"], "there is no backend 'nope'"),
+        (["run", "", "-m", "TINY", "--raw", "--backend", "reference"], "the prompt is empty"),
+        (["run", "\udcff", "-m", "TINY", "--backend", "reference"], "valid UTF-8"),
+        (["run", "long " * 9000, "-m", "TINY", "--backend", "reference"], "shorten it"),
+        (["plan", "-m", "TINY", "--plan", "missing.json"], "missing.json"),
+        (["inspect", "/"], "is a directory"),
+        (["inspect", "/dev/null"], "is not a regular file"),
+        (["bench", "-p", "x"], "-p must be a number"),
+        (["serve", "--port", "99999"], "port (--port) must be"),
+        (["serve", "--host", "0.0.0.0"], "--api-key"),
+        (["serve", "--uds", "/no/such/folder/x.sock"], "No such file or directory"),
+    ],
+    ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else "",
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    run: Run, tiny: str, arguments: list[str], said: str
+) -> None:
+    result = run(*(tiny if argument == "TINY" else argument for argument in arguments))
+    assert result.code == 2
+    assert said in result.sentence
+    assert result.sentence.startswith("hetrun: ")
+    assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["run", "--temprature", "3"], "No such option: --temprature"),
+        (["run", "a", "b"], "unexpected extra argument"),
+        (["inspect"], "Missing argument"),
+    ],
+)
+def test_wrong_usage_says_where_help_is(run: Run, arguments: list[str], said: str) -> None:
+    result = run(*arguments)
+    assert result.code == 2
+    assert said in result.err
+    assert "--help' for help" in result.err
+
+
+def test_a_bug_of_ours_is_reported_as_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(as_json: bool) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(reports, "print_devices", fail)
+    result = run("devices")
+    assert result.code == 1
+    assert result.sentence.startswith("hetrun: something went wrong inside hetrun: ZeroDivisionError: oops")
+    assert "-v" in result.sentence
+
+    monkeypatch.setattr(commands, "run_command", lambda arguments: fail(False))
+    assert "Traceback" in run("run", "-v").err
+
+
+# --- run
+
+
+def test_run_writes_the_answer_and_nothing_else(answer: Run) -> None:
+    first = answer("hello", "-n", "6")
+    assert first.code == 0
+    assert first.out.endswith("\n")
+    assert first.err == ""  # no terminal, no figures
+    assert answer("hello", "-n", "6").out == first.out
+
+
+def test_run_verbose_says_how_it_went(answer: Run) -> None:
+    err = answer("hello", "-n", "6", "-v").err
+    assert "reference" in err
+    assert "6 tokens at " in err
+
+
+def test_run_json_is_one_object(answer: Run) -> None:
+    text = answer("hello", "-n", "6").out
+    done = json.loads(answer("hello", "-n", "6", "--json").out)
+    assert set(done) >= {"text", "tokens", "finish_reason", "usage", "timings", "plan"}
+    assert done["text"].rstrip("\n") == text.rstrip("\n")
+    assert (len(done["tokens"]), done["finish_reason"]) == (6, "length")
+    assert set(done["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
+    assert set(done["timings"]) == {"load_s", "ttft_s", "prompt_tok_s", "decode_tok_s"}
+    assert done["plan"]["plans"][0]["stages"][0][0]["backend"] == "reference"
+
+
+def test_run_prompts_go_through_the_template_unless_raw(answer: Run) -> None:
+    def prompt_tokens(*arguments: str) -> int:
+        done = json.loads(answer(*arguments, "-n", "1", "--json").out)
+        return int(done["usage"]["prompt_tokens"])
+
+    raw, templated = prompt_tokens("hello", "--raw"), prompt_tokens("hello")
+    assert raw < templated < prompt_tokens("hello", "--system", "Be brief.")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_run_reads_the_prompt_from_stdin(answer: Run, arguments: list[str]) -> None:
+    given = answer("hello", "-n", "4")
+    assert answer(*arguments, "-n", "4", stdin=b"hello\n").out == given.out
+    assert answer(*arguments, "-n", "4", stdin=b"other\n").out != given.out
+
+
+@pytest.mark.parametrize(("stdin", "said"), [(b"", "is empty"), (b" \n", "is empty"), (b"a\xff", "byte 1")])
+def test_run_refuses_a_stdin_that_is_no_prompt(answer: Run, stdin: bytes, said: str) -> None:
+    result = answer(stdin=stdin)
+    assert result.code == 2
+    assert said in result.sentence
+
+
+def test_run_with_a_seed_repeats_itself(run: Run, tiny: str) -> None:
+    def drawn(seed: int) -> str:
+        arguments = ("hello", "-m", tiny, "--backend", "reference", "-n", "8", "--temp", "1")
+        return run("run", *arguments, "--seed", str(seed)).out
+
+    assert drawn(1) == drawn(1)
+    assert len({drawn(seed) for seed in range(4)}) > 1
+
+
+def endless(tiny: str) -> tuple[str, ...]:
+    """Greedy, and known not to end within thousands of tokens."""
+    return ("run", "hello", "-m", tiny, "--backend", "reference", "--temp", "0", "--raw")
+
+
+def test_ctrl_c_stops_and_what_was_written_stays(tiny: str) -> None:
+    with start(*endless(tiny)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        before = os.read(process.stdout.fileno(), 1)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(10) == 130
+        assert before + rest
+        assert rest.endswith(b"\n")
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tiny: str) -> None:
+    with start(*endless(tiny)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(20) == 0
+        assert process.stderr.read() == b""
+
+
+def test_a_model_s_escape_sequences_do_not_reach_a_terminal(tiny: str) -> None:
+    ours, theirs = pty.openpty()
+    arguments = (*endless(tiny), "-n", "300", "--temp", "2", "--seed", "3", "--top-k", "0", "--min-p", "0")
+    command = [sys.executable, "-m", "hetrun", *arguments, "--top-p", "1"]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        seen = b"".join(iter(lambda: read_terminal(ours), b""))
+        assert process.wait(20) == 0
+    os.close(ours)
+    controls = {byte for byte in seen if byte < 32} - set(b"\r\n\t")
+    assert not controls
+    assert "␛".encode() in seen or "␀".encode()[:2] in seen  # there was something to hide
+
+
+def read_terminal(descriptor: int, wait_s: float = 20) -> bytes:
+    """What came; nothing when the other side hung up."""
+    if not select.select([descriptor], [], [], wait_s)[0]:
+        return b""
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # how Linux says that no process has the other side open any more
+        return b""
+
+
+# --- plan, inspect, devices
+
+
+def test_plan(run: Run, tiny: str) -> None:
+    plan = json.loads(run("plan", "-m", tiny, "--backend", "reference", "--json").out)
+    assert {segment["backend"] for p in plan["plans"] for s in p["stages"] for segment in s} == {"reference"}
+    assert "reference" in run("plan", "-m", tiny, "--backend", "reference").out
+
+
+def test_a_printed_plan_can_be_used(run: Run, answer: Run, tiny: str, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    saved.write_text(run("plan", "-m", tiny, "--backend", "reference", "--json").out)
+    assert answer("hello", "-n", "4", "--plan", str(saved)).out == answer("hello", "-n", "4").out
+
+
+def test_inspect(run: Run, tiny: str) -> None:
+    facts = json.loads(run("inspect", tiny, "--json").out)
+    assert (facts["architecture"], facts["context"], facts["vocabulary"]) == ("llama", TINY.context, 320)
+    assert facts["types"] == {"F32": "100.0%"}
+    assert "tensors" not in facts
+    assert "llama" in run("inspect", tiny).out
+    tensors = json.loads(run("inspect", tiny, "--json", "--tensors").out)["tensors"]
+    assert {"token_embd.weight", "blk.0.attn_q.weight"} <= {tensor["name"] for tensor in tensors}
+    assert "blk.0.attn_q.weight" in run("inspect", tiny, "--tensors").out
+
+
+def test_devices(run: Run) -> None:
+    rows = json.loads(run("devices", "--json").out)
+    reference = next(row for row in rows if row["backend"] == "reference")
+    assert reference["available"] is True
+    assert "numpy" in reference["detail"]
+    assert "reference" in run("devices").out
+
+
+# --- serve and chat
+
+
+def test_serve_answers_and_cleans_up(tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "hetrun.sock"
+    with start("serve", "-m", tiny, "--backend", "reference", "--uds", str(path)) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline().decode()
+        assert said == f"hetrun: tiny on unix:{path}/v1 (Ctrl-C stops)\n"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as http:
+            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0}
+            answered = http.post("/v1/chat/completions", json=body).json()
+            assert answered["usage"]["completion_tokens"] == 3
+            assert http.get("/health").json() == {"status": "ok"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == b""
+    assert not path.exists()
+
+
+def test_serve_with_a_bad_model_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "hetrun.sock"
+    with start("serve", "-m", __file__, "--uds", str(path)) as process:
+        assert process.stderr is not None
+        assert process.wait(20) == 2
+        assert b"is not a GGUF file" in process.stderr.read()
+    assert not path.exists()
+
+
+def test_chat_needs_a_terminal(run: Run) -> None:
+    result = run("chat", stdin=b"")
+    assert result.code == 2
+    assert "terminal" in result.sentence
+
+
+def test_chat_in_a_terminal(tiny: str) -> None:
+    ours, theirs = pty.openpty()
+    arguments = ("chat", "-m", tiny, "--backend", "reference", "-n", "5")
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    command = [sys.executable, "-m", "hetrun", *arguments]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        wait_for(ours, b"tiny")
+        os.write(ours, b"hello\r")
+        wait_for(ours, b"tokens/s")
+        os.write(ours, b"\x11")  # Ctrl+Q
+        while read_terminal(ours, 5):
+            pass
+        assert process.wait(20) == 0
+    os.close(ours)
+
+
+def wait_for(descriptor: int, text: bytes) -> None:
+    """Read the terminal until it shows the text."""
+    seen = b""
+    end = time.monotonic() + 30
+    while text not in seen:
+        assert time.monotonic() < end, f"never saw {text!r} in {seen[-2000:]!r}"
+        seen += read_terminal(descriptor, 1)
