@@ -1,0 +1,97 @@
+"""Wherever the parts of a model run, and however its steps are cut, the answer is the same or close."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetrun import registry
+from hetrun.backend import Backend, Unavailable
+from hetrun.graph import Graph
+from tests.models import cases, tiny
+from tests.models.tiny import TinyLlama
+from tests.rig import Rig, graph_of, rig
+
+TOKENS = tiny.random_tokens(48, seed=5)
+CLOSE = 0.4  # how near the reference's two best logits must be where the best token may differ
+UBATCHES = (1, 3, 16, 512)
+
+
+def available() -> list[str]:
+    return [name for name, d in registry.backends().items() if not isinstance(d.probe(), Unavailable)]
+
+
+def devices(names: list[str]) -> dict[str, Backend]:
+    return {name: registry.backends()[name].create() for name in names}
+
+
+def random_placement(graph: Graph, names: list[str], seed: int) -> dict[str, str]:
+    """Backends for some coarse scopes and some fine ones."""
+    rng = np.random.default_rng(seed)
+    fine = sorted({op.scope for op in graph.ops})
+    coarse = sorted({".".join(s.split(".")[:n]) for s in fine for n in (1, 2, 3)})
+    some = rng.choice(coarse, size=min(6, len(coarse)), replace=False).tolist()
+    some += rng.choice(fine, size=min(8, len(fine)), replace=False).tolist()
+    return {"": str(rng.choice(names))} | {scope: str(rng.choice(names)) for scope in some}
+
+
+def teacher_forced(r: Rig, pieces: tuple[int, ...]) -> np.ndarray:
+    """All logits of the text, given to the model in pieces of these sizes."""
+    seq, at, out = r.kv.alloc(), 0, []
+    for n in pieces:
+        out.append(r.logits(seq, TOKENS[at : at + n]))
+        at += n
+    r.kv.free(seq)
+    return np.concatenate(out)
+
+
+def mean_kl(expected: np.ndarray, found: np.ndarray) -> float:
+    p, q = (x.astype(np.float64) - x.max(-1, keepdims=True) for x in (expected, found))
+    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def assert_close(expected: np.ndarray, found: np.ndarray, kl: float) -> None:
+    best, chosen = expected.argmax(-1), found.argmax(-1)
+    two = np.sort(expected, axis=-1)[:, -2:]
+    differs = best != chosen
+    assert (two[differs, 1] - two[differs, 0] <= CLOSE).all()
+    assert mean_kl(expected, found) <= kl
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], cases.LLAMA[9]], ids=str)
+def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> None:
+    names = available()
+    reference = rig(case, devices(["reference"]))
+    mixed = rig(
+        case,
+        devices(names),
+        random_placement(graph_of(case), names, seed),
+        ubatch=UBATCHES[seed % len(UBATCHES)],
+    )
+    pieces = ((48,), (1,) * 48, (7, 1, 1, 20, 19))[seed % 3]
+    expected, found = teacher_forced(reference, (48,)), teacher_forced(mixed, pieces)
+    assert np.abs(expected - found).max() < 1e-3
+    assert (expected.argmax(-1) == found.argmax(-1)).all()
+    for r in (reference, mixed):
+        r.close()
+
+
+@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
+@pytest.mark.parametrize("case", cases.QUANTISED, ids=str)
+def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type: str) -> None:
+    names = available()
+    reference = rig(case, devices(["reference"]), kv_type=kv_type)
+    expected = teacher_forced(reference, (48,))
+    reference.close()
+    for seed in (10, 11):
+        mixed = rig(
+            case,
+            devices(names),
+            random_placement(graph_of(case), names, seed),
+            ubatch=UBATCHES[seed % len(UBATCHES)],
+            kv_type=kv_type,
+        )
+        assert_close(expected, teacher_forced(mixed, (30, 1, 1, 16)), kl=0.02)
+        mixed.close()
