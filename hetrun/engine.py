@@ -38,8 +38,8 @@ class Engine:
         self._loaded: Loaded | None = None
         self._gate = Gate()
         self._thread = threading.Thread(target=self._main, args=(load,), name="hetrun-engine", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             self._ready.wait()
         except BaseException:  # Ctrl-C while it loads: the thread ends itself when it comes so far
             self._stop()
@@ -77,8 +77,8 @@ class Engine:
         if threading.current_thread() is self._thread and self._loaded:
             return work(self._loaded)  # from inside another call, or from an event
         job = Job(next(self._ids), work)
-        self._put(job)
         try:
+            self._put(job)
             job.done.wait()
         except BaseException:  # Ctrl-C
             job.abandoned = True

@@ -254,9 +254,9 @@ class Loop:
             return
         finally:
             self._gate.leave()
-        self._turn += 1
         now, row = perf_counter(), 0
         for r, n in chosen:
+            self._turn += 1
             r.turn = self._turn
             r.computed += n
             if not r.missing:
@@ -265,29 +265,31 @@ class Loop:
         self._model.stats.step(perf_counter() - start, self._model.native_seconds - native)
 
     def _next(self, r: Running, logits: Floats, now: float) -> None:
-        """The next token of a sequence; whatever goes wrong ends this one only."""
+        """Take the next token of a sequence and say so; end it where it ends."""
         r.first, r.last = r.first or now, now
         try:
-            choice = r.sampler.sample(logits)
-            r.sampler.accept(choice.token)
-            self._accept(r, choice)
+            event = self._choose(r, logits)
         except Exception as e:
             self._fail(r, logged(e))
-
-    def _accept(self, r: Running, choice: Choice) -> None:
-        """Say which token came; end the sequence where it ends."""
-        tokenizer = self._loaded.tokenizer
-        if tokenizer and not r.request.params.ignore_eos and tokenizer.is_end(choice.token):
-            self._finish(r, "stop")
             return
-        text = r.decoder.push(tokenizer.piece(choice.token)) if tokenizer else ""
-        r.tokens.append(choice.token)
-        if not self._tell(r, Event("token", text, choice.token, self._logprob(choice))):
+        if event is None:
+            self._finish(r, "stop")
+        elif not self._tell(r, event):
             self._drop(r)
         elif r.decoder.stopped is not None:
             self._finish(r, "stop")
         elif r.generated >= r.limit:
             self._finish(r, "length")
+
+    def _choose(self, r: Running, logits: Floats) -> Event | None:
+        """The next token; None where the model says that it has finished."""
+        choice, tokenizer = r.sampler.sample(logits), self._loaded.tokenizer
+        r.sampler.accept(choice.token)
+        if tokenizer and not r.request.params.ignore_eos and tokenizer.is_end(choice.token):
+            return None
+        text = r.decoder.push(tokenizer.piece(choice.token)) if tokenizer else ""
+        r.tokens.append(choice.token)
+        return Event("token", text, choice.token, self._logprob(choice))
 
     def _logprob(self, choice: Choice) -> TokenLogprob | None:
         if choice.logprob is None:
@@ -308,8 +310,8 @@ class Loop:
         self._tell(r, Event("error", usage=r.usage(), timings=r.timings(self._loaded.load_s), error=error))
 
     def _drop(self, r: Running) -> None:
-        self._running.remove(r)
         self._model.free(r.seq)
+        self._running.remove(r)
 
     def _tell(self, r: Running | Request, event: Event) -> bool:
         """Call back; a receiver that fails is its own fault and must not end the others."""

@@ -34,7 +34,7 @@ class Running:
     arrived: float
     began: float  # when it got its place
     computed: int = 0
-    turn: int = 0  # the step in which it last had a token
+    turn: int = 0  # grows whenever a sequence has its turn
     first: float = 0.0  # when the first token came
     last: float = 0.0
 
@@ -66,7 +66,7 @@ class Running:
 class Pending(Protocol):
     """What the scheduler knows of a sequence."""
 
-    turn: int  # the step in which it last had a token
+    turn: int  # the number of its last turn; each turn of any sequence has the next number
 
     @property
     def missing(self) -> int:

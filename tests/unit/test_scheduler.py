@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
@@ -62,11 +62,12 @@ def test_nobody_waits_for_ever(missing: list[int], budget: int) -> None:
     """Everybody answers for as long as we look, so there are more and more answers beside the prompts."""
     sequences = texts(*missing)
     longest = -(-len(sequences) // budget)  # steps until everybody had a turn
-    for turn in range(1, (sum(missing) + 1) * longest + 1):
+    turns = count(1)
+    for step in range(1, (sum(missing) + 1) * longest + 1):
         for s, n in schedule(sequences, budget):
             s.missing = max(s.missing - n, 1)
-            s.turn = turn
-            s.served.append(turn)
+            s.turn = next(turns)
+            s.served.append(step)
     assert all(s.missing == 1 for s in sequences), "a prompt was not read to its end"
     for s, n in zip(sequences, missing, strict=True):
         gaps = [b - a for a, b in pairwise([0, *s.served])]

@@ -1,0 +1,137 @@
+"""A model with scripted logits and a tokenizer of bytes, for tests of the engine.
+
+Each sequence answers with the script that its prompt names: the prompt "abc" plays `scripts["a"]`, byte by
+byte, and ends. What the model was given is recorded; `block` keeps a step in the model until it is cancelled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hetrun.engine import Loaded
+from hetrun.errors import Cancelled
+from hetrun.executor import Step
+from hetrun.plan import PlanSet
+from hetrun.stats import Stats
+from hetrun.tokenizer import Tokenizer
+
+END = 256
+N_VOCAB = 257
+
+
+class Bytes:
+    """A token for each byte, and one that ends a text."""
+
+    n_tokens = N_VOCAB
+    bos: int | None = None
+    eos: int | None = END
+    add_bos = False
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        return list(text.encode())
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token == END else bytes([token])
+
+    def is_end(self, token: int) -> bool:
+        return token == END
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass
+class FakeModel:
+    """The `Model` of the engine: sequences are lists of tokens."""
+
+    scripts: Mapping[str, bytes] = field(default_factory=dict)
+    ubatch: int = 64
+    context: int = 64
+    before: Callable[[FakeModel, Step], object] = lambda model, step: None
+    n_vocab: int = N_VOCAB
+
+    def __post_init__(self) -> None:
+        self.plans = PlanSet({}, self.ubatch, "a test")
+        self.stats = Stats()
+        self.native_seconds = 0.0
+        self.texts: dict[int, list[int]] = {}
+        self.prompts: dict[int, int] = {}
+        self.steps: list[list[tuple[int, int]]] = []  # of each step: sequence and number of tokens
+        self.freed: list[int] = []
+        self.threads: set[int] = set()
+        self.closed = threading.Event()
+        self.inside = threading.Event()  # a step waits in `block`
+        self.cancelled = threading.Event()
+
+    # --- what the engine calls
+
+    def step(self, step: Step) -> np.ndarray:
+        self.threads.add(threading.get_ident())
+        self.steps.append([(c.seq, len(c.tokens)) for c in step.chunks])
+        self.before(self, step)
+        if self.cancelled.is_set():
+            raise Cancelled("stopped")
+        rows = []
+        for c in step.chunks:
+            self.texts[c.seq] += c.tokens.tolist()
+            rows += [self._logits(c.seq) for _ in c.wanted]
+        return np.array(rows, np.float32).reshape(-1, self.n_vocab)
+
+    def alloc(self) -> int:
+        seq = len(self.prompts)
+        self.texts[seq] = []
+        self.prompts[seq] = 0
+        return seq
+
+    def free(self, seq: int) -> None:
+        del self.texts[seq]
+        self.freed.append(seq)
+
+    def fork(self, seq: int) -> int:
+        raise NotImplementedError
+
+    def truncate(self, seq: int, n: int) -> None:
+        del self.texts[seq][n:]
+
+    def length(self, seq: int) -> int:
+        return len(self.texts[seq])
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def rearm(self) -> None:
+        self.cancelled.clear()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    # --- what tests use
+
+    def block(self, step: Step) -> None:
+        """Wait inside the step until somebody cancels it."""
+        self.inside.set()
+        assert self.cancelled.wait(30), "nobody cancelled the step"
+        raise Cancelled("stopped")
+
+    def _logits(self, seq: int) -> np.ndarray:
+        """The script's next byte has the highest logit; how far it is counts from the prompt's end."""
+        text, logits = self.texts[seq], np.zeros(self.n_vocab, np.float32)
+        if not self.prompts[seq]:
+            self.prompts[seq] = len(text)
+        script = self.scripts.get(chr(text[0]), b"")
+        at = len(text) - self.prompts[seq]
+        logits[script[at] if at < len(script) else END] = 10
+        return logits
+
+
+def loaded(model: FakeModel, tokenizer: bool = True, temperature: float | None = 0.0) -> Loaded:
+    """What an engine with this model runs."""
+
+    def render(messages: tuple[Mapping[str, object], ...]) -> str:
+        return "".join(str(m["content"]) for m in messages)
+
+    return Loaded(model, Tokenizer(Bytes()) if tokenizer else None, render, temperature)
