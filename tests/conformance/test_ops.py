@@ -1,0 +1,136 @@
+"""Every backend that is installed, against the reference, op by op."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetrun import registry
+from hetrun.backend import Backend, Pass, Segment, SequencePart, Unavailable
+from hetrun.graph import Extent, Op, Value, Weight
+from hetrun.kv import KvCache
+from hetrun.ops import Attention
+from hetrun.quant import by_name
+from hetrun.weights import FileReader
+from tests.conformance.table import CASES, Case
+
+REFERENCE = "reference"
+
+
+def others() -> list[str]:
+    known = registry.backends().items()
+    return [n for n, d in known if n != REFERENCE and not isinstance(d.probe(), Unavailable)]
+
+
+@cache
+def device(name: str) -> Backend:
+    return registry.backends()[name].create()
+
+
+def build(case: Case, folder: Path, rng: np.random.Generator) -> Op:
+    """The op of a case, its weights in a file."""
+    first = "wanted" if case.rows == "wanted" else "tokens"
+    names = [
+        Value(f"in{i}", w, "wanted" if i == 0 and first == "wanted" else "tokens")
+        for i, w in enumerate(case.widths)
+    ]
+    weights = []
+    for i, (rows, cols, quant) in enumerate(case.weights):
+        raw = packed(rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(cols**-0.5), quant)
+        path = folder / f"w{i}.bin"
+        path.write_bytes(raw.tobytes())
+        weights.append(
+            Weight(
+                f"w{i}",
+                (rows, cols),
+                by_name(quant),
+                (Extent(str(path), 0, rows, raw.shape[1], raw.shape[1]),),
+            )
+        )
+    out_rows = "wanted" if case.kind == "select" else first
+    return Op(case.kind, tuple(names), Value("out", case.out, out_rows), tuple(weights), case.attrs, "test")  # type: ignore[arg-type]
+
+
+def packed(x: np.ndarray, quant: str) -> np.ndarray:
+    """Rows in a type; ggml packs those that hetrun does not."""
+    kind = by_name(quant)
+    if kind.pack is not None:
+        return kind.quantise(x)
+    from gguf import GGMLQuantizationType
+
+    from tests.make_model import quantize
+
+    raw = np.frombuffer(quantize(x, GGMLQuantizationType[quant]), np.uint8)
+    return raw.reshape(len(x), -1)
+
+
+def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
+    """A pass in the company that the case asks for, behind what the sequences have seen."""
+    attrs = case.attrs if isinstance(case.attrs, Attention) else Attention(0, 1, 1, 32, 1.0)
+    kv = KvCache({0: (attrs.n_kv_heads, attrs.head_dim)}, by_name(case.kv_type), 1024, 4)
+    parent = kv.alloc()
+    if case.company.forked:
+        fill(kv, parent, case.company.parts[0][0], rng)
+    parts, tokens, positions, slots, wanted = [], [], [], [], []
+    at = wanted_at = 0
+    for before, now, n_wanted in case.company.parts:
+        seq = kv.fork(parent) if case.company.forked else kv.alloc()
+        fill(kv, seq, before - kv.length(seq), rng)
+        slots.append(kv.extend(seq, now))
+        parts.append(SequencePart(at, at + now, wanted_at, wanted_at + n_wanted, kv.view(seq)))
+        tokens.append(rng.integers(0, 50, now))
+        positions.append(np.arange(before, before + now))
+        wanted.append(np.arange(at + now - n_wanted, at + now))
+        at, wanted_at = at + now, wanted_at + n_wanted
+    joined = [np.concatenate(x).astype(np.int64) for x in (tokens, positions, slots, wanted)]
+    return Pass(*joined, tuple(parts)), kv
+
+
+def fill(kv: KvCache, seq: int, n: int, rng: np.random.Generator) -> None:
+    rows = kv.extend(seq, n)
+    for table in kv.tables[0]:
+        table.write(rows, rng.standard_normal((n, table.n_heads * table.head_dim), dtype=np.float32))
+
+
+def outcome(case: Case, name: str, folder: Path) -> np.ndarray:
+    """The op's result on a backend; the same numbers go in for every backend."""
+    rng = np.random.default_rng(zlib.crc32(str(case).encode()))
+    op = build(case, folder, rng)
+    work, kv = prepared(case, rng)
+    for value in op.inputs:
+        work.values[value.name] = rng.standard_normal((work.rows(value), value.width), dtype=np.float32)
+    backend = device(name)
+    assert backend.supports(op)
+    segment = Segment("test", name, (op,), op.inputs, (op.out,), "the test says so")
+    reader = FileReader()
+    buffers = {use: backend.upload(use, reader.read) for use in backend.wants(segment.ops)}
+    reader.close()
+    runner = backend.compile(segment, work.shape, buffers, kv)
+    runner.submit(work).wait()
+    result = work.values["out"].copy()
+    runner.close()
+    return result
+
+
+@pytest.mark.parametrize("backend", others())
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_backend_computes_what_the_reference_does(case: Case, backend: str, tmp_path: Path) -> None:
+    expected = outcome(case, REFERENCE, tmp_path)
+    found = outcome(case, backend, tmp_path)
+    assert found.shape == expected.shape
+    error = (
+        np.square(found.astype(np.float64) - expected).mean() / np.square(expected.astype(np.float64)).mean()
+    )
+    assert error <= case.limit
+
+
+def test_the_table_has_every_op_and_every_type() -> None:
+    from hetrun.ops import OPS
+    from hetrun.quant import QUANTS
+
+    assert {c.kind for c in CASES} == set(OPS)
+    assert {w[2] for c in CASES for w in c.weights} == set(QUANTS)
