@@ -86,8 +86,10 @@ def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
         positions.append(np.arange(before, before + now))
         wanted.append(np.arange(at + now - n_wanted, at + now))
         at, wanted_at = at + now, wanted_at + n_wanted
-    joined = [np.concatenate(x).astype(np.int64) for x in (tokens, positions, slots, wanted)]
-    return Pass(*joined, tuple(parts)), kv
+    ids, at_positions, rows, chosen = (
+        np.concatenate(x).astype(np.int64) for x in (tokens, positions, slots, wanted)
+    )
+    return Pass(ids, at_positions, rows, chosen, tuple(parts)), kv
 
 
 def fill(kv: KvCache, seq: int, n: int, rng: np.random.Generator) -> None:

@@ -57,7 +57,7 @@ def test_only_the_engine_thread_calls_ggml_and_llama(tmp_path: Path, monkeypatch
             params = SamplingParams(max_tokens=3, ignore_eos=True)
             for event in llm.stream(f"stream {i}", params):
                 assert event.kind != "error"
-            return llm.generate([f"one {i}", [5, 6, 7]], params)[0].text
+            return llm.generate([f"one {i}", "two"], params)[0].text
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(work, range(3)))
