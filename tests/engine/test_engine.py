@@ -522,12 +522,15 @@ def test_ctrl_c_in_a_call_that_waits_ends_no_other_call_and_it_never_runs(open_e
             release.wait(0.001)
         interrupt_main()
 
+    def call() -> None:
+        watcher.start()
+        engine.call(lambda _: ran.append("second"))
+
     other, watcher = threading.Thread(target=engine.call, args=(first,)), threading.Thread(target=watch)
     other.start()
     assert entered.wait(30)
     with pytest.raises(KeyboardInterrupt):
-        watcher.start()
-        engine.call(lambda _: ran.append("second"))
+        call()
     assert not model.cancelled.is_set()
     release.set()
     other.join()
@@ -598,20 +601,21 @@ def test_calls_that_wait_at_a_close_are_answered(open_engine: Open) -> None:
 
     def closing(_: Loaded) -> None:
         entered.set()
+        while engine._inbox.empty():
+            threading.Event().wait(0.001)
         engine.close()
 
     def second() -> None:
         assert entered.wait(30)
-        try:
+        with pytest.raises(EngineStopped) as caught:
             engine.call(lambda _: None)
-        except EngineStopped as e:
-            errors.append(e)
+        errors.append(str(caught.value))
 
     thread = threading.Thread(target=second)
     thread.start()
     engine.call(closing)
     thread.join(30)
-    assert len(errors) == 1
+    assert errors == ["the model was closed before the answer was complete"]
 
 
 def test_nothing_is_taken_behind_a_close(open_engine: Open) -> None:
