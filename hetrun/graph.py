@@ -251,16 +251,23 @@ class GraphBuilder:
         """Whether the model has a weight of that name."""
         return self._source.find(name) is not None
 
+    def check(self, good: bool, reason: str) -> None:
+        """Refuse a model whose settings contradict each other."""
+        if not good:
+            raise ModelFileError(
+                self._source.path, f"{reason}; the file is damaged, or was converted wrongly"
+            )
+
     def weight(self, name: str, rows: int, width: int) -> Weight:
         """The weight of that name, which must have that shape."""
         found = self._source.find(name)
         if found is None:
             raise ModelFileError(self._source.path, f"the tensor {name} is missing: the file is incomplete")
-        if found.shape != (rows, width):
-            shape = f"{found.shape[0]} x {found.shape[1]}"
-            raise ModelFileError(
-                self._source.path, f"the tensor {name} is {shape}, but the settings say {rows} x {width}"
-            )
+        shape = f"{found.shape[0]} x {found.shape[1]}"
+        self.check(
+            found.shape == (rows, width),
+            f"the tensor {name} is {shape}, but the settings say {rows} x {width}",
+        )
         return found
 
     def op(self, kind: str, inputs: Sequence[Value], weights: Sequence[Weight], attrs: Attrs, width: int,

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from hetrun import registry
 from hetrun.backend import Backend, Floats, WeightUse
-from hetrun.errors import BudgetError, ModelFileError
+from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor import Executor, Step
 from hetrun.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from hetrun.graph import Architecture, Extent, Graph, GraphBuilder, Weight, kv_shapes
@@ -175,7 +175,7 @@ class PlannedModel:
             self._backends = create_backends(options)
             undo.callback(self._close_backends)
             self.n_vocab = self.graph.logits.width
-            quant = by_name(options.kv_type.upper())
+            quant = kv_quant(self.graph, options.kv_type)
             self.plans, wanted = plan_graph(self.graph, self._backends, options.wishes)
             weights = sum(use.weight.nbytes for uses in wanted.values() for use in uses)
             self.context = choose_context(source, self.graph, quant, options, weights)
@@ -252,6 +252,15 @@ def plan_graph(
     return plans, {name: list(uses) for name, uses in wanted.items()}
 
 
+def kv_quant(graph: Graph, name: str) -> QuantType:
+    """The type of KV rows, which must divide the model's heads into whole blocks."""
+    quant = by_name(name.upper())
+    for _, head_dim in kv_shapes(graph).values():
+        if head_dim % quant.block:
+            raise OptionError(f"--kv-type {name} needs heads of a multiple of {quant.block}, not {head_dim}")
+    return quant
+
+
 def choose_context(source: ModelFile, graph: Graph, quant: QuantType, options: Options, weights: int) -> int:
     """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
     trained = source.require_int("context_length", 1, 1 << 31)
@@ -267,8 +276,19 @@ def choose_context(source: ModelFile, graph: Graph, quant: QuantType, options: O
     else:
         room = int(KV_SHARE * max(0, available_memory() - weights))
     if options.ctx is not None:
+        _check_context(options.ctx, per_token)
         return options.ctx
     return max(BLOCK, min(trained, room // per_token))
+
+
+def _check_context(ctx: int, per_token: int) -> None:
+    """A context that memory cannot hold is refused now, and not in the middle of an answer."""
+    needed, free = ctx * per_token, available_memory()
+    if needed > free:
+        raise BudgetError(
+            f"--ctx {ctx} needs {needed / 2**30:.1f} GiB for keys and values, "
+            f"but {free / 2**30:.1f} GiB are free; up to {free // per_token} tokens would fit"
+        )
 
 
 def with_bill(plans: PlanSet, weights: int, kv: int) -> PlanSet:
@@ -286,7 +306,7 @@ def describe(path: Path, options: Options) -> PlanSet:
     try:
         plans, wanted = plan_graph(graph, backends, options.wishes)
         weights = sum(use.weight.nbytes for uses in wanted.values() for use in _distinct(uses))
-        quant = by_name(options.kv_type.upper())
+        quant = kv_quant(graph, options.kv_type)
         context = choose_context(source, graph, quant, options, weights)
         per_token = sum(2 * quant.row_bytes(heads * dim) for heads, dim in kv_shapes(graph).values())
         return with_bill(plans, weights, per_token * context)

@@ -64,9 +64,20 @@ def read_rope(meta: ModelMeta, n_heads: int, head_dim: int, interleaved: bool) -
     )
 
 
+def check_config(b: GraphBuilder, c: LlamaConfig) -> None:
+    """What no weight's shape would show, and what kernels would end the process for."""
+    a, r = c.attention, c.rope
+    b.check(a.n_heads % a.n_kv_heads == 0, f"{a.n_heads} heads cannot share {a.n_kv_heads} KV heads")
+    b.check(r.n_rot % 2 == 0, f"rope.dimension_count is {r.n_rot}, which is odd")
+    b.check(c.eps >= 0, f"attention.layer_norm_rms_epsilon is {c.eps}")
+    b.check(r.base > 0, f"rope.freq_base is {r.base}")
+    b.check(0 < r.freq_scale < math.inf, f"rope.scaling.factor gives a scale of {r.freq_scale}")
+
+
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     c = read_config(meta)
+    check_config(b, c)
     x = blocks.embed(b, "token_embd.weight", c.n_vocab, c.width)
     for i in range(c.n_layers):
         with b.scope(f"blk.{i}.attn"):
