@@ -615,7 +615,7 @@ def test_calls_that_wait_at_a_close_are_answered(open_engine: Open) -> None:
     thread.start()
     engine.call(closing)
     thread.join(30)
-    assert errors == ["the model was closed before the answer was complete"]
+    assert errors == ["the model was closed before it came to this"]
 
 
 def test_nothing_is_taken_behind_a_close(open_engine: Open) -> None:
@@ -642,14 +642,29 @@ def test_an_engine_that_is_closed_does_not_keep_the_model() -> None:
 
 
 def test_an_engine_that_breaks_answers_everybody(open_engine: Open, caplog: pytest.LogCaptureFixture) -> None:
+    breaking, errors = threading.Event(), []
+
     class Broken(FakeModel):
         def free(self, seq: int) -> None:
+            breaking.set()
+            while engine._inbox.empty():
+                threading.Event().wait(0.001)
             raise RuntimeError("the books do not balance")
 
+    def call() -> None:
+        assert breaking.wait(30)
+        with pytest.raises(EngineStopped) as caught:
+            engine.call(lambda _: None)
+        errors.append(str(caught.value))
+
     engine = open_engine(Broken(SCRIPTS))
+    caller = threading.Thread(target=call)
+    caller.start()
     first, second = ask_together(engine, "b", "l")
-    assert "the engine failed (RuntimeError: the books do not balance)" in str(second.wait().last.error)
-    assert isinstance(first.wait().last.error, EngineStopped)
+    said = "the engine failed (RuntimeError: the books do not balance); please report it"
+    assert str(first.wait().last.error) == str(second.wait().last.error) == said
+    caller.join(30)
+    assert errors == [said]
     with pytest.raises(EngineStopped):
         ask(engine)
     assert "the engine failed" in caplog.text
