@@ -58,6 +58,8 @@ class Driver:
         """Let the app work until something is so; the suite's time limit ends a wait that is in vain."""
         # Not pilot.pause: that waits up to a second for the process to be idle, which it is not in a stream.
         while not reached():
+            if self.app._exception is not None:
+                raise self.app._exception
             await asyncio.sleep(0.005)
 
     async def send(self, text: str) -> None:

@@ -74,7 +74,7 @@ class ChatScreen(Screen[None]):
         else:
             self.query_one(StatusLine).loaded(info)
             for welcome in self.query(Welcome):
-                await welcome.loaded(info)
+                welcome.loaded(info)
         finally:
             if self._ticking is not None:
                 self._ticking.stop()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.widget import MountError
 from textual.widgets import Markdown, Static
 from textual.widgets.markdown import MarkdownStream
 
@@ -44,18 +48,31 @@ class AnswerTurn(Vertical):
             return
         if self._stream is None:
             await self.query(".waiting").remove()
-            self._stream = Markdown.get_stream(self._markdown)
+            stream = Markdown.get_stream(self._markdown)
+            # Its task begins now: to stop one that has not begun raises its cancellation.
+            await asyncio.sleep(0)
+            self._stream = stream
         self.text += text
         await self._stream.write(visible(text))
 
     async def finish(self, note: str = "") -> None:
         """No more text comes; the note says why if that is not the model's own end."""
-        if not self.is_attached:
-            return  # the conversation was cleared, or the app ends
-        await self.query(".waiting").remove()
-        if self._stream is not None:
-            await self._stream.stop()
-            # Appending piece by piece can leave blocks of another kind than the whole text has.
-            await self._markdown.update(visible(self.text))
-        if note:
-            await self.mount(Static(note, classes="note"))
+        with suppress(MountError):  # the app may end meanwhile
+            await self.query(".waiting").remove()
+            await self._stop_stream()
+            if self.text:
+                # Appending piece by piece can leave blocks of another kind than the whole text has.
+                await self._markdown.update(visible(self.text))
+            if note:
+                await self.mount(Static(note, classes="note"))
+
+    async def on_unmount(self) -> None:
+        """The app ends or the conversation was cleared, perhaps in the middle of an answer."""
+        with suppress(MountError):
+            await self._stop_stream()
+
+    async def _stop_stream(self) -> None:
+        # Taken first: stopping it a second time, meanwhile, would raise the first one's cancellation.
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.stop()

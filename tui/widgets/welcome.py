@@ -12,21 +12,26 @@ from hetrun.events import ModelInfo
 class Welcome(Vertical):
     """Progress while the model loads, then its name and size."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Kept rather than queried: the first message may remove them at any moment.
+        self._title = Static("Loading the model", classes="title", markup=False)
+        self._bar = ProgressBar(total=1.0, show_eta=False)
+        self._detail = Static("You can write your first message already.", classes="detail", markup=False)
+
     def compose(self) -> ComposeResult:
-        yield Static("Loading the model", classes="title", markup=False)
-        yield ProgressBar(total=1.0, show_eta=False)
-        yield Static("You can write your first message already.", classes="detail", markup=False)
+        yield self._title
+        yield self._bar
+        yield self._detail
 
     def progressed(self, fraction: float) -> None:
-        self.query_one(ProgressBar).update(progress=fraction)
+        self._bar.update(progress=fraction)
 
-    async def loaded(self, info: ModelInfo) -> None:
-        await self.query(ProgressBar).remove()
-        self.query_one(".title", Static).update(info.id)
+    def loaded(self, info: ModelInfo) -> None:
+        self._bar.display = False
+        self._title.update(info.id)
         size = f"{_count(info.parameters)} parameters in {_bytes(info.file_bytes)}"
-        self.query_one(".detail", Static).update(
-            f"{info.architecture} · {size} · {info.context} tokens of context"
-        )
+        self._detail.update(f"{info.architecture} · {size} · {info.context} tokens of context")
 
 
 def _count(n: int) -> str:
