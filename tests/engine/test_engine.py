@@ -478,24 +478,34 @@ def test_calls_without_end_do_not_keep_answers_from_running(open_engine: Open) -
 
 
 @pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Ctrl-C does what it does in a terminal, also where the tests were started in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """Presses Ctrl-C, from another thread: the main thread gets one KeyboardInterrupt.
+
+    A lock that is just about to wait when the signal comes does not notice it, so it is pressed until it works.
+    """
+    raised = threading.Event()
+
+    def handler(number: int, frame: object) -> None:
+        if not raised.is_set():
+            raised.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not raised.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            raised.wait(0.01)
+
+    before = signal.signal(signal.SIGINT, handler)
+    yield press
     signal.signal(signal.SIGINT, before)
 
 
-def interrupt_main() -> None:
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_in_a_call_ends_what_it_computes(open_engine: Open) -> None:
+def test_ctrl_c_in_a_call_ends_what_it_computes(open_engine: Open, ctrl_c: Callable[[], None]) -> None:
     model, ended = FakeModel(SCRIPTS), threading.Event()
     engine = open_engine(model)
 
     def work(_: Loaded) -> None:
-        interrupt_main()
+        ctrl_c()
         assert model.cancelled.wait(30)
         ended.set()
 
@@ -506,8 +516,9 @@ def test_ctrl_c_in_a_call_ends_what_it_computes(open_engine: Open) -> None:
     assert ask(engine).wait().text == "Hello, world"
 
 
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_in_a_call_that_waits_ends_no_other_call_and_it_never_runs(open_engine: Open) -> None:
+def test_ctrl_c_in_a_call_that_waits_ends_no_other_call_and_it_never_runs(
+    open_engine: Open, ctrl_c: Callable[[], None]
+) -> None:
     model, entered, release = FakeModel(SCRIPTS), threading.Event(), threading.Event()
     engine = open_engine(model)
     ran: list[str] = []
@@ -520,7 +531,7 @@ def test_ctrl_c_in_a_call_that_waits_ends_no_other_call_and_it_never_runs(open_e
     def watch() -> None:
         while engine._inbox.empty():
             release.wait(0.001)
-        interrupt_main()
+        ctrl_c()
 
     def call() -> None:
         watcher.start()
@@ -551,12 +562,11 @@ def test_what_goes_wrong_while_loading_is_raised_by_whoever_opens() -> None:
     assert threading.active_count() <= before + 1
 
 
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_while_it_loads_leaves_nothing_behind() -> None:
+def test_ctrl_c_while_it_loads_leaves_nothing_behind(ctrl_c: Callable[[], None]) -> None:
     model, release = FakeModel(SCRIPTS), threading.Event()
 
     def load() -> Loaded:
-        interrupt_main()
+        ctrl_c()
         assert release.wait(30)
         return loaded(model)
 
@@ -642,7 +652,8 @@ def test_an_engine_that_is_closed_does_not_keep_the_model() -> None:
 
 
 def test_an_engine_that_breaks_answers_everybody(open_engine: Open, caplog: pytest.LogCaptureFixture) -> None:
-    breaking, errors = threading.Event(), []
+    breaking = threading.Event()
+    errors: list[str] = []
 
     class Broken(FakeModel):
         def free(self, seq: int) -> None:
