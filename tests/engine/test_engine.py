@@ -481,7 +481,7 @@ def test_calls_without_end_do_not_keep_answers_from_running(open_engine: Open) -
 def ctrl_c() -> Iterator[Callable[[], None]]:
     """Presses Ctrl-C, from another thread: the main thread gets one KeyboardInterrupt.
 
-    A lock that is just about to wait when the signal comes does not notice it, so it is pressed until it works.
+    A lock that is about to wait when the signal comes does not notice it, so it is pressed until it works.
     """
     raised = threading.Event()
 
