@@ -2,6 +2,6 @@
 
 import os
 
-# Before numpy is loaded: the matrices of tests are tiny, and threads of OpenBLAS that wait for each other beside
-# those of ggml make the suite five times slower.
+# Before numpy is loaded: the matrices of tests are tiny, and threads of OpenBLAS that wait for each other
+# beside those of ggml make the suite several times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from hetrun import registry
+from hetrun import LLM, SamplingParams, registry
 from hetrun.backend import Backend, Unavailable
 from hetrun.graph import Graph
+from hetrun.plan import BUCKETS, PlanSet, make_plans
 from tests.models import cases, tiny
 from tests.models.tiny import TinyLlama
-from tests.rig import Rig, graph_of, rig
+from tests.rig import Rig, graph_of, model_file, placements, rig
 
 TOKENS = tiny.random_tokens(48, seed=5)
 CLOSE = 0.4  # how near the reference's two best logits must be where the best token may differ
@@ -95,3 +99,32 @@ def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type:
         )
         assert_close(expected, teacher_forced(mixed, (30, 1, 1, 16)), kl=0.02)
         mixed.close()
+
+
+@pytest.mark.parametrize("seed", [20, 21])
+def test_a_saved_plan_with_another_placement_in_every_bucket(seed: int, tmp_path: Path) -> None:
+    """Through the file that `hetrun plan --json` writes and `--plan` reads."""
+    names, graph = available(), graph_of(cases.GQA)
+    placed = {
+        bucket: (2, placements(random_placement(graph, names, 100 * seed + i)))
+        for i, bucket in enumerate(BUCKETS)
+    }
+    plans = PlanSet(make_plans(graph, placed), ubatch=20, ubatch_why="a test")
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plans.to_json()))
+
+    file = model_file(cases.GQA)
+    with LLM(file, backends=["reference"], kv_type="f32") as llm:
+        expected = llm.logits(TOKENS)
+        greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        texts = [c.tokens for c in llm.generate([TOKENS[:n] for n in (3, 9, 30)], greedy)]
+    with LLM(file, plan=path, kv_type="f32") as llm:
+        assert llm.plan.ubatch == 20
+        assert {b: p.stages for b, p in llm.plan.plans.items()} == {
+            b: p.stages for b, p in plans.plans.items()
+        }
+        found = llm.logits(TOKENS)
+        assert np.abs(expected - found).max() < 1e-3
+        assert [c.tokens for c in llm.generate([TOKENS[:n] for n in (3, 9, 30)], greedy)] == texts
+        ran = {(k.bucket, k.backend) for k, _ in llm.stats}
+    assert {(b, s.backend) for b in ("1", "2-4", "17-64") for s in plans.plans[b].segments} <= ran

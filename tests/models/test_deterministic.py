@@ -1,0 +1,56 @@
+"""--deterministic: one numeric path, whatever runs beside it and however a step is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, SamplingParams
+from tests.models import cases, tiny
+from tests.models.test_sequences import backends
+from tests.models.tiny import TinyLlama
+from tests.rig import model_file
+
+PROMPTS = [tiny.random_tokens(n, seed=n) for n in (3, 37, 12)]
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+CASES = [cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5]]
+
+
+MODELS = [pytest.param(case, name, id=f"{case}-{name}") for case in CASES for name in backends()]
+
+
+def open_llm(case: TinyLlama, backend: str, ubatch: int | None = None, threads: int = 1) -> LLM:
+    file = model_file(case)
+    return LLM(file, backends=[backend], deterministic=True, ubatch=ubatch, threads=threads)
+
+
+@pytest.mark.parametrize(("case", "backend"), MODELS)
+def test_answers_together_are_answers_alone(case: TinyLlama, backend: str) -> None:
+    with open_llm(case, backend, threads=2) as llm:
+        together = [c.tokens for c in llm.generate(PROMPTS, GREEDY)]
+        alone = [llm.generate([prompt], GREEDY)[0].tokens for prompt in PROMPTS]
+        sampled = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
+        drawn = [c.tokens for c in llm.generate(PROMPTS, sampled)]
+        assert drawn == [llm.generate([prompt], sampled)[0].tokens for prompt in PROMPTS]
+    assert together == alone
+    assert all(len(tokens) == 12 for tokens in together)
+
+
+@pytest.mark.parametrize(("case", "backend"), MODELS)
+def test_logits_do_not_depend_on_the_ubatch(case: TinyLlama, backend: str) -> None:
+    found = []
+    for ubatch in (1, 5, 512):
+        with open_llm(case, backend, ubatch) as llm:
+            found.append(llm.logits(PROMPTS[1]))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(("case", "backend"), MODELS)
+def test_an_answer_continues_what_a_prompt_would_have_said(case: TinyLlama, backend: str) -> None:
+    """Teacher-forced along its own answer, the model chooses the same tokens."""
+    with open_llm(case, backend) as llm:
+        prompt = PROMPTS[2]
+        answer = llm.generate([prompt], GREEDY)[0].tokens
+        logits = llm.logits([*prompt, *answer[:-1]])
+    assert logits[len(prompt) - 1 :].argmax(-1).tolist() == answer
