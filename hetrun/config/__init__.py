@@ -94,7 +94,9 @@ class Settings:
     )
     kv_type: str = field(
         default="f16",
-        metadata=option("how keys and values are kept: f16, q8_0, f32", values.choice("f16", "q8_0", "f32"), "--kv-type"),
+        metadata=option(
+            "type of keys and values: f16, q8_0, f32", values.choice("f16", "q8_0", "f32"), "--kv-type"
+        ),
     )
     deterministic: bool = field(
         default=False, metadata=option("one numeric path", values.boolean, "--deterministic")

@@ -147,7 +147,7 @@ def test_an_empty_list_is_not_given() -> None:
         ),
         ({"spec": "draft:m.gguf"}, "'draft:m.gguf' needs speculation, which is not built yet"),
         ({"spec": "magic"}, "spec (--spec) must be off, not 'magic'"),
-        ({"kv_type": "q4_0"}, "kv_type (--kv-type) must be f16 or q8_0, not 'q4_0'"),
+        ({"kv_type": "q4_0"}, "kv_type (--kv-type) must be f16 or q8_0 or f32, not 'q4_0'"),
         ({"deterministic": "maybe"}, "must be true or false (also yes/no, on/off, 1/0), not 'maybe'"),
         ({"deterministic": 2}, "not 2"),
         ({"temperature": -1}, "temperature (--temp) must be a number of 0 or more, not -1"),

@@ -222,7 +222,7 @@ def test_weights_that_a_file_lacks_or_has_in_another_shape() -> None:
         ModelFileError, match=r"^model\.gguf: the tensor k is missing: the file is incomplete$"
     ):
         b.weight("k", 8, 8)
-    with pytest.raises(ModelFileError, match=r"the tensor q is 8 x 4, but the settings say 8 x 8$"):
+    with pytest.raises(ModelFileError, match=r"the tensor q is 8 x 4, but the settings say 8 x 8; "):
         b.weight("q", 8, 8)
 
 
