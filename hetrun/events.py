@@ -103,5 +103,5 @@ class ModelInfo:
 
     @property
     def id(self) -> str:
-        """What users call it: the file's name. `name` is what its makers wrote into it, which may be anything."""
+        """What users call it: the file's name; `name` is what its makers wrote into it."""
         return PurePath(self.path).stem
