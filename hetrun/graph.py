@@ -189,7 +189,7 @@ def _expected_rows(op: Op) -> tuple[Rows, ...]:
     return (op.rows,) * (len(op.inputs) + 1)
 
 
-def _shown(rows: Sequence[Rows]) -> str:
+def _shown(rows: Sequence[str]) -> str:
     return f"{', '.join(rows[:-1]) or 'no'} to {rows[-1]}"
 
 

@@ -12,7 +12,7 @@ from hetrun.backend import Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, Value, in_scope
 
-BUCKETS = ("1", "2-4", "5-8", "9-16", "17-64", "65-256", "257+")
+BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-64", "65-256", "257+")
 _ENDS = (1, 4, 8, 16, 64, 256)
 FORMAT = 1
 
