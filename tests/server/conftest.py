@@ -13,11 +13,6 @@ from tests.fakes import FakeEngine
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def engine() -> Iterator[FakeEngine]:
     fake = FakeEngine()
     yield fake

@@ -15,8 +15,6 @@ from hetrun.server import body
 from hetrun.server.app import create_app
 from tests.fakes import ENDLESS, REFUSED, FakeEngine
 
-pytestmark = pytest.mark.anyio
-
 CHAT = "/v1/chat/completions"
 
 

@@ -25,13 +25,6 @@ from tests.fakes import ENDLESS, INFO, REFUSED, TIMINGS, FakeEngine
 
 FAKE = "tests.fakes:FakeEngine"
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
 
 @asynccontextmanager
 async def opened(kind: str) -> AsyncIterator[ChatClient]:

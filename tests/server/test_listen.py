@@ -22,8 +22,6 @@ from hetrun.server.app import create_app
 from hetrun.server.listen import Address, bind, check_exposure, serve, stop_on_signals, url
 from tests.fakes import FakeEngine
 
-pytestmark = pytest.mark.anyio
-
 CHAT = "/v1/chat/completions"
 
 

@@ -13,8 +13,6 @@ from hetrun.client import LocalClient
 from hetrun.server.app import create_app
 from tests.fakes import FakeEngine
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 async def sdk(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:

@@ -24,14 +24,7 @@ from hetrun.tui.widgets.welcome import Welcome
 from hetrun.visible import visible
 from tests.fakes import ENDLESS, REFUSED, FakeEngine
 
-pytestmark = pytest.mark.anyio
-
 FAKE = "tests.fakes:FakeEngine"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture

@@ -72,10 +72,15 @@ def answer(run: Run, tiny: str) -> Run:
     return answer
 
 
-def start(*arguments: str, **more: object) -> subprocess.Popen[bytes]:
+def start(*arguments: str) -> subprocess.Popen[bytes]:
     """The command in a process of its own."""
-    command = [sys.executable, "-m", "hetrun", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(
+        [sys.executable, "-m", "hetrun", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Tests that were started in the background ignore Ctrl-C, and their children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 # --- help, versions, and what is refused
@@ -361,19 +366,22 @@ def test_chat_needs_a_terminal(run: Run) -> None:
 
 def test_chat_in_a_terminal(tiny: str) -> None:
     ours, theirs = pty.openpty()
-    arguments = ("chat", "-m", tiny, "--backend", "reference", "-n", "5")
+    arguments = ("chat", "-m", tiny, "--backend", "reference", "-n", "5", "--temp", "0")
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     command = [sys.executable, "-m", "hetrun", *arguments]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
-        wait_for(ours, b"tiny")
-        os.write(ours, b"hello\r")
-        wait_for(ours, b"tokens/s")
-        os.write(ours, b"\x11")  # Ctrl+Q
-        while read_terminal(ours, 5):
-            pass
-        assert process.wait(20) == 0
-    os.close(ours)
+        try:
+            wait_for(ours, b"tiny")
+            os.write(ours, b"hello\r")
+            wait_for(ours, b"tokens/s")
+            os.write(ours, b"\x11")  # Ctrl+Q
+            while read_terminal(ours, 5):
+                pass
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            os.close(ours)
 
 
 def wait_for(descriptor: int, text: bytes) -> None:
