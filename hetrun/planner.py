@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hetrun.backend import Backend
 from hetrun.errors import OptionError
-from hetrun.graph import Graph, Op
+from hetrun.graph import Graph, Op, in_scope
 from hetrun.ops import flops
-from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, load_plan, make_plans
+from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, load_plan, make_plans, place
 
 # Work per second that a core of the last ten years reaches on a quantised product of many tokens. It is only
 # used to keep a single product short, so that a cancel is heard: being wrong by two costs nothing else.
@@ -69,32 +69,38 @@ class StaticPlanner:
         return PlanSet(make_plans(graph, buckets, alone), ubatch, why)
 
     def _placements(self, graph: Graph) -> list[Placement]:
-        """The first backend of the order for everything; the next one for what it cannot do."""
-        placements = [Placement("", self._order[0], self._why(self._order[0]))]
+        """The first backend of the order for everything; another for scopes with something it cannot do."""
+        first = self._order[0]
+        placements = {"": Placement("", first, self._why(first))}
         for op in graph.ops:
-            if not self._backends[self._order[0]].supports(op):
-                backend = self._first_for(op)
-                placements.append(Placement(op.scope, backend, f"{self._order[0]} has no {op.kind} for this"))
-        return list(dict.fromkeys(placements))
+            if op.scope not in placements and not self._backends[first].supports(op):
+                backend = self._first_for(op, [o for o in graph.ops if in_scope(o.scope, op.scope)])
+                placements[op.scope] = Placement(op.scope, backend, f"{first} has no {op.kind} for this")
+        return list(placements.values())
 
     def _why(self, backend: str) -> str:
         others = [b for b in self._order if b != backend]
         return f"first in the fixed order {' > '.join(self._order)}" if others else "the only backend allowed"
 
-    def _first_for(self, op: Op) -> str:
+    def _first_for(self, cause: Op, ops: Sequence[Op]) -> str:
         for name in self._order:
-            if self._backends[name].supports(op):
+            if all(self._backends[name].supports(op) for op in ops):
                 return name
-        raise OptionError(
-            f"none of the backends {', '.join(self._order)} can run {op.kind} in {op.scope}; allow more"
-        )
+        order = ", ".join(self._order)
+        raise OptionError(f"none of the backends {order} can run {cause.kind} in {cause.scope}; allow more")
 
     def _check(self, graph: Graph, saved: Buckets) -> None:
-        for _, placements in saved.values():
+        """Whether the backends of a saved plan are here and can do what it gives them."""
+        for placements in dict.fromkeys(placements for _, placements in saved.values()):
             for p in placements:
                 if p.backend not in self._backends:
+                    what = p.scope or "everything"
+                    raise OptionError(f"the plan places {what} on {p.backend}, which cannot work here")
+            for op in graph.ops:
+                backend = place(op, placements).backend
+                if not self._backends[backend].supports(op):
                     raise OptionError(
-                        f"the plan places {p.scope or 'everything'} on {p.backend}, which cannot work here"
+                        f"the plan places {op.scope} on {backend}, which has no {op.kind} for it"
                     )
 
     def _ubatch(self, graph: Graph, threads: int, wishes: Wishes) -> tuple[int, str]:
