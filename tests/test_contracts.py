@@ -35,7 +35,7 @@ ON_USE = {
     "textual": ("hetrun.tui",),
     "torch": (),
     "transformers": (),
-    "typer": ("hetrun.cli",),
+    "click": ("hetrun.cli",),
     "uvicorn": ("hetrun.server",),
 }
 # Modules that work for every backend and so may name none.

@@ -22,8 +22,7 @@ def main() -> NoReturn:
 
 def exit_code(arguments: list[str]) -> int:
     """The exit code of a command line; errors are one sentence on stderr."""
-    from typer import Abort
-    from typer.exceptions import TyperException
+    from click import Abort, ClickException
 
     from hetrun.cli.app import run_command
 
@@ -31,13 +30,14 @@ def exit_code(arguments: list[str]) -> int:
         code = run_command(arguments)
         sys.stdout.flush()
         return code
-    except TyperException as e:
-        return _wrong_usage(e)
+    except ClickException as e:
+        e.show()  # options that do not exist, arguments that are missing
+        return WRONG_INPUT
     except UserError as e:
         say(str(e))
         return WRONG_INPUT
     except (BrokenPipeError, SystemExit):
-        # Whoever read our results has seen enough: no error (typer makes a SystemExit of it).
+        # Whoever read our results has seen enough: no error (click makes a SystemExit of it).
         # Python would complain at exit that it cannot flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
@@ -50,15 +50,6 @@ def exit_code(arguments: list[str]) -> int:
 def say(text: str) -> None:
     """A remark or an error, on stderr."""
     print(f"hetrun: {text}", file=sys.stderr)
-
-
-def _wrong_usage(error: Exception) -> int:
-    """Options that do not exist, arguments that are missing: typer knows how to say it."""
-    show = getattr(error, "show", None)
-    if show is None:
-        raise error
-    show()
-    return WRONG_INPUT
 
 
 def _our_fault(error: Exception, verbose: bool) -> int:

@@ -1,224 +1,157 @@
-"""The subcommands and their options."""
+"""The subcommands and their options; what they do is imported when they run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from hetrun import __version__
-from hetrun.cli import options as o
+from hetrun.cli import options
 from hetrun.config import Settings
 
-app = typer.Typer(
-    name="hetrun",
-    help="Run language models on this machine, on whatever silicon it has.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # rich takes longer to load than everything else that --help needs
-    pretty_exceptions_enable=False,
+
+class InOrder(click.Group):
+    """Lists its commands as they stand here: the most used first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=InOrder,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@click.version_option(__version__, message="hetrun %(version)s")
+def hetrun() -> None:
+    """Run language models on this machine, on whatever silicon it has."""
 
 
 def run_command(arguments: list[str]) -> int:
     """Run a subcommand; its exit code."""
-    return int(typer.main.get_command(app).main(arguments, prog_name="hetrun", standalone_mode=False) or 0)
+    return int(hetrun.main(arguments, prog_name="hetrun", standalone_mode=False) or 0)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"hetrun {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
-    ] = False,
-) -> None:
-    """Options in front of the subcommand."""
-
-
-@app.command()
+@hetrun.command()
+@click.argument("prompt", required=False)
+@options.settings("model", *options.ANSWERING)
+@click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
+@click.option("--top-k", default=40, show_default=True, help="draw from the k likeliest tokens; 0: all")
+@click.option(
+    "--top-p", default=0.95, show_default=True, help="draw from the likeliest that have this probability"
+)
+@click.option(
+    "--min-p", default=0.05, show_default=True, help="only tokens this likely, the likeliest counting as 1"
+)
+@options.settings(*options.RUNNING)
+@options.as_json
+@options.verbose
 def run(
-    prompt: Annotated[str | None, typer.Argument(help="the prompt; - or nothing reads it from stdin")] = None,
-    model: o.Model = None,
-    system: o.System = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="continue the text as it stands, without the chat template")
-    ] = False,
-    max_tokens: o.MaxTokens = None,
-    temperature: o.Temperature = None,
-    seed: o.Seed = None,
-    top_k: o.TopK = 40,
-    top_p: o.TopP = 0.95,
-    min_p: o.MinP = 0.05,
-    ctx: o.Ctx = None,
-    ram: o.Ram = None,
-    threads: o.Threads = None,
-    backend: o.Backends = None,
-    ubatch: o.Ubatch = None,
-    kv_type: o.KvType = None,
-    deterministic: o.Deterministic = False,
-    plan: o.PlanFile = None,
-    chat_template: o.Template = None,
-    json: o.Json = False,
-    verbose: o.Verbose = False,
+    prompt: str | None,
+    raw: bool,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    as_json: bool,
+    verbose: bool,
+    **given: object,
 ) -> None:
-    """Answer one prompt."""
+    """Answer one PROMPT; - or nothing reads it from stdin."""
     from hetrun.cli.run import Sampling, answer
 
-    settings = Settings.resolve(
-        environ=None, model=model, system=system, max_tokens=max_tokens, temperature=temperature, seed=seed,
-        ctx=ctx, ram=ram, threads=threads, backends=backend, ubatch=ubatch, kv_type=kv_type,
-        deterministic=deterministic or None, plan=plan, chat_template=chat_template,
-    )  # fmt: skip
-    answer(settings, prompt, Sampling(top_k, top_p, min_p), raw=raw, as_json=json, verbose=verbose)
+    settings = Settings.resolve(environ=None, **given)
+    answer(settings, prompt, Sampling(top_k, top_p, min_p), raw=raw, as_json=as_json, verbose=verbose)
 
 
-@app.command()
-def chat(
-    model: o.Model = None,
-    system: o.System = None,
-    max_tokens: o.MaxTokens = None,
-    temperature: o.Temperature = None,
-    seed: o.Seed = None,
-    ctx: o.Ctx = None,
-    ram: o.Ram = None,
-    threads: o.Threads = None,
-    backend: o.Backends = None,
-    kv_type: o.KvType = None,
-    chat_template: o.Template = None,
-) -> None:
+@hetrun.command()
+@options.settings("model", *options.ANSWERING, *options.RUNNING)
+def chat(**given: object) -> None:
     """Talk to a model in the terminal."""
     from hetrun.cli.fronts import talk
 
-    settings = Settings.resolve(
-        environ=None, model=model, system=system, max_tokens=max_tokens, temperature=temperature,
-        seed=seed, ctx=ctx, ram=ram, threads=threads, backends=backend, kv_type=kv_type,
-        chat_template=chat_template,
-    )  # fmt: skip
-    raise typer.Exit(talk(settings))
+    talk(Settings.resolve(environ=None, **given))
 
 
-@app.command()
-def serve(
-    model: o.Model = None,
-    host: o.Host = None,
-    port: o.Port = None,
-    uds: o.Uds = None,
-    api_key: o.ApiKey = None,
-    strict: o.Strict = False,
-    ctx: o.Ctx = None,
-    ram: o.Ram = None,
-    threads: o.Threads = None,
-    backend: o.Backends = None,
-    kv_type: o.KvType = None,
-    chat_template: o.Template = None,
-    verbose: o.Verbose = False,
-) -> None:
+@hetrun.command()
+@options.settings("model", "host", "port", "uds", "api_key", "strict", "chat_template", *options.RUNNING)
+@options.verbose
+def serve(verbose: bool, **given: object) -> None:
     """Serve OpenAI's chat API on this machine."""
     from hetrun.cli.fronts import serve_forever
 
-    settings = Settings.resolve(
-        environ=None, model=model, host=host, port=port, uds=uds, api_key=api_key, strict=strict or None,
-        ctx=ctx, ram=ram, threads=threads, backends=backend, kv_type=kv_type, chat_template=chat_template,
-    )  # fmt: skip
-    serve_forever(settings, verbose)
+    serve_forever(Settings.resolve(environ=None, **given), verbose)
 
 
-@app.command()
+@hetrun.command()
+@options.settings("model")
+@click.option("-p", "prompt", default="512", show_default=True, help="tokens of a prompt; 512,2048: both")
+@click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
+@click.option("-d", "depth", default="512", show_default=True, help="tokens seen before generating")
+@click.option("-b", "batch", default="1", show_default=True, help="sequences at once")
+@click.option("-r", "rounds", default=5, show_default=True, help="samples of each")
+@click.option("--vs", metavar="PEER", help="measure a peer in turn with hetrun: llama.cpp")
+@click.option("--explain", is_flag=True, help="where the time went")
+@click.option("-o", "output", default="table", show_default=True, help="table, json or csv")
+@options.settings("ctx", "threads", "backends", "ubatch", "kv_type")
 def bench(
-    model: o.Model = None,
-    prompt: Annotated[str, typer.Option("-p", help="tokens of a prompt; 512,2048 measures both")] = "512",
-    generate: Annotated[str, typer.Option("-n", help="tokens to generate")] = "64",
-    depth: Annotated[str, typer.Option("-d", help="tokens seen before generating")] = "512",
-    batch: Annotated[str, typer.Option("-b", help="sequences at once")] = "1",
-    rounds: Annotated[int, typer.Option("-r", help="samples of each")] = 5,
-    vs: Annotated[str | None, typer.Option(help="measure llama.cpp in turn with hetrun")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="where the time went")] = False,
-    output: Annotated[str, typer.Option("-o", help="table, json or csv")] = "table",
-    ctx: o.Ctx = None,
-    threads: o.Threads = None,
-    backend: o.Backends = None,
-    ubatch: o.Ubatch = None,
-    kv_type: o.KvType = None,
+    prompt: str,
+    generate: str,
+    depth: str,
+    batch: str,
+    rounds: int,
+    vs: str | None,
+    explain: bool,
+    output: str,
+    **given: object,
 ) -> None:
     """Measure speed, alone or side by side with llama.cpp."""
     from hetrun import bench as tool
     from hetrun.bench.cases import BenchOptions, numbers
 
-    settings = Settings.resolve(
-        environ=None, model=model, ctx=ctx, threads=threads, backends=backend, ubatch=ubatch, kv_type=kv_type
-    )
-    wanted = BenchOptions(
-        numbers("-p", prompt), numbers("-n", generate), numbers("-d", depth), numbers("-b", batch, 1),
-        rounds, vs, explain, output,
-    )  # fmt: skip
-    tool.main(settings, wanted)
+    sizes = (numbers("-p", prompt), numbers("-n", generate), numbers("-d", depth), numbers("-b", batch, 1))
+    tool.main(Settings.resolve(environ=None, **given), BenchOptions(*sizes, rounds, vs, explain, output))
 
 
-@app.command(name="eval")
-def evaluate(
-    file: Annotated[Path, typer.Option("-f", "--file", help="a text file", show_default=False)],
-    model: o.Model = None,
-    against: Annotated[str, typer.Option(help="reference or llama.cpp")] = "reference",
-    tokens: Annotated[int, typer.Option(help="how many tokens of the text")] = 2048,
-    threads: o.Threads = None,
-    backend: o.Backends = None,
-    ubatch: o.Ubatch = None,
-    kv_type: o.KvType = None,
-    json: o.Json = False,
-) -> None:
+@hetrun.command(name="eval")
+@click.option("-f", "--file", "file", type=click.Path(path_type=Path), required=True, help="a text file")
+@options.settings("model")
+@click.option("--against", default="reference", show_default=True, help="reference or llama.cpp")
+@click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text")
+@options.settings("threads", "backends", "ubatch", "kv_type")
+@options.as_json
+def evaluate(file: Path, against: str, tokens: int, as_json: bool, **given: object) -> None:
     """Perplexity of a text, and how close the predictions are to another computation's."""
     from hetrun import evaluate as tool
 
-    settings = Settings.resolve(
-        environ=None, model=model, threads=threads, backends=backend, ubatch=ubatch, kv_type=kv_type
-    )
-    tool.main(settings, tool.EvalOptions(file, against, tokens, json))
+    settings = Settings.resolve(environ=None, **given)
+    tool.main(settings, tool.EvalOptions(file, against, tokens, as_json))
 
 
-@app.command()
-def plan(
-    model: o.Model = None,
-    ctx: o.Ctx = None,
-    ram: o.Ram = None,
-    threads: o.Threads = None,
-    backend: o.Backends = None,
-    ubatch: o.Ubatch = None,
-    kv_type: o.KvType = None,
-    deterministic: o.Deterministic = False,
-    plan: o.PlanFile = None,
-    json: o.Json = False,
-) -> None:
+@hetrun.command()
+@options.settings("model", *options.RUNNING)
+@options.as_json
+def plan(as_json: bool, **given: object) -> None:
     """What would run where, and why, without loading the model."""
     from hetrun.cli.reports import print_plan
 
-    settings = Settings.resolve(
-        environ=None, model=model, ctx=ctx, ram=ram, threads=threads, backends=backend, ubatch=ubatch,
-        kv_type=kv_type, deterministic=deterministic or None, plan=plan,
-    )  # fmt: skip
-    print_plan(settings, json)
+    print_plan(Settings.resolve(environ=None, **given), as_json)
 
 
-@app.command()
-def inspect(
-    model: o.ModelFile,
-    tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
-    json: o.Json = False,
-) -> None:
-    """What a model file says of itself."""
+@hetrun.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--tensors", is_flag=True, help="list every tensor")
+@options.as_json
+def inspect(model: Path, tensors: bool, as_json: bool) -> None:
+    """What a MODEL file says of itself."""
     from hetrun.cli.reports import print_model
 
-    print_model(model, tensors, json)
+    print_model(model, tensors, as_json)
 
 
-@app.command()
-def devices(json: o.Json = False) -> None:
+@hetrun.command()
+@options.as_json
+def devices(as_json: bool) -> None:
     """The backends, and why one cannot work here."""
     from hetrun.cli.reports import print_devices
 
-    print_devices(json)
+    print_devices(as_json)

@@ -187,7 +187,7 @@ def _explicit(given: Mapping[str, object]) -> Source:
         if name not in OPTIONS:
             raise OptionError(values.unknown("option", name, OPTIONS))
     return {
-        # typer gives an empty list for an option that may be repeated and was not given
+        # click gives an empty tuple for an option that may be repeated and was not given
         name: (value, f"{name} ({OPTIONS[name].flags[-1]})", "explicit")
         for name, value in given.items()
         if value is not None and value not in ((), [])

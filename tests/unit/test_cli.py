@@ -115,7 +115,7 @@ def test_help_imports_nothing_heavy() -> None:
     command = [sys.executable, "-X", "importtime", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "argparse" in loaded or "typer" in loaded
+    assert "click" in loaded
     heavy = {"numpy", "rich", "textual", "starlette", "uvicorn", "llama_cpp", "jinja2", "torch", "asyncio"}
     assert not heavy & loaded
 
@@ -157,7 +157,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     ("arguments", "said"),
     [
         (["rnu"], "Did you mean 'run'?"),
-        (["run", "--temprature", "3"], "No such option: --temprature"),
+        (["run", "--temprature", "3"], "No such option"),
         (["run", "a", "b"], "unexpected extra argument"),
         (["inspect"], "Missing argument"),
     ],
