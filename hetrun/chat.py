@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -67,6 +68,11 @@ class ChatTemplate:
                 f"--chat-template {path}: {reason}; give a file with a Jinja template"
             ) from None
         return cls(source, f"--chat-template {path}")
+
+    def prepare(self) -> None:
+        """Compile now what can be compiled; a mistake is reported to whoever sends messages."""
+        with suppress(TemplateError):
+            self.check()
 
     def check(self) -> None:
         """Compile now, so that a template with a mistake is reported before the first message."""

@@ -30,7 +30,8 @@ R = TypeVar("R")
 class Engine:
     """Starts the thread, gives it work, and stops it."""
 
-    def __init__(self, load: Callable[[], Loaded]) -> None:
+    def __init__(self, load: Callable[[], Loaded], meanwhile: Callable[[], object] = lambda: None) -> None:
+        """`load` runs on the new thread, and `meanwhile` on this one, which would only wait."""
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._ids = count(1)
         self._ready = threading.Event()
@@ -40,6 +41,7 @@ class Engine:
         self._thread = threading.Thread(target=self._main, args=(load,), name="hetrun-engine", daemon=True)
         try:
             self._thread.start()
+            meanwhile()
             self._ready.wait()
         except BaseException:  # Ctrl-C while it loads: the thread ends itself when it comes so far
             self._stop()

@@ -74,9 +74,10 @@ class LLM:
 
     def _open(self, settings: Settings, progress: Progress | None) -> None:
         self.settings = settings
-        path = model_path(settings)
-        self._engine = Engine(lambda: load(path, settings, progress))
-        self.info = self._engine.call(lambda loaded: describe(path, loaded, settings))
+        source = models.open_model(model_path(settings))
+        template = template_of(source, settings)
+        self._engine = Engine(lambda: load(source, template, settings, progress), template.prepare)
+        self.info = self._engine.call(lambda loaded: describe(source, template, loaded))
 
     @property
     def plan(self) -> PlanSet:
@@ -215,10 +216,8 @@ def make_plan(settings: Settings) -> PlanSet:
     return models.describe(model_path(settings), as_options(settings))
 
 
-def load(path: Path, settings: Settings, progress: Progress | None) -> Loaded:
+def load(source: ModelFile, template: ChatTemplate, settings: Settings, progress: Progress | None) -> Loaded:
     """Everything that runs; called on the engine thread."""
-    source = models.open_model(path)
-    template = template_of(source, settings)
     tokenizer = open_tokenizer(source)
     model = PlannedModel(source, as_options(settings), progress)
     own = source.file.get_float("general.sampling.temp", -1.0)
@@ -258,18 +257,17 @@ def tokenizer_of(loaded: Loaded) -> Tokenizer:
     return loaded.tokenizer
 
 
-def describe(path: Path, loaded: Loaded, settings: Settings) -> ModelInfo:
+def describe(source: ModelFile, template: ChatTemplate, loaded: Loaded) -> ModelInfo:
     """What fronts show of a model."""
-    source = models.open_model(path)
     return ModelInfo(
-        name=source.file.get_str("general.name", path.stem) or path.stem,
-        path=str(path),
+        name=source.file.get_str("general.name", "") or Path(source.path).stem,
+        path=source.path,
         architecture=source.architecture,
         n_vocab=loaded.model.n_vocab,
         context=loaded.model.context,
         parameters=source.parameters,
         file_bytes=source.file.size,
-        template_origin=template_of(source, settings).origin,
+        template_origin=template.origin,
         load_s=loaded.load_s,
         temperature=loaded.temperature,
     )

@@ -12,7 +12,7 @@ vectorised passes; the rules then see only the few candidates that can still win
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
@@ -58,10 +58,15 @@ class Sampler(Protocol):
     def clone(self) -> Sampler: ...
 
 
+def random_seed() -> int:
+    """A seed nobody chose; `secrets` would do, but it loads OpenSSL."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
 def make_sampler(params: SamplingParams, default_temperature: float = DEFAULT_TEMPERATURE) -> Sampler:
     """A sampler at its first token; `default_temperature` is what counts when `params` names none."""
     temperature = default_temperature if params.temperature is None else params.temperature
-    seed = secrets.randbits(64) if params.seed is None else params.seed
+    seed = random_seed() if params.seed is None else params.seed
     return _ChainSampler(params, temperature_of("default_temperature", temperature), seed)
 
 

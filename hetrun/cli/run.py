@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from hetrun.errors import UserError
 from hetrun.events import Event, GenerateRequest
 from hetrun.llm import LLM, completion
 from hetrun.params import SamplingParams
+from hetrun.sampling import random_seed
 from hetrun.visible import visible
 
 MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds
@@ -84,7 +84,7 @@ def make_request(settings: Settings, prompt: str, sampling: Sampling, raw: bool)
         seed=settings.seed,
     )
     if params.seed is None:
-        params = replace(params, seed=secrets.randbits(32))
+        params = replace(params, seed=random_seed())
     if raw:
         return GenerateRequest(params, text=prompt)
     system = [{"role": "system", "content": settings.system}] if settings.system is not None else []
