@@ -21,6 +21,7 @@ from hetrun.kv import KvCache, KvView
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+FLOAT_BYTES = 4
 Use = Literal["product", "lookup", "vector"]
 
 
@@ -176,6 +177,10 @@ class Backend(ABC):
             dict.fromkeys(WeightUse(w, use_of(op, i)) for op in ops for i, w in enumerate(op.weights))
         )
 
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        """Memory that these weights will take once they are brought in."""
+        return sum(use.weight.nbytes for use in wanted)
+
     @abstractmethod
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         """Bring a weight in; `read` fills a buffer with the stored bytes of a weight, or of rows of it."""
@@ -251,6 +256,9 @@ class InterpretingBackend(Backend):
 
     def rearm(self) -> None:
         self.cancelled.clear()
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return sum(FLOAT_BYTES * use.weight.shape[0] * use.weight.shape[1] for use in wanted)
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> ArrayBuffer:
         weight = wanted.weight

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,6 @@ from hetrun.quant import QuantType, by_name
 from hetrun.stats import Stats
 from hetrun.weights import Progress, WeightStore, available_memory
 
-KV_TYPES = ("f16", "q8_0", "f32")
 MAX_SEQUENCES = 16
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 
@@ -171,20 +170,20 @@ class PlannedModel:
     def __init__(self, source: ModelFile, options: Options, progress: Progress | None = None) -> None:
         self.stats = Stats()
         with ExitStack() as undo:
-            self.graph = build_graph(source)
-            self._backends = create_backends(options)
+            prepared = prepare(source, options)
+            self.graph, self.plans, self.context = prepared.graph, prepared.plans, prepared.context
+            self._backends = prepared.backends
             undo.callback(self._close_backends)
             self.n_vocab = self.graph.logits.width
-            quant = kv_quant(self.graph, options.kv_type)
-            self.plans, wanted = plan_graph(self.graph, self._backends, options.wishes)
-            weights = sum(use.weight.nbytes for uses in wanted.values() for use in uses)
-            self.context = choose_context(source, self.graph, quant, options, weights)
             self._kv = KvCache(
-                kv_shapes(self.graph), quant, self.context, MAX_SEQUENCES, options.wishes.deterministic
+                kv_shapes(self.graph),
+                prepared.quant,
+                self.context,
+                MAX_SEQUENCES,
+                options.wishes.deterministic,
             )
             store = WeightStore(self._backends)
-            store.load(wanted, progress)
-            self.plans = with_bill(self.plans, store.resident_bytes, self._kv.bytes_per_token * self.context)
+            store.load(prepared.wanted, progress)
             self._executor = Executor(
                 self.graph,
                 self.plans,
@@ -261,10 +260,9 @@ def kv_quant(graph: Graph, name: str) -> QuantType:
     return quant
 
 
-def choose_context(source: ModelFile, graph: Graph, quant: QuantType, options: Options, weights: int) -> int:
+def choose_context(source: ModelFile, options: Options, weights: int, per_token: int) -> int:
     """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
     trained = source.require_int("context_length", 1, 1 << 31)
-    per_token = sum(2 * quant.row_bytes(heads * dim) for heads, dim in kv_shapes(graph).values())
     if options.ram is not None:
         room = options.ram - weights
         least = weights + per_token * (options.ctx or BLOCK)
@@ -291,29 +289,39 @@ def _check_context(ctx: int, per_token: int) -> None:
         )
 
 
-def with_bill(plans: PlanSet, weights: int, kv: int) -> PlanSet:
-    """The plan set with its memory."""
-    from dataclasses import replace
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is decided about a model before its weights are read."""
 
-    return replace(plans, memory={"weights": weights, "KV of one full sequence": kv})
+    graph: Graph
+    backends: dict[str, Backend]
+    plans: PlanSet
+    wanted: dict[str, list[WeightUse]]
+    quant: QuantType
+    context: int
+
+
+def prepare(source: ModelFile, options: Options) -> Prepared:
+    """Decide; the backends are the caller's to close."""
+    graph = build_graph(source)
+    quant = kv_quant(graph, options.kv_type)
+    per_token = sum(2 * quant.row_bytes(heads * dim) for heads, dim in kv_shapes(graph).values())
+    backends = create_backends(options)
+    try:
+        plans, wanted = plan_graph(graph, backends, options.wishes)
+        weights = sum(backends[name].resident_bytes(uses) for name, uses in wanted.items())
+        context = choose_context(source, options, weights, per_token)
+    except BaseException:
+        for backend in backends.values():
+            backend.close()
+        raise
+    bill = {"weights": weights, "KV of one full sequence": per_token * context}
+    return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context)
 
 
 def describe(path: Path, options: Options) -> PlanSet:
     """The plan for a file, without reading its weights."""
-    source = open_model(path)
-    graph = build_graph(source)
-    backends = create_backends(options)
-    try:
-        plans, wanted = plan_graph(graph, backends, options.wishes)
-        weights = sum(use.weight.nbytes for uses in wanted.values() for use in _distinct(uses))
-        quant = kv_quant(graph, options.kv_type)
-        context = choose_context(source, graph, quant, options, weights)
-        per_token = sum(2 * quant.row_bytes(heads * dim) for heads, dim in kv_shapes(graph).values())
-        return with_bill(plans, weights, per_token * context)
-    finally:
-        for backend in backends.values():
-            backend.close()
-
-
-def _distinct(uses: Sequence[WeightUse]) -> list[WeightUse]:
-    return list({use.weight: use for use in uses}.values())
+    prepared = prepare(open_model(path), options)
+    for backend in prepared.backends.values():
+        backend.close()
+    return prepared.plans

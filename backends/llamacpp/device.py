@@ -42,6 +42,9 @@ class LlamacppBackend(Backend):
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         return fusion.wants(ops)
 
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return self._memory.resident_bytes(wanted)
+
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
         return self._memory.upload(wanted, read)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import ReadInto, WeightUse
+from hetrun.backend import FLOAT_BYTES, ReadInto, WeightUse
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.native import Library
 from hetrun.errors import BackendError
@@ -100,6 +101,19 @@ class WeightMemory:
         }
         self._contexts: list[int] = []
         self._plain_weights: dict[Weight, GgmlBuffer] = {}
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        """What `upload` will take: a plain weight is kept once, whatever it is used for."""
+        total, plain = 0, set[Weight]()
+        for use in wanted:
+            weight = use.weight
+            if use.use == "vector":
+                total += FLOAT_BYTES * weight.shape[0] * weight.shape[1]
+            elif use.use == "product" and self._repacked_in(weight):
+                total += weight.nbytes
+            else:
+                plain.add(weight)
+        return total + sum(weight.nbytes for weight in plain)
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Read a weight once, straight into the layout that will be used."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from hetrun.bench.ours import SegmentTime
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,7 @@ from hetrun.backend import Available, Descriptor
 from hetrun.engine import Loaded
 from hetrun.errors import BudgetError
 from hetrun.events import Event, GenerateRequest
+from hetrun.model import PlannedModel
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.nulldevice import NullDevice
@@ -66,7 +67,7 @@ def test_whatever_runs_together_each_answer_is_its_own(
         params = [SamplingParams(max_tokens=n, **GREEDY) for _, n in prompts]
         answers = generate_each(llm, [p for p, _ in prompts], params)
         assert answers == [counted(prompt, n) for prompt, n in prompts]
-        assert llm.call(lambda loaded: loaded.model._kv.used_bytes) == 0  # type: ignore[attr-defined]
+        assert llm.call(lambda loaded: cast(PlannedModel, loaded.model).kv_bytes) == 0
     assert max(len(work.tokens) for work in device.passes) <= ubatch
 
 

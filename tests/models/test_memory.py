@@ -1,0 +1,31 @@
+"""The bill that is made before a model is loaded is what it then takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetrun import registry
+from hetrun.backend import Unavailable
+from hetrun.model import Options, open_model, prepare
+from hetrun.planner import Wishes
+from hetrun.weights import WeightStore
+from tests.models import cases
+from tests.models.tiny import TinyLlama
+from tests.rig import model_file
+
+TIED = [
+    TinyLlama(f"tied-{q}", embd=256, ffn=512, kv_heads=2, tied=True, quant=q) for q in ("Q4_0", "Q4_1", "F16")
+]
+AVAILABLE = [n for n, d in registry.backends().items() if not isinstance(d.probe(), Unavailable)]
+
+
+@pytest.mark.parametrize("backend", AVAILABLE)
+@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], *cases.QUANTISED, *TIED], ids=str)
+def test_weights_take_what_was_said_before_they_were_read(case: TinyLlama, backend: str) -> None:
+    options = Options(Wishes(), (backend,), ctx=64)
+    prepared = prepare(open_model(model_file(case)), options)
+    store = WeightStore(prepared.backends)
+    store.load(prepared.wanted)
+    assert store.resident_bytes == prepared.plans.memory["weights"]
+    for device in prepared.backends.values():
+        device.close()
