@@ -22,7 +22,7 @@ from hetrun.kv import KvCache, KvView
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 FLOAT_BYTES = 4
-Use = Literal["product", "lookup", "vector"]
+Use = Literal["product", "lookup", "vector", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class WeightUse:
-    """A weight in the form a backend wants it for one purpose: `w_q+w_k+w_v` as a product."""
+    """A weight in the form a backend wants it for one purpose: `w_q+w_k+w_v` as a product.
+
+    `matrices` matrices of one shape lie on top of each other in the weight of some experts.
+    """
 
     weight: Weight
     use: Use
+    matrices: int = 1
 
 
 class Buffer(Protocol):

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
 from hetrun.ops import OPS, Attention, Attrs, Form
-from hetrun.quant import QuantType
+from hetrun.quant import QuantType, by_name
 
 Rows = Literal["tokens", "wanted"]
 
@@ -36,6 +39,19 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Constant:
+    """Rows that lie in no file: what an architecture computes from its settings, such as rope factors."""
+
+    data: bytes = field(repr=False)
+    rows: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return len(self.data) // self.rows
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
     """An immutable matrix [n_out, n_in] of one quantisation type, in one or several places of files.
 
@@ -45,7 +61,7 @@ class Weight:
     name: str
     shape: tuple[int, int]
     quant: QuantType
-    parts: tuple[Extent, ...]
+    parts: tuple[Extent | Constant, ...]
 
     @property
     def nbytes(self) -> int:
@@ -55,11 +71,12 @@ class Weight:
     def rows(self, a: int, b: int) -> Weight:
         """Rows a to b."""
         _check_range("rows", self, a, b, self.shape[0])
-        parts, first = [], 0
+        parts: list[Extent | Constant] = []
+        first = 0
         for part in self.parts:
             lo, hi = max(a - first, 0), min(b - first, part.rows)
             if lo < hi:
-                parts.append(replace(part, offset=part.offset + lo * part.stride, rows=hi - lo))
+                parts.append(_part_rows(part, lo, hi))
             first += part.rows
         return replace(self, name=f"{self.name}[{a}:{b}]", shape=(b - a, self.shape[1]), parts=tuple(parts))
 
@@ -71,8 +88,26 @@ class Weight:
                 f"{self.name}: columns {a}:{b} cut a block of {self.quant.block} {self.quant.name} weights"
             )
         skip, width = a // self.quant.block * self.quant.block_bytes, self.quant.row_bytes(b - a)
-        parts = tuple(replace(p, offset=p.offset + skip, row_bytes=width) for p in self.parts)
+        parts = tuple(_part_cols(p, skip, width) for p in self.parts)
         return replace(self, name=f"{self.name}[:,{a}:{b}]", shape=(self.shape[0], b - a), parts=parts)
+
+
+def _part_rows(part: Extent | Constant, a: int, b: int) -> Extent | Constant:
+    if isinstance(part, Constant):
+        return Constant(part.data[a * part.row_bytes : b * part.row_bytes], b - a)
+    return replace(part, offset=part.offset + a * part.stride, rows=b - a)
+
+
+def _part_cols(part: Extent | Constant, skip: int, width: int) -> Extent | Constant:
+    if isinstance(part, Constant):
+        starts = range(skip, len(part.data), part.row_bytes)
+        return Constant(b"".join(part.data[at : at + width] for at in starts), part.rows)
+    return replace(part, offset=part.offset + skip, row_bytes=width)
+
+
+def constant(name: str, values: npt.NDArray[np.float32]) -> Weight:
+    """A float32 vector that an architecture computed, as a weight."""
+    return Weight(name, (1, len(values)), by_name("F32"), (Constant(values.astype("<f4").tobytes()),))
 
 
 def stack(weights: Sequence[Weight]) -> Weight:
@@ -218,6 +253,11 @@ class ModelMeta(Protocol):
     def get_int(self, key: str, default: int, lo: int, hi: int) -> int: ...
     def get_float(self, key: str, default: float) -> float: ...
     def get_str(self, key: str, default: str) -> str: ...
+    def get_bool(self, key: str, default: bool) -> bool: ...
+
+    def get_numbers(self, key: str, n: int) -> tuple[float, ...] | None:
+        """An array of n numbers; a single number counts for all n; None where the key is missing."""
+        ...
 
 
 class Architecture(Protocol):
@@ -233,7 +273,10 @@ class Architecture(Protocol):
 class GraphBuilder:
     """Writes a graph down op by op, so that a model's file reads like its paper."""
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: WeightSource, context: int | None = None) -> None:
+        """`context` is how long sequences may become, where a model computes differently for longer ones;
+        None: as long as the model was trained for."""
+        self.context = context
         self._source = source
         self._ops: list[Op] = []
         self._scope: list[str] = []
@@ -289,7 +332,16 @@ class GraphBuilder:
         return graph
 
 
-def kv_shapes(graph: Graph) -> Mapping[int, tuple[int, int]]:
-    """Layer -> (number of KV heads, head dimension), for the attention ops of a graph."""
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a layer keeps of a token, and of how many tokens; a window of 0 keeps all."""
+
+    n_heads: int
+    head_dim: int
+    window: int = 0
+
+
+def kv_shapes(graph: Graph) -> Mapping[int, KvShape]:
+    """What each layer keeps, for the attention ops of a graph."""
     attentions = [op.attrs for op in graph.ops if isinstance(op.attrs, Attention)]
-    return {a.layer: (a.n_kv_heads, a.head_dim) for a in attentions}
+    return {a.layer: KvShape(a.n_kv_heads, a.head_dim, a.window) for a in attentions}

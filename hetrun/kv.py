@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import BudgetError
+from hetrun.graph import KvShape
 from hetrun.quant import QuantType
 
 BLOCK = 32
@@ -100,7 +101,7 @@ class KvCache:
 
     def __init__(
         self,
-        shapes: Mapping[int, tuple[int, int]],
+        shapes: Mapping[int, KvShape],
         quant: QuantType,
         context: int,
         max_sequences: int,
@@ -117,7 +118,7 @@ class KvCache:
         self._references = np.zeros(self.n_blocks, np.int32)
         self._sequences: dict[int, _Sequence] = {}
         self._ids = count()
-        self.tables = {layer: (self._table(*shape), self._table(*shape)) for layer, shape in shapes.items()}
+        self.tables = {layer: (self._table(shape), self._table(shape)) for layer, shape in shapes.items()}
 
     @property
     def bytes_per_token(self) -> int:
@@ -199,13 +200,13 @@ class KvCache:
             s.seen = KvView(blocks, length, contiguous)
         return KvView(s.seen.blocks, length, s.seen.contiguous)
 
-    def _table(self, n_heads: int, head_dim: int) -> KvTable:
-        row_bytes = self.quant.row_bytes(n_heads * head_dim)
+    def _table(self, shape: KvShape) -> KvTable:
+        row_bytes = self.quant.row_bytes(shape.n_heads * shape.head_dim)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         # The array keeps the mapping alive, and gives it back when nobody needs the table any more.
         memory = mmap.mmap(-1, max(self.rows * row_bytes, mmap.PAGESIZE), flags=flags)
         raw = np.frombuffer(memory, np.uint8, self.rows * row_bytes).reshape(self.rows, row_bytes)
-        return KvTable(raw, self.quant, n_heads, head_dim)
+        return KvTable(raw, self.quant, shape.n_heads, shape.head_dim)
 
     def _check_room(self, s: _Sequence, growth: int, blocks: int) -> None:
         """Whether a sequence can have `growth` more blocks and the cache can give `blocks`."""

@@ -30,10 +30,11 @@ from hetrun.events import (
     Usage,
 )
 from hetrun.executor import Chunk, Step
-from hetrun.model import ModelFile, Options, PlannedModel
+from hetrun.model import Options
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Wishes
+from hetrun.source import ModelSource, open_model, parameters
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer, Vocabulary
 from hetrun.weights import Progress
@@ -74,7 +75,7 @@ class LLM:
 
     def _open(self, settings: Settings, progress: Progress | None) -> None:
         self.settings = settings
-        source = models.open_model(model_path(settings))
+        source = open_model(model_path(settings))
         template = template_of(source, settings)
         self._engine = Engine(lambda: load(source, template, settings, progress), template.prepare)
         self.info = self._engine.call(lambda loaded: describe(source, template, loaded))
@@ -213,23 +214,24 @@ def as_options(settings: Settings) -> Options:
 
 def make_plan(settings: Settings) -> PlanSet:
     """The plan for the settings' model, without reading its weights."""
-    return models.describe(model_path(settings), as_options(settings))
+    return models.describe(open_model(model_path(settings)), as_options(settings))
 
 
-def load(source: ModelFile, template: ChatTemplate, settings: Settings, progress: Progress | None) -> Loaded:
+def load(
+    source: ModelSource, template: ChatTemplate, settings: Settings, progress: Progress | None
+) -> Loaded:
     """Everything that runs; called on the engine thread."""
     tokenizer = open_tokenizer(source)
-    model = PlannedModel(source, as_options(settings), progress)
-    own = source.file.get_float("general.sampling.temp", -1.0)
-    temperature = settings.temperature if settings.temperature is not None else (own if own >= 0 else None)
+    model = models.open_planned(source, as_options(settings), progress)
+    temperature = settings.temperature if settings.temperature is not None else source.temperature
     return Loaded(model, tokenizer, renderer(template, tokenizer), temperature)
 
 
-def template_of(source: ModelFile, settings: Settings) -> ChatTemplate:
+def template_of(source: ModelSource, settings: Settings) -> ChatTemplate:
     """The chat template in use, which knows where it comes from."""
     if settings.chat_template:
         return ChatTemplate.from_file(settings.chat_template)
-    return ChatTemplate.of_model(source.file.get_str("tokenizer.chat_template", "") or None)
+    return ChatTemplate.of_model(source.chat_template)
 
 
 def renderer(template: ChatTemplate, tokenizer: Tokenizer | None) -> Renderer:
@@ -242,12 +244,12 @@ def renderer(template: ChatTemplate, tokenizer: Tokenizer | None) -> Renderer:
     return render
 
 
-def open_tokenizer(source: ModelFile) -> Tokenizer | None:
-    """The file's tokenizer; None where it has none, or where nothing is installed that could read it."""
-    opener = cast(Callable[[object], Vocabulary] | None, registry.named("vocabularies", "gguf"))
-    if opener is None or "tokenizer.ggml.model" not in source.file.metadata:
-        return None
-    return Tokenizer(opener(source.file))
+def open_tokenizer(source: ModelSource) -> Tokenizer | None:
+    """The model's tokenizer; None where it has none, or where nothing is installed that could read it."""
+    opener = cast(
+        Callable[[ModelSource], Vocabulary] | None, registry.named("vocabularies", source.vocabulary)
+    )
+    return Tokenizer(opener(source)) if opener else None
 
 
 def tokenizer_of(loaded: Loaded) -> Tokenizer:
@@ -257,16 +259,16 @@ def tokenizer_of(loaded: Loaded) -> Tokenizer:
     return loaded.tokenizer
 
 
-def describe(source: ModelFile, template: ChatTemplate, loaded: Loaded) -> ModelInfo:
+def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> ModelInfo:
     """What fronts show of a model."""
     return ModelInfo(
-        name=source.file.get_str("general.name", "") or Path(source.path).stem,
+        name=source.name,
         path=source.path,
         architecture=source.architecture,
         n_vocab=loaded.model.n_vocab,
         context=loaded.model.context,
-        parameters=source.parameters,
-        file_bytes=source.file.size,
+        parameters=parameters(source),
+        file_bytes=source.nbytes,
         template_origin=template.origin,
         load_s=loaded.load_s,
         temperature=loaded.temperature,

@@ -1,122 +1,27 @@
-"""A model that runs: a file becomes a graph, a plan, weights in memory and something that takes steps."""
+"""A model that runs: a source becomes a graph, a plan, weights in memory and something that takes steps."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from hetrun import registry
 from hetrun.backend import Backend, Floats, WeightUse
-from hetrun.errors import BudgetError, ModelFileError, OptionError
+from hetrun.errors import BudgetError, OptionError
 from hetrun.executor import Executor, Step
-from hetrun.formats.gguf import GGUFFile, TensorInfo, read_gguf
-from hetrun.graph import Architecture, Extent, Graph, GraphBuilder, Weight, kv_shapes
+from hetrun.graph import Graph, kv_shapes
 from hetrun.kv import BLOCK, KvCache
 from hetrun.plan import PlanSet
 from hetrun.planner import StaticPlanner, Wishes, this_machine
 from hetrun.quant import QuantType, by_name
+from hetrun.source import ModelSource, build_graph
 from hetrun.stats import Stats
 from hetrun.weights import Progress, WeightStore, available_memory
 
 MAX_SEQUENCES = 16
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFile:
-    """A GGUF file as a source of weights and settings."""
-
-    file: GGUFFile
-    architecture: str
-
-    @property
-    def path(self) -> str:
-        """The file."""
-        return self.file.path
-
-    def find(self, name: str) -> Weight | None:
-        """A tensor as a matrix."""
-        info = self.file.tensors.get(name)
-        return None if info is None else _weight(self.path, info)
-
-    def require_int(self, key: str, lo: int, hi: int) -> int:
-        """A setting of the architecture."""
-        if key == "vocab_size" and (table := self.find("token_embd.weight")):
-            return table.shape[0]
-        return self.file.require_int(self._key(key), lo, hi)
-
-    def get_int(self, key: str, default: int, lo: int, hi: int) -> int:
-        """A setting of the architecture, or its default."""
-        return self.file.get_int(self._key(key), default, lo, hi)
-
-    def get_float(self, key: str, default: float) -> float:
-        """A setting of the architecture, or its default."""
-        return self.file.get_float(self._key(key), default)
-
-    def get_str(self, key: str, default: str) -> str:
-        """A setting of the architecture, or its default."""
-        return self.file.get_str(self._key(key), default)
-
-    def _key(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in all tensors."""
-        total = 0
-        for t in self.file.tensors.values():
-            n = 1
-            for d in t.shape:
-                n *= d
-            total += n
-        return total
-
-
-def _weight(path: str, info: TensorInfo) -> Weight:
-    if not isinstance(info.quant, QuantType):
-        raise ModelFileError(
-            path,
-            f"the tensor {info.name} is {info.quant}, which hetrun cannot read yet; use another quantisation",
-        )
-    if len(info.shape) > 2:
-        raise ModelFileError(path, f"the tensor {info.name} has {len(info.shape)} dimensions, not 1 or 2")
-    rows, cols = (1, info.shape[0]) if len(info.shape) == 1 else info.shape
-    row_bytes = info.quant.row_bytes(cols)
-    return Weight(
-        info.name, (rows, cols), info.quant, (Extent(path, info.offset, rows, row_bytes, row_bytes),)
-    )
-
-
-def open_model(path: Path) -> ModelFile:
-    """Read a model file's header."""
-    file = read_gguf(path)
-    return ModelFile(file, file.require_str("general.architecture"))
-
-
-def build_graph(source: ModelFile) -> Graph:
-    """The forward step of a model file."""
-    return _architecture(source).build(GraphBuilder(source), source)
-
-
-def _architecture(source: ModelFile) -> Architecture:
-    """A plugin's architecture, or the file of that name in `models/`."""
-    found = registry.named("models", source.architecture)
-    if found is not None:
-        return cast(Architecture, found)
-    # The name comes from the file: it must not become a path.
-    module = f"hetrun.models.{source.architecture}"
-    known = re.fullmatch(r"[a-z][a-z0-9]*", source.architecture) and source.architecture != "blocks"
-    if not known or find_spec(module) is None:
-        raise ModelFileError(
-            source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
-        )
-    return cast(Architecture, import_module(module))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +72,7 @@ class Model(Protocol):
 class PlannedModel:
     """Graph, plan and executor."""
 
-    def __init__(self, source: ModelFile, options: Options, progress: Progress | None = None) -> None:
+    def __init__(self, source: ModelSource, options: Options, progress: Progress | None = None) -> None:
         self.stats = Stats()
         with ExitStack() as undo:
             prepared = prepare(source, options)
@@ -254,13 +159,15 @@ def plan_graph(
 def kv_quant(graph: Graph, name: str) -> QuantType:
     """The type of KV rows, which must divide the model's heads into whole blocks."""
     quant = by_name(name.upper())
-    for _, head_dim in kv_shapes(graph).values():
-        if head_dim % quant.block:
-            raise OptionError(f"--kv-type {name} needs heads of a multiple of {quant.block}, not {head_dim}")
+    for shape in kv_shapes(graph).values():
+        if shape.head_dim % quant.block:
+            raise OptionError(
+                f"--kv-type {name} needs heads of a multiple of {quant.block}, not {shape.head_dim}"
+            )
     return quant
 
 
-def choose_context(source: ModelFile, options: Options, weights: int, per_token: int) -> int:
+def choose_context(source: ModelSource, options: Options, weights: int, per_token: int) -> int:
     """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
     trained = source.require_int("context_length", 1, 1 << 31)
     if options.ram is not None:
@@ -301,11 +208,11 @@ class Prepared:
     context: int
 
 
-def prepare(source: ModelFile, options: Options) -> Prepared:
+def prepare(source: ModelSource, options: Options) -> Prepared:
     """Decide; the backends are the caller's to close."""
     graph = build_graph(source)
     quant = kv_quant(graph, options.kv_type)
-    per_token = sum(2 * quant.row_bytes(heads * dim) for heads, dim in kv_shapes(graph).values())
+    per_token = sum(2 * quant.row_bytes(s.n_heads * s.head_dim) for s in kv_shapes(graph).values())
     backends = create_backends(options)
     try:
         plans, wanted = plan_graph(graph, backends, options.wishes)
@@ -319,9 +226,14 @@ def prepare(source: ModelFile, options: Options) -> Prepared:
     return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context)
 
 
-def describe(path: Path, options: Options) -> PlanSet:
-    """The plan for a file, without reading its weights."""
-    prepared = prepare(open_model(path), options)
+def open_planned(source: ModelSource, options: Options, progress: Progress | None = None) -> Model:
+    """A model that takes steps, its weights read."""
+    return PlannedModel(source, options, progress)
+
+
+def describe(source: ModelSource, options: Options) -> PlanSet:
+    """The plan for a model, without reading its weights."""
+    prepared = prepare(source, options)
     for backend in prepared.backends.values():
         backend.close()
     return prepared.plans

@@ -16,10 +16,67 @@ class Attrs:
 
 
 @dataclass(frozen=True, slots=True)
+class Positions(Attrs):
+    """Rows of a learned table for position + offset (OPT's is 2)."""
+
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Attrs):
+    """x * factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Softcap(Attrs):
+    """cap * tanh(x / cap)."""
+
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gelu(Attrs):
+    """x * Phi(x): `exact` by the error function, otherwise by its tanh approximation."""
+
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RmsNorm(Attrs):
-    """x / sqrt(mean(x^2) + eps) * weight."""
+    """x / sqrt(mean(x^2) + eps) * (offset + weight); the offset is 1 for gemma as Hugging Face stores it.
+
+    With `heads` each of so many equal slices of the columns is a vector of its own, and all share the weight.
+    """
 
     eps: float
+    offset: float = 0.0
+    heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Attrs):
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias; either weight may be missing."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Moe(Attrs):
+    """A mixture of experts: each row goes through the `n_used` of `n_experts` that its router likes best.
+
+    The weights are the router [n_experts, width] and gate, up [n_experts * n_ff, width] and
+    down [n_experts * width, n_ff], the experts' matrices on top of each other. A row's result is the sum of
+    p * down(silu(gate(x)) * up(x)) over its experts; p is the router's softmax over all experts, divided by
+    the sum of those chosen when `normalise` is set, times `scale`.
+    """
+
+    n_experts: int
+    n_used: int
+    n_ff: int
+    normalise: bool
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +107,9 @@ class Rope(Attrs):
 class Attention(Attrs):
     """Causal attention of q over the sequence's K and V, this step's k and v written first.
 
-    Inputs are q, k and v. k and v have a row per token; q may have wanted rows only.
+    Inputs are q, k and v. k and v have a row per token; q may have wanted rows only. With a `window` a token
+    sees so many tokens, itself included, and the cache keeps no more than those. With a `softcap` the scaled
+    scores go through softcap * tanh(score / softcap).
     """
 
     layer: int
@@ -58,6 +117,8 @@ class Attention(Attrs):
     n_kv_heads: int
     head_dim: int
     scale: float
+    window: int = 0
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +144,31 @@ def _linear(f: Form) -> Sizes:
         yield "bias", f.weights[1], (1, f.out)
 
 
-def _norm(f: Form) -> Sizes:
+def _rms_norm(f: Form) -> Sizes:
+    a = f.attrs
+    assert isinstance(a, RmsNorm)
     yield "input", f.inputs[0], f.out
-    yield "weight", f.weights[0], (1, f.out)
+    yield "width of all heads", f.out, f.out // a.heads * a.heads
+    yield "weight", f.weights[0], (1, f.out // a.heads)
+
+
+def _layer_norm(f: Form) -> Sizes:
+    yield "input", f.inputs[0], f.out
+    for weight in f.weights:
+        yield "weight", weight, (1, f.out)
+
+
+def _moe(f: Form) -> Sizes:
+    a = f.attrs
+    assert isinstance(a, Moe)
+    yield "input", f.inputs[0], f.out
+    yield "number of experts used", a.n_used, max(1, min(a.n_used, a.n_experts))
+    gate_up = (a.n_experts * a.n_ff, f.out)
+    shapes = {
+        "router": (a.n_experts, f.out), "gate": gate_up, "up": gate_up, "down": (a.n_experts * f.out, a.n_ff)
+    }  # fmt: skip
+    for (what, shape), found in zip(shapes.items(), f.weights, strict=True):
+        yield what, found, shape
 
 
 def _rope(f: Form) -> Sizes:
@@ -126,11 +209,19 @@ class OpSpec:
 
 _ROWS = (
     OpSpec("embed", 0, (1,), Attrs, _embed, "rows of the weight, one for each token id of the step"),
-    OpSpec("rms_norm", 1, (1,), RmsNorm, _norm, "root mean square normalisation, times the weight"),
+    OpSpec("positions", 0, (1,), Positions, _embed, "rows of the weight, one for each token's position"),
+    OpSpec("rms_norm", 1, (1,), RmsNorm, _rms_norm, "root mean square normalisation, times the weight"),
+    OpSpec("layer_norm", 1, (0, 1, 2), LayerNorm, _layer_norm, "mean 0, variance 1, times weight, plus bias"),
     OpSpec("linear", 1, (1, 2), Attrs, _linear, "x @ weight.T, plus the second weight as a bias"),
     OpSpec("rope", 1, (0, 1), Rope, _rope, "rotary position embedding of each head"),
     OpSpec("attention", 3, (0,), Attention, _attention, "causal attention; writes K and V"),
+    OpSpec("moe", 1, (4,), Moe, _moe, "a mixture of experts: router, gate, up and down"),
     OpSpec("swiglu", 2, (0,), Attrs, _elementwise, "silu(first) * second"),
+    OpSpec("geglu", 2, (0,), Gelu, _elementwise, "gelu(first) * second"),
+    OpSpec("gelu", 1, (0,), Gelu, _elementwise, "x * Phi(x)"),
+    OpSpec("relu", 1, (0,), Attrs, _elementwise, "max(x, 0)"),
+    OpSpec("scale", 1, (0,), Scale, _elementwise, "x * factor"),
+    OpSpec("softcap", 1, (0,), Softcap, _elementwise, "cap * tanh(x / cap)"),
     OpSpec("add", 2, (0,), Attrs, _elementwise, "first + second"),
     OpSpec("select", 1, (0,), Attrs, _elementwise, "the wanted rows of a value with a row for each token"),
     OpSpec("head", 1, (1, 2), Attrs, _linear, "as linear: to a logit for each token of the vocabulary"),

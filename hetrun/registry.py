@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import EntryPoint, distributions
 from typing import cast
@@ -21,6 +21,11 @@ def _points() -> Mapping[tuple[str, str], EntryPoint]:
     """Every entry point of ours, by group and name. Looking through all packages takes milliseconds."""
     points = (p for d in distributions() for p in d.entry_points if p.group.startswith("hetrun."))
     return {(p.group.removeprefix("hetrun."), p.name): p for p in points}
+
+
+def names() -> Iterable[tuple[str, str]]:
+    """Group and name of everything that packages registered."""
+    return _points().keys()
 
 
 def named(group: str, name: str) -> object | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Backend, Buffer, Buffers, WeightUse
 from hetrun.errors import ModelFileError
-from hetrun.graph import Weight
+from hetrun.graph import Constant, Weight
 
 Progress = Callable[[float], None]
 
@@ -32,6 +32,10 @@ class FileReader:
             raise ValueError(f"{weight.name} has {weight.nbytes} bytes and cannot be read into {out.shape}")
         target, at = out.data, 0
         for part in weight.parts:
+            if isinstance(part, Constant):
+                out[at : at + len(part.data)] = np.frombuffer(part.data, np.uint8)
+                at += len(part.data)
+                continue
             # Rows that follow each other in the file are one read.
             runs, rows = (1, part.rows) if part.stride == part.row_bytes else (part.rows, 1)
             for run in range(runs):
@@ -107,7 +111,7 @@ class WeightStore:
 
 def _place(weight: Weight) -> tuple[str, int]:
     first = weight.parts[0]
-    return (first.path, first.offset)
+    return ("", 0) if isinstance(first, Constant) else (first.path, first.offset)
 
 
 def available_memory() -> int:

@@ -1,1 +1,18 @@
-"""One file per model architecture, named as GGUF names it; shared blocks lie in blocks.py."""
+"""One file per model architecture, named as GGUF names it; shared blocks lie in blocks.py.
+
+A file has `name`, `build` (the graph, from settings and weights in GGUF's words) and, where Hugging Face
+publishes such models, `from_hf` (what GGUF calls things).
+"""
+
+# Hugging Face's model_type -> the file here that reads it.
+HF_TYPES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "opt": "opt",
+}

@@ -29,9 +29,9 @@ from hetrun.backend import (
 from hetrun.executor import Chunk, Executor, Step
 from hetrun.graph import Graph, Op, kv_shapes
 from hetrun.kv import KvCache
-from hetrun.model import build_graph, open_model
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.quant import by_name
+from hetrun.source import build_graph, open_model
 from hetrun.stats import Stats
 from hetrun.weights import WeightStore
 from tests.models import tiny

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
 from hetrun.backends.llamacpp import fusion, native
-from hetrun.backends.llamacpp.emit import Emitter, Inputs, Mask
+from hetrun.backends.llamacpp.emit import Emitter
 from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation
+from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.native import DATA, NB, NE
 from hetrun.backends.llamacpp.writer import Ref, Writer
 from hetrun.kv import KvCache

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import Structure, c_bool, c_char_p, c_int, c_int32, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -68,10 +68,17 @@ def _library() -> ctypes.CDLL:
     return dll
 
 
-def open_vocabulary(file: GGUFFile) -> LlamaVocabulary:
+class HasFile(Protocol):
+    """A model that is a GGUF file."""
+
+    @property
+    def file(self) -> GGUFFile: ...
+
+
+def open_vocabulary(source: HasFile) -> LlamaVocabulary:
     """The vocabulary of a file."""
-    check(file)
-    return LlamaVocabulary(Path(file.path))
+    check(source.file)
+    return LlamaVocabulary(Path(source.file.path))
 
 
 def check(file: GGUFFile) -> None:

@@ -15,10 +15,11 @@ from hetrun.errors import HetrunError, OptionError
 from hetrun.events import Event, GenerateRequest
 from hetrun.graph import kv_shapes
 from hetrun.llm import LLM, model_path, reason_of
-from hetrun.model import MAX_SEQUENCES, build_graph, open_model
+from hetrun.model import MAX_SEQUENCES
 from hetrun.params import SamplingParams
 from hetrun.plan import bucket_of
 from hetrun.quant import by_name
+from hetrun.source import build_graph, open_model
 from hetrun.stats import Stats
 from hetrun.weights import Progress
 
@@ -213,5 +214,5 @@ def traffic(path: Path, kv_type: str) -> Traffic:
     graph = build_graph(open_model(path))
     weights = {w for op in graph.ops if op.kind != "embed" for w in op.weights}
     quant = by_name(kv_type.upper())
-    per_token = sum(2 * quant.row_bytes(heads * dim) for heads, dim in kv_shapes(graph).values())
+    per_token = sum(2 * quant.row_bytes(s.n_heads * s.head_dim) for s in kv_shapes(graph).values())
     return Traffic(sum(w.nbytes for w in weights), per_token)

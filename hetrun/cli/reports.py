@@ -13,7 +13,7 @@ from hetrun.chat import ChatTemplate
 from hetrun.config import Settings
 from hetrun.formats.gguf import GGUFFile, StringArray
 from hetrun.llm import make_plan
-from hetrun.model import ModelFile, open_model
+from hetrun.source import GGUFModel, open_model, parameters
 from hetrun.visible import visible
 
 
@@ -41,6 +41,7 @@ def print_devices(as_json: bool) -> None:
 def print_model(path: Path, tensors: bool, as_json: bool) -> None:
     """What a file says of itself."""
     source = open_model(path)
+    assert isinstance(source, GGUFModel)
     facts = model_facts(source)
     if tensors:
         facts["tensors"] = tensor_facts(source.file)
@@ -60,7 +61,7 @@ def _line(value: object) -> str:
     return visible(f"{value:,}" if isinstance(value, int) else str(value))
 
 
-def model_facts(source: ModelFile) -> dict[str, Any]:
+def model_facts(source: GGUFModel) -> dict[str, Any]:
     """The facts that people ask for first."""
     file = source.file
     types: Counter[str] = Counter()
@@ -71,7 +72,7 @@ def model_facts(source: ModelFile) -> dict[str, Any]:
         "path": str(file.path),
         "name": file.get_str("general.name", ""),
         "architecture": source.architecture,
-        "parameters": source.parameters,
+        "parameters": parameters(source),
         "bytes": file.size,
         "gguf_version": file.version,
         "types": {name: f"{100 * n / max(1, types.total()):.1f}%" for name, n in types.most_common()},

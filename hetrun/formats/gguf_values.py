@@ -134,6 +134,16 @@ class GGUFFile:
         self._check_length(key, len(value), length)
         return value
 
+    def get_numbers(self, key: str, n: int) -> tuple[float, ...] | None:
+        """n finite numbers; a single one counts for all n; None where the key is absent."""
+        value = self.metadata.get(key)
+        if isinstance(value, int | float):
+            return (self.get_float(key, 0.0) if not isinstance(value, bool) else float(value),) * n
+        found = self.get_array(key, n)
+        if found is not None and not np.isfinite(found.astype(np.float64)).all():
+            self._wrong(key, "finite numbers")
+        return None if found is None else tuple(float(v) for v in found)
+
     def get_strings(self, key: str, length: int | None = None) -> StringArray | None:
         """An array of strings, of this length when one is given; None where the key is absent."""
         value = self.metadata.get(key)

@@ -11,7 +11,7 @@ import pytest
 
 from hetrun import registry
 from hetrun.backend import Backend, Pass, Segment, SequencePart, Unavailable
-from hetrun.graph import Extent, Op, Value, Weight
+from hetrun.graph import Extent, KvShape, Op, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.ops import Attention
 from hetrun.quant import by_name
@@ -71,7 +71,7 @@ def packed(x: np.ndarray, quant: str) -> np.ndarray:
 def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
     """A pass in the company that the case asks for, behind what the sequences have seen."""
     attrs = case.attrs if isinstance(case.attrs, Attention) else Attention(0, 1, 1, 32, 1.0)
-    kv = KvCache({0: (attrs.n_kv_heads, attrs.head_dim)}, by_name(case.kv_type), 1024, 4)
+    kv = KvCache({0: KvShape(attrs.n_kv_heads, attrs.head_dim)}, by_name(case.kv_type), 1024, 4)
     parent = kv.alloc()
     if case.company.forked:
         fill(kv, parent, case.company.parts[0][0], rng)

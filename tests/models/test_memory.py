@@ -6,8 +6,9 @@ import pytest
 
 from hetrun import registry
 from hetrun.backend import Unavailable
-from hetrun.model import Options, open_model, prepare
+from hetrun.model import Options, prepare
 from hetrun.planner import Wishes
+from hetrun.source import open_model
 from hetrun.weights import WeightStore
 from tests.models import cases
 from tests.models.tiny import TinyLlama

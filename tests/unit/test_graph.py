@@ -12,7 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Extent, Graph, GraphBuilder, Op, Value, Weight, in_scope, kv_shapes, stack
+from hetrun.graph import (
+    Constant,
+    Extent,
+    Graph,
+    GraphBuilder,
+    KvShape,
+    Op,
+    Value,
+    Weight,
+    constant,
+    in_scope,
+    kv_shapes,
+    stack,
+)
 from hetrun.ops import NONE, Attention, RmsNorm, Rope
 from hetrun.quant import QUANTS, QuantType, by_name
 from hetrun.weights import FileReader
@@ -48,7 +61,11 @@ def weights(draw: st.DrawFn) -> Weight:
 
 
 def at(path: Path, w: Weight) -> Weight:
-    return replace(w, parts=tuple(replace(p, path=str(path)) for p in w.parts))
+    return replace(w, parts=tuple(replace(p, path=str(path)) for p in extents(w)))
+
+
+def extents(w: Weight) -> list[Extent]:
+    return [p for p in w.parts if isinstance(p, Extent)]
 
 
 def stored(w: Weight) -> np.ndarray:
@@ -68,9 +85,19 @@ def bits(w: Weight, raw: np.ndarray) -> np.ndarray:
 @given(w=weights())
 def test_a_weight_is_read_from_its_extents(noise: Path, w: Weight) -> None:
     content = np.fromfile(noise, np.uint8)
-    rows = [content[p.offset + i * p.stride :][: p.row_bytes] for p in w.parts for i in range(p.rows)]
+    rows = [content[p.offset + i * p.stride :][: p.row_bytes] for p in extents(w) for i in range(p.rows)]
     assert (stored(at(noise, w)) == np.stack(rows)).all()
-    assert all(p.offset + (p.rows - 1) * p.stride + p.row_bytes == p.end for p in w.parts)
+    assert all(p.offset + (p.rows - 1) * p.stride + p.row_bytes == p.end for p in extents(w))
+
+
+def test_a_constant_is_read_like_a_file() -> None:
+    table = np.arange(24, dtype=np.float32).reshape(4, 6)
+    w = Weight("c", (4, 6), by_name("F32"), (Constant(table.tobytes(), 4),))
+    for part, expected in ((w, table), (w.rows(1, 3), table[1:3]), (w.cols(2, 5), table[:, 2:5])):
+        out = np.empty(part.nbytes, np.uint8)
+        FileReader().read(part, out)
+        assert (part.quant.dequantise(out, part.shape[1]) == expected).all()
+    assert constant("f", table[0]).shape == (1, 6)
 
 
 @given(w=weights(), data=st.data())
@@ -203,7 +230,7 @@ def test_the_builder_names_scopes_and_rows() -> None:
     assert graph.outputs == (graph.ops[-2].out, graph.ops[-1].out)
     assert set(graph.weights()) == set(SHAPES)
     assert len({op.out.name for op in graph.ops}) == len(graph.ops)
-    assert kv_shapes(graph) == {0: (1, 4)}
+    assert kv_shapes(graph) == {0: KvShape(1, 4)}
 
 
 def test_a_scope_ends_where_an_error_leaves_it() -> None:

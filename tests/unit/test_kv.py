@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hetrun.errors import BudgetError
+from hetrun.graph import KvShape
 from hetrun.kv import BLOCK, KvCache, KvView, rows_of
 from hetrun.quant import by_name
 
@@ -25,7 +26,7 @@ LENGTHS = st.one_of(st.integers(0, 2 * BLOCK), st.sampled_from((1, BLOCK - 1, BL
 
 def cache(contiguous: bool = False, context: int = CONTEXT, sequences: int = SEQUENCES) -> KvCache:
     """Two layers whose rows are one number."""
-    return KvCache({0: (1, 1), 3: (1, 1)}, F32, context, sequences, contiguous)
+    return KvCache({0: KvShape(1, 1), 3: KvShape(1, 1)}, F32, context, sequences, contiguous)
 
 
 def write(kv: KvCache, rows: np.ndarray, tokens: list[int]) -> None:
@@ -263,7 +264,7 @@ def test_a_sequence_that_was_freed_is_unknown() -> None:
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "F32"])
 def test_tables_keep_rows_of_heads_in_their_type(name: str) -> None:
     quant = by_name(name)
-    kv = KvCache({0: (2, 32)}, quant, 64, 1)
+    kv = KvCache({0: KvShape(2, 32)}, quant, 64, 1)
     keys, _ = kv.tables[0]
     x = np.random.default_rng(0).standard_normal((3, 64), dtype=np.float32)
     rows = kv.extend(kv.alloc(), 3)

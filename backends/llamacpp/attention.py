@@ -1,0 +1,99 @@
+"""Attention as ggml nodes: this pass's rows go into the cache, then each sequence attends over its window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp.inputs import KvSlice, Mask
+from hetrun.backends.llamacpp.writer import Ref
+from hetrun.graph import Op, Rows
+from hetrun.kv import KvTable
+from hetrun.ops import Attention
+
+if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.emit import Emitter
+
+
+def _store(e: Emitter, table: KvTable, x: Ref) -> None:
+    """Write this pass's rows into a KV table."""
+    if not e.inputs.slots:
+        e.inputs.slots = e.w.input(native.I64, e.shape.tokens)
+    width = table.n_heads * table.head_dim
+    rows = e.w.external(table.quant.ggml_id, width, len(table.raw), table.address, table.row_bytes)
+    e.w.expand(e.lib.ggml_set_rows(e.ctx, rows, e.w.plain(x), e.inputs.slots))
+
+
+def _window(e: Emitter, table: KvTable, part: int) -> int:
+    """A KV table's rows of one sequence as [head_dim, rows, heads]."""
+    head_bytes = table.quant.row_bytes(table.head_dim)
+    base = e.w.external(table.quant.ggml_id, table.n_heads * table.head_dim, 1, e.w.anchor.ctypes.data)
+    tensor: int = e.lib.ggml_view_3d(
+        e.ctx, base, table.head_dim, 1, table.n_heads, head_bytes * table.n_heads, head_bytes, 0
+    )
+    native.tensor_at(tensor).nb[1] = table.row_bytes
+    e.inputs.kv.append(KvSlice(tensor, table, part))
+    return tensor
+
+
+def _mask(e: Emitter, part: int, rows: Rows) -> int | None:
+    """The mask of one sequence; a single token at the end of one run of rows sees all of them."""
+    tokens, wanted, contiguous = e.shape.parts[part]
+    n = tokens if rows == "tokens" else wanted
+    if tokens == 1 and contiguous:
+        return None
+    if (part, rows) not in e.inputs.masks:
+        tensor = e.w.external(native.F16, 1, n, e.w.anchor.ctypes.data)
+        e.inputs.masks[part, rows] = Mask(tensor, part, rows)
+    return e.inputs.masks[part, rows].tensor
+
+
+def _gathered(e: Emitter, width: int, rows: int) -> Ref:
+    """Where the attention results of several sequences meet; every layer uses the same memory."""
+    if (width, rows) not in e.gathered:
+        e.gathered[width, rows] = e.w.matrix(width, rows)
+    return e.gathered[width, rows]
+
+
+def attention(e: Emitter, op: Op) -> None:
+    a = op.attrs
+    assert isinstance(a, Attention)
+    q, k, v = (e.values.get(value) for value in op.inputs)
+    assert k is not None
+    assert v is not None
+    keys, values = e.kv.tables[a.layer]
+    _store(e, keys, k)
+    _store(e, values, v)
+    if q is None:  # nobody wants a row of this pass: it only fills the cache
+        return
+    results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in _spans(e, op.rows)]
+    if len(results) == 1:
+        e.values[op.out] = results[0][1]
+        return
+    whole = _gathered(e, op.out.width, q.rows)
+    for (lo, hi), result in results:
+        e.w.expand(e.lib.ggml_cpy(e.ctx, result.tensor, e.w.plain(whole.part(lo, hi))))
+    e.values[op.out] = whole
+
+
+def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
+    """For each sequence that has rows of a kind: its number and its first and last row."""
+    out, at = [], 0
+    for i, part in enumerate(e.shape.parts):
+        n = part[0] if rows == "tokens" else part[1]
+        if n:
+            out.append((i, (at, at + n)))
+        at += n
+    return out
+
+
+def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple[int, int]) -> Ref:
+    keys, values = e.kv.tables[a.layer]
+    heads = e.w.heads(q.part(*span), a.head_dim)
+    result = e.lib.ggml_flash_attn_ext(
+        e.ctx, e.lib.ggml_permute(e.ctx, heads, 0, 2, 1, 3),
+        _window(e, keys, part), _window(e, values, part),
+        _mask(e, part, rows), a.scale, 0.0, 0.0,
+    )  # fmt: skip
+    width, n = a.n_heads * a.head_dim, span[1] - span[0]
+    return e.w.result(e.lib.ggml_reshape_2d(e.ctx, result, width, n), width, n)

@@ -1,0 +1,183 @@
+"""Where a model comes from: a GGUF file or a Hugging Face folder, both in GGUF's words; and its graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol, cast
+
+from hetrun import registry
+from hetrun.errors import ModelFileError
+from hetrun.formats.gguf import GGUFFile, TensorInfo, read_gguf
+from hetrun.graph import Architecture, Extent, Graph, GraphBuilder, ModelMeta, Weight, WeightSource
+from hetrun.quant import QuantType
+
+
+class ModelSource(ModelMeta, WeightSource, Protocol):
+    """All that is known of a model before it runs: settings and weights in GGUF's words, and its texts."""
+
+    @property
+    def architecture(self) -> str:
+        """As GGUF names it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What people call the model."""
+        ...
+
+    @property
+    def vocabulary(self) -> str:
+        """Which reader of vocabularies understands its tokenizer, by registered name; "" if it has none."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that it was trained with."""
+        ...
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature that its makers recommend."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its files."""
+        ...
+
+    def weights(self) -> Iterator[Weight]:
+        """Every tensor as a matrix, in the order of the files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFModel:
+    """A GGUF file as a source of weights and settings."""
+
+    file: GGUFFile
+    architecture: str
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.file.path
+
+    @property
+    def name(self) -> str:
+        """As the file has it, else the file's own name."""
+        return self.file.get_str("general.name", "") or Path(self.path).stem
+
+    @property
+    def vocabulary(self) -> str:
+        """Its tokenizer lies in the file."""
+        return "gguf" if "tokenizer.ggml.model" in self.file.metadata else ""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template in the file."""
+        return self.file.get_str("tokenizer.chat_template", "") or None
+
+    @property
+    def temperature(self) -> float | None:
+        """What the file recommends."""
+        found = self.file.get_float("general.sampling.temp", -1.0)
+        return found if found >= 0 else None
+
+    @property
+    def nbytes(self) -> int:
+        """The file's size."""
+        return self.file.size
+
+    def find(self, name: str) -> Weight | None:
+        """A tensor as a matrix."""
+        info = self.file.tensors.get(name)
+        return None if info is None else _weight(self.path, info)
+
+    def weights(self) -> Iterator[Weight]:
+        """Every tensor as a matrix."""
+        for info in self.file.tensors.values():
+            yield _weight(self.path, info)
+
+    def require_int(self, key: str, lo: int, hi: int) -> int:
+        """A setting of the architecture."""
+        if key == "vocab_size" and (table := self.find("token_embd.weight")):
+            return table.shape[0]
+        return self.file.require_int(self._key(key), lo, hi)
+
+    def get_int(self, key: str, default: int, lo: int, hi: int) -> int:
+        """A setting of the architecture, or its default."""
+        return self.file.get_int(self._key(key), default, lo, hi)
+
+    def get_float(self, key: str, default: float) -> float:
+        """A setting of the architecture, or its default."""
+        return self.file.get_float(self._key(key), default)
+
+    def get_str(self, key: str, default: str) -> str:
+        """A setting of the architecture, or its default."""
+        return self.file.get_str(self._key(key), default)
+
+    def get_bool(self, key: str, default: bool) -> bool:
+        """A setting of the architecture, or its default."""
+        return self.file.get_bool(self._key(key), default)
+
+    def get_numbers(self, key: str, n: int) -> tuple[float, ...] | None:
+        """n numbers; a single one counts for all n; None where the key is missing."""
+        return self.file.get_numbers(self._key(key), n)
+
+    def _key(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+
+def _weight(path: str, info: TensorInfo) -> Weight:
+    """A vector is one row; the matrices of a tensor with more dimensions lie on top of each other."""
+    if not isinstance(info.quant, QuantType):
+        raise ModelFileError(
+            path,
+            f"the tensor {info.name} is {info.quant}, which hetrun cannot read yet; use another quantisation",
+        )
+    cols = info.shape[-1]
+    row_bytes = info.quant.row_bytes(cols)
+    rows = info.nbytes // row_bytes
+    return Weight(
+        info.name, (rows, cols), info.quant, (Extent(path, info.offset, rows, row_bytes, row_bytes),)
+    )
+
+
+def parameters(source: ModelSource) -> int:
+    """Numbers in all tensors."""
+    return sum(w.shape[0] * w.shape[1] for w in source.weights())
+
+
+def open_model(path: Path) -> ModelSource:
+    """Read what is known of a model without its weights."""
+    file = read_gguf(path)
+    return GGUFModel(file, file.require_str("general.architecture"))
+
+
+def build_graph(source: ModelSource, context: int | None = None) -> Graph:
+    """The forward step of a model for sequences up to `context` tokens."""
+    return architecture_of(source).build(GraphBuilder(source, context), source)
+
+
+def is_known(architecture: str) -> bool:
+    """Whether hetrun has an architecture of that name, of its own or from a plugin."""
+    if ("models", architecture) in registry.names():
+        return True
+    # The name comes from a file: it must not become a path.
+    known = re.fullmatch(r"[a-z][a-z0-9]*", architecture) and architecture != "blocks"
+    return bool(known) and find_spec(f"hetrun.models.{architecture}") is not None
+
+
+def architecture_of(source: ModelSource) -> Architecture:
+    """A plugin's architecture, or the file of that name in `models/`."""
+    if not is_known(source.architecture):
+        raise ModelFileError(
+            source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
+        )
+    found = registry.named("models", source.architecture)
+    return cast(Architecture, found or import_module(f"hetrun.models.{source.architecture}"))
