@@ -5,17 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetrun.graph import GraphBuilder, Value
-from hetrun.ops import NONE, Attention, Attrs, RmsNorm, Rope
+from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, RmsNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of one attention block."""
+    """Heads of one attention block; a window of 0 is none."""
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     scale: float
+    window: int = 0
+
+    @property
+    def width(self) -> int:
+        """Columns of q and of the result."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of k and of v."""
+        return self.n_kv_heads * self.head_dim
 
 
 def embed(b: GraphBuilder, name: str, n_vocab: int, width: int) -> Value:
@@ -24,9 +35,18 @@ def embed(b: GraphBuilder, name: str, n_vocab: int, width: int) -> Value:
         return b.op("embed", [], [b.weight(name, n_vocab, width)], NONE, width)
 
 
-def rms_norm(b: GraphBuilder, x: Value, name: str, eps: float, part: str = "norm") -> Value:
-    """Root mean square normalisation with a learned gain."""
-    return b.op("rms_norm", [x], [b.weight(name, 1, x.width)], RmsNorm(eps), x.width, part=part)
+def rms_norm(b: GraphBuilder, x: Value, name: str, eps: float, part: str = "norm", heads: int = 1,
+             offset: float = 0.0) -> Value:  # fmt: skip
+    """Root mean square normalisation with a learned gain; with `heads` each of them by itself."""
+    weight = b.weight(name, 1, x.width // heads)
+    return b.op("rms_norm", [x], [weight], RmsNorm(eps, offset, heads), x.width, part=part)
+
+
+def layer_norm(b: GraphBuilder, x: Value, name: str, eps: float, part: str = "norm") -> Value:
+    """Layer normalisation, with the learned gain and bias that the model has."""
+    names = [f"{name}.{kind}" for kind in ("weight", "bias")]
+    weights = [b.weight(n, 1, x.width) for n in names if b.has(n)]
+    return b.op("layer_norm", [x], weights, LayerNorm(eps), x.width, part=part)
 
 
 def linear(b: GraphBuilder, x: Value, name: str, n_out: int, part: str, kind: str = "linear") -> Value:
@@ -45,15 +65,15 @@ def rope(b: GraphBuilder, x: Value, attrs: Rope, factors: str, part: str) -> Val
 
 def attend(b: GraphBuilder, q: Value, k: Value, v: Value, layer: int, shape: AttentionShape) -> Value:
     """Attention over everything the sequence has seen."""
-    attrs = Attention(layer, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.scale)
-    return b.op("attention", [q, k, v], [], attrs, shape.n_heads * shape.head_dim, part="score")
+    attrs = Attention(layer, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.scale, shape.window)
+    return b.op("attention", [q, k, v], [], attrs, shape.width, part="score")
 
 
 def gated_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int, gate: str = "swiglu") -> Value:
     """down(act(gate(x)) * up(x))."""
     g = linear(b, x, f"{prefix}.ffn_gate", n_ff, "gate")
     u = linear(b, x, f"{prefix}.ffn_up", n_ff, "up")
-    h = b.op(gate, [g, u], [], NONE, n_ff, part="up")
+    h = b.op(gate, [g, u], [], Gelu() if gate == "geglu" else NONE, n_ff, part="up")
     return linear(b, h, f"{prefix}.ffn_down", x.width, "down")
 
 
