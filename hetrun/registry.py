@@ -8,8 +8,10 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, distributions
 from typing import cast
 
+from hetrun import quant
 from hetrun.backend import Available, Backend, Descriptor, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError
+from hetrun.quant.service import Dequantiser
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,10 @@ def named(group: str, name: str) -> object | None:
     """What a package registered under that name, imported now."""
     point = _points().get((group, name))
     return point.load() if point else None
+
+
+# Some types of weights are unpacked by whoever registers to.
+quant.provide(lambda: cast("Dequantiser | None", named("services", "dequantise")))
 
 
 def register(descriptor: Descriptor) -> Callable[[], None]:

@@ -1,0 +1,32 @@
+"""Types that hetrun knows by size only: a service that others provide turns their blocks into floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hetrun.errors import BackendUnavailable
+from hetrun.quant.blocks import Bytes, Floats
+
+Dequantiser = Callable[[int, Bytes, Floats], None]  # ggml's number of the type, blocks, where the floats go
+
+_find: Callable[[], Dequantiser | None] = lambda: None  # noqa: E731
+
+
+def provide(find: Callable[[], Dequantiser | None]) -> None:
+    """From now on `find` is asked for the service, whenever weights of such a type are read."""
+    global _find
+    _find = find
+
+
+def unpacker(name: str, ggml_id: int) -> Callable[[Bytes, Floats], None]:
+    """The function that unpacks a type through the service."""
+
+    def unpack(blocks: Bytes, out: Floats) -> None:
+        try:
+            if (dequantise := _find()) is None:
+                raise BackendUnavailable("no installed package registers hetrun.services: dequantise")
+            dequantise(ggml_id, blocks, out)
+        except BackendUnavailable as e:
+            raise BackendUnavailable(f"weights of type {name} are read by ggml's own routine: {e}") from e
+
+    return unpack
