@@ -1,0 +1,152 @@
+"""The harness: tiny random models of Hugging Face's own code, saved as people publish them, and their logits.
+
+A `Row` says what a model is; `folder` writes it (once), `logits` asks transformers, reading that same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from atexit import register
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from tests.models import tiny
+from tests.models.tiny import F32
+
+logging.disable_progress_bar()
+
+SIZES = {
+    "vocab_size": tiny.VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": tiny.BOS,
+    "eos_token_id": tiny.EOS,
+    "pad_token_id": None,
+}
+# Larger queries and keys make attention choose, so that a wrong position shows in the logits; a larger
+# router makes experts differ.
+GAINS = {"q_proj": 1.6, "k_proj": 1.6, "qkv_proj": 1.6, "lm_head": 2.5, "gate.weight": 3.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One model: what its config says besides SIZES, and how it is saved."""
+
+    name: str
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    style: Literal[4, 5] = 5  # which transformers wrote config.json
+    dtype: torch.dtype = torch.float32
+    shard: str | None = None  # the largest size of a file
+    fused_experts: bool = False  # as transformers 5 holds them in memory
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.model_type}-{self.name}"
+
+
+@cache
+def folder(row: Row) -> Path:
+    """The model as a folder, written once for all tests."""
+    path = _root() / str(row)
+    model = random_model(row)
+    model.save_pretrained(path, max_shard_size=row.shard or "1GB", save_original_format=not row.fused_experts)
+    assert row.shard is None or len(list(path.glob("*.safetensors"))) > 1
+    if row.style == 4:
+        file = path / "config.json"
+        file.write_text(json.dumps(as_transformers_4(json.loads(file.read_text())), indent=2))
+    write_tokenizer(path)
+    return path
+
+
+@cache
+def _root() -> Path:
+    root = Path(mkdtemp(prefix="hetrun-tests-"))
+    register(shutil.rmtree, root, ignore_errors=True)
+    return root
+
+
+def random_model(row: Row) -> PreTrainedModel:
+    """The model with random weights of which everything matters: biases, norms, positions."""
+    config = AutoConfig.for_model(row.model_type, **{**SIZES, **row.config})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    random = torch.Generator().manual_seed(row.seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=random)
+            if weight.ndim >= 2:
+                gain = next((g for part, g in GAINS.items() if part in name), 1.0)
+                weight.copy_(noise * gain * weight.shape[-1] ** -0.5)
+            elif name.endswith("bias"):
+                weight.copy_(noise * 0.3)
+            else:
+                weight.add_(noise * 0.2)  # a norm's gain: 1, or 0 where the code adds the 1
+    model.to(dtype=row.dtype)
+    return model
+
+
+def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
+    """The same settings in the words of transformers 4."""
+    out = {k: v for k, v in config.items() if k not in ("rope_parameters", "layer_types", "dtype")}
+    out |= {"torch_dtype": config["dtype"], "transformers_version": "4.51.3"}
+    rope = config.get("rope_parameters")
+    if rope is None:
+        return out
+    local = rope.get("sliding_attention")
+    if local is not None:
+        out["rope_local_base_freq"] = local["rope_theta"]
+    rope = dict(rope.get("full_attention", rope))
+    out["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        out["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    out["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    return out
+
+
+def write_tokenizer(path: Path) -> None:
+    """The byte-level BPE of the GGUF files in `tiny`, with its template."""
+    words = [*tiny.SPECIAL, *tiny.byte_tokens(), *(m.replace(" ", "") for m in tiny.MERGES)]
+    merges = [(a, b) for a, b in (m.split(" ") for m in tiny.MERGES)]
+    out = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    out.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    out.decoder = decoders.ByteLevel()
+    out.add_special_tokens(list(tiny.SPECIAL))
+    out.save(str(path / "tokenizer.json"))
+    said = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tiny.SPECIAL[tiny.BOS],
+        "eos_token": tiny.SPECIAL[tiny.EOS],
+        "add_bos_token": False,
+        "chat_template": tiny.CHAT_TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(said, indent=2))
+
+
+@cache
+def _loaded(path: Path) -> PreTrainedModel:
+    out: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    return out.eval()
+
+
+def logits(path: Path, tokens: Sequence[int]) -> F32:
+    """[tokens, vocabulary], by transformers from the folder, in float32."""
+    with torch.inference_mode():
+        out = _loaded(path)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return np.asarray(out.numpy(), dtype=np.float32)
