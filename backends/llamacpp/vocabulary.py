@@ -3,69 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_bool, c_char_p, c_int, c_int32, c_void_p
-from functools import cache
+from ctypes import c_int32
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
-from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp import llama
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import GGUFFile
 
 TOKEN_BYTES = 64  # first guess for the bytes of a piece
-
-
-class ModelParams(Structure):
-    """struct llama_model_params."""
-
-    _fields_ = (
-        ("devices", c_void_p),
-        ("tensor_buft_overrides", c_void_p),
-        ("n_gpu_layers", c_int32),
-        ("split_mode", c_int),
-        ("load_mode", c_int),
-        ("lazy_mode", c_int),
-        ("main_gpu", c_int32),
-        ("tensor_split", c_void_p),
-        ("progress_callback", c_void_p),
-        ("progress_callback_user_data", c_void_p),
-        ("kv_overrides", c_void_p),
-        ("vocab_only", c_bool),
-        ("check_tensors", c_bool),
-        ("use_extra_bufts", c_bool),
-        ("no_host", c_bool),
-        ("no_alloc", c_bool),
-        ("load_mtp", c_bool),
-    )
-
-
-_PROTOTYPES: dict[str, tuple[Any, ...]] = {
-    "llama_log_set": (None, c_void_p, c_void_p),
-    "llama_model_default_params": (ModelParams,),
-    "llama_model_load_from_file": (c_void_p, c_char_p, ModelParams),
-    "llama_model_free": (None, c_void_p),
-    "llama_model_get_vocab": (c_void_p, c_void_p),
-    "llama_vocab_n_tokens": (c_int32, c_void_p),
-    "llama_vocab_bos": (c_int32, c_void_p),
-    "llama_vocab_eos": (c_int32, c_void_p),
-    "llama_vocab_get_add_bos": (c_bool, c_void_p),
-    "llama_vocab_is_eog": (c_bool, c_void_p, c_int32),
-    "llama_tokenize": (c_int32, c_void_p, c_char_p, c_int32, c_void_p, c_int32, c_bool, c_bool),
-    "llama_token_to_piece": (c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_bool),
-}
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    native.library()  # ggml first, and its version is checked
-    dll = ctypes.CDLL(str(native.find_folder() / "libllama.so"))
-    for name, (result, *arguments) in _PROTOTYPES.items():
-        function = getattr(dll, name)
-        function.restype, function.argtypes = result, arguments
-    dll.llama_log_set(native.libc_address("abs"), None)
-    return dll
 
 
 class HasFile(Protocol):
@@ -105,7 +53,7 @@ class LlamaVocabulary:
     """llama.cpp's view of a vocabulary."""
 
     def __init__(self, path: Path) -> None:
-        self._lib = _library()
+        self._lib = llama.library()
         params = self._lib.llama_model_default_params()
         params.vocab_only = True
         params.use_extra_bufts = False

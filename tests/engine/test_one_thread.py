@@ -40,11 +40,11 @@ class Recorder:
 
 
 def test_only_the_engine_thread_calls_ggml_and_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetrun.backends.llamacpp import native, vocabulary
+    from hetrun.backends.llamacpp import llama, native
 
     recorder = Recorder(monkeypatch)
     recorder.watch(native.library(), [*native._BASE, *native._CPU, *native._UNLOCKED])
-    recorder.watch(vocabulary._library(), list(vocabulary._PROTOTYPES))
+    recorder.watch(llama.library(), list(llama.PROTOTYPES))
     path = tiny.write_gguf(cases.GQA, tmp_path / "tiny.gguf")
 
     with LLM(path) as llm:
