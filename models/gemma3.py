@@ -1,0 +1,255 @@
+"""Gemma 3: layers that see a window, every sixth one that sees all, and norms around everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
+from hetrun.models import blocks
+from hetrun.models.llama import read_rope
+from hetrun.ops import Rope, Scale, Softcap
+
+name = "gemma3"
+
+PERIOD = 6  # layers from one that sees all to the next, where the settings say nothing
+SOME_27B = 62  # layers of the model that llama.cpp knows to scale its queries otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What differs from layer to layer."""
+
+    attention: blocks.AttentionShape
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaConfig:
+    """The settings of a Gemma 3 model."""
+
+    n_vocab: int
+    width: int
+    n_ff: int
+    eps: float
+    norm_offset: float  # what is added to each norm's gain
+    softcap: float  # of the logits; 0 is none
+    layers: tuple[Layer, ...]
+
+
+def read_config(meta: ModelMeta) -> GemmaConfig:
+    """The settings as GGUF names them."""
+    width = meta.require_int("embedding_length", 1, 1 << 20)
+    n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
+    n_layers = meta.require_int("block_count", 1, 1 << 12)
+    head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
+    everything = blocks.AttentionShape(
+        n_heads=n_heads,
+        n_kv_heads=meta.get_int("attention.head_count_kv", n_heads, 1, n_heads),
+        head_dim=head_dim,
+        scale=meta.get_float("attention.scale", query_scale(n_layers, width, n_heads, head_dim)),
+    )
+    window = meta.get_int("attention.sliding_window", 0, 0, 1 << 31)
+    rope = read_rope(meta, n_heads, head_dim, interleaved=False)
+    full = Layer(everything, rope)
+    local = Layer(
+        replace(everything, window=window),
+        Rope(n_heads, head_dim, rope.n_rot, meta.get_float("rope.freq_base_swa", 10000.0), rope.interleaved),
+    )
+    return GemmaConfig(
+        n_vocab=meta.require_int("vocab_size", 1, 1 << 24),
+        width=width,
+        n_ff=meta.require_int("feed_forward_length", 1, 1 << 24),
+        eps=meta.get_float("attention.layer_norm_rms_epsilon", 1e-6),
+        norm_offset=meta.get_float("norm.offset", 0.0),
+        softcap=meta.get_float("final_logit_softcapping", 0.0),
+        layers=tuple(local if slides and window else full for slides in read_pattern(meta, n_layers)),
+    )
+
+
+def query_scale(n_layers: int, width: int, n_heads: int, head_dim: int) -> float:
+    """GGUF has no word for it: llama.cpp tells the 27B model, which is another, by its number of layers."""
+    return 1 / math.sqrt(max(1, width // n_heads) if n_layers == SOME_27B else head_dim)
+
+
+def read_pattern(meta: ModelMeta, n_layers: int) -> Sequence[bool]:
+    """Which layers see a window only: a truth for each layer, or the period of those that see all."""
+    found = meta.get_numbers("attention.sliding_window_pattern", n_layers)
+    if found is None:
+        return by_period(n_layers, PERIOD)
+    one_number = len(set(found)) == 1 and found[0] > 1
+    return by_period(n_layers, int(found[0])) if one_number else [slides != 0 for slides in found]
+
+
+def by_period(n_layers: int, period: int) -> list[bool]:
+    """Every layer slides but each period's last."""
+    return [(i + 1) % period != 0 for i in range(n_layers)]
+
+
+def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
+    """The forward step."""
+    c = read_config(meta)
+    check_config(b, c)
+    x = blocks.embed(b, "token_embd.weight", c.n_vocab, c.width)
+    with b.scope("embed"):
+        x = b.op("scale", [x], [], Scale(math.sqrt(c.width)), c.width)
+    for i in range(len(c.layers)):
+        with b.scope(f"blk.{i}.attn"):
+            x = attention(b, x, c, i)
+        with b.scope(f"blk.{i}.ffn"):
+            h = norm(b, x, f"blk.{i}.ffn_norm", c)
+            h = blocks.gated_ffn(b, h, f"blk.{i}", c.n_ff, gate="geglu")
+            x = blocks.add(b, x, norm(b, h, f"blk.{i}.post_ffw_norm", c, "down"), part="down")
+    with b.scope("output"):
+        hidden = norm(b, x, "output_norm", c)
+        head = "output" if b.has("output.weight") else "token_embd"
+        logits = blocks.linear(b, hidden, head, c.n_vocab, "head", kind="head")
+        if c.softcap:
+            logits = b.op("softcap", [logits], [], Softcap(c.softcap), c.n_vocab, part="head")
+    return b.finish(hidden, logits)
+
+
+def check_config(b: GraphBuilder, c: GemmaConfig) -> None:
+    """What no weight's shape would show, and what kernels would end the process for."""
+    b.check(c.eps >= 0, f"attention.layer_norm_rms_epsilon is {c.eps}")
+    b.check(c.softcap >= 0, f"final_logit_softcapping is {c.softcap}")
+    for layer in {id(one): one for one in c.layers}.values():
+        a, r = layer.attention, layer.rope
+        b.check(a.n_heads % a.n_kv_heads == 0, f"{a.n_heads} heads cannot share {a.n_kv_heads} KV heads")
+        b.check(r.n_rot % 2 == 0, f"rope.dimension_count is {r.n_rot}, which is odd")
+        b.check(r.base > 0, f"rope.freq_base is {r.base}")
+        b.check(0 < r.freq_scale < math.inf, f"rope.scaling.factor gives a scale of {r.freq_scale}")
+
+
+def norm(b: GraphBuilder, x: Value, name: str, c: GemmaConfig, part: str = "norm", heads: int = 1) -> Value:
+    """Gemma's norm, whose gain Hugging Face stores less 1."""
+    return blocks.rms_norm(b, x, f"{name}.weight", c.eps, part, heads, c.norm_offset)
+
+
+def attention(b: GraphBuilder, x: Value, c: GemmaConfig, i: int) -> Value:
+    """x + norm(attention(norm(x))); behind the last layer's K and V only the wanted rows go on."""
+    shape, rope = c.layers[i].attention, c.layers[i].rope
+    blk = f"blk.{i}"
+    h = norm(b, x, f"{blk}.attn_norm", c)
+    k = blocks.linear(b, h, f"{blk}.attn_k", shape.kv_width, "k")
+    v = blocks.linear(b, h, f"{blk}.attn_v", shape.kv_width, "v")
+    if i == len(c.layers) - 1:
+        h, x = blocks.select(b, h), blocks.select(b, x)
+    q = blocks.linear(b, h, f"{blk}.attn_q", shape.width, "q")
+    q = norm(b, q, f"{blk}.attn_q_norm", c, "q", shape.n_heads)
+    k = norm(b, k, f"{blk}.attn_k_norm", c, "k", shape.n_kv_heads)
+    q = b.op("rope", [q], [], rope, q.width, part="q")
+    k = b.op("rope", [k], [], replace(rope, n_heads=shape.n_kv_heads), k.width, part="k")
+    a = blocks.attend(b, q, k, v, i, shape)
+    a = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
+    return blocks.add(b, x, norm(b, a, f"{blk}.post_attention_norm", c, "out"), part="out")
+
+
+def from_hf(hf: HfModel) -> Imported:
+    """As Hugging Face publishes it."""
+    c = hf.config
+    check_hf(c)
+    n_layers = c.get_int("num_hidden_layers", 26, 1, 1 << 12)
+    width = c.get_int("hidden_size", 2304, 1, 1 << 20)
+    n_heads = c.get_int("num_attention_heads", 8, 1, 1 << 14)
+    head_dim = c.get_int("head_dim", 256, 1, 1 << 12)
+    settings: dict[str, Setting] = {
+        "vocab_size": c.get_int("vocab_size", 262208, 1, 1 << 24),
+        "context_length": c.get_int("max_position_embeddings", 131072, 1, 1 << 31),
+        "embedding_length": width,
+        "block_count": n_layers,
+        "feed_forward_length": c.get_int("intermediate_size", 9216, 1, 1 << 24),
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": c.get_int("num_key_value_heads", 4, 1, n_heads),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": c.get_float("rms_norm_eps", 1e-6),
+        **window_settings(c, n_layers),
+        **rope_settings(c),
+    }
+    if c.has("final_logit_softcapping"):
+        settings["final_logit_softcapping"] = c.get_float("final_logit_softcapping", 0.0)
+    weights = {gguf: hf.weight(theirs) for gguf, theirs in tensors(c, n_layers)}
+    scale = 1 / math.sqrt(c.get_float("query_pre_attn_scalar", 256.0))
+    layout: dict[str, Setting] = {"norm.offset": 1.0, "attention.scale": scale}
+    if not math.isclose(scale, query_scale(n_layers, width, n_heads, head_dim), rel_tol=1e-6):
+        layout["gguf.inexpressible"] = "GGUF has no word for a query_pre_attn_scalar other than head_dim"
+    if c.get_bool("attention_bias", False):
+        layout["gguf.inexpressible"] = "llama.cpp's gemma3 has no biases in attention"
+    return Imported(settings, weights, layout, {w: AddOne() for w in weights if w.endswith("norm.weight")})
+
+
+def check_hf(c: Config) -> None:
+    """What hetrun does not do. attn_logit_softcapping is not here: in Gemma 3 transformers ignores it too."""
+    if c.get_bool("use_bidirectional_attention", False):
+        c.refuse("use_bidirectional_attention is set: this model makes embeddings, it does not write text")
+    activation = c.get_str("hidden_activation", "gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        c.refuse(f"hidden_activation is {activation!r}; hetrun runs Gemma 3 with gelu_pytorch_tanh only")
+    if c.get_float("query_pre_attn_scalar", 256.0) <= 0:
+        c.refuse("query_pre_attn_scalar must be positive")
+
+
+def window_settings(c: Config, n_layers: int) -> dict[str, Setting]:
+    """Which layers see a window only, and how much it holds."""
+    slides = by_period(n_layers, c.get_int("sliding_window_pattern", PERIOD, 1, 1 << 16))
+    if types := c.get_strings("layer_types", n_layers):
+        if other := set(types) - {"sliding_attention", "full_attention"}:
+            c.refuse(f"layer_types has {min(other)!r}; Gemma 3 has sliding_attention and full_attention")
+        slides = [kind == "sliding_attention" for kind in types]
+    if not any(slides):
+        return {}
+    out: dict[str, Setting] = {"attention.sliding_window": c.get_int("sliding_window", 4096, 1, 1 << 31)}
+    if slides != by_period(n_layers, PERIOD):
+        out["attention.sliding_window_pattern"] = tuple(slides)
+    return out
+
+
+def rope_settings(c: Config) -> dict[str, Setting]:
+    """Rope of layers that see all and of those with a window, as transformers 4 and 5 write it."""
+    if c.has("rope_parameters"):
+        full, local = (c.section("rope_parameters").section(f"{k}_attention") for k in ("full", "sliding"))
+        if not c.section("rope_parameters").has("full_attention"):
+            c.refuse("rope_parameters has no full_attention: Gemma 3 needs one entry for each type of layer")
+    else:
+        full, local = c.section("rope_scaling"), c.section("rope_local")
+    out: dict[str, Setting] = {
+        "rope.freq_base": full.get_float("rope_theta", c.get_float("rope_theta", 1000000.0)),
+        "rope.freq_base_swa": local.get_float("rope_theta", c.get_float("rope_local_base_freq", 10000.0)),
+    }
+    kind = full.get_str("rope_type", full.get_str("type", "default"))
+    if kind == "linear":
+        out |= {"rope.scaling.type": "linear", "rope.scaling.factor": full.get_float("factor", 1.0)}
+    elif kind != "default":
+        c.refuse(f"the rope type of layers that see all is {kind!r}; Gemma 3 has default and linear")
+    if (kind := local.get_str("rope_type", "default")) != "default":
+        c.refuse(f"the rope type of layers with a window is {kind!r}; Gemma 3 does not scale them")
+    return out
+
+
+def tensors(c: Config, n_layers: int) -> Iterator[tuple[str, str]]:
+    """GGUF's name and Hugging Face's of each tensor that the config asks for."""
+    product = ("weight", "bias") if c.get_bool("attention_bias", False) else ("weight",)
+    yield "token_embd.weight", "model.embed_tokens.weight"
+    yield "output_norm.weight", "model.norm.weight"
+    if not c.get_bool("tie_word_embeddings", True):
+        yield "output.weight", "lm_head.weight"
+    for i in range(n_layers):
+        for gguf, theirs, kinds in (
+            ("attn_norm", "input_layernorm", ("weight",)),
+            ("attn_q", "self_attn.q_proj", product),
+            ("attn_k", "self_attn.k_proj", product),
+            ("attn_v", "self_attn.v_proj", product),
+            ("attn_q_norm", "self_attn.q_norm", ("weight",)),
+            ("attn_k_norm", "self_attn.k_norm", ("weight",)),
+            ("attn_output", "self_attn.o_proj", product),
+            ("post_attention_norm", "post_attention_layernorm", ("weight",)),
+            ("ffn_norm", "pre_feedforward_layernorm", ("weight",)),
+            ("ffn_gate", "mlp.gate_proj", ("weight",)),
+            ("ffn_up", "mlp.up_proj", ("weight",)),
+            ("ffn_down", "mlp.down_proj", ("weight",)),
+            ("post_ffw_norm", "post_feedforward_layernorm", ("weight",)),
+        ):
+            yield from ((f"blk.{i}.{gguf}.{kind}", f"model.layers.{i}.{theirs}.{kind}") for kind in kinds)
