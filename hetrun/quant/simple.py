@@ -107,7 +107,7 @@ def _five_bits(qs: Bytes, high: Bytes) -> Bytes:
 
 def _put_five_bits(q: Bytes, qs: Bytes, high: Bytes) -> None:
     high[:] = np.packbits(q >> 4, axis=1, bitorder="little")
-    _put_nibbles(q & 15, qs)
+    _put_nibbles(q & np.uint8(15), qs)
 
 
 def _put_nibbles(q: Bytes, qs: Bytes) -> None:

@@ -13,17 +13,14 @@ from hetrun.ops import NONE, Attention, Attrs, RmsNorm, Rope
 # Of the result, as a part of its mean square: what rounding the activations to 8 bits, or the KV rows to the
 # type, may cost. Float types only round what is multiplied.
 EXACT, HALF, ROUNDED = 1e-10, 1e-5, 5e-4
-QUANT_LIMITS = {
-    "F32": EXACT,
-    "F16": HALF,
-    "BF16": 2e-4,
-    "Q8_0": ROUNDED,
-    "Q4_0": ROUNDED,
-    "Q4_1": ROUNDED,
-    "Q4_K": ROUNDED,
-    "Q5_K": ROUNDED,
-    "Q6_K": ROUNDED,
-}
+# ggml rounds activations to 8 bits for every quantised type. That costs less than the type itself does, but
+# for Q8_0, which rounds weights in the same way: there it costs as much.
+_WITH_8_BITS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
+    *("NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+    *("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
+)
+QUANT_LIMITS = {"F32": EXACT, "F16": HALF, "BF16": 1e-5, "Q8_0": 6e-5} | dict.fromkeys(_WITH_8_BITS, 2e-4)
 TOKENS = (1, 2, 5, 17, 64)
 
 

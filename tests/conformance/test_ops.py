@@ -17,6 +17,7 @@ from hetrun.ops import Attention
 from hetrun.quant import by_name
 from hetrun.weights import FileReader
 from tests.conformance.table import CASES, EXACT, Case
+from tests.packing import packed
 
 REFERENCE = "reference"
 
@@ -40,7 +41,9 @@ def build(case: Case, folder: Path, rng: np.random.Generator) -> Op:
     ]
     weights = []
     for i, (rows, cols, quant) in enumerate(case.weights):
-        raw = packed(rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(cols**-0.5), quant)
+        raw = packed(
+            rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(cols**-0.5), by_name(quant)
+        )
         path = folder / f"w{i}.bin"
         path.write_bytes(raw.tobytes())
         weights.append(
@@ -53,19 +56,6 @@ def build(case: Case, folder: Path, rng: np.random.Generator) -> Op:
         )
     out_rows = "wanted" if case.kind == "select" else first
     return Op(case.kind, tuple(names), Value("out", case.out, out_rows), tuple(weights), case.attrs, "test")  # type: ignore[arg-type]
-
-
-def packed(x: np.ndarray, quant: str) -> np.ndarray:
-    """Rows in a type; ggml packs those that hetrun does not."""
-    kind = by_name(quant)
-    if kind.pack is not None:
-        return kind.quantise(x)
-    from gguf import GGMLQuantizationType
-
-    from tests.make_model import quantize
-
-    raw = np.frombuffer(quantize(x, GGMLQuantizationType[quant]), np.uint8)
-    return raw.reshape(len(x), -1)
 
 
 def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
