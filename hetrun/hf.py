@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from hetrun.errors import ModelFileError
 from hetrun.graph import Weight
@@ -29,6 +29,10 @@ class Config:
     def has(self, key: str) -> bool:
         """Whether the key is there, and not null."""
         return key in self._values
+
+    def get(self, key: str) -> object:
+        """The value as it is, for what may be of several kinds; None where it is missing."""
+        return self._values.get(key)
 
     def section(self, key: str) -> Config:
         """The settings below a key; none where it is missing."""
@@ -57,9 +61,10 @@ class Config:
     def get_float(self, key: str, default: float) -> float:
         """A finite number, or the default."""
         value = self._values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        number = math.nan if isinstance(value, bool) else _number(value)
+        if not math.isfinite(number):
             self._wrong(key, "a finite number")
-        return float(value)
+        return number
 
     def get_str(self, key: str, default: str) -> str:
         """A string, or the default."""
@@ -81,8 +86,8 @@ class Config:
             return None
         value = self._values[key]
         items = list(value) if isinstance(value, list | tuple) else [value] * n
-        numbers = tuple(float(v) for v in items if isinstance(v, int | float) and math.isfinite(v))
-        if not len(items) == len(numbers) == n:
+        numbers = tuple(_number(v) for v in items)
+        if len(numbers) != n or not all(math.isfinite(v) for v in numbers):
             self._wrong(key, f"{n} finite numbers")
         return numbers
 
@@ -96,6 +101,22 @@ class Config:
             self._wrong(key, f"{n} strings")
         return tuple(items)
 
+    def get_ids(self, key: str) -> tuple[int, ...]:
+        """Token ids: a number or a list of numbers; none where the key is missing."""
+        value = self._values.get(key, [])
+        items = value if isinstance(value, list | tuple) else [value]
+        if not all(type(v) is int for v in items):
+            self._wrong(key, "a token id or a list of them")
+        return tuple(items)
+
+    def get_token(self, key: str) -> str | None:
+        """How a special token is written: a string, or a table that holds it; None where it is missing."""
+        value = self._values.get(key)
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if text is not None and not isinstance(text, str):
+            self._wrong(key, "a token")
+        return text
+
     def refuse(self, reason: str) -> NoReturn:
         """This model cannot be run, and why."""
         raise ModelFileError(self.path, reason)
@@ -104,6 +125,14 @@ class Config:
         found = repr(self._values[key])
         shown = found if len(found) <= 80 else found[:77] + "..."
         raise ModelFileError(self.path, f"{self._prefix}{key} must be {wanted}, it is {shown}")
+
+
+def _number(value: object) -> float:
+    """The value as a float; NaN where it is none, or has hundreds of digits."""
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +180,13 @@ class Imported:
     weights: Mapping[str, Weight]  # by GGUF name
     layout: Mapping[str, Setting] = field(default_factory=dict)  # more settings: how these weights differ
     changes: Mapping[str, Change] = field(default_factory=dict)  # by GGUF name, for `convert`
+
+
+class Importer(Protocol):
+    """An architecture that knows what Hugging Face calls its settings and weights."""
+
+    name: str
+
+    def from_hf(self, hf: HfModel) -> Imported:
+        """The model in GGUF's words."""
+        ...

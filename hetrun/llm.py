@@ -195,14 +195,12 @@ def reason_of(event: Event) -> Exception:
 
 
 def model_path(settings: Settings) -> Path:
-    """The model's file."""
+    """The model's file or folder."""
     if settings.model is None:
         return default_model()
     path = Path(settings.model).expanduser()
     if not path.exists():
-        raise UserError(f"{path} does not exist; give the path of a .gguf file")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give the path of a .gguf file")
+        raise UserError(f"{path} does not exist; give a .gguf file, or a folder with safetensors")
     return path
 
 

@@ -154,7 +154,11 @@ def parameters(source: ModelSource) -> int:
 
 
 def open_model(path: Path) -> ModelSource:
-    """Read what is known of a model without its weights."""
+    """Read what is known of a model without its weights; a folder may be named by a file in it."""
+    if path.is_dir() or path.suffix in (".safetensors", ".json"):
+        from hetrun.hf_source import open_folder  # on use: most models are GGUF files
+
+        return open_folder(path)
     file = read_gguf(path)
     return GGUFModel(file, file.require_str("general.architecture"))
 

@@ -20,6 +20,18 @@ U32, U64 = Struct("<I"), Struct("<Q")
 
 _WINDOW = 1 << 20
 
+# What people have in hand when it is not a model file, by its first bytes.
+_MISTAKEN = (
+    (b"version https://git-lfs", "it is a Git LFS pointer, not the model: run `git lfs pull`"),
+    (b"<", "it looks like a web page: something answered the download with a page instead"),
+    (b"PK\x03\x04", "it is a zip or PyTorch archive"),
+)
+
+
+def mistaken(start: bytes) -> str | None:
+    """What a file with this beginning is, where people take it for a model."""
+    return next((reason for magic, reason in _MISTAKEN if start.startswith(magic)), None)
+
 
 @contextmanager
 def open_cursor(path: str | os.PathLike[str], limit: int) -> Iterator[Cursor]:
@@ -67,7 +79,7 @@ class Cursor:
         if count <= self.limit - self.pos:
             return
         if count <= self.size - self.pos:
-            self.fail(f"{what} needs {count} bytes; hetrun reads headers of up to {self.limit} bytes")
+            self.fail(f"{what} needs {count} bytes; hetrun reads up to {self.limit} there")
         self.fail(f"{what} needs {count} bytes, but the file ends after {self.size - self.pos}: {DAMAGED}")
 
     def take(self, count: int, what: str) -> bytes:

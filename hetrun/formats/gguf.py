@@ -15,7 +15,7 @@ from struct import Struct
 import numpy as np
 
 from hetrun.errors import ModelFileError
-from hetrun.formats.cursor import DAMAGED, U32, U64, Cursor, open_cursor
+from hetrun.formats.cursor import DAMAGED, U32, U64, Cursor, mistaken, open_cursor
 from hetrun.formats.gguf_values import GGUFFile, Numbers, StringArray, TensorInfo, Value, shown
 from hetrun.quant import OTHER_TYPES, QUANTS, QuantType
 
@@ -54,15 +54,8 @@ _LEAST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 
 _QUANT_BY_ID = {quant.ggml_id: quant for quant in QUANTS.values()}
 
-# What people have in hand when it is not GGUF, by its first bytes.
-_MISTAKEN = (
-    (b"version https://git-lfs", "it is a Git LFS pointer, not the model: run `git lfs pull`"),
-    (b"<", "it looks like a web page: something answered the download with a page instead"),
-    (b"PK\x03\x04", "it is a zip or PyTorch archive, not GGUF"),
-    (b"lmgg", "it is GGML, the format before GGUF: get a GGUF of the model"),
-    (b"tjgg", "it is GGJT, the format before GGUF: get a GGUF of the model"),
-    (b"fmgg", "it is GGMF, the format before GGUF: get a GGUF of the model"),
-)
+# The formats before GGUF, by their first bytes.
+_OLDER = {b"lmgg": "GGML", b"tjgg": "GGJT", b"fmgg": "GGMF"}
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
@@ -97,9 +90,11 @@ def _read_header(cursor: Cursor) -> GGUFFile:
 def _read_version(cursor: Cursor) -> int:
     start = cursor.take(min(cursor.size, 24), "the beginning")
     if start[:4] != b"GGUF":
-        for magic, reason in _MISTAKEN:
-            if start.startswith(magic):
-                raise ModelFileError(cursor.path, f"is not a GGUF file: {reason}")
+        if reason := mistaken(start):
+            raise ModelFileError(cursor.path, f"is not a GGUF file: {reason}")
+        if older := _OLDER.get(start[:4]):
+            reason = f"it is {older}, the format before GGUF: get a GGUF of the model"
+            raise ModelFileError(cursor.path, f"is not a GGUF file: {reason}")
         if start[8:10] in (b'{"', b"{ ") and start[6:8] == b"\0\0":
             raise ModelFileError(cursor.path, "is not a GGUF file: it is a safetensors file")
         raise ModelFileError(cursor.path, f"is not a GGUF file: it begins with {start[:4]!r}, not b'GGUF'")

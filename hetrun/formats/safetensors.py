@@ -1,0 +1,158 @@
+"""A bounded reader of safetensors headers, with the same care as the one of GGUF.
+
+A file is eight bytes of length, that much JSON, and the tensors' bytes: without gaps, to the file's end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from hetrun.errors import ModelFileError
+from hetrun.formats.cursor import DAMAGED, U64, Cursor, mistaken, open_cursor
+from hetrun.formats.gguf_values import shown
+from hetrun.formats.jsonfile import parse_object
+from hetrun.graph import Extent, Weight
+from hetrun.quant import by_name
+
+MAX_HEADER = 100_000_000  # the format's own
+MAX_DIMS = 16
+
+# Bits of an element. What hetrun computes with has the same name as a quantisation type.
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+_READ = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor lies in its file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class SafetensorsFile:
+    """The checked header of a safetensors file."""
+
+    path: str
+    size: int
+    tensors: Mapping[str, Tensor]
+
+    def weight(self, name: str) -> Weight:
+        """A tensor as a matrix: a vector is one row; those of a third dimension lie on top of each other."""
+        t = self.tensors[name]
+        if t.dtype not in _READ:
+            raise ModelFileError(
+                self.path,
+                f"the tensor {shown(name)} is {t.dtype}; hetrun computes with {', '.join(_READ)}: "
+                "get the model in one of them, or as GGUF",
+            )
+        if not t.nbytes:
+            raise ModelFileError(
+                self.path, f"the tensor {shown(name)} is empty: its shape is {list(t.shape)}"
+            )
+        quant, cols = by_name(t.dtype), (t.shape or (1,))[-1]
+        row_bytes = quant.row_bytes(cols)
+        rows = t.nbytes // row_bytes
+        return Weight(name, (rows, cols), quant, (Extent(self.path, t.offset, rows, row_bytes, row_bytes),))
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
+    """Read and check the header of a safetensors file; ModelFileError says what is wrong with it."""
+    with open_cursor(path, 8 + MAX_HEADER) as cursor:
+        header = _read_header(cursor)
+        tensors: dict[str, Tensor] = {}
+        for name, entry in header.items():
+            cursor.where = f"tensor {shown(name)}"
+            tensors[name] = _read_tensor(cursor, name, entry)
+        _check_extents(cursor, tensors)
+        return SafetensorsFile(cursor.path, cursor.size, tensors)
+
+
+def _read_header(cursor: Cursor) -> dict[str, object]:
+    """The tensors' entries by name; the cursor stands behind them."""
+    start = cursor.take(min(cursor.size, 24), "the beginning")
+    reason = mistaken(start) or ("it is a GGUF file" if start.startswith(b"GGUF") else None)
+    if reason and start[8:9] != b"{":  # "<" is a length too
+        raise ModelFileError(cursor.path, f"is not a safetensors file: {reason}")
+    cursor.pos, cursor.where = 0, "the header"
+    length = cursor.number(U64, "its length")
+    if not 2 <= length <= MAX_HEADER:
+        cursor.fail(f"it is {length} bytes long, it must be 2 to {MAX_HEADER}: {DAMAGED}", 0)
+    raw = cursor.take(length, "its JSON")
+    if not raw.startswith(b"{"):
+        cursor.fail(f"it begins with {raw[:4]!r}, not with a brace: {DAMAGED}", 8)
+    try:
+        header = parse_object(raw, unique=True)
+    except ValueError as e:
+        cursor.fail(f"it is not a JSON object: {e}; {DAMAGED}", 8)
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(v, str) for v in notes.values()):
+        cursor.fail("__metadata__ must be a table of texts", 8)
+    return header
+
+
+def _read_tensor(cursor: Cursor, name: str, entry: object) -> Tensor:
+    if not isinstance(entry, dict):
+        cursor.fail("it must be a table with dtype, shape and data_offsets", 8)
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        cursor.fail(
+            f"its dtype {shown(str(dtype))} is not one that hetrun knows: "
+            "it is newer than this hetrun, or the file is damaged",
+            8,
+        )
+    if not _are_sizes(shape) or len(shape) > MAX_DIMS:
+        cursor.fail(f"its shape {shown(str(shape))} must be up to {MAX_DIMS} whole numbers: {DAMAGED}", 8)
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        cursor.fail(f"its data_offsets {shown(str(offsets))} must be where it begins and ends: {DAMAGED}", 8)
+    begin, end = offsets
+    bits = math.prod(shape) * _BITS[dtype]
+    if bits != 8 * (end - begin):
+        cursor.fail(
+            f"{dtype} of the shape {shown(str(shape))} takes {-(-bits // 8)} bytes, "
+            f"but its data_offsets leave {end - begin}: {DAMAGED}",
+            8,
+        )
+    return Tensor(name, dtype, tuple(shape), cursor.pos + begin, end - begin)
+
+
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
+    """Whether it is a list of whole numbers, none below 0 or beyond what a file can have."""
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+
+
+def _check_extents(cursor: Cursor, tensors: Mapping[str, Tensor]) -> None:
+    """The tensors follow each other from the header's end to the file's, as the format demands."""
+    end, before = cursor.pos, "the header"
+    for t in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
+        name, last = shown(t.name), t.offset + t.nbytes
+        if last > cursor.size:
+            raise ModelFileError(
+                cursor.path,
+                f"the file is {cursor.size} bytes but tensor {name} needs bytes {t.offset}..{last}: "
+                "it is truncated, download it again",
+            )
+        if t.offset < end:
+            raise ModelFileError(
+                cursor.path, f"{before} and tensor {name} share bytes {t.offset}..{min(end, last)}: {DAMAGED}"
+            )
+        if t.offset > end:
+            raise ModelFileError(cursor.path, f"no tensor has the bytes {end}..{t.offset}: {DAMAGED}")
+        end, before = last, f"tensor {name}"
+    if end < cursor.size:
+        raise ModelFileError(cursor.path, f"no tensor has the bytes {end}..{cursor.size}: {DAMAGED}")

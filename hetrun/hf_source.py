@@ -1,0 +1,134 @@
+"""A folder of Hugging Face as a source of models, through what its architecture says in GGUF's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from hetrun import registry
+from hetrun.errors import ModelFileError
+from hetrun.formats.huggingface import Folder, read_folder
+from hetrun.graph import Weight
+from hetrun.hf import Config, HfModel, Imported, Importer
+
+
+@dataclass(frozen=True, slots=True)
+class HfSource:
+    """A model's folder in GGUF's words."""
+
+    folder: Folder
+    architecture: str
+    imported: Imported
+    settings: Config
+    named: Mapping[str, Weight]  # the weights by GGUF name, which is also their own
+
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return str(self.folder.path)
+
+    @property
+    def name(self) -> str:
+        """The folder's name, or the model's in a cache of Hugging Face's."""
+        parts = self.folder.path.absolute().parts
+        if len(parts) > 2 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
+            return parts[-3].rpartition("--")[2]
+        return self.folder.path.resolve().name
+
+    @property
+    def vocabulary(self) -> str:
+        """Its tokenizer is a file of its own."""
+        return "huggingface" if self.folder.has("tokenizer.json") else ""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's own file, else the one among the tokenizer's settings."""
+        own = self.folder.text("chat_template.jinja")
+        return own or template_in(self.folder.settings("tokenizer_config.json"))
+
+    @property
+    def temperature(self) -> float | None:
+        """What the folder recommends."""
+        found = self.folder.settings("generation_config.json").get_float("temperature", -1.0)
+        return found if found >= 0 else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return self.folder.nbytes
+
+    def find(self, name: str) -> Weight | None:
+        """A weight by its GGUF name."""
+        return self.named.get(name)
+
+    def weights(self) -> Iterator[Weight]:
+        """Every weight by its GGUF name."""
+        return iter(self.named.values())
+
+    def require_int(self, key: str, lo: int, hi: int) -> int:
+        """A setting of the architecture."""
+        if key == "vocab_size" and (table := self.find("token_embd.weight")):
+            return table.shape[0]
+        return self.settings.require_int(key, lo, hi)
+
+    def get_int(self, key: str, default: int, lo: int, hi: int) -> int:
+        """A setting of the architecture, or its default."""
+        return self.settings.get_int(key, default, lo, hi)
+
+    def get_float(self, key: str, default: float) -> float:
+        """A setting of the architecture, or its default."""
+        return self.settings.get_float(key, default)
+
+    def get_str(self, key: str, default: str) -> str:
+        """A setting of the architecture, or its default."""
+        return self.settings.get_str(key, default)
+
+    def get_bool(self, key: str, default: bool) -> bool:
+        """A setting of the architecture, or its default."""
+        return self.settings.get_bool(key, default)
+
+    def get_numbers(self, key: str, n: int) -> tuple[float, ...] | None:
+        """n numbers; a single one counts for all n; None where the key is missing."""
+        return self.settings.get_numbers(key, n)
+
+
+def open_folder(path: Path) -> HfSource:
+    """Read what is known of a folder's model without its weights."""
+    folder = read_folder(path)
+    importer = find_importer(folder.config)
+    imported = importer.from_hf(HfModel(folder.config, folder.tensors))
+    settings = Config(folder.config.path, {**imported.settings, **imported.layout})
+    named = {name: replace(weight, name=name) for name, weight in imported.weights.items()}
+    return HfSource(folder, importer.name, imported, settings, named)
+
+
+def find_importer(config: Config) -> Importer:
+    """The architecture of a model_type: a plugin registered under that name, or a file in `models/`."""
+    if config.has("quantization_config"):
+        method = config.section("quantization_config").get_str("quant_method", "a method of its own")
+        config.refuse(
+            f"its weights are quantised by {method[:40]!r}: get the original model, or a GGUF of it"
+        )
+    known: Mapping[str, str] = import_module("hetrun.models").HF_TYPES
+    model_type = config.get_str("model_type", "")
+    found = registry.named("models", model_type)
+    if found is None and model_type in known:
+        found = import_module(f"hetrun.models.{known[model_type]}")
+    if not hasattr(found, "from_hf"):
+        said = f"model_type is {model_type[:40]!r}" if model_type else "model_type is missing"
+        config.refuse(f"{said}; folders of {', '.join(sorted(known))} run, of other models take a GGUF file")
+    return cast(Importer, found)
+
+
+def template_in(settings: Config) -> str | None:
+    """The chat template among a tokenizer's settings: a text, or the one named default among several."""
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+        found = named.get("default") or next(iter(named.values()), None)
+    if found is not None and not isinstance(found, str):
+        raise ModelFileError(settings.path, "chat_template must be a text, or a list of named ones")
+    return found or None

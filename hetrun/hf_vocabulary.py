@@ -1,0 +1,181 @@
+"""The vocabulary in a folder's tokenizer.json, read by the library `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hetrun.errors import ModelFileError, OptionError
+from hetrun.formats.huggingface import Folder
+from hetrun.formats.jsonfile import read_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MAX_BYTES = 256 << 20  # the largest in use have 35 MiB
+
+# With these a model has finished, whatever its settings say. The list is llama.cpp's.
+ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+    *("<|end_of_text|>", "<end_of_utterance>", "<eos>"),
+)
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class HasFolder(Protocol):
+    """A model that is a folder."""
+
+    @property
+    def folder(self) -> Folder: ...
+
+    def require_int(self, key: str, lo: int, hi: int) -> int: ...
+
+
+def open_vocabulary(source: HasFolder) -> HfVocabulary:
+    """The vocabulary of a folder."""
+    return HfVocabulary(source.folder, source.require_int("vocab_size", 1, 1 << 24))
+
+
+class HfVocabulary:
+    """A tokenizer.json, and what the files beside it say of its special tokens."""
+
+    def __init__(self, folder: Folder, n_rows: int) -> None:
+        """`n_rows` is how many tokens the model itself has: often more, for padding, sometimes fewer."""
+        self.path = str(folder.path / "tokenizer.json")
+        self._n_rows = n_rows
+        self._tokenizer = self._read()
+        self._spelling = spelling_of(self.path, self._tokenizer)
+        self._added = {i: t.content for i, t in self._tokenizer.get_added_tokens_decoder().items()}
+        self._special = {i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
+        self.n_tokens = max(n_rows, self._tokenizer.get_vocab_size(), *(i + 1 for i in self._added))
+        self.bos = self._token(folder, "bos_token")
+        self.eos = self._token(folder, "eos_token")
+        self.add_bos = self.bos is not None and self.tokenize("", True, True)[:1] == [self.bos]
+        self._ends = self._find_ends(folder)
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        self._tokenizer.encode_special_tokens = not parse_special
+        plain = text.encode("utf-8", "replace").decode()  # half a character cannot be passed on
+        with self._library("cannot tokenise this text"):
+            ids = self._tokenizer.encode(plain, add_special_tokens=add_special).ids
+        for token in ids:
+            if token >= self._n_rows:
+                written = self.piece(token).decode("utf-8", "replace")
+                raise OptionError(
+                    f"the text has the token {written!r}, number {token}; the model has only {self._n_rows}"
+                )
+        return ids
+
+    def piece(self, token: int) -> bytes:
+        text = self._tokenizer.id_to_token(token)
+        if text is None:
+            return b""  # a row that pads the model's table
+        return (
+            text.encode() if token in self._special else self._spelling.bytes_of(text, token in self._added)
+        )
+
+    def is_end(self, token: int) -> bool:
+        return token in self._ends
+
+    def close(self) -> None:
+        """The library gives its memory back with the last reference."""
+        del self._tokenizer
+
+    def _read(self) -> Tokenizer:
+        raw = read_bytes(self.path, MAX_BYTES)
+        # Its threads would compete with those that compute; one text at a time needs none.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import Tokenizer
+
+        with self._library("is not a tokenizer that can be read"):
+            tokenizer = Tokenizer.from_buffer(raw)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    @contextmanager
+    def _library(self, what: str) -> Iterator[None]:
+        """Rust's panics are no `Exception`s; of either kind, the file is to blame."""
+        try:
+            yield
+        except BaseException as e:
+            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+                raise
+            raise ModelFileError(self.path, f"{what}: {str(e)[:200]}; download it again") from e
+
+    def _token(self, folder: Folder, name: str) -> int | None:
+        """The id of bos_token or eos_token."""
+        for file in ("tokenizer_config.json", "special_tokens_map.json"):
+            if text := folder.settings(file).get_token(name):
+                return self._tokenizer.token_to_id(text)
+        for settings in (folder.settings("generation_config.json"), folder.config):
+            for token in settings.get_ids(f"{name}_id"):
+                if 0 <= token < self.n_tokens:
+                    return token
+        return None
+
+    def _find_ends(self, folder: Folder) -> frozenset[int]:
+        known = {i for i, text in self._added.items() if text in ENDS}
+        own = folder.settings("generation_config.json").get_ids("eos_token_id")
+        eos = () if self.eos is None else (self.eos,)
+        return frozenset({*known, *own, *folder.config.get_ids("eos_token_id"), *eos})
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How the bytes of a token are written in the vocabulary."""
+
+    byte_level: bool  # each byte has a printable stand-in
+    byte_fallback: bool  # a byte that no token has is <0x0A>
+    replaced: tuple[tuple[str, str], ...]  # such as U+2581 for a space
+
+    def bytes_of(self, text: str, added: bool) -> bytes:
+        """The bytes that a token stands for."""
+        if self.byte_level:
+            try:
+                return text.encode() if added else bytes(STAND_INS[c] for c in text)
+            except KeyError:
+                return text.encode()
+        if self.byte_fallback and (found := _BYTE.fullmatch(text)):
+            return bytes([int(found[1], 16)])
+        for old, new in self.replaced:
+            text = text.replace(old, new)
+        return text.encode()
+
+
+def spelling_of(path: str, tokenizer: Tokenizer) -> Spelling:
+    """What the tokenizer's decoder undoes; what a decoder is set to, it tells as JSON only."""
+    state = tokenizer.decoder and json.loads(tokenizer.decoder.__getstate__())
+    steps = list(_steps(state)) if state else []
+    kinds = {step["type"] if "Regex" not in step.get("pattern", ()) else "Replace by Regex" for step in steps}
+    if unknown := kinds - {"ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse", "Strip"}:
+        raise ModelFileError(
+            path, f"its decoder {min(unknown)} is not one that hetrun knows; use a GGUF of the model"
+        )
+    replaced = [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+    replaced += [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
+    return Spelling("ByteLevel" in kinds, "ByteFallback" in kinds, tuple(replaced))
+
+
+def _steps(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if state["type"] == "Sequence":
+        for step in state["decoders"]:
+            yield from _steps(step)
+    else:
+        yield state
+
+
+def _stand_ins() -> dict[str, int]:
+    """GPT-2's: what prints stands for itself, the other bytes for the letters from U+0100 on."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+STAND_INS = _stand_ins()
