@@ -210,7 +210,7 @@ class Prepared:
 
 def prepare(source: ModelSource, options: Options) -> Prepared:
     """Decide; the backends are the caller's to close."""
-    graph = build_graph(source)
+    graph = build_graph(source, options.ctx)
     quant = kv_quant(graph, options.kv_type)
     per_token = sum(2 * quant.row_bytes(s.n_heads * s.head_dim) for s in kv_shapes(graph).values())
     backends = create_backends(options)
