@@ -90,18 +90,18 @@ class GGUFModel:
 
     @property
     def nbytes(self) -> int:
-        """The file's size."""
+        """The file's size, or that of all parts."""
         return self.file.size
 
     def find(self, name: str) -> Weight | None:
         """A tensor as a matrix."""
         info = self.file.tensors.get(name)
-        return None if info is None else _weight(self.path, info)
+        return None if info is None else _weight(info)
 
     def weights(self) -> Iterator[Weight]:
         """Every tensor as a matrix."""
         for info in self.file.tensors.values():
-            yield _weight(self.path, info)
+            yield _weight(info)
 
     def require_int(self, key: str, lo: int, hi: int) -> int:
         """A setting of the architecture."""
@@ -133,18 +133,18 @@ class GGUFModel:
         return f"{self.architecture}.{key}"
 
 
-def _weight(path: str, info: TensorInfo) -> Weight:
+def _weight(info: TensorInfo) -> Weight:
     """A vector is one row; the matrices of a tensor with more dimensions lie on top of each other."""
     if not isinstance(info.quant, QuantType):
         raise ModelFileError(
-            path,
+            info.path,
             f"the tensor {info.name} is {info.quant}, which hetrun cannot read yet; use another quantisation",
         )
     cols = info.shape[-1]
     row_bytes = info.quant.row_bytes(cols)
     rows = info.nbytes // row_bytes
     return Weight(
-        info.name, (rows, cols), info.quant, (Extent(path, info.offset, rows, row_bytes, row_bytes),)
+        info.name, (rows, cols), info.quant, (Extent(info.path, info.offset, rows, row_bytes, row_bytes),)
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from hetrun.errors import ModelFileError
 from hetrun.formats.cursor import DAMAGED, U32, U64, Cursor, mistaken, open_cursor
+from hetrun.formats.gguf_split import join_parts
 from hetrun.formats.gguf_values import GGUFFile, Numbers, StringArray, TensorInfo, Value, shown
 from hetrun.quant import OTHER_TYPES, QUANTS, QuantType
 
@@ -59,7 +60,14 @@ _OLDER = {b"lmgg": "GGML", b"tjgg": "GGJT", b"fmgg": "GGMF"}
 
 
 def read_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Read and check the header of a GGUF file; ModelFileError says what is wrong with it."""
+    """Read and check the header of a GGUF file, or of all parts of a split model.
+
+    ModelFileError says what is wrong with it.
+    """
+    return join_parts(_read_part(path), _read_part)
+
+
+def _read_part(path: str | os.PathLike[str]) -> GGUFFile:
     with open_cursor(path, MAX_HEADER) as cursor:
         return _read_header(cursor)
 
@@ -184,10 +192,11 @@ def _read_tensors(
         tensors[tensor.name] = tensor
     start = -(-cursor.pos // alignment) * alignment
     placed = {
-        name: TensorInfo(name, t.shape, t.quant, start + t.offset, t.nbytes) for name, t in tensors.items()
+        name: TensorInfo(name, t.shape, t.quant, start + t.offset, t.nbytes, cursor.path)
+        for name, t in tensors.items()
     }
     _check_extents(cursor, placed)
-    return GGUFFile(cursor.path, version, cursor.size, alignment, start, metadata, placed)
+    return GGUFFile(cursor.path, version, cursor.size, alignment, start, metadata, placed, (cursor.path,))
 
 
 def _read_tensor(cursor: Cursor, alignment: int) -> TensorInfo:
@@ -208,7 +217,7 @@ def _read_tensor(cursor: Cursor, alignment: int) -> TensorInfo:
     offset = cursor.number(U64, "its offset")
     if offset % alignment:
         cursor.fail(f"its offset {offset} is not a multiple of the alignment {alignment}", cursor.pos - 8)
-    return TensorInfo(name, tuple(reversed(dims)), quant, offset, weights // block * block_bytes)
+    return TensorInfo(name, tuple(reversed(dims)), quant, offset, weights // block * block_bytes, cursor.path)
 
 
 def _read_type(cursor: Cursor) -> tuple[QuantType | str, int, int]:

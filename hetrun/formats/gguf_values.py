@@ -68,19 +68,21 @@ class TensorInfo:
     quant: QuantType | str
     offset: int  # from the start of the file
     nbytes: int
+    path: str  # the file: one of several where a model is split
 
 
 @dataclass(frozen=True, eq=False)
 class GGUFFile:
-    """The checked header of a GGUF file."""
+    """The checked header of a GGUF file; of a split model the first part's, with the tensors of all parts."""
 
     path: str
     version: int
-    size: int
+    size: int  # of all parts
     alignment: int
     data_offset: int
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
+    paths: tuple[str, ...]  # of all parts
 
     def get_int(self, key: str, default: int, lo: int, hi: int) -> int:
         """A whole number within lo..hi, or the default where the key is absent."""

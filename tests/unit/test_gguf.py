@@ -50,6 +50,8 @@ def write_model(path: Path, alignment: int | None = None) -> Path:
         writer.add_custom_alignment(alignment)
     rng = np.random.default_rng(0)
     for name, q in QUANTS.items():
+        if q.ggml_id not in set(gguf.GGMLQuantizationType):
+            continue  # newer than the package
         raw = rng.integers(0, 256, (3, q.row_bytes(512)), dtype=np.uint8)
         writer.add_tensor(f"blk.0.{name}.weight", raw, raw_dtype=gguf.GGMLQuantizationType(q.ggml_id))
     writer.add_tensor("norm", rng.standard_normal(5).astype(np.float32))
@@ -123,7 +125,7 @@ def test_version_2_is_read(tmp_path: Path, model: Path) -> None:
     old.write_bytes(raw)
     now, then = read_gguf(model), read_gguf(old)
     assert (now.version, then.version) == (3, 2)
-    assert now.tensors == then.tensors
+    assert {n: dataclasses.replace(t, path=str(old)) for n, t in now.tensors.items()} == then.tensors
 
 
 def test_the_window_shows_nowhere(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
