@@ -219,8 +219,12 @@ def load(
     source: ModelSource, template: ChatTemplate, settings: Settings, progress: Progress | None
 ) -> Loaded:
     """Everything that runs; called on the engine thread."""
-    tokenizer = open_tokenizer(source)
     model = models.open_planned(source, as_options(settings), progress)
+    try:
+        tokenizer = open_tokenizer(source)
+    except BaseException:
+        model.close()
+        raise
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     return Loaded(model, tokenizer, renderer(template, tokenizer), temperature)
 

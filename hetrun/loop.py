@@ -16,7 +16,7 @@ from hetrun.backend import Floats
 from hetrun.errors import Cancelled, ContextFull, EngineStopped, HetrunError, OptionError
 from hetrun.events import Event, FinishReason, GenerateRequest, Message, TokenLogprob
 from hetrun.executor import Chunk, Step
-from hetrun.model import MAX_SEQUENCES, Model
+from hetrun.model import Model
 from hetrun.params import SamplingParams
 from hetrun.sampling import Choice, Sampler, make_sampler
 from hetrun.scheduler import OnEvent, Running, schedule
@@ -203,7 +203,7 @@ class Loop:
 
     def _admit(self) -> None:
         """Give waiting requests a place, in order of arrival."""
-        while self._waiting and len(self._running) < MAX_SEQUENCES:
+        while self._waiting and len(self._running) < self._model.max_sequences:
             waiting = self._waiting.pop(0)
             try:
                 self._running.append(self._begin(waiting))

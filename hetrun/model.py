@@ -19,6 +19,9 @@ from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource, build_graph
 from hetrun.stats import Stats
 from hetrun.weights import Progress, WeightStore, available_memory
+from hetrun.whole import WholeModel
+from hetrun.whole_plan import backend_for
+from hetrun.whole_plan import prepare as prepare_whole
 
 MAX_SEQUENCES = 16
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
@@ -40,6 +43,7 @@ class Model(Protocol):
 
     n_vocab: int
     context: int
+    max_sequences: int  # that may run together
     plans: PlanSet
     stats: Stats
 
@@ -71,6 +75,8 @@ class Model(Protocol):
 
 class PlannedModel:
     """Graph, plan and executor."""
+
+    max_sequences = MAX_SEQUENCES
 
     def __init__(self, source: ModelSource, options: Options, progress: Progress | None = None) -> None:
         self.stats = Stats()
@@ -228,11 +234,15 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
 
 def open_planned(source: ModelSource, options: Options, progress: Progress | None = None) -> Model:
     """A model that takes steps, its weights read."""
+    if backend := backend_for(source, options.backends):
+        return WholeModel(source, backend, options, progress)
     return PlannedModel(source, options, progress)
 
 
 def describe(source: ModelSource, options: Options) -> PlanSet:
     """The plan for a model, without reading its weights."""
+    if backend := backend_for(source, options.backends):
+        return prepare_whole(source, backend, options).plans
     prepared = prepare(source, options)
     for backend in prepared.backends.values():
         backend.close()

@@ -71,13 +71,19 @@ def _refuse(name: str, broken: Unavailable) -> Backend:
 
 
 def choose(names: list[str] | None) -> list[str]:
-    """The backends to use, in order: those asked for, which must all work, or all that work here."""
+    """The backends to use, in order: those asked for, which must all work, or all that work here.
+
+    One that runs models as a whole is only there if it is asked for, alone.
+    """
     known = backends()
     if unknown := [name for name in names or [] if name not in known]:
         raise OptionError(f"there is no backend {unknown[0]!r}; there are {', '.join(known)}")
+    for name in names or []:
+        if known[name].whole and len(set(names or [])) > 1:
+            raise OptionError(f"{name} runs models as a whole, not together with others; name it alone")
     chosen = []
     for name, descriptor in known.items():
-        if names and name not in names:
+        if (name not in names) if names else descriptor.whole:
             continue
         probe = descriptor.probe()
         if isinstance(probe, Available):

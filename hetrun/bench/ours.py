@@ -15,7 +15,6 @@ from hetrun.errors import HetrunError, OptionError
 from hetrun.events import Event, GenerateRequest
 from hetrun.graph import kv_shapes
 from hetrun.llm import LLM, model_path, reason_of
-from hetrun.model import MAX_SEQUENCES
 from hetrun.params import SamplingParams
 from hetrun.plan import bucket_of
 from hetrun.quant import by_name
@@ -67,8 +66,9 @@ class Ours:
                 f"{case.name} needs a context of {case.context} tokens and the model has "
                 f"{self._llm.info.context}; measure less, or ask for more with --ctx"
             )
-        if case.batch > MAX_SEQUENCES:
-            raise OptionError(f"-b {case.batch} is more than the {MAX_SEQUENCES} sequences that run together")
+        most = self._llm.call(lambda loaded: loaded.model.max_sequences)
+        if case.batch > most:
+            raise OptionError(f"-b {case.batch} is more than the {most} sequences that run together")
 
     def prepare(self, case: Case) -> None:
         """Once, unmeasured: graphs are compiled, memory is touched."""

@@ -15,6 +15,7 @@ import numpy as np
 from hetrun.engine import Loaded
 from hetrun.errors import Cancelled
 from hetrun.executor import Step
+from hetrun.model import MAX_SEQUENCES
 from hetrun.plan import PlanSet
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class FakeModel:
     context: int = 64
     before: Callable[[FakeModel, Step], object] = lambda model, step: None
     n_vocab: int = N_VOCAB
+    max_sequences: int = MAX_SEQUENCES
 
     def __post_init__(self) -> None:
         self.plans = PlanSet({}, self.ubatch, "a test")

@@ -1,0 +1,54 @@
+"""llama.cpp as a whole: for architectures that hetrun has no file for, and for who asks for it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable, Whole, WholeRunner, WholeSetup
+from hetrun.errors import BackendUnavailable, OptionError
+
+
+def probe() -> Probe:
+    """Whether libllama is there and is a version whose structures we know."""
+    from hetrun.backends.llamacpp import llama, native
+
+    try:
+        llama.library()
+    except BackendUnavailable as e:
+        return Unavailable(str(e))
+    return Available(f"llama.cpp with ggml {native.library().version}, for whole models")
+
+
+def create() -> Backend:
+    """There is nothing that could take a segment."""
+    raise OptionError("libllama runs whole models and no parts of one; name another backend for parts")
+
+
+def open_whole(path: Path, setup: WholeSetup, progress: Callable[[float], None] | None) -> WholeRunner:
+    """The model in a file, which is tried in a process of its own first: llama.cpp may end the process."""
+    from hetrun.backends.libllama import trial
+    from hetrun.backends.libllama.runner import LlamaRunner
+
+    trial.check(path)
+    return LlamaRunner(path, setup, progress)
+
+
+PROMISES_OFF = (
+    "a choice of backends for parts of the model, and streaming: llama.cpp runs all of it on the CPU, its "
+    "weights mapped from the file",
+    "one bill: llama.cpp allocates by itself; the figures above are estimates, and so is the check of --ram",
+    "one numeric path: a token's logits depend a little on what else is in its step",
+    "a cancel within 40 ms: it is heard between two operations of llama.cpp",
+    "cheap cuts: where a model keeps a state instead of keys and values, or has given up keys and values "
+    "outside its window, a sequence that was cut or whose step was cancelled is computed again",
+)
+
+descriptor = Descriptor(
+    "libllama",
+    probe,
+    create,
+    "llama.cpp as a whole, for architectures that hetrun does not know",
+    preference=-10,
+    whole=Whole(open_whole, PROMISES_OFF),
+)

@@ -1,0 +1,193 @@
+"""What a library is asked for that runs a model as a whole: which one, for how many tokens, at what memory.
+
+It is for architectures that hetrun has no file for, and for who asks for it by name. What runs where, the
+memory and the numbers are the library's own then: the plan has one segment, and says what is not promised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetrun import registry
+from hetrun.backend import Available, Descriptor, Segment, Whole, WholeSetup
+from hetrun.errors import BudgetError, ModelFileError, OptionError
+from hetrun.executor import SMALL
+from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
+from hetrun.planner import LARGEST_UBATCH, this_machine
+from hetrun.quant import by_name
+from hetrun.source import GGUFModel, ModelSource, is_known
+from hetrun.weights import available_memory
+
+if TYPE_CHECKING:
+    from hetrun.model import Options
+
+EVERYTHING = "everything"
+SEQUENCES = (4, 2, 1)  # side by side; their memory is taken when the model is loaded, so they are few
+CONTEXT = 8192  # the longest where nobody asked for more, for the same reason
+LEAST_CONTEXT = 1024  # below this, fewer sequences are better than shorter ones
+KV_SHARE = 0.5  # of the memory that is free
+MOST_LAYERS = 1 << 14
+
+
+def backend_for(source: ModelSource, names: tuple[str, ...] | None) -> Descriptor | None:
+    """The backend that runs the model as a whole; None where hetrun plans it."""
+    able = {name: d for name, d in registry.backends().items() if d.whole}
+    asked = [name for name in names or () if name in able]
+    if asked:
+        registry.choose(list(names or ()))
+        return able[asked[0]]
+    if is_known(source.architecture):
+        return None
+    unknown = f"hetrun has no architecture {source.architecture[:40]!r} of its own"
+    if names:
+        alone = " or ".join(f"--backend {name}" for name in able)
+        raise ModelFileError(source.path, f"{unknown}, so parts of it cannot run anywhere; try {alone}")
+    reasons = [f"{unknown}"]
+    for name, descriptor in able.items():
+        probe = descriptor.probe()
+        if isinstance(probe, Available):
+            return descriptor
+        reasons.append(f"{name}, which might run it as a whole, cannot work here: {probe.reason}")
+    raise ModelFileError(source.path, "; ".join(reasons))
+
+
+# --- what it takes
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes that a model takes, estimated from what its file says."""
+
+    weights: int
+    per_token: int  # keys and values
+    per_sequence: int  # the state of those that keep one instead
+    per_run: int  # work buffers
+
+    def reserved(self, context: int, sequences: int) -> int:
+        """Keys, values and states of so many sequences, and one more state for a moment's copy."""
+        return sequences * context * self.per_token + (sequences + 1) * self.per_sequence
+
+
+def needs(source: ModelSource, options: Options, ubatch: int) -> Needs:
+    """An estimate; a model may keep other things than these, and take more or less."""
+    layers = source.require_int("block_count", 1, MOST_LAYERS)
+    embd = source.require_int("embedding_length", 1, 1 << 24)
+    heads = _of_layers(source, "attention.head_count", layers)
+    kv_heads = _of_layers(source, "attention.head_count_kv", layers) or heads
+    head_dim = int(embd // max(1.0, *heads)) if heads else 0
+    width = sum(source.get_int(f"attention.{part}_length", head_dim, 0, 1 << 20) for part in ("key", "value"))
+    bytes_per_number = by_name(options.kv_type.upper()).row_bytes(32) / 32
+    inner, state, groups = (
+        source.get_int(f"ssm.{part}", 0, 0, 1 << 24) for part in ("inner_size", "state_size", "group_count")
+    )
+    convolved = max(0, source.get_int("ssm.conv_kernel", 0, 0, 1 << 16) - 1) * (inner + 2 * groups * state)
+    rwkv_head = source.get_int("wkv.head_size", 0, 0, 1 << 16)
+    kept = inner * state + convolved + (embd * (rwkv_head + 2) if rwkv_head else 0)
+    vocabulary = source.find("token_embd.weight")
+    n_vocab = vocabulary.shape[0] if vocabulary else 0
+    ffn = max(_of_layers(source, "feed_forward_length", layers), default=0.0)
+    return Needs(
+        weights=source.nbytes,
+        per_token=int(sum(kv_heads) * width * bytes_per_number),
+        per_sequence=4 * layers * kept,
+        per_run=int(4 * (2 * _most_wanted(ubatch) * n_vocab + ubatch * (6 * embd + 3 * ffn))),
+    )
+
+
+def _of_layers(source: ModelSource, key: str, layers: int) -> tuple[float, ...]:
+    return source.get_numbers(key, layers) or ()
+
+
+def _most_wanted(ubatch: int) -> int:
+    return max(SMALL, ubatch // 4)
+
+
+def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int) -> WholeSetup:
+    """How many sequences of how many tokens; all of their memory is taken when the model is loaded."""
+    trained = source.require_int("context_length", 1, 1 << 31)
+    fixed = need.weights + need.per_run
+    room = options.ram - fixed if options.ram is not None else int(KV_SHARE * max(0, available_memory()))
+    most = min(trained, CONTEXT)
+    for sequences in SEQUENCES:
+        each = (room - need.reserved(0, sequences)) // sequences
+        fitting = each // need.per_token if need.per_token else (1 << 31 if each >= 0 else 0)
+        context = options.ctx or min(most, fitting)
+        if fitting >= context >= (options.ctx or min(most, LEAST_CONTEXT)):
+            break
+    if fitting < context or not context:
+        asked = options.ctx or min(most, LEAST_CONTEXT)
+        least = need.reserved(asked, 1) + (fixed if options.ram is not None else 0)
+        limit = f"--ram {options.ram / 2**20:.0f} MiB" if options.ram is not None else "what is free here"
+        raise BudgetError(
+            f"{limit} is too little: one sequence of {asked} tokens of this model needs {least / 2**20:.0f} "
+            "MiB, as far as its file tells"
+        )
+    threads = options.wishes.threads or this_machine().cores
+    quant = by_name(options.kv_type.upper())
+    return WholeSetup(context, sequences, threads, ubatch, _most_wanted(ubatch), quant)
+
+
+# --- the plan
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is decided before the library opens the file."""
+
+    path: Path
+    whole: Whole
+    setup: WholeSetup
+    need: Needs
+    plans: PlanSet
+
+
+def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepared:
+    """Refuse what cannot be had from a library that does everything itself, and choose the rest."""
+    assert backend.whole is not None
+    if not isinstance(source, GGUFModel):
+        known = is_known(source.architecture)
+        how = "make one with `hetrun convert`" if known else "get one of this model"
+        raise ModelFileError(source.path, f"{backend.name} reads GGUF files only; {how}")
+    if options.wishes.deterministic:
+        raise OptionError(
+            f"--deterministic cannot be had here: {backend.name} runs the whole model in its own way"
+        )
+    if options.wishes.plan:
+        raise OptionError(
+            f"--plan cannot be followed here: {backend.name} runs the whole model, and there are no parts"
+        )
+    ubatch = options.wishes.ubatch or LARGEST_UBATCH
+    need = needs(source, options, ubatch)
+    setup = choose_setup(source, options, need, ubatch)
+    return Prepared(
+        Path(source.path), backend.whole, setup, need, _plans(source, backend, options, setup, need)
+    )
+
+
+def _plans(
+    source: ModelSource, backend: Descriptor, options: Options, setup: WholeSetup, need: Needs
+) -> PlanSet:
+    """One segment that holds everything, the same for every bucket."""
+    assert backend.whole is not None
+    unknown = f"hetrun has no architecture {source.architecture[:40]!r}"
+    why = "asked for by name" if options.backends else unknown
+    stages = ((Segment(EVERYTHING, backend.name, (), (), (), why),),)
+    placed = (Placement("", backend.name, why),)
+    reserved = f"{setup.sequences} sequences of {setup.context} tokens"
+    return PlanSet(
+        {bucket: Plan(bucket, setup.threads, placed, stages) for bucket in BUCKETS},
+        setup.ubatch,
+        "as asked for" if options.wishes.ubatch else "more tokens at once are no faster",
+        {
+            "weights, mapped": need.weights,
+            "KV, estimated": need.reserved(setup.context, setup.sequences),
+            "work, estimated": need.per_run,
+        },
+        (
+            f"memory for keys and values as it is needed: that of {reserved} is taken at the start; "
+            "further requests wait",
+            *backend.whole.promises_off,
+        ),
+    )
