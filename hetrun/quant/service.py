@@ -24,7 +24,7 @@ def unpacker(name: str, ggml_id: int) -> Callable[[Bytes, Floats], None]:
     def unpack(blocks: Bytes, out: Floats) -> None:
         try:
             if (dequantise := _find()) is None:
-                raise BackendUnavailable("no installed package registers hetrun.services: dequantise")
+                raise BackendUnavailable("nothing provides hetrun.services:dequantise; reinstall hetrun")
             dequantise(ggml_id, blocks, out)
         except BackendUnavailable as e:
             raise BackendUnavailable(f"weights of type {name} are read by ggml's own routine: {e}") from e

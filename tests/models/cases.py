@@ -26,22 +26,8 @@ LLAMA = (
 
 # The same model in every type; K-quants have blocks of 256.
 _TYPES = (
-    *(
-        "F16",
-        "BF16",
-        "Q8_0",
-        "Q4_0",
-        "Q4_1",
-        "Q4_K",
-        "Q5_K",
-        "Q6_K",
-        "Q5_0",
-        "Q5_1",
-        "Q2_K",
-        "Q3_K",
-        "IQ4_NL",
-    ),
-    *("IQ4_XS", "MXFP4", "NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
-    *("TQ1_0", "TQ2_0", "Q1_0"),
+    *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "Q2_K", "Q3_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"),
+    *("IQ3_S", "TQ1_0", "TQ2_0", "Q1_0"),
 )
 QUANTISED = tuple(replace(WIDE, name=quant.lower(), quant=quant) for quant in _TYPES)
