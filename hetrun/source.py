@@ -138,7 +138,7 @@ def _weight(info: TensorInfo) -> Weight:
     if not isinstance(info.quant, QuantType):
         raise ModelFileError(
             info.path,
-            f"the tensor {info.name} is {info.quant}, which hetrun cannot read yet; use another quantisation",
+            f"the tensor {info.name} holds {info.quant}, which no weights are; get another file of the model",
         )
     cols = info.shape[-1]
     row_bytes = info.quant.row_bytes(cols)
