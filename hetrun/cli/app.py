@@ -139,6 +139,28 @@ def plan(as_json: bool, **given: object) -> None:
 
 @hetrun.command()
 @click.argument("model", type=click.Path(path_type=Path))
+@click.option("-q", "--quant", required=True, metavar="TYPE", help="q4_k_m, q8_0, f16, ...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
+@click.option("--force", is_flag=True, help="replace a file that is there")
+@options.settings("threads")
+@options.as_json
+def convert(
+    model: Path, quant: str, output: Path | None, force: bool, as_json: bool, **given: object
+) -> None:
+    """Write MODEL, a folder of safetensors, to one GGUF file of another type.
+
+    A GGUF file of F32, F16 or BF16 is taken too, and converted again. TYPE is one of llama.cpp's: f32 f16
+    bf16 q8_0 q6_k q5_k_m q5_k_s q5_1 q5_0 q4_k_m q4_k_s q4_1 q4_0 iq4_nl iq4_xs mxfp4_moe q3_k_l q3_k_m
+    q3_k_s q2_k.
+    """
+    from hetrun.cli import convert as tool
+
+    threads = Settings.resolve(environ=None, **given).threads
+    tool.convert(model, quant, output, threads, force, as_json)
+
+
+@hetrun.command()
+@click.argument("model", type=click.Path(path_type=Path))
 @click.option("--tensors", is_flag=True, help="list every tensor")
 @options.as_json
 def inspect(model: Path, tensors: bool, as_json: bool) -> None:

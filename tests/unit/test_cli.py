@@ -24,7 +24,7 @@ from hetrun.cli import app as commands
 from hetrun.cli import reports
 from tests.models.tiny import TinyLlama, write_gguf
 
-COMMANDS = ("run", "chat", "serve", "bench", "eval", "plan", "inspect", "devices")
+COMMANDS = ("run", "chat", "serve", "bench", "eval", "plan", "convert", "inspect", "devices")
 TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=20_000)
 
 Run = Callable[..., "Result"]

@@ -1,0 +1,224 @@
+"""A folder of Hugging Face, or a GGUF file of floats, to one GGUF file of another type.
+
+recipe.py says which type each tensor gets, stream.py converts, writer.py writes, tokenizer.py translates the
+vocabulary. Memory does not depend on the size of the tensors: a few slices of rows are under way at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+
+from hetrun import registry
+from hetrun.convert import recipe as recipes
+from hetrun.convert import tokenizer
+from hetrun.convert.recipe import Form, Recipe, Shape
+from hetrun.convert.stream import Job, Quantiser, convert
+from hetrun.convert.writer import MetaValue, Tensor, check_target, write_model
+from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
+from hetrun.formats.gguf_values import StringArray
+from hetrun.graph import Weight
+from hetrun.hf import Change, Setting
+from hetrun.hf_source import HfSource
+from hetrun.quant import Bytes, Floats, QuantType
+from hetrun.source import GGUFModel, ModelSource, open_model
+from hetrun.tokenizer import Vocabulary
+
+QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
+FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody asked for."""
+
+    source: Path
+    recipe: Recipe
+    output: Path | None = None
+    threads: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done; `notes` are sentences for the user."""
+
+    path: Path
+    recipe: str
+    bytes_before: int
+    bytes_after: int
+    bits_per_weight: float
+    seconds: float
+    types: Mapping[str, int]  # tensors of each type
+    notes: tuple[str, ...]
+
+
+def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -> Report:
+    """Convert a model; the file is complete when this returns, and not there when it raises."""
+    begin = perf_counter()
+    source = open_model(wish.source)
+    path = _target(wish, source)
+    check_target(path, wish.force)
+    jobs, tensors = plan(source, wish.recipe)
+    metadata, notes = describe(source, wish.recipe)
+    threads = wish.threads or len(os.sched_getaffinity(0))
+    with closing(convert(jobs, threads, quantise, progress)) as pieces:
+        size = write_model(path, metadata, tensors, pieces, wish.force)
+    notes += _compare(path, source)
+    weights = sum(job.weight.shape[0] * job.weight.shape[1] for job in jobs)
+    return Report(
+        path,
+        wish.recipe.name,
+        source.nbytes,
+        size,
+        8 * sum(t.nbytes for t in tensors) / weights,
+        perf_counter() - begin,
+        Counter(t.quant.name for t in tensors),
+        tuple(notes),
+    )
+
+
+def _target(wish: Wish, source: ModelSource) -> Path:
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name).strip(".-") or "model"
+    default = f"{name}-{wish.recipe.name}.gguf"
+    if wish.output is None:
+        return Path(default)
+    return wish.output / default if wish.output.is_dir() else wish.output
+
+
+def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
+    """What becomes of each weight."""
+    changes: Mapping[str, Change] = {}
+    if isinstance(source, HfSource):
+        changes = source.imported.changes
+        if reason := source.settings.get_str("gguf.inexpressible", ""):
+            raise ModelFileError(source.path, f"cannot be converted: {reason}; hetrun runs it as it is")
+    weights = {w.name: w for w in source.weights()}
+    shapes = {name: _shape(source, weight) for name, weight in weights.items()}
+    chosen = recipes.choose(recipe, form(source), {n: (shapes[n], w.quant) for n, w in weights.items()})
+    for name, weight in weights.items():
+        if weight.quant.name not in FLOATS and weight.quant is not chosen[name]:
+            raise OptionError(
+                f"{source.path} is quantised already ({name} is {weight.quant.name}), and would lose "
+                "precision twice; convert the original model, or a GGUF of F32, F16 or BF16"
+            )
+    jobs = [Job(weight, chosen[name], changes.get(name)) for name, weight in weights.items()]
+    return jobs, [Tensor(name, shapes[name], chosen[name]) for name in weights]
+
+
+def _shape(source: ModelSource, weight: Weight) -> Shape:
+    """Rows first: a vector has no rows, experts have a dimension of their own."""
+    if isinstance(source, GGUFModel):
+        return source.file.tensors[weight.name].shape
+    rows, cols = weight.shape
+    if "_exps." in weight.name:
+        n = source.require_int("expert_count", 1, rows)
+        return (n, rows // n, cols)
+    return (cols,) if rows == 1 else (rows, cols)
+
+
+def form(source: ModelSource) -> Form:
+    """What the mixtures look at."""
+    layers = source.get_int("block_count", 0, 0, 1 << 16)
+    heads = _first(source, "attention.head_count", layers)
+    return Form(
+        architecture=source.architecture,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=_first(source, "attention.head_count_kv", layers) or heads,
+        n_experts=source.get_int("expert_count", 0, 0, 1 << 16),
+    )
+
+
+def _first(source: ModelSource, key: str, layers: int) -> int:
+    """A number that some architectures have for each layer: the first layer's."""
+    found = source.get_numbers(key, layers) if layers else None
+    return int(found[0]) if found else 0
+
+
+def describe(source: ModelSource, recipe: Recipe) -> tuple[dict[str, MetaValue], list[str]]:
+    """The new file's metadata, and what there is to say about it."""
+    kinds: dict[str, MetaValue] = {
+        "general.file_type": recipe.number,
+        "general.quantization_version": QUANTIZATION_VERSION,
+    }
+    if isinstance(source, GGUFModel):
+        note = "from a GGUF file: its metadata is copied, its weights are converted again"
+        return {**_copied(source), **kinds}, [note]
+    assert isinstance(source, HfSource)
+    metadata: dict[str, MetaValue] = {
+        "general.architecture": source.architecture,
+        "general.type": "model",
+        "general.name": source.name,
+        **kinds,
+    }
+    if source.temperature is not None:
+        metadata["general.sampling.temp"] = source.temperature
+    for key, value in source.imported.settings.items():
+        metadata[f"{source.architecture}.{key}"] = _setting(value)
+    vocabulary = tokenizer.convert(source.folder, source.require_int("vocab_size", 1, 1 << 24))
+    metadata |= vocabulary.keys
+    if source.chat_template:
+        metadata["tokenizer.chat_template"] = source.chat_template
+    return metadata, list(vocabulary.notes)
+
+
+def _setting(value: Setting) -> MetaValue:
+    if not isinstance(value, tuple):
+        return value
+    kind = "|b1" if isinstance(value[0], bool) else "<i4" if isinstance(value[0], int) else "<f4"
+    return np.array(value, kind)
+
+
+def _copied(source: GGUFModel) -> dict[str, MetaValue]:
+    """A file's metadata, without what speaks of how that file is laid out."""
+    out: dict[str, MetaValue] = {}
+    for key, value in source.file.metadata.items():
+        if not key.startswith("split.") and key != "general.alignment":
+            out[key] = [value.raw(i) for i in range(len(value))] if isinstance(value, StringArray) else value
+    return out
+
+
+def quantise(quant: QuantType, x: Floats) -> Bytes:
+    """Float32 rows as rows of a type: by ggml's own routine where it is installed."""
+    service = registry.named("services", "quantise")
+    if service is not None and quant.name != "F32":
+        out = np.empty((x.shape[0], quant.row_bytes(x.shape[1])), np.uint8)
+        try:
+            cast("Callable[[int, Floats, Bytes], None]", service)(quant.ggml_id, x, out)
+            return out
+        except BackendUnavailable:
+            if quant.pack is None:
+                raise
+    return quant.quantise(x)
+
+
+_: Quantiser = quantise
+
+
+def _compare(path: Path, source: ModelSource) -> Sequence[str]:
+    """Whether llama.cpp reads the new vocabulary as the folder's own library does."""
+    opener, own = (registry.named("vocabularies", name) for name in ("gguf", "huggingface"))
+    if not isinstance(source, HfSource) or not source.vocabulary or opener is None or own is None:
+        return ()
+    opened: list[Vocabulary] = []
+    try:
+        opened.append(cast("Callable[[ModelSource], Vocabulary]", opener)(open_model(path)))
+        opened.append(cast("Callable[[ModelSource], Vocabulary]", own)(source))
+        text = tokenizer.difference(*opened)
+    except BackendUnavailable:
+        return ()
+    finally:
+        for vocabulary in opened:
+            vocabulary.close()
+    if text is None:
+        return ()
+    return (f"llama.cpp reads some texts as other tokens than the original tokenizer, for one {text[:60]!r}",)

@@ -1,0 +1,189 @@
+"""Writes GGUF version 3: a header with every offset computed before, then tensors in order, all or nothing.
+
+docs/adr/0011-conversion.md says why.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hetrun.errors import OptionError
+from hetrun.quant import Bytes, QuantType
+
+ALIGNMENT = 32
+ASK_BYTES = 64 << 20  # written before the disk is asked to begin
+
+Numbers: TypeAlias = npt.NDArray[Any]
+MetaValue: TypeAlias = bool | int | float | str | Numbers | Sequence[str] | Sequence[bytes]
+Metadata: TypeAlias = Mapping[str, MetaValue]
+
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
+_NUMBER_TYPES = {
+    "|u1": 0, "|i1": 1, "<u2": 2, "<i2": 3, "<u4": 4, "<i4": 5,
+    "<f4": 6, "|b1": 7, "<u8": 10, "<i8": 11, "<f8": 12,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the file to be: `shape` rows first, as numpy has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    quant: QuantType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes without the padding behind it."""
+        return prod(self.shape[:-1]) * self.quant.row_bytes(self.shape[-1])
+
+
+def header(metadata: Metadata, tensors: Sequence[Tensor]) -> bytes:
+    """Everything before the first tensor's bytes."""
+    out = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        out += [_text(key), *_value(value)]
+    offset = 0
+    for t in tensors:
+        dims = t.shape[::-1]
+        out.append(_text(t.name))
+        out.append(struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, t.quant.ggml_id, offset))
+        offset += padded(t.nbytes)
+    raw = b"".join(out)
+    return raw + bytes(padded(len(raw)) - len(raw))
+
+
+def padded(size: int) -> int:
+    """Where the next thing begins."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _text(text: str | bytes) -> bytes:
+    # Tokens may be any bytes: what was not UTF-8 in a file was read as surrogates.
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(value: MetaValue) -> Iterator[bytes]:
+    """Its type and itself. llama.cpp wants whole numbers as uint32 and others as float32."""
+    if isinstance(value, str):
+        yield struct.pack("<I", _STRING) + _text(value)
+    elif isinstance(value, bool):
+        yield struct.pack("<I?", _BOOL, value)
+    elif isinstance(value, int):
+        yield _whole(value)
+    elif isinstance(value, float):
+        yield struct.pack("<If", _F32, value)
+    elif isinstance(value, np.ndarray):
+        yield struct.pack("<IIQ", _ARRAY, _NUMBER_TYPES[value.dtype.str], len(value)) + value.tobytes()
+    else:
+        yield struct.pack("<IIQ", _ARRAY, _STRING, len(value))
+        yield b"".join(_text(item) for item in value)
+
+
+def _whole(value: int) -> bytes:
+    if 0 <= value < 1 << 32:
+        return struct.pack("<II", _U32, value)
+    if -(1 << 31) <= value < 0:
+        return struct.pack("<Ii", _I32, value)
+    return struct.pack("<Iq", _I64, value) if value < 0 else struct.pack("<IQ", _U64, value)
+
+
+class Output:
+    """A file that is written from front to back."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._asked = 0
+        self.size = 0
+
+    def write(self, data: bytes | Bytes) -> None:
+        """Add bytes."""
+        view = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
+        while len(view):
+            n = os.write(self._file, view)
+            self.size += n
+            view = view[n:]
+        if self.size - self._asked >= ASK_BYTES:
+            # Makes the disk begin with these pages, and does not wait: the end has less to wait for then.
+            os.posix_fadvise(self._file, self._asked, self.size - self._asked, os.POSIX_FADV_DONTNEED)
+            self._asked = self.size
+
+    def pad(self) -> None:
+        """Go to where the next tensor begins."""
+        self.write(bytes(padded(self.size) - self.size))
+
+
+@contextmanager
+def _new_file(path: Path, size: int, force: bool) -> Iterator[Output]:
+    """A file of `size` bytes that gets its name when it is complete; a failure leaves nothing behind."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            output = Output(file)
+            yield output
+            assert output.size == size, f"{output.size} bytes instead of {size}"
+            os.fsync(file)
+        finally:
+            os.close(file)
+        check_target(path, force)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def check_target(path: Path, force: bool) -> None:
+    """Refuse what a new file cannot or must not replace."""
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; name a file with -o")
+    if path.exists() and not force:
+        raise OptionError(f"{path} is there already; --force replaces it, -o writes to another file")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path.parent} is not a folder: make it, or write elsewhere with -o")
+
+
+def write_model(
+    path: Path,
+    metadata: Metadata,
+    tensors: Sequence[Tensor],
+    pieces: Iterable[tuple[int, Bytes]],
+    force: bool = False,
+) -> int:
+    """Write a model and return its size.
+
+    `pieces` are the bytes of the tensors in order, cut as one likes, each with its tensor's index.
+    """
+    check_target(path, force)
+    start = header(metadata, tensors)
+    total = len(start) + sum(padded(t.nbytes) for t in tensors)
+    free = disk_usage(path.parent).free
+    if total > free:
+        raise OptionError(f"{path}: needs {total:,} bytes, and only {free:,} are free there; choose with -o")
+    try:
+        with _new_file(path, total, force) as output:
+            output.write(start)
+            for _, group in groupby(pieces, lambda piece: piece[0]):
+                for _, piece in group:
+                    output.write(piece)
+                output.pad()
+    except OSError as e:
+        raise OptionError(f"{path}: {total:,} bytes cannot be written there: {e.strerror}") from e
+    return total
