@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from hetrun.errors import Cancelled
 from hetrun.graph import Op, Value, Weight
-from hetrun.kv import KvCache, KvView
+from hetrun.kv import KvCache
+from hetrun.kvrows import KvView
+from hetrun.ops import Moe
 from hetrun.quant import QuantType
 
 Floats = NDArray[np.float32]
@@ -48,14 +50,16 @@ Probe = Available | Unavailable
 class SequencePart:
     """The tokens of one sequence inside a pass: rows a to b of it, of which `wanted` rows are asked for.
 
-    `kv` includes this pass's own tokens; token i of the part sees its first kv.length - (b - a) + i + 1 rows.
+    `kv` has a view for each group of layers. It ends with this pass's own tokens and begins with the first
+    token that one of them sees: token i of the part sees the rows before view.length - (b - a) + i + 1, and
+    in a group with a window only so many of those.
     """
 
     a: int
     b: int
     wanted_a: int
     wanted_b: int
-    kv: KvView
+    kv: tuple[KvView, ...]
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class Pass:
 
     tokens: Ints
     positions: Ints
-    slots: Ints  # the KV row of each token
+    slots: tuple[Ints, ...]  # for each group of layers the KV row of each token
     wanted: Ints  # which tokens' results are asked for
     parts: tuple[SequencePart, ...]
     values: dict[str, Floats] = field(default_factory=dict)  # filled as segments run
@@ -75,7 +79,14 @@ class Pass:
     @property
     def shape(self) -> PassShape:
         """What a compiled segment depends on."""
-        return PassShape(tuple((p.b - p.a, p.wanted_b - p.wanted_a, p.kv.contiguous) for p in self.parts))
+        return PassShape(
+            tuple(
+                [
+                    (p.b - p.a, p.wanted_b - p.wanted_a, tuple([v.blocks is None for v in p.kv]))
+                    for p in self.parts
+                ]
+            )
+        )
 
     def rows(self, value: Value) -> int:
         """Rows that a value has in this pass."""
@@ -84,9 +95,10 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """For each sequence of a pass: its tokens, its wanted rows, and whether its KV rows are one run."""
+    """For each sequence of a pass: its tokens, its wanted rows, and for each group of layers whether its KV
+    rows are one run."""
 
-    parts: tuple[tuple[int, int, bool], ...]
+    parts: tuple[tuple[int, int, tuple[bool, ...]], ...]
 
     @property
     def tokens(self) -> int:
@@ -115,12 +127,14 @@ class Segment:
 class WeightUse:
     """A weight in the form a backend wants it for one purpose: `w_q+w_k+w_v` as a product.
 
-    `matrices` matrices of one shape lie on top of each other in the weight of some experts.
+    `matrices` matrices of one shape lie on top of each other in the weight of some experts. A vector is
+    wanted as float32 numbers, `offset` added to each.
     """
 
     weight: Weight
     use: Use
     matrices: int = 1
+    offset: float = 0.0
 
 
 class Buffer(Protocol):
@@ -179,9 +193,7 @@ class Backend(ABC):
 
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         """The weights of a segment in the form that `compile` will look them up."""
-        return tuple(
-            dict.fromkeys(WeightUse(w, use_of(op, i)) for op in ops for i, w in enumerate(op.weights))
-        )
+        return tuple(dict.fromkeys(use_of(op, i) for op in ops for i in range(len(op.weights))))
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
         """Memory that these weights will take once they are brought in."""
@@ -213,11 +225,14 @@ class Backend(ABC):
         """Give everything back."""
 
 
-def use_of(op: Op, index: int) -> Use:
-    """What an op does with its index-th weight."""
-    if op.kind == "embed":
-        return "lookup"
-    return "product" if op.kind in ("linear", "head") and index == 0 else "vector"
+def use_of(op: Op, index: int) -> WeightUse:
+    """An op's index-th weight, and what it does with it."""
+    weight = op.weights[index]
+    if op.kind in ("embed", "positions"):
+        return WeightUse(weight, "lookup")
+    if isinstance(op.attrs, Moe) and index > 0:
+        return WeightUse(weight, "experts", op.attrs.n_experts)
+    return WeightUse(weight, "product" if op.kind in ("linear", "head", "moe") and index == 0 else "vector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +290,9 @@ class WholeRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A backend that runs a model's file as a whole, and what it therefore cannot promise."""
+    """A backend that runs a model as a whole, from the parts of its file; and what it cannot promise then."""
 
-    open: Callable[[Path, WholeSetup, Callable[[float], None] | None], WholeRunner]
+    open: Callable[[Sequence[Path], WholeSetup, Callable[[float], None] | None], WholeRunner]
     promises_off: tuple[str, ...]
 
 
@@ -349,7 +364,7 @@ class InterpretingBackend(Backend):
 
 
 def _array(buffers: Buffers, op: Op, index: int) -> Floats:
-    buffer = buffers[WeightUse(op.weights[index], use_of(op, index))]
+    buffer = buffers[use_of(op, index)]
     assert isinstance(buffer, ArrayBuffer)
     return buffer.array
 

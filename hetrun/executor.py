@@ -30,6 +30,7 @@ class Chunk:
 
 
 Piece = tuple[Chunk, int, int]  # tokens a to b of a chunk
+Slots = tuple[Ints, ...]  # KV rows of some tokens, in each group of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,16 @@ class Executor:
     def run(self, step: Step) -> Floats:
         """The logits of the wanted tokens, in order. The array is good until the next step.
 
-        If anything goes wrong, every sequence is as long as it was before.
+        If anything goes wrong, every sequence is as long as it was before. Only one that got more tokens than
+        a cache with windows takes at once may have lost what it saw then: it is empty, and begins anew.
         """
         before = {c.seq: self._kv.length(c.seq) for c in step.chunks}
         if len(before) < len(step.chunks):
             raise ValueError("a step has one chunk for each of its sequences")
         try:
-            slots = {c.seq: self._kv.extend(c.seq, len(c.tokens)) for c in step.chunks}
+            most = self._kv.most_at_once
+            # A chunk that is longer gets its rows pass by pass.
+            slots = {c.seq: self._kv.extend(c.seq, n) for c in step.chunks if (n := len(c.tokens)) <= most}
             passes = self._cut(step)
             if len(passes) == 1:
                 return self._run_pass(self._prepare(passes[0], before, slots))
@@ -97,7 +101,7 @@ class Executor:
             return out
         except BaseException:
             for seq, length in before.items():
-                self._kv.truncate(seq, min(length, self._kv.length(seq)))
+                self._kv.truncate(seq, length if self._kv.keepable(seq, length) else 0)
             raise
 
     def _cut(self, step: Step) -> list[list[Piece]]:
@@ -127,24 +131,31 @@ class Executor:
         inside = chunk.wanted[(chunk.wanted >= a) & (chunk.wanted < b)]
         return int(inside[wanted]) if len(inside) > wanted else b
 
-    def _prepare(self, pieces: Sequence[Piece], before: Mapping[int, int], slots: Mapping[int, Ints]) -> Pass:
+    def _prepare(
+        self, pieces: Sequence[Piece], before: Mapping[int, int], slots: Mapping[int, Slots]
+    ) -> Pass:
         parts, tokens, positions, rows, wanted = [], [], [], [], []
         at = wanted_at = 0
         for chunk, a, b in pieces:
             start = before[chunk.seq]
-            mine = chunk.wanted
-            if b - a < len(chunk.tokens):
-                mine = mine[(mine >= a) & (mine < b)]
+            ids, mine, own = chunk.tokens, chunk.wanted, slots.get(chunk.seq)
+            if own is None:
+                own = self._kv.extend(chunk.seq, b - a)
+            elif b - a < len(ids):
+                own = tuple([r[a:b] for r in own])
+            if b - a < len(ids):
+                ids, mine = ids[a:b], mine[(mine >= a) & (mine < b)]
             if at != a:
                 mine = mine + (at - a)
-            view = self._kv.view(chunk.seq, start + b)
-            parts.append(SequencePart(at, at + b - a, wanted_at, wanted_at + len(mine), view))
-            tokens.append(chunk.tokens[a:b])
+            views = self._kv.views(chunk.seq, start + a, start + b)
+            parts.append(SequencePart(at, at + b - a, wanted_at, wanted_at + len(mine), views))
+            tokens.append(ids)
             positions.append(np.arange(start + a, start + b))
-            rows.append(slots[chunk.seq][a:b])
+            rows.append(own)
             wanted.append(mine)
             at, wanted_at = at + b - a, wanted_at + len(mine)
-        return Pass(_join(tokens), _join(positions), _join(rows), _join(wanted), tuple(parts))
+        joined = rows[0] if len(rows) == 1 else tuple(map(np.concatenate, zip(*rows, strict=True)))
+        return Pass(_join(tokens), _join(positions), joined, _join(wanted), tuple(parts))
 
     def _run_pass(self, work: Pass) -> Floats:
         compiled = self._compiled(self.plans.plan(len(work.tokens)), work.shape)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from hetrun import registry
@@ -12,7 +14,8 @@ from hetrun.backend import Backend, Floats, WeightUse
 from hetrun.errors import BudgetError, OptionError
 from hetrun.executor import Executor, Step
 from hetrun.graph import Graph, kv_shapes
-from hetrun.kv import BLOCK, KvCache
+from hetrun.kv import KvCache, sequence_bytes
+from hetrun.kvrows import BLOCK
 from hetrun.plan import PlanSet
 from hetrun.planner import StaticPlanner, Wishes, this_machine
 from hetrun.quant import QuantType, by_name
@@ -91,6 +94,7 @@ class PlannedModel:
                 prepared.quant,
                 self.context,
                 MAX_SEQUENCES,
+                self.plans.ubatch,
                 options.wishes.deterministic,
             )
             store = WeightStore(self._backends)
@@ -173,12 +177,15 @@ def kv_quant(graph: Graph, name: str) -> QuantType:
     return quant
 
 
-def choose_context(source: ModelSource, options: Options, weights: int, per_token: int) -> int:
+KvBytes = Callable[[int], int]  # of one sequence of so many tokens
+
+
+def choose_context(source: ModelSource, options: Options, weights: int, kv_bytes: KvBytes) -> int:
     """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
     trained = source.require_int("context_length", 1, 1 << 31)
     if options.ram is not None:
         room = options.ram - weights
-        least = weights + per_token * (options.ctx or BLOCK)
+        least = weights + kv_bytes(options.ctx or BLOCK)
         if least > options.ram:
             raise BudgetError(
                 f"--ram {options.ram / 2**20:.0f} MiB is too little: "
@@ -187,18 +194,23 @@ def choose_context(source: ModelSource, options: Options, weights: int, per_toke
     else:
         room = int(KV_SHARE * max(0, available_memory() - weights))
     if options.ctx is not None:
-        _check_context(options.ctx, per_token)
+        _check_context(options.ctx, kv_bytes)
         return options.ctx
-    return max(BLOCK, min(trained, room // per_token))
+    return min(trained, max(BLOCK, _longest(trained, kv_bytes, room)))
 
 
-def _check_context(ctx: int, per_token: int) -> None:
+def _longest(most: int, kv_bytes: KvBytes, room: int) -> int:
+    """The longest sequence that fits."""
+    return bisect_right(range(most + 1), room, key=kv_bytes) - 1
+
+
+def _check_context(ctx: int, kv_bytes: KvBytes) -> None:
     """A context that memory cannot hold is refused now, and not in the middle of an answer."""
-    needed, free = ctx * per_token, available_memory()
+    needed, free = kv_bytes(ctx), available_memory()
     if needed > free:
         raise BudgetError(
             f"--ctx {ctx} needs {needed / 2**30:.1f} GiB for keys and values, "
-            f"but {free / 2**30:.1f} GiB are free; up to {free // per_token} tokens would fit"
+            f"but {free / 2**30:.1f} GiB are free; up to {_longest(ctx, kv_bytes, free)} tokens would fit"
         )
 
 
@@ -218,17 +230,22 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
     """Decide; the backends are the caller's to close."""
     graph = build_graph(source, options.ctx)
     quant = kv_quant(graph, options.kv_type)
-    per_token = sum(2 * quant.row_bytes(s.n_heads * s.head_dim) for s in kv_shapes(graph).values())
     backends = create_backends(options)
     try:
         plans, wanted = plan_graph(graph, backends, options.wishes)
         weights = sum(backends[name].resident_bytes(uses) for name, uses in wanted.items())
-        context = choose_context(source, options, weights, per_token)
+        kv_bytes = partial(sequence_bytes, kv_shapes(graph), quant, plans.ubatch)
+        context = choose_context(source, options, weights, kv_bytes)
+        # Some models compute differently for sequences that stay shorter than they were built for.
+        shorter = graph if context == options.ctx else build_graph(source, context)
+        if shorter != graph:
+            graph = shorter
+            plans, wanted = plan_graph(graph, backends, options.wishes)
     except BaseException:
         for backend in backends.values():
             backend.close()
         raise
-    bill = {"weights": weights, "KV of one full sequence": per_token * context}
+    bill = {"weights": weights, "KV of one full sequence": kv_bytes(context)}
     return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context)
 
 

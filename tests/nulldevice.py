@@ -46,13 +46,16 @@ def select(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) ->
 
 def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Attention)
-    for table in kv.tables[op.attrs.layer]:
+    a, group = op.attrs, kv.group(op.attrs.layer)
+    for table in kv.tables[a.layer]:
         numbers = table.n_heads * table.head_dim
-        table.write(work.slots, np.repeat(work.positions[:, None], numbers, 1).astype(np.float32))
+        table.write(work.slots[group], np.repeat(work.positions[:, None], numbers, 1).astype(np.float32))
         for part in work.parts:
-            found = table.read(part.kv.rows)[:, 0, 0]
-            if (found != np.arange(part.kv.length)).any():
-                raise AssertionError(f"positions in the KV cache are {found}")
+            found = table.read(part.kv[group].rows)[:, 0, 0]
+            first, last = work.positions[part.a], work.positions[part.b - 1]
+            seen = np.arange(max(0, first + 1 - a.window) if a.window else 0, last + 1)
+            if found.tolist() != seen.tolist():
+                raise AssertionError(f"positions in the KV cache are {found}, not {seen}")
     return pass_on(op, x, w, work, kv)
 
 

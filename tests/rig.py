@@ -121,7 +121,7 @@ def rig(
         wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
     store = WeightStore(backends)
     store.load(wanted)
-    kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, deterministic)
+    kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, plans.ubatch, deterministic)
     stats = Stats()
     return Rig(Executor(graph, plans, backends, store, kv, stats, deterministic), kv, stats, backends, graph)
 

@@ -1,4 +1,4 @@
-"""Attention as ggml nodes: this pass's rows go into the cache, then each sequence attends over its window."""
+"""Attention as ggml nodes: the pass's rows go into the cache, then each sequence attends to what it sees."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from hetrun.backends.llamacpp.emit import Emitter
 
 
-def _store(e: Emitter, table: KvTable, x: Ref) -> None:
+def _store(e: Emitter, group: int, table: KvTable, x: Ref) -> None:
     """Write this pass's rows into a KV table."""
-    if not e.inputs.slots:
-        e.inputs.slots = e.w.input(native.I64, e.shape.tokens)
+    if group not in e.inputs.slots:
+        e.inputs.slots[group] = e.w.input(native.I64, e.shape.tokens)
     width = table.n_heads * table.head_dim
     rows = e.w.external(table.quant.ggml_id, width, len(table.raw), table.address, table.row_bytes)
-    e.w.expand(e.lib.ggml_set_rows(e.ctx, rows, e.w.plain(x), e.inputs.slots))
+    e.w.expand(e.lib.ggml_set_rows(e.ctx, rows, e.w.plain(x), e.inputs.slots[group]))
 
 
-def _window(e: Emitter, table: KvTable, part: int) -> int:
+def _seen(e: Emitter, group: int, table: KvTable, part: int) -> int:
     """A KV table's rows of one sequence as [head_dim, rows, heads]."""
     head_bytes = table.quant.row_bytes(table.head_dim)
     base = e.w.external(table.quant.ggml_id, table.n_heads * table.head_dim, 1, e.w.anchor.ctypes.data)
@@ -32,20 +32,22 @@ def _window(e: Emitter, table: KvTable, part: int) -> int:
         e.ctx, base, table.head_dim, 1, table.n_heads, head_bytes * table.n_heads, head_bytes, 0
     )
     native.tensor_at(tensor).nb[1] = table.row_bytes
-    e.inputs.kv.append(KvSlice(tensor, table, part))
+    e.inputs.kv.append(KvSlice(tensor, table, group, part))
     return tensor
 
 
-def _mask(e: Emitter, part: int, rows: Rows) -> int | None:
-    """The mask of one sequence; a single token at the end of one run of rows sees all of them."""
+def _mask(e: Emitter, group: int, part: int, rows: Rows) -> int | None:
+    """The mask of one sequence for one group of layers; a single token at the end of one run of rows sees all
+    of them."""
     tokens, wanted, contiguous = e.shape.parts[part]
     n = tokens if rows == "tokens" else wanted
-    if tokens == 1 and contiguous:
+    if tokens == 1 and contiguous[group]:
         return None
-    if (part, rows) not in e.inputs.masks:
+    key = (group, part, rows)
+    if key not in e.inputs.masks:
         tensor = e.w.external(native.F16, 1, n, e.w.anchor.ctypes.data)
-        e.inputs.masks[part, rows] = Mask(tensor, part, rows)
-    return e.inputs.masks[part, rows].tensor
+        e.inputs.masks[key] = Mask(tensor, group, part, rows, e.kv.groups[group].window)
+    return e.inputs.masks[key].tensor
 
 
 def _gathered(e: Emitter, width: int, rows: int) -> Ref:
@@ -61,9 +63,10 @@ def attention(e: Emitter, op: Op) -> None:
     q, k, v = (e.values.get(value) for value in op.inputs)
     assert k is not None
     assert v is not None
+    group = e.kv.group(a.layer)
     keys, values = e.kv.tables[a.layer]
-    _store(e, keys, k)
-    _store(e, values, v)
+    _store(e, group, keys, k)
+    _store(e, group, values, v)
     if q is None:  # nobody wants a row of this pass: it only fills the cache
         return
     results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in _spans(e, op.rows)]
@@ -88,12 +91,13 @@ def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
 
 
 def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple[int, int]) -> Ref:
+    group = e.kv.group(a.layer)
     keys, values = e.kv.tables[a.layer]
     heads = e.w.heads(q.part(*span), a.head_dim)
     result = e.lib.ggml_flash_attn_ext(
         e.ctx, e.lib.ggml_permute(e.ctx, heads, 0, 2, 1, 3),
-        _window(e, keys, part), _window(e, values, part),
-        _mask(e, part, rows), a.scale, 0.0, 0.0,
+        _seen(e, group, keys, part), _seen(e, group, values, part),
+        _mask(e, group, part, rows), a.scale, 0.0, a.softcap,
     )  # fmt: skip
     width, n = a.n_heads * a.head_dim, span[1] - span[0]
     return e.w.result(e.lib.ggml_reshape_2d(e.ctx, result, width, n), width, n)

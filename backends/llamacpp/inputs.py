@@ -11,20 +11,23 @@ from hetrun.kv import KvTable
 
 @dataclass(frozen=True, slots=True)
 class KvSlice:
-    """The window of a KV table that one sequence attends over: patched before each run."""
+    """The rows of a KV table that one sequence attends over: patched before each run."""
 
     tensor: int
     table: KvTable
+    group: int
     part: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Which rows of its window each token of a sequence sees: patched and filled before each run."""
+    """Which of those rows each token of a sequence sees: patched and filled before each run."""
 
     tensor: int
+    group: int
     part: int
     rows: Rows
+    window: int
 
 
 @dataclass(slots=True)
@@ -32,9 +35,9 @@ class Inputs:
     """What a run has to fill in."""
 
     tokens: int = 0
-    slots: int = 0
     wanted: int = 0
-    positions: dict[Rows, int] = field(default_factory=dict)
+    positions: dict[tuple[Rows, int], int] = field(default_factory=dict)  # of which rows, and what is added
+    slots: dict[int, int] = field(default_factory=dict)  # of which group
     values: dict[str, Ref] = field(default_factory=dict)
     kv: list[KvSlice] = field(default_factory=list)
-    masks: dict[tuple[int, Rows], Mask] = field(default_factory=dict)
+    masks: dict[tuple[int, int, Rows], Mask] = field(default_factory=dict)

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
 from hetrun.backends.llamacpp import fusion, native
-from hetrun.backends.llamacpp.emit import Emitter
+from hetrun.backends.llamacpp.emit import Emitter, most_tensors
 from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.native import DATA, NB, NE
 from hetrun.backends.llamacpp.writer import Ref, Writer
+from hetrun.graph import Rows
 from hetrun.kv import KvCache
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.device import LlamacppBackend
 
-NODES_PER_OP = 6
-NODES_PER_ATTENTION = 14
 MASKED = np.float16(-np.inf)
 C_TYPES = {native.I32: ctypes.c_int32, native.I64: ctypes.c_int64}
 
@@ -35,9 +35,7 @@ class GgmlRunner:
     ) -> None:
         self._backend = backend
         self._lib = backend.lib
-        attentions = sum(op.kind == "attention" for op in segment.ops)
-        nodes = 64 + NODES_PER_OP * len(segment.ops) + NODES_PER_ATTENTION * attentions * len(shape.parts)
-        self._w = Writer(self._lib, shape, nodes)
+        self._w = Writer(self._lib, shape, most_tensors(segment.ops, len(shape.parts)))
         emitter = Emitter(self._w, buffers, kv)
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
@@ -45,7 +43,7 @@ class GgmlRunner:
         self._vectors = _vectors(self._inputs)
         self._reads = {name: _matrix(ref) for name, ref in self._inputs.values.items()}
         self._writes = {name: _matrix(ref) for name, ref in outputs.items()}
-        self._windows = Windows(self._w, self._inputs, len(shape.parts))
+        self._seen = Seen(self._w, self._inputs)
         self._masks = [MaskFiller(self._w, m) for m in self._inputs.masks.values()]
         size = self._lib.ggml_gallocr_get_buffer_size(self._allocator, 0)
         backend.book(self, size + self._w.memory.nbytes)
@@ -66,7 +64,7 @@ class GgmlRunner:
             array[:] = rows_of(work)
         for name, array in self._reads.items():
             array[:] = work.values[name]
-        self._windows.patch(work)
+        self._seen.patch(work)
         for mask in self._masks:
             mask.fill(work)
         self._backend.compute(self._w.graph)
@@ -86,27 +84,27 @@ def _has_token_rows(item: Fused) -> bool:
     return any(op.kind == "attention" or op.out.rows == "tokens" for op in ops)
 
 
-class Windows:
-    """Points the KV views of a graph at what each sequence has seen."""
+class Seen:
+    """Points the KV views of a graph at what each sequence sees."""
 
-    def __init__(self, w: Writer, inputs: Inputs, n_parts: int) -> None:
+    def __init__(self, w: Writer, inputs: Inputs) -> None:
         self._memory = w.memory
-        self._parts = []
-        for part in range(n_parts):
-            mine = [s for s in inputs.kv if s.part == part]
+        self._slices = []
+        for part, group in sorted({(s.part, s.group) for s in inputs.kv}):
+            mine = [s for s in inputs.kv if (s.part, s.group) == (part, group)]
             data = np.array([w.word(s.tensor, DATA) for s in mine], np.int64)
             length = np.array([w.word(s.tensor, NE[1]) for s in mine], np.int64)
             base = np.array([s.table.address for s in mine], np.int64)
             stride = np.array([s.table.row_bytes for s in mine], np.int64)
-            self._parts.append((data, length, base, stride))
+            self._slices.append((part, group, data, length, base, stride))
 
     def patch(self, work: Pass) -> None:
         """Before a run."""
-        for (data, length, base, stride), part in zip(self._parts, work.parts, strict=True):
-            if len(data):
-                first = part.kv.first
-                self._memory[data] = base + first * stride
-                self._memory[length] = part.kv.end - first
+        for part, group, data, length, base, stride in self._slices:
+            view = work.parts[part].kv[group]
+            first = view.first
+            self._memory[data] = base + first * stride
+            self._memory[length] = view.end - first
 
 
 class MaskFiller:
@@ -120,9 +118,10 @@ class MaskFiller:
         self._bits = np.empty(0, np.float16)
 
     def fill(self, work: Pass) -> None:
-        """Before a run: row i of a sequence sees everything up to its own position."""
+        """Before a run: row i of a sequence sees everything up to its own position, or a window of it."""
         part = work.parts[self._mask.part]
-        first, width = part.kv.first, part.kv.end - part.kv.first
+        view = part.kv[self._mask.group]
+        width = view.end - view.first
         if self._bits.size < self._rows * width:
             self._bits = np.empty(self._rows * -(-width // 256) * 256, np.float16)
         bits = self._bits[: self._rows * width].reshape(self._rows, width)
@@ -131,29 +130,45 @@ class MaskFiller:
             if self._mask.rows == "tokens"
             else work.wanted[part.wanted_a : part.wanted_b] - part.a
         )
-        seen = own + (part.kv.length - (part.b - part.a) + 1)
-        if part.kv.contiguous:
-            bits[:] = np.where(np.arange(width) < seen[:, None], np.float16(0), MASKED)
-        else:
+        ends = own + (view.length - (part.b - part.a) + 1)
+        if view.contiguous:
+            bits[:] = _bands(width, min(self._mask.window or width, width), ends)
+        else:  # a window is always one run
             bits[:] = MASKED
-            columns = part.kv.rows - first
-            for row, n in zip(bits, seen, strict=True):
+            columns = view.rows - view.first
+            for row, n in zip(bits, ends, strict=True):
                 row[columns[:n]] = 0
         row_bytes = width * 2
         whole = row_bytes * self._rows
         self._memory[self._words] = (self._bits.ctypes.data, width, row_bytes, whole, whole)
 
 
+def _bands(width: int, window: int, ends: Ints) -> NDArray[np.float16]:
+    """Rows of a mask that show the last `window` columns before each end: all are pieces of one long row."""
+    hidden = np.full(width, MASKED)
+    row = np.concatenate((hidden, np.zeros(window, np.float16), hidden))
+    return sliding_window_view(row, width)[width + window - ends]
+
+
 def _vectors(inputs: Inputs) -> list[tuple[NDArray[Any], Callable[[Pass], Ints]]]:
     """The memory of the graph's input vectors, and what goes into each."""
     sources: list[tuple[int, Callable[[Pass], Ints]]] = [
         (inputs.tokens, lambda work: work.tokens),
-        (inputs.slots, lambda work: work.slots),
+        *((tensor, _slots(group)) for group, tensor in inputs.slots.items()),
         (inputs.wanted, lambda work: work.wanted),
-        (inputs.positions.get("tokens", 0), lambda work: work.positions),
-        (inputs.positions.get("wanted", 0), lambda work: work.positions[work.wanted]),
+        *((tensor, _positions(*key)) for key, tensor in inputs.positions.items()),
     ]
     return [(_vector(tensor), source) for tensor, source in sources if tensor]
+
+
+def _positions(rows: Rows, offset: int) -> Callable[[Pass], Ints]:
+    if rows == "wanted":
+        return lambda work: work.positions[work.wanted] + offset
+    return lambda work: work.positions + offset
+
+
+def _slots(group: int) -> Callable[[Pass], Ints]:
+    return lambda work: work.slots[group]
 
 
 def _vector(tensor: int) -> NDArray[Any]:

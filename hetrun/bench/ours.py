@@ -202,11 +202,15 @@ class Traffic:
     """What a decode step must read."""
 
     weights: int  # each once, whatever the batch; of the embedding only a row
-    kv_per_token: int
+    kv: tuple[tuple[int, int], ...]  # of each layer: bytes of a token, and its window or 0
+
+    def kv_bytes(self, seen: float) -> float:
+        """Keys and values of so many tokens that a sequence has seen; a layer with a window reads no more."""
+        return sum(size * min(seen, window or seen) for size, window in self.kv)
 
     def per_step(self, case: Case) -> float:
         """Bytes of a step in the middle of a case."""
-        return self.weights + case.batch * self.kv_per_token * (case.prompt + (case.tokens + 1) / 2)
+        return self.weights + case.batch * self.kv_bytes(case.prompt + (case.tokens + 1) / 2)
 
 
 def traffic(path: Path, kv_type: str) -> Traffic:
@@ -214,5 +218,5 @@ def traffic(path: Path, kv_type: str) -> Traffic:
     graph = build_graph(open_model(path))
     weights = {w for op in graph.ops if op.kind != "embed" for w in op.weights}
     quant = by_name(kv_type.upper())
-    per_token = sum(2 * quant.row_bytes(s.n_heads * s.head_dim) for s in kv_shapes(graph).values())
-    return Traffic(sum(w.nbytes for w in weights), per_token)
+    kv = tuple((2 * quant.row_bytes(s.n_heads * s.head_dim), s.window) for s in kv_shapes(graph).values())
+    return Traffic(sum(w.nbytes for w in weights), kv)

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,10 +254,12 @@ def test_traffic_counts_each_weight_once_and_no_embedding(path: Path, tmp_path: 
     matrices = sum(4 * r * c for name, (r, c) in shapes.items() if name != "token_embd.weight")
     norms = 3 * MODEL.embd * 4
     assert found.weights == matrices + norms
-    assert found.kv_per_token == 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_dim * 2
-    assert traffic(path, "f32").kv_per_token == 2 * found.kv_per_token
+    assert found.kv_bytes(1) == 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_dim * 2
+    assert traffic(path, "f32").kv_bytes(1) == 2 * found.kv_bytes(1)
     case = Case("decode", 9, 100, batch=2)
-    assert found.per_step(case) == found.weights + 2 * 105 * found.kv_per_token
+    assert found.per_step(case) == found.weights + 2 * 105 * found.kv_bytes(1)
+    windowed = replace(found, kv=((8, 0), (4, 100)))
+    assert windowed.per_step(case) == found.weights + 2 * (8 * 105 + 4 * 100)
     # A tied embedding is read as the head.
     tied = tiny.write_gguf(TinyLlama("tied", layers=1, kv_heads=2, tied=True), tmp_path / "tied.gguf")
     assert traffic(tied, "f16").weights == found.weights
