@@ -80,19 +80,23 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     if not (folder / "config.json").exists():
         raise ModelFileError(str(folder), f"has no config.json, so it is no model's folder; {_hint(folder)}")
     config = Config(str(folder / "config.json"), read_object(folder / "config.json"))
-    wanted = None if named.is_dir() or named.suffix != ".safetensors" else named.name
+    wanted = named.name if folder != named and named.suffix == ".safetensors" else None
     index = _read_index(folder) if (folder / INDEX).exists() else {}
-    # As transformers: one file comes before an index, where somebody left both.
-    single = wanted if wanted not in index.values() else None
-    if single is None and (folder / SINGLE).exists():
-        single = SINGLE
-    if single or not index:
-        shard = read_safetensors(folder / (single or _only_shard(folder)))
+    if (file := _choose_file(folder, wanted, index)) is not None:
+        shard = read_safetensors(folder / file)
         return Folder(folder, config, (shard,), Tensors(dict.fromkeys(shard.tensors, shard)))
     shards = _read_shards(folder, index)
-    return Folder(
-        folder, config, tuple(shards.values()), Tensors({name: shards[at] for name, at in index.items()})
-    )
+    tensors = Tensors({name: shards[at] for name, at in index.items()})
+    return Folder(folder, config, tuple(shards.values()), tensors)
+
+
+def _choose_file(folder: Path, wanted: str | None, index: Mapping[str, str]) -> str | None:
+    """The one file with the weights; None where they lie in those of the index."""
+    if wanted is not None:
+        return None if wanted in index.values() else wanted
+    if (folder / SINGLE).exists():  # before an index, where somebody left both, as in transformers
+        return SINGLE
+    return None if index else _only_file(folder)
 
 
 def _hint(folder: Path) -> str:
@@ -102,7 +106,7 @@ def _hint(folder: Path) -> str:
     return "give a .gguf file, or a folder with config.json and *.safetensors"
 
 
-def _only_shard(folder: Path) -> str:
+def _only_file(folder: Path) -> str:
     """The one safetensors file of a folder that has it under a name of its own."""
     found = sorted(p.name for p in folder.glob("*.safetensors"))
     if len(found) == 1:
