@@ -24,11 +24,16 @@ class Config:
     def __init__(self, path: str, values: Mapping[str, object], prefix: str = "") -> None:
         self.path = path
         self._values = {k: v for k, v in values.items() if v is not None}
+        self._nulls = values.keys() - self._values.keys()
         self._prefix = prefix
 
     def has(self, key: str) -> bool:
         """Whether the key is there, and not null."""
         return key in self._values
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and null: where leaving it out means another thing."""
+        return key in self._nulls
 
     def get(self, key: str) -> object:
         """The value as it is, for what may be of several kinds; None where it is missing."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hetrun.graph import GraphBuilder, Value
-from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, RmsNorm, Rope
+from hetrun.graph import GraphBuilder, Value, Weight, stack
+from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,28 @@ def gated_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int, gate: str = "sw
     u = linear(b, x, f"{prefix}.ffn_up", n_ff, "up")
     h = b.op(gate, [g, u], [], Gelu() if gate == "geglu" else NONE, n_ff, part="up")
     return linear(b, h, f"{prefix}.ffn_down", x.width, "down")
+
+
+def mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe) -> Value:
+    """The experts that the router likes best."""
+    weights = [b.weight(f"{prefix}.ffn_gate_inp.weight", moe.n_experts, x.width)]
+    for part, rows, cols in (
+        ("gate", moe.n_ff, x.width),
+        ("up", moe.n_ff, x.width),
+        ("down", x.width, moe.n_ff),
+    ):
+        weights.append(experts(b, f"{prefix}.ffn_{part}", moe.n_experts, rows, cols))
+    return b.op("moe", [x], weights, moe, x.width, part="exp")
+
+
+def experts(b: GraphBuilder, name: str, n: int, rows: int, cols: int) -> Weight:
+    """The matrices of all experts on top of each other; GGUF's first mixtrals have each by itself."""
+    whole = f"{name}_exps.weight"
+    if b.has(whole) or not b.has(f"{name}.0.weight"):
+        return b.weight(whole, n * rows, cols)
+    each = [b.weight(f"{name}.{e}.weight", rows, cols) for e in range(n)]
+    b.check(len({w.quant for w in each}) == 1, f"the experts of {name} are of several types")
+    return replace(stack(each), name=whole)
 
 
 def add(b: GraphBuilder, x: Value, y: Value, part: str = "") -> Value:

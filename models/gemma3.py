@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
 from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.llama import read_rope
+from hetrun.models.rope import read_rope
 from hetrun.ops import Rope, Scale, Softcap
 
 name = "gemma3"

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from tests.models import tiny
 from tests.models.tiny import F32
 
-logging.disable_progress_bar()
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 SIZES = {
     "vocab_size": tiny.VOCAB,
@@ -96,7 +96,7 @@ def random_model(row: Row) -> PreTrainedModel:
                 weight.copy_(noise * 0.3)
             else:
                 weight.add_(noise * 0.2)  # a norm's gain: 1, or 0 where the code adds the 1
-    model.to(dtype=row.dtype)
+    torch.nn.Module.to(model, row.dtype)
     return model
 
 
@@ -142,7 +142,7 @@ def _loaded(path: Path) -> PreTrainedModel:
     out: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
-    return out.eval()
+    return out
 
 
 def logits(path: Path, tokens: Sequence[int]) -> F32:

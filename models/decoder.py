@@ -1,0 +1,97 @@
+"""What llama made common: attention and feed-forward, each behind a norm and added to the stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.models import blocks
+from hetrun.models.rope import check_rope, factors, read_rope
+from hetrun.ops import Rope
+
+FeedForward = Callable[[Value, int], Value]  # the normed stream and the layer's number
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """The settings of such a model."""
+
+    n_vocab: int
+    width: int
+    n_layers: int
+    n_ff: int
+    eps: float
+    attention: blocks.AttentionShape
+    windows: tuple[int, ...]  # how many tokens each layer sees; 0 is all
+    rope: Rope
+    factors: str  # the tensor that divides rope's angles; it may be missing
+    head_norms: bool
+
+
+def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms: bool = False) -> Decoder:
+    """The settings as GGUF names them; `head_norms`: each head of q and k is normed before it is turned."""
+    width = meta.require_int("embedding_length", 1, 1 << 20)
+    n_layers = meta.require_int("block_count", 1, 1 << 12)
+    n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
+    n_kv_heads = meta.get_int("attention.head_count_kv", n_heads, 1, n_heads)
+    head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
+    rope = read_rope(meta, n_heads, head_dim, interleaved)
+    eps = meta.get_float("attention.layer_norm_rms_epsilon", 1e-5)
+    b.check(n_heads % n_kv_heads == 0, f"{n_heads} heads cannot share {n_kv_heads} KV heads")
+    b.check(eps >= 0, f"attention.layer_norm_rms_epsilon is {eps}")
+    check_rope(b, meta, rope)
+    return Decoder(
+        n_vocab=meta.require_int("vocab_size", 1, 1 << 24),
+        width=width,
+        n_layers=n_layers,
+        n_ff=meta.require_int("feed_forward_length", 1, 1 << 24),
+        eps=eps,
+        attention=blocks.AttentionShape(n_heads, n_kv_heads, head_dim, 1 / math.sqrt(head_dim)),
+        windows=read_windows(meta, n_layers),
+        rope=rope,
+        factors=factors(b, meta, rope),
+        head_norms=head_norms,
+    )
+
+
+def read_windows(meta: ModelMeta, n_layers: int) -> tuple[int, ...]:
+    """One window for all layers, or for those that the pattern names."""
+    window = meta.get_int("attention.sliding_window", 0, 0, 1 << 31)
+    slides = meta.get_numbers("attention.sliding_window_pattern", n_layers) or (1.0,) * n_layers
+    return tuple(window if s else 0 for s in slides)
+
+
+def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Graph:
+    """The forward step."""
+    x = blocks.embed(b, "token_embd.weight", d.n_vocab, d.width)
+    for i in range(d.n_layers):
+        with b.scope(f"blk.{i}.attn"):
+            x = attention(b, x, d, i)
+        with b.scope(f"blk.{i}.ffn"):
+            h = blocks.rms_norm(b, x, f"blk.{i}.ffn_norm.weight", d.eps)
+            x = blocks.add(b, x, feed_forward(h, i), part="down")
+    with b.scope("output"):
+        hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps)
+        head = "output" if b.has("output.weight") else "token_embd"
+        logits = blocks.linear(b, hidden, head, d.n_vocab, "head", kind="head")
+    return b.finish(hidden, logits)
+
+
+def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
+    """x + attention(norm(x)); behind the last layer's K and V only the wanted rows go on."""
+    shape, blk = replace(d.attention, window=d.windows[i]), f"blk.{i}"
+    h = blocks.rms_norm(b, x, f"{blk}.attn_norm.weight", d.eps)
+    k = blocks.linear(b, h, f"{blk}.attn_k", shape.kv_width, "k")
+    v = blocks.linear(b, h, f"{blk}.attn_v", shape.kv_width, "v")
+    if i == d.n_layers - 1:
+        h, x = blocks.select(b, h), blocks.select(b, x)
+    q = blocks.linear(b, h, f"{blk}.attn_q", shape.width, "q")
+    if d.head_norms:
+        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads)
+        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads)
+    q = blocks.rope(b, q, d.rope, d.factors, "q")
+    k = blocks.rope(b, k, replace(d.rope, n_heads=shape.n_kv_heads), d.factors, "k")
+    a = blocks.attend(b, q, k, v, i, shape)
+    return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")

@@ -1,0 +1,190 @@
+"""From Hugging Face's words to GGUF's, for the decoders that llama made common."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from hetrun.graph import Weight, stack
+from hetrun.hf import Config, HfModel, Setting
+from hetrun.models.rope import HfRope
+
+ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+
+# What other models' configs ask for, with the value that asks for nothing.
+NOT_DONE = {
+    "attention_multiplier": 1.0,
+    "attn_logit_softcapping": 0.0,
+    "clip_qkv": 0.0,
+    "embedding_multiplier": 1.0,
+    "final_logit_softcapping": 0.0,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "shared_expert_intermediate_size": 0.0,
+}
+
+
+def head_dim_of(c: Config, default: int = 0) -> int:
+    """Columns of a head: the config's own, else the type's default, else what the width divides into."""
+    width, n_heads = (
+        c.require_int("hidden_size", 1, 1 << 20),
+        c.require_int("num_attention_heads", 1, 1 << 14),
+    )
+    if not (found := c.get_int("head_dim", default or width // n_heads, 1, 1 << 12)):
+        c.refuse(f"{n_heads} heads cannot share a hidden_size of {width}")
+    return found
+
+
+def decoder_settings(c: Config, head_dim: int, rope: HfRope) -> dict[str, Setting]:
+    """What every such model says; anything asked for that hetrun does not do is refused."""
+    refuse_what_is_not_done(c)
+    n_heads = c.require_int("num_attention_heads", 1, 1 << 14)
+    if not c.has("rms_norm_eps"):
+        c.refuse("rms_norm_eps is missing: the model is incomplete")
+    return {
+        "vocab_size": c.require_int("vocab_size", 1, 1 << 24),
+        "context_length": c.require_int("max_position_embeddings", 1, 1 << 31),
+        "embedding_length": c.require_int("hidden_size", 1, 1 << 20),
+        "block_count": c.require_int("num_hidden_layers", 1, 1 << 12),
+        "feed_forward_length": c.require_int("intermediate_size", 1, 1 << 24),
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": c.get_int("num_key_value_heads", n_heads, 1, n_heads),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": c.get_float("rms_norm_eps", 1e-6),
+        **rope.settings,
+    }
+
+
+def refuse_what_is_not_done(c: Config) -> None:
+    """What would give other numbers than the model's own code."""
+    if (activation := c.get_str("hidden_act", "silu")) not in ("silu", "swish"):
+        c.refuse(f"hidden_act is {activation[:40]!r}; hetrun runs models of its type with silu only")
+    for key, nothing in NOT_DONE.items():
+        if c.get_float(key, nothing) != nothing:
+            c.refuse(
+                f"{key} is {c.get_float(key, nothing):g}, which hetrun does not do for models of its type"
+            )
+    if c.has("no_rope_layers"):
+        c.refuse("no_rope_layers leaves rope out in some layers, which hetrun does not do")
+    if not c.get_bool("is_causal", True):
+        c.refuse("is_causal is false: this model makes embeddings, it does not write text")
+
+
+def layer_windows(c: Config, window: int | None, slides: Sequence[bool]) -> dict[str, Setting]:
+    """A sliding window for the layers that have one. llama.cpp's graphs of these models ignore it."""
+    if not any(slides):
+        return {}
+    if window is None:
+        c.refuse("layer_types has sliding_attention, but there is no sliding_window")
+    out: dict[str, Setting] = {"attention.sliding_window": window}
+    return out if all(slides) else out | {"attention.sliding_window_pattern": tuple(slides)}
+
+
+def qwen_windows(c: Config) -> dict[str, Setting]:
+    """Which layers slide: layer_types says it, else all from max_window_layers on."""
+    n = c.require_int("num_hidden_layers", 1, 1 << 12)
+    window = c.require_int("sliding_window", 1, 1 << 31) if wants_window(c) else None
+    types = c.get_strings("layer_types", n)
+    if types is None:
+        first = c.get_int("max_window_layers", 28, 0, 1 << 31) if window else n
+        return layer_windows(c, window, [i >= first for i in range(n)])
+    if others := set(types) - {"sliding_attention", "full_attention"}:
+        c.refuse(f"layer_types has {min(others)[:40]!r}; hetrun knows sliding_attention and full_attention")
+    return layer_windows(c, window, [t == "sliding_attention" for t in types])
+
+
+def wants_window(c: Config) -> bool:
+    """Qwen's configs have a window that counts only when another setting says so."""
+    return c.get_bool("use_sliding_window", False) and c.has("sliding_window")
+
+
+def decoder_weights(
+    hf: HfModel, biased: Collection[str] = (), n_experts: int = 0, head_norms: bool = False
+) -> dict[str, Weight]:
+    """All tensors by GGUF name, each one that the config asks for and no other."""
+    c, tensors = hf.config, Tensors(hf)
+    tensors.take("token_embd.weight", "model.embed_tokens.weight")
+    tensors.take("output_norm.weight", "model.norm.weight")
+    if c.get_bool("tie_word_embeddings", False):
+        tensors.ignore("lm_head.weight")  # some checkpoints hold it twice
+    else:
+        tensors.take("output.weight", "lm_head.weight")
+    for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
+        tensors.take_layer(i, {**NORMS, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
+        if hf.has(f"model.layers.{i}.mlp.gate.weight"):
+            tensors.take_experts(i, n_experts)
+        else:
+            tensors.take_layer(i, FEED_FORWARD, biased)
+    return tensors.finish()
+
+
+class Tensors:
+    """The tensors of a model, taken one by one under GGUF's names; in the end none may be left."""
+
+    def __init__(self, hf: HfModel) -> None:
+        self._hf = hf
+        self._taken: dict[str, Weight] = {}
+        # Old checkpoints carry rope's frequencies, which their config implies.
+        self._left = {name for name in hf.tensors if not name.endswith("rotary_emb.inv_freq")}
+
+    def take(self, ours: str, *theirs: str) -> None:
+        """A tensor under GGUF's name; several on top of each other."""
+        parts = [self._hf.weight(name) for name in theirs]
+        if len({(part.shape, part.quant) for part in parts}) > 1:
+            self._hf.config.refuse(f"{theirs[0]} and its siblings differ in shape or type")
+        self._left.difference_update(theirs)
+        self._taken[ours] = replace(stack(parts), name=ours)
+
+    def take_layer(self, i: int, names: Mapping[str, str], biased: Collection[str]) -> None:
+        """Some of a layer's tensors, with biases where they belong."""
+        for ours, theirs in names.items():
+            for kind in ("weight", "bias") if ours in biased else ("weight",):
+                self.take(f"blk.{i}.{ours}.{kind}", f"model.layers.{i}.{theirs}.{kind}")
+
+    def take_experts(self, i: int, n_experts: int) -> None:
+        """A layer's router and experts."""
+        mlp = f"model.layers.{i}.mlp"
+        self.take(f"blk.{i}.ffn_gate_inp.weight", f"{mlp}.gate.weight")
+        for ours, theirs in EXPERTS.items():
+            each = (f"{mlp}.experts.{e}.{theirs}.weight" for e in range(n_experts))
+            self.take(f"blk.{i}.{ours}.weight", *each)
+
+    def ignore(self, theirs: str) -> None:
+        """A tensor that says nothing new."""
+        self._left.discard(theirs)
+
+    def finish(self) -> dict[str, Weight]:
+        """All of them by GGUF name. A tensor that nobody asked for would have changed the result."""
+        if self._left:
+            self._hf.config.refuse(
+                f"hetrun does not know what the tensor {min(self._left)} is for in models of its type"
+            )
+        return self._taken
+
+
+def experts_apart(hf: HfModel, n_experts: int) -> HfModel:
+    """Each expert's matrices by themselves, where transformers 5 saved them as it holds them."""
+    out: dict[str, Weight] = {}
+    for name, weight in hf.tensors.items():
+        mlp, _, kind = name.removesuffix(".weight").rpartition(".experts.")
+        if kind not in ("gate_up_proj", "down_proj"):
+            out[name] = weight
+            continue
+        names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+        rows, rest = divmod(weight.shape[0], n_experts * len(names))
+        if rest:
+            hf.config.refuse(f"the {weight.shape[0]} rows of {name} cannot be shared by {n_experts} experts")
+        for at, (e, part) in enumerate((e, part) for e in range(n_experts) for part in names):
+            out[f"{mlp}.experts.{e}.{part}.weight"] = weight.rows(at * rows, (at + 1) * rows)
+    return HfModel(hf.config, out)

@@ -1,0 +1,28 @@
+"""Qwen 2 and 2.5: llama with biases on q, k and v."""
+
+from __future__ import annotations
+
+from hetrun.graph import Graph, GraphBuilder, ModelMeta
+from hetrun.hf import HfModel, Imported
+from hetrun.models import blocks
+from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.importing import decoder_settings, decoder_weights, head_dim_of, qwen_windows
+from hetrun.models.rope import rope_from_hf
+
+name = "qwen2"
+
+
+def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
+    """The forward step."""
+    d = read_decoder(b, meta, interleaved=False)
+    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+
+
+def from_hf(hf: HfModel) -> Imported:
+    """As Hugging Face publishes it."""
+    c = hf.config
+    head_dim = head_dim_of(c)
+    rope = rope_from_hf(c, head_dim)
+    settings = decoder_settings(c, head_dim, rope) | qwen_windows(c)
+    weights = decoder_weights(hf, biased=("attn_q", "attn_k", "attn_v"))
+    return Imported(settings, {**weights, **rope.weights}, rope.layout)

@@ -1,0 +1,29 @@
+"""Qwen 3: llama whose heads of q and k are normed before rope turns them."""
+
+from __future__ import annotations
+
+from hetrun.graph import Graph, GraphBuilder, ModelMeta
+from hetrun.hf import HfModel, Imported
+from hetrun.models import blocks
+from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.importing import ATTENTION, decoder_settings, decoder_weights, head_dim_of, qwen_windows
+from hetrun.models.rope import rope_from_hf
+
+name = "qwen3"
+
+
+def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
+    """The forward step."""
+    d = read_decoder(b, meta, interleaved=False, head_norms=True)
+    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+
+
+def from_hf(hf: HfModel) -> Imported:
+    """As Hugging Face publishes it."""
+    c = hf.config
+    head_dim = head_dim_of(c, default=128)
+    rope = rope_from_hf(c, head_dim)
+    settings = decoder_settings(c, head_dim, rope) | qwen_windows(c)
+    biased = ATTENTION if c.get_bool("attention_bias", False) else ()
+    weights = decoder_weights(hf, biased, head_norms=True)
+    return Imported(settings, {**weights, **rope.weights}, rope.layout)

@@ -1,0 +1,57 @@
+"""Qwen 3 with a mixture of experts in its layers, or in most of them."""
+
+from __future__ import annotations
+
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.hf import HfModel, Imported
+from hetrun.models import blocks
+from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.importing import (
+    ATTENTION,
+    decoder_settings,
+    decoder_weights,
+    experts_apart,
+    head_dim_of,
+    layer_windows,
+)
+from hetrun.models.rope import rope_from_hf
+from hetrun.ops import Moe
+
+name = "qwen3moe"
+
+
+def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
+    """The forward step."""
+    d = read_decoder(b, meta, interleaved=False, head_norms=True)
+    n_experts = meta.require_int("expert_count", 1, 1 << 16)
+    n_used = meta.require_int("expert_used_count", 1, n_experts)
+    n_ff = meta.get_int("expert_feed_forward_length", max(1, d.n_ff // n_used), 1, 1 << 24)
+    # llama.cpp always normalises, and its converter does not write the key.
+    moe = Moe(n_experts, n_used, n_ff, normalise=meta.get_bool("expert_weights_norm", True))
+
+    def feed_forward(x: Value, i: int) -> Value:
+        if b.has(f"blk.{i}.ffn_gate_inp.weight"):
+            return blocks.mixture(b, x, f"blk.{i}", moe)
+        return blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff)
+
+    return build_decoder(b, d, feed_forward)
+
+
+def from_hf(hf: HfModel) -> Imported:
+    """As Hugging Face publishes it."""
+    c = hf.config
+    head_dim = head_dim_of(c)
+    rope = rope_from_hf(c, head_dim)
+    key = "num_experts" if c.has("num_experts") else "num_local_experts"
+    n_experts = c.require_int(key, 1, 1 << 16)
+    window = c.get_int("sliding_window", 4096, 1, 1 << 31) if c.get_bool("use_sliding_window", False) else 0
+    settings = decoder_settings(c, head_dim, rope) | layer_windows(c, window, [window > 0])
+    settings |= {
+        "expert_count": n_experts,
+        "expert_used_count": c.require_int("num_experts_per_tok", 1, n_experts),
+        "expert_feed_forward_length": c.require_int("moe_intermediate_size", 1, 1 << 24),
+        "expert_weights_norm": c.get_bool("norm_topk_prob", False),
+    }
+    biased = ATTENTION if c.get_bool("attention_bias", False) else ()
+    weights = decoder_weights(experts_apart(hf, n_experts), biased, n_experts, head_norms=True)
+    return Imported(settings, {**weights, **rope.weights}, rope.layout)
