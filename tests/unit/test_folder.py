@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from hetrun.errors import ModelFileError
 from hetrun.formats.huggingface import INDEX, SINGLE, read_folder
+from hetrun.graph import Extent
 from hetrun.hf import Config
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -41,11 +42,8 @@ def shards(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", [".", "config.json", ONE, TWO, INDEX])
 def test_shards_are_one_model_whichever_file_is_named(shards: Path, name: str) -> None:
     folder = read_folder(shards / name)
-    assert {n: Path(w.parts[0].path).name for n, w in folder.tensors.items()} == {
-        "a": ONE,
-        "b": ONE,
-        "c": TWO,
-    }
+    places = {n: part for n, w in folder.tensors.items() for part in w.parts if isinstance(part, Extent)}
+    assert {n: Path(p.path).name for n, p in places.items()} == {"a": ONE, "b": ONE, "c": TWO}
     assert folder.nbytes == sum((shards / n).stat().st_size for n in (ONE, TWO))
     assert folder.config.get_str("model_type", "") == "llama"
 
@@ -99,15 +97,21 @@ def evil(name: object) -> Callable[[Path], object]:
     return lambda folder: write_index(folder, {"a": name})
 
 
+def remove(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).unlink()
+    return folder / names[-1]
+
+
 NOT_A_NAME = "which is not the name of a .safetensors file in this folder"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json, so it is no model's folder"),
     "config is a folder": (
-        lambda f: ((f / "config.json").unlink(), (f / "config.json").mkdir()),
+        lambda f: remove(f, "config.json").mkdir(),
         "config.json: is a directory",
     ),
     "config is a pipe": (
-        lambda f: ((f / "config.json").unlink(), os.mkfifo(f / "config.json")),
+        lambda f: os.mkfifo(remove(f, "config.json")),
         "config.json: is not a regular file",
     ),
     "config is no JSON": (
@@ -139,7 +143,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no text": (evil(3), NOT_A_NAME),
     "missing shard": (lambda f: (f / TWO).unlink(), f"'{TWO}' is missing: download the rest of the model"),
     "missing shards": (
-        lambda f: ((f / ONE).unlink(), (f / TWO).unlink()),
+        lambda f: remove(f, ONE, TWO),
         f"2 of its files are, '{ONE}' first, missing",
     ),
     "tensor not in its shard": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,18 +113,18 @@ def more_tensors(paths: list[Path]) -> None:
         del TENSORS["more"]
 
 
-def patched(path: Path, key: bytes, value: int) -> None:
+def patched(paths: list[Path], key: bytes, value: int) -> None:
     """Change a number behind its key."""
-    raw = bytearray(path.read_bytes())
-    at = raw.index(key) + len(key) + 4
-    raw[at] = value
-    path.write_bytes(raw)
+    for path in paths:
+        raw = bytearray(path.read_bytes())
+        raw[raw.index(key) + len(key) + 4] = value
+        path.write_bytes(raw)
 
 
 BROKEN: dict[str, tuple[Callable[[list[Path]], object], str]] = {
     "one is missing": (lambda p: p[1].unlink(), "one of 3 parts, but 'm-00002-of-00003.gguf' is missing"),
     "two are missing": (
-        lambda p: (p[1].unlink(), p[2].unlink()),
+        lambda p: list(map(os.remove, p[1:])),
         "but 2 parts are, 'm-00002-of-00003.gguf' first, missing: download the rest",
     ),
     "renamed": (
@@ -131,14 +132,14 @@ BROKEN: dict[str, tuple[Callable[[list[Path]], object], str]] = {
         "is part 1 of 3 of a split model, so its name must end in -00001-of-00003.gguf",
     ),
     "of another split": (lambda p: shutil.copy(p[2], p[1]), "is part 3 of 3, but its name says 2"),
-    "wrong number": (lambda p: patched(p[0], b"split.no", 9), "'split.no' must be between 0 and 2, it is 9"),
-    "wrong count": (lambda p: patched(p[1], b"split.count", 2), "is part 2 of 2, but its name says 2"),
+    "wrong number": (lambda p: patched(p[:1], b"split.no", 9), "'split.no' must be between 0 and 2, it is 9"),
+    "wrong count": (lambda p: patched(p[1:2], b"split.count", 2), "is part 2 of 2, but its name says 2"),
     "another model's": (
         more_tensors,
         "belongs to another model than m-00001-of-00003.gguf: their split.tens",
     ),
     "too few tensors": (
-        lambda p: [patched(path, b"split.tensors.count", 9) for path in p],
+        lambda p: patched(p, b"split.tensors.count", 9),
         "its 3 parts have 5 tensors, but it says 9: they are of two models",
     ),
     "the same tensor twice": (

@@ -52,7 +52,8 @@ def test_bf16(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file as save_torch
 
-    path, values = tmp_path / "m.safetensors", torch.from_numpy(VALUES.reshape(4, 6) * 1.001).bfloat16()
+    path = tmp_path / "m.safetensors"
+    values: Any = torch.from_numpy(VALUES.reshape(4, 6) * 1.001).bfloat16()
     save_torch({"w": values}, path)
     assert (floats(path, "w") == values.float().numpy()).all()
 
