@@ -51,7 +51,7 @@ class WholeModel:
         self.stats = Stats()
         self.plans, self._setup, self._need = prepared.plans, prepared.setup, prepared.need
         self.context, self.max_sequences = self._setup.context, self._setup.sequences
-        self._runner: WholeRunner = prepared.whole.open(prepared.path, self._setup, progress)
+        self._runner: WholeRunner = prepared.whole.open(prepared.paths, self._setup, progress)
         self.n_vocab = self._runner.n_vocab
         self._segment = self.plans.plan(1).segments[0]
         self._sequences: dict[int, _Sequence] = {}

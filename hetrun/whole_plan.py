@@ -28,7 +28,8 @@ SEQUENCES = (4, 2, 1)  # side by side; their memory is taken when the model is l
 CONTEXT = 8192  # the longest where nobody asked for more, for the same reason
 LEAST_CONTEXT = 1024  # below this, fewer sequences are better than shorter ones
 KV_SHARE = 0.5  # of the memory that is free
-MOST_LAYERS = 1 << 14
+MOST_LAYERS, MOST_WIDTH = 1 << 14, 1 << 24
+MOST_CONTEXT = 1 << 31
 
 
 def backend_for(source: ModelSource, names: tuple[str, ...] | None) -> Descriptor | None:
@@ -69,18 +70,24 @@ class Needs:
         """Keys, values and states of so many sequences, and one more state for a moment's copy."""
         return sequences * context * self.per_token + (sequences + 1) * self.per_sequence
 
+    def fitting(self, room: int, sequences: int) -> int:
+        """Tokens that each of so many sequences can have in so many bytes."""
+        left = (room - self.reserved(0, sequences)) // sequences
+        return left // self.per_token if self.per_token else MOST_CONTEXT * (left >= 0)
+
 
 def needs(source: ModelSource, options: Options, ubatch: int) -> Needs:
     """An estimate; a model may keep other things than these, and take more or less."""
     layers = source.require_int("block_count", 1, MOST_LAYERS)
-    embd = source.require_int("embedding_length", 1, 1 << 24)
+    embd = source.require_int("embedding_length", 1, MOST_WIDTH)
     heads = _of_layers(source, "attention.head_count", layers)
     kv_heads = _of_layers(source, "attention.head_count_kv", layers) or heads
     head_dim = int(embd // max(1.0, *heads)) if heads else 0
     width = sum(source.get_int(f"attention.{part}_length", head_dim, 0, 1 << 20) for part in ("key", "value"))
     bytes_per_number = by_name(options.kv_type.upper()).row_bytes(32) / 32
     inner, state, groups = (
-        source.get_int(f"ssm.{part}", 0, 0, 1 << 24) for part in ("inner_size", "state_size", "group_count")
+        source.get_int(f"ssm.{part}", 0, 0, MOST_WIDTH)
+        for part in ("inner_size", "state_size", "group_count")
     )
     convolved = max(0, source.get_int("ssm.conv_kernel", 0, 0, 1 << 16) - 1) * (inner + 2 * groups * state)
     rwkv_head = source.get_int("wkv.head_size", 0, 0, 1 << 16)
@@ -97,7 +104,13 @@ def needs(source: ModelSource, options: Options, ubatch: int) -> Needs:
 
 
 def _of_layers(source: ModelSource, key: str, layers: int) -> tuple[float, ...]:
-    return source.get_numbers(key, layers) or ()
+    found = source.get_numbers(key, layers) or ()
+    if any(not 0 <= n <= MOST_WIDTH for n in found):
+        raise ModelFileError(
+            source.path,
+            f"{source.architecture[:40]}.{key} must be 0 to {MOST_WIDTH}: convert the model again",
+        )
+    return found
 
 
 def _most_wanted(ubatch: int) -> int:
@@ -106,27 +119,24 @@ def _most_wanted(ubatch: int) -> int:
 
 def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int) -> WholeSetup:
     """How many sequences of how many tokens; all of their memory is taken when the model is loaded."""
-    trained = source.require_int("context_length", 1, 1 << 31)
-    fixed = need.weights + need.per_run
-    room = options.ram - fixed if options.ram is not None else int(KV_SHARE * max(0, available_memory()))
-    most = min(trained, CONTEXT)
+    trained = source.require_int("context_length", 1, MOST_CONTEXT)
+    fixed = need.weights + need.per_run if options.ram is not None else 0
+    room = int(KV_SHARE * available_memory()) if options.ram is None else options.ram - fixed
+    wish = options.ctx or min(trained, CONTEXT)
+    least = options.ctx or min(wish, LEAST_CONTEXT)
     for sequences in SEQUENCES:
-        each = (room - need.reserved(0, sequences)) // sequences
-        fitting = each // need.per_token if need.per_token else (1 << 31 if each >= 0 else 0)
-        context = options.ctx or min(most, fitting)
-        if fitting >= context >= (options.ctx or min(most, LEAST_CONTEXT)):
-            break
-    if fitting < context or not context:
-        asked = options.ctx or min(most, LEAST_CONTEXT)
-        least = need.reserved(asked, 1) + (fixed if options.ram is not None else 0)
-        limit = f"--ram {options.ram / 2**20:.0f} MiB" if options.ram is not None else "what is free here"
-        raise BudgetError(
-            f"{limit} is too little: one sequence of {asked} tokens of this model needs {least / 2**20:.0f} "
-            "MiB, as far as its file tells"
-        )
-    threads = options.wishes.threads or this_machine().cores
-    quant = by_name(options.kv_type.upper())
-    return WholeSetup(context, sequences, threads, ubatch, _most_wanted(ubatch), quant)
+        fitting = need.fitting(room, sequences)
+        if fitting >= least:
+            context = min(wish, fitting)
+            threads = options.wishes.threads or this_machine().cores
+            quant = by_name(options.kv_type.upper())
+            return WholeSetup(context, sequences, threads, ubatch, _most_wanted(ubatch), quant)
+    asked = options.ram is not None
+    raise BudgetError(
+        f"{'--ram' if asked else 'half of what is free,'} {(room + fixed) / 2**20:.0f} MiB"
+        f"{'' if asked else ','} is too little: one sequence of {least} tokens of this model needs "
+        f"{(fixed + need.reserved(least, 1)) / 2**20:.0f} MiB, as far as its file tells"
+    )
 
 
 # --- the plan
@@ -136,7 +146,7 @@ def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int
 class Prepared:
     """Everything that is decided before the library opens the file."""
 
-    path: Path
+    paths: tuple[Path, ...]  # the parts of its file
     whole: Whole
     setup: WholeSetup
     need: Needs
@@ -162,7 +172,11 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepa
     need = needs(source, options, ubatch)
     setup = choose_setup(source, options, need, ubatch)
     return Prepared(
-        Path(source.path), backend.whole, setup, need, _plans(source, backend, options, setup, need)
+        tuple(map(Path, source.file.paths)),
+        backend.whole,
+        setup,
+        need,
+        _plans(source, backend, options, setup, need),
     )
 
 
@@ -175,7 +189,7 @@ def _plans(
     why = "asked for by name" if options.backends else unknown
     stages = ((Segment(EVERYTHING, backend.name, (), (), (), why),),)
     placed = (Placement("", backend.name, why),)
-    reserved = f"{setup.sequences} sequences of {setup.context} tokens"
+    reserved = f"{setup.sequences} sequence{'s' * (setup.sequences > 1)} of {setup.context} tokens"
     return PlanSet(
         {bucket: Plan(bucket, setup.threads, placed, stages) for bucket in BUCKETS},
         setup.ubatch,

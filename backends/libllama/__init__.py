@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable, Whole, WholeRunner, WholeSetup
@@ -25,13 +25,15 @@ def create() -> Backend:
     raise OptionError("libllama runs whole models and no parts of one; name another backend for parts")
 
 
-def open_whole(path: Path, setup: WholeSetup, progress: Callable[[float], None] | None) -> WholeRunner:
+def open_whole(
+    paths: Sequence[Path], setup: WholeSetup, progress: Callable[[float], None] | None
+) -> WholeRunner:
     """The model in a file, which is tried in a process of its own first: llama.cpp may end the process."""
     from hetrun.backends.libllama import trial
     from hetrun.backends.libllama.runner import LlamaRunner
 
-    trial.check(path)
-    return LlamaRunner(path, setup, progress)
+    trial.check(paths)
+    return LlamaRunner(paths[0], setup, progress)  # llama.cpp finds the other parts by their names
 
 
 PROMISES_OFF = (

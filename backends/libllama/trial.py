@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -35,29 +36,29 @@ TROUBLE = ("GGML_ASSERT", "rror", "failed")  # a line of a log that has one of t
 AGAIN = "get or convert it again"
 
 
-def check(path: Path) -> None:
-    """Open the file in another process, unless it was done before; ModelFileError says how that ended."""
-    mark = _mark(path)
+def check(paths: Sequence[Path]) -> None:
+    """Open the file, in so many parts, in another process, unless that was done before."""
+    found = [path.stat() for path in paths]
+    mark = _mark([(path.resolve(), f.st_size, f.st_mtime_ns) for path, f in zip(paths, found, strict=True)])
     if mark.exists():
         return
     with tempfile.TemporaryFile() as said:
-        _try(path, said)
+        _try(paths[0], LEAST_S + sum(f.st_size for f in found) / SLOWEST, said)
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as e:
-        log.debug("%s will be tried again the next time: %s", path, e)
+        log.debug("%s will be tried again the next time: %s", paths[0], e)
 
 
-def _mark(path: Path) -> Path:
-    """The file whose presence says that this one passed, with this version of llama.cpp."""
-    found = path.stat()
-    facts = (path.resolve(), found.st_size, found.st_mtime_ns, native.library().version)
-    return dirs().cache / "opened" / hashlib.sha256(repr(facts).encode()).hexdigest()
+def _mark(facts: list[tuple[Path, int, int]]) -> Path:
+    """The file whose presence says that these passed, with this version of llama.cpp."""
+    known = repr((facts, native.library().version))
+    return dirs().cache / "opened" / hashlib.sha256(known.encode()).hexdigest()
 
 
-def _try(path: Path, said: IO[bytes]) -> None:
-    limit = LEAST_S + path.stat().st_size / SLOWEST
+def _try(path: Path, limit: float, said: IO[bytes]) -> None:
+    """Open it, which takes at most that many seconds; ModelFileError says how it ended."""
     # A fresh interpreter with our module path; -P keeps the working directory out of it.
     code = f"import sys; sys.path[:] = {sys.path!r}; from hetrun.backends.libllama.trial import main; main()"
     try:
@@ -124,7 +125,7 @@ def _open(path: Path) -> None:
     from hetrun.backends.libllama.runner import LlamaRunner
 
     llama.library().llama_log_set(None, None)  # to stderr, for the parent to quote
-    runner = LlamaRunner(path, WholeSetup(64, 1, 1, 16, 1, by_name("F16")))
+    runner = LlamaRunner(path, WholeSetup(64, 1, 1, 16, 16, by_name("F16")))
     one = np.zeros(1, np.int64)
     if np.isnan(runner.run(one, one, one, np.ones(1, np.bool_))).any():
         raise ModelFileError(str(path), f"its weights give results that are no numbers; {AGAIN}")
