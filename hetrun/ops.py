@@ -6,7 +6,7 @@ the same names; a backend says which kinds it supports and the reference does th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -231,6 +231,11 @@ OPS: dict[str, OpSpec] = {row.kind: row for row in _ROWS}
 NONE = Attrs()
 
 
-def flops(kind: str, weight_elements: int, rows: int) -> int:
-    """Multiplications and additions of a matrix product; other kinds are bound by memory and count as 0."""
-    return 2 * weight_elements * rows if kind in ("linear", "head") else 0
+def flops(kind: str, attrs: Attrs, weights: Sequence[tuple[int, int]], rows: int) -> int:
+    """Multiplications and additions in products; other kinds are bound by memory and count as 0."""
+    if kind not in ("linear", "head", "moe"):
+        return 0
+    first, *others = (n_out * n_in for n_out, n_in in weights)
+    if isinstance(attrs, Moe):
+        first += sum(others) * attrs.n_used // attrs.n_experts
+    return 2 * first * rows

@@ -108,9 +108,11 @@ class StaticPlanner:
         if wishes.ubatch:
             return wishes.ubatch, "as asked for"
         products = [
-            op.weights[0].shape[0] * op.weights[0].shape[1] for op in graph.ops if op.kind == "linear"
+            flops(op.kind, op.attrs, [w.shape for w in op.weights], 1)
+            for op in graph.ops
+            if op.kind != "head"
         ]
-        largest = flops("linear", max(products, default=1), 1)
+        largest = max(1, *products)
         limit = LONGEST_PRODUCT * FLOPS_PER_CORE * threads / largest
         ubatch = next(n for n in (LARGEST_UBATCH, 256, 128, 64, 32) if n <= limit or n == 32)
         if ubatch == LARGEST_UBATCH:

@@ -37,7 +37,12 @@ class LlamacppBackend(Backend):
         self.set_threads(os.cpu_count() or 1)
 
     def supports(self, op: Op) -> bool:
-        return op.kind in KINDS
+        return op.kind in KINDS and all(self._reads(use) for use in fusion.uses(op))
+
+    def _reads(self, use: WeightUse) -> bool:
+        """Vectors of any type are made floats; for the others ggml has both a product and rows, or neither."""
+        traits = self.lib.ggml_get_type_traits_cpu(use.weight.quant.ggml_id)
+        return use.use == "vector" or bool(traits.contents.vec_dot)
 
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         return fusion.wants(ops)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hetrun.backend import Buffers, WeightUse
+from hetrun.backend import Buffers
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.attention import attention
-from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation
+from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation, uses
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.memory import GgmlBuffer
 from hetrun.backends.llamacpp.writer import Ref, Writer
 from hetrun.errors import BackendError
-from hetrun.graph import Op, Rows, Value, Weight
+from hetrun.graph import Op, Rows, Value
 from hetrun.kv import KvCache
-from hetrun.ops import RmsNorm, Rope
+from hetrun.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 
 
 class Emitter:
@@ -53,39 +53,34 @@ class Emitter:
         else:
             EMIT[item.kind](self, item)
 
-    def weight(self, weight: Weight, use: WeightUse) -> int:
-        buffer = self._buffers[use]
-        if not isinstance(buffer, GgmlBuffer):
-            raise BackendError(f"{weight.name} was brought in by another backend")
-        return buffer.tensor
-
-    def vector(self, weight: Weight) -> int:
-        """A gain, a bias or rope factors."""
-        return self.weight(weight, WeightUse(weight, "vector"))
+    def weights(self, item: Fused) -> list[int]:
+        """The weights of one op, or of several that were fused."""
+        found = []
+        for use in uses(item):
+            buffer = self._buffers[use]
+            if not isinstance(buffer, GgmlBuffer):
+                raise BackendError(f"{use.weight.name} was brought in by another backend")
+            found.append(buffer.tensor)
+        return found
 
     def define(self, op: Op, tensor: int) -> None:
         """The result of an op, as ggml allocates it."""
         self.values[op.out] = self.w.result(tensor, op.out.width, self.count(op.out.rows))
 
-    def positions(self, rows: Rows) -> int:
-        """The positions of a kind of rows."""
+    def positions(self, rows: Rows, offset: int = 0) -> int:
+        """The positions of a kind of rows, with what is added to each."""
         kind: Rows = "tokens" if self._all_wanted else rows
-        if kind not in self.inputs.positions:
-            self.inputs.positions[kind] = self.w.input(native.I32, self.count(kind))
-        return self.inputs.positions[kind]
+        if (kind, offset) not in self.inputs.positions:
+            self.inputs.positions[kind, offset] = self.w.input(native.I32, self.count(kind))
+        return self.inputs.positions[kind, offset]
 
     def _product(self, item: Product) -> None:
         x = self.values[item.ops[0].inputs[0]]
-        w = self.weight(item.weight, WeightUse(item.weight, "product"))
-        y = self.w.result(self.lib.ggml_mul_mat(self.ctx, w, self.w.plain(x)), item.weight.shape[0], x.rows)
-        column = 0
-        for op in item.ops:
-            ref = y.columns(column, column + op.out.width)
-            column += op.out.width
-            if len(op.weights) > 1:
-                total = self.lib.ggml_add(self.ctx, self.w.plain(ref), self.vector(op.weights[1]))
-                ref = self.w.result(total, ref.width, ref.rows)
-            self.values[op.out] = ref
+        weight, *bias = self.weights(item)
+        tensor = self.lib.ggml_mul_mat(self.ctx, weight, self.w.plain(x))
+        if bias:
+            tensor = self.lib.ggml_add(self.ctx, tensor, bias[0])
+        self._slices(item.ops, self.w.result(tensor, item.weight.shape[0], x.rows))
 
     def _rotation(self, item: Rotation) -> None:
         first = item.ops[0]
@@ -95,30 +90,50 @@ class Emitter:
         width = sum(op.out.width for op in item.ops)
         joined = replace(x, width=width)
         mode = native.ROPE_INTERLEAVED if a.interleaved else native.ROPE_HALVES
-        factors = self.vector(first.weights[0]) if first.weights else None
+        factors = self.weights(item)[0] if first.weights else None
         tensor = self.lib.ggml_rope_ext(
             self.ctx, self.w.heads(joined, a.head_dim), self.positions(first.rows), factors, a.n_rot, mode,
             a.n_ctx_orig,
             a.base, a.freq_scale, a.ext_factor, a.attn_factor, a.beta_fast, a.beta_slow,
         )  # fmt: skip
         y = self.w.result(self.lib.ggml_reshape_2d(self.ctx, tensor, width, x.rows), width, x.rows)
+        self._slices(item.ops, y)
+
+    def _slices(self, ops: Sequence[Op], joined: Ref) -> None:
+        """The results of several ops, next to each other in one."""
         column = 0
-        for op in item.ops:
-            self.values[op.out] = y.columns(column, column + op.out.width)
+        for op in ops:
+            self.values[op.out] = joined.columns(column, column + op.out.width)
             column += op.out.width
 
 
 def _embed(e: Emitter, op: Op) -> None:
     if not e.inputs.tokens:
         e.inputs.tokens = e.w.input(native.I32, e.shape.tokens)
-    table = e.weight(op.weights[0], WeightUse(op.weights[0], "lookup"))
-    e.define(op, e.lib.ggml_get_rows(e.ctx, table, e.inputs.tokens))
+    e.define(op, e.lib.ggml_get_rows(e.ctx, *e.weights(op), e.inputs.tokens))
+
+
+def _positions(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Positions)
+    e.define(op, e.lib.ggml_get_rows(e.ctx, *e.weights(op), e.positions("tokens", op.attrs.offset)))
 
 
 def _rms_norm(e: Emitter, op: Op) -> None:
-    assert isinstance(op.attrs, RmsNorm)
-    normed = e.lib.ggml_rms_norm(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.eps)
-    e.define(op, e.lib.ggml_mul(e.ctx, normed, e.vector(op.weights[0])))
+    a = op.attrs
+    assert isinstance(a, RmsNorm)
+    x = e.values[op.inputs[0]]
+    rows = e.w.plain(x) if a.heads == 1 else e.w.heads(x, x.width // a.heads)
+    # ggml runs a norm and the product right behind it as one.
+    tensor = e.lib.ggml_mul(e.ctx, e.lib.ggml_rms_norm(e.ctx, rows, a.eps), *e.weights(op))
+    e.define(op, tensor if a.heads == 1 else e.lib.ggml_reshape_2d(e.ctx, tensor, x.width, x.rows))
+
+
+def _layer_norm(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, LayerNorm)
+    tensor = e.lib.ggml_norm(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.eps)
+    for apply, weight in zip((e.lib.ggml_mul, e.lib.ggml_add), e.weights(op), strict=False):
+        tensor = apply(e.ctx, tensor, weight)
+    e.define(op, tensor)
 
 
 def _select(e: Emitter, op: Op) -> None:
@@ -131,13 +146,36 @@ def _select(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_get_rows(e.ctx, e.w.plain(x), e.inputs.wanted))
 
 
-def _swiglu(e: Emitter, op: Op) -> None:
+def _gated(e: Emitter, op: Op) -> None:
+    kind = "geglu_erf" if isinstance(op.attrs, Gelu) and op.attrs.exact else op.kind
     gate, up = (e.values[v] for v in op.inputs)
     halves = gate.tensor == up.tensor and up.offset == gate.offset + gate.width * 4
     if halves and gate.offset == 0 and gate.stride == 2 * gate.width * 4:
-        e.define(op, e.lib.ggml_swiglu(e.ctx, gate.tensor))
+        e.define(op, getattr(e.lib, f"ggml_{kind}")(e.ctx, gate.tensor))
     else:
-        e.define(op, e.lib.ggml_swiglu_split(e.ctx, e.w.plain(gate), e.w.plain(up)))
+        e.define(op, getattr(e.lib, f"ggml_{kind}_split")(e.ctx, e.w.plain(gate), e.w.plain(up)))
+
+
+def _gelu(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Gelu)
+    gelu = e.lib.ggml_gelu_erf if op.attrs.exact else e.lib.ggml_gelu
+    e.define(op, gelu(e.ctx, e.w.plain(e.values[op.inputs[0]])))
+
+
+def _relu(e: Emitter, op: Op) -> None:
+    e.define(op, e.lib.ggml_relu(e.ctx, e.w.plain(e.values[op.inputs[0]])))
+
+
+def _scale(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Scale)
+    e.define(op, e.lib.ggml_scale(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.factor))
+
+
+def _softcap(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Softcap)
+    cap = op.attrs.cap
+    small = e.lib.ggml_scale(e.ctx, e.w.plain(e.values[op.inputs[0]]), 1 / cap)
+    e.define(op, e.lib.ggml_scale(e.ctx, e.lib.ggml_tanh(e.ctx, small), cap))
 
 
 def _add(e: Emitter, op: Op) -> None:
@@ -145,12 +183,57 @@ def _add(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_add(e.ctx, a, b))
 
 
+def _moe(e: Emitter, op: Op) -> None:
+    a = op.attrs
+    assert isinstance(a, Moe)
+    lib, ctx, x = e.lib, e.ctx, e.values[op.inputs[0]]
+    router, gate, up, down = e.weights(op)
+    scores = lib.ggml_mul_mat(ctx, router, e.w.plain(x))
+    chosen = lib.ggml_argsort_top_k(ctx, scores, a.n_used)  # [n_used, rows]
+    shares = scores if a.normalise else lib.ggml_soft_max(ctx, scores)
+    shares = lib.ggml_get_rows(ctx, lib.ggml_reshape_3d(ctx, shares, 1, a.n_experts, x.rows), chosen)
+    if a.normalise:
+        # The softmax over all experts, divided by the sum of those chosen, is the softmax over those.
+        shares = lib.ggml_soft_max(ctx, lib.ggml_reshape_2d(ctx, shares, a.n_used, x.rows))
+        shares = lib.ggml_reshape_3d(ctx, shares, 1, a.n_used, x.rows)
+    if a.scale != 1:
+        shares = lib.ggml_scale(ctx, shares, a.scale)
+    each = e.w.heads(x, x.width)  # [width, 1, rows]
+    inner = lib.ggml_swiglu_split(
+        ctx, lib.ggml_mul_mat_id(ctx, gate, each, chosen), lib.ggml_mul_mat_id(ctx, up, each, chosen)
+    )
+    results = lib.ggml_mul_mat_id(ctx, down, inner, chosen)  # [width, n_used, rows]
+    total = lib.ggml_out_prod(ctx, results, shares)  # [width, 1, rows]: their sum by shares, as one node
+    e.define(op, lib.ggml_reshape_2d(ctx, total, x.width, x.rows))
+
+
 EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "embed": _embed,
+    "positions": _positions,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "attention": attention,
+    "moe": _moe,
     "select": _select,
-    "swiglu": _swiglu,
+    "swiglu": _gated,
+    "geglu": _gated,
+    "gelu": _gelu,
+    "relu": _relu,
+    "scale": _scale,
+    "softcap": _softcap,
     "add": _add,
 }
 KINDS = frozenset(EMIT) | {"linear", "head", "rope"}
+
+# The most tensors, views included, that an op is written as; attention once more for each sequence.
+TENSORS_PER_OP = 6
+MORE_TENSORS = {"attention": 14, "moe": 24}
+
+
+def most_tensors(ops: Sequence[Op], sequences: int) -> int:
+    """What a graph of these ops needs room for."""
+    counts = (
+        MORE_TENSORS.get(op.kind, 0) * (sequences if op.kind == "attention" else 1) + TENSORS_PER_OP
+        for op in ops
+    )
+    return 64 + sum(counts)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.backend import WeightUse, use_of
-from hetrun.graph import Op, Value, Weight, stack
-from hetrun.ops import Rope
+from hetrun.graph import Constant, Op, Value, Weight, stack
+from hetrun.ops import Moe, RmsNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Product:
 
     ops: tuple[Op, ...]
     weight: Weight
+    bias: Weight | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def fuse(ops: Sequence[Op]) -> list[Fused]:
             members = _with_same_input(ops, i)
             taken.update(members)
             group = tuple(ops[m] for m in members)
-            product = Product(group, stack([m.weights[0] for m in group]))
+            product = _product(group)
             slices.update({m.out: (product, n) for n, m in enumerate(group)})
             out.append(product)
         elif op.kind == "rope":
@@ -57,32 +58,55 @@ def fuse(ops: Sequence[Op]) -> list[Fused]:
 
 def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:
     """The weights of a segment as the fused graph reads them."""
-    found: dict[WeightUse, None] = {}
-    for item in fuse(ops):
-        if isinstance(item, Product):
-            found[WeightUse(item.weight, "product")] = None
-            found.update({WeightUse(op.weights[1], "vector"): None for op in item.ops if len(op.weights) > 1})
-        else:
-            members = item.ops if isinstance(item, Rotation) else (item,)
-            found.update(
-                {WeightUse(w, use_of(op, i)): None for op in members for i, w in enumerate(op.weights)}
-            )
-    return tuple(found)
+    return tuple(dict.fromkeys(use for item in fuse(ops) for use in uses(item)))
+
+
+def uses(item: Fused) -> tuple[WeightUse, ...]:
+    """The weights of one op, or of several that were fused, in the order in which they are written."""
+    if isinstance(item, Product):
+        bias = (WeightUse(item.bias, "vector"),) if item.bias else ()
+        return (WeightUse(item.weight, "product"), *bias)
+    op = item.ops[0] if isinstance(item, Rotation) else item
+    found = tuple(use_of(op, i) for i in range(len(op.weights)))
+    if isinstance(op.attrs, RmsNorm):
+        return (replace(found[0], offset=op.attrs.offset),)
+    if isinstance(op.attrs, Moe):
+        # Rounding in its product would send tokens to other experts.
+        return (replace(found[0], use="vector"), *found[1:])
+    return found
 
 
 def _with_same_input(ops: Sequence[Op], first: int) -> list[int]:
     """This product and the later ones that can be stacked under it."""
-    op = ops[first]
-    if len(op.weights) != 1 or op.kind != "linear":
-        return [first]
-    return [first] + [
-        i
-        for i in range(first + 1, len(ops))
-        if ops[i].kind == "linear"
-        and ops[i].inputs == op.inputs
-        and len(ops[i].weights) == 1
-        and ops[i].weights[0].quant is op.weights[0].quant
-    ]
+    kin = _stacks_with(ops[first])
+    return [first] + [i for i in range(first + 1, len(ops)) if kin and _stacks_with(ops[i]) == kin]
+
+
+def _stacks_with(op: Op) -> tuple[object, ...]:
+    """What products must have in common to be stacked; nothing for an op that cannot be."""
+    if op.kind != "linear":
+        return ()
+    weight, *biases = op.weights
+    if any(b.quant.block > 1 for b in biases):
+        return ()
+    return (op.inputs, weight.quant, *(b.quant for b in biases))
+
+
+def _product(ops: tuple[Op, ...]) -> Product:
+    biases = [op.weights[1] for op in ops if len(op.weights) > 1]
+    if len(biases) > 1:
+        biases = [stack([_column(b) for b in biases])]
+    return Product(ops, stack([op.weights[0] for op in ops]), biases[0] if biases else None)
+
+
+def _column(vector: Weight) -> Weight:
+    """A vector as a matrix of one column: those can be stacked."""
+    n, size = vector.shape[1], vector.quant.row_bytes(1)
+    parts = tuple(
+        replace(p, rows=n) if isinstance(p, Constant) else replace(p, rows=n, row_bytes=size, stride=size)
+        for p in vector.parts
+    )
+    return replace(vector, shape=(n, 1), parts=parts)
 
 
 def _with_same_angles(ops: Sequence[Op], first: int, slices: dict[Value, tuple[Product, int]]) -> list[int]:

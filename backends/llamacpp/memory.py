@@ -6,7 +6,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from ctypes import c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,22 +109,22 @@ class WeightMemory:
             weight = use.weight
             if use.use == "vector":
                 total += FLOAT_BYTES * weight.shape[0] * weight.shape[1]
-            elif use.use == "product" and self._repacked_in(weight):
-                total += weight.nbytes
+            elif arena := self._repacked_in(use):
+                total += self._packed_bytes(arena, use)
             else:
                 plain.add(weight)
         return total + sum(weight.nbytes for weight in plain)
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Read a weight once, straight into the layout that will be used."""
-        weight = wanted.weight
-        if wanted.use == "product" and (arena := self._repacked_in(weight)):
-            return self._upload_repacked(arena, weight, read)
         if wanted.use == "vector":
-            return self._upload_vector(weight, read)
+            return self._upload_vector(wanted, read)
+        if arena := self._repacked_in(wanted):
+            return self._upload_repacked(arena, wanted, read)
+        weight = wanted.weight
         if held := self._plain_weights.get(weight):  # an embedding that is the head as well
             return GgmlBuffer(held.tensor, 0, held.layout)
-        tensor = self._tensor(weight.quant.ggml_id, weight)
+        tensor = self._tensor(wanted)
         buffer, address = self._plain.take(weight.nbytes)
         self._place(tensor, buffer, address)
         read(weight, view_bytes(address, weight.nbytes))
@@ -141,73 +141,106 @@ class WeightMemory:
             arena.free()
         self._contexts, self._probes, self._repacking = [], {}, []
 
-    def _tensor(self, ggml_type: int, weight: Weight) -> int:
-        lib = self._lib
-        context = lib.ggml_init(native.InitParams(lib.ggml_tensor_overhead() * 4, None, True))
-        self._contexts.append(context)
-        tensor: int = lib.ggml_new_tensor_2d(context, ggml_type, weight.shape[1], weight.shape[0])
+    def _tensor(self, use: WeightUse) -> int:
+        """A tensor that stays, still without memory."""
+        self._contexts.append(self._context())
+        return self._form(self._contexts[-1], use)
+
+    def _context(self) -> int:
+        context: int = self._lib.ggml_init(
+            native.InitParams(self._lib.ggml_tensor_overhead() * 4, None, True)
+        )
+        return context
+
+    def _form(self, context: int, use: WeightUse) -> int:
+        """A tensor with the type and shape of a weight."""
+        rows, cols = use.weight.shape
+        tensor: int
+        if use.use == "vector":  # stacked ones are a column
+            tensor = self._lib.ggml_new_tensor_2d(
+                context, native.F32, *((cols, rows) if cols > 1 else (rows, 1))
+            )
+            return tensor
+        shape = (cols, rows // use.matrices, *([use.matrices] if use.use == "experts" else []))
+        new = self._lib.ggml_new_tensor_3d if use.use == "experts" else self._lib.ggml_new_tensor_2d
+        tensor = new(context, use.weight.quant.ggml_id, *shape)
         return tensor
 
     def _place(self, tensor: int, buffer: int, address: int) -> None:
         if self._lib.ggml_backend_tensor_alloc(buffer, tensor, address) != native.SUCCESS:
             raise BackendError("ggml refused a place for a weight that it had accepted before")
 
-    def _upload_vector(self, weight: Weight, read: ReadInto) -> GgmlBuffer:
+    def _upload_vector(self, use: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Gains and biases are float32 for every ggml op that takes them."""
+        weight = use.weight
         raw = np.empty(weight.nbytes, np.uint8)
         read(weight, raw)
         values = weight.quant.dequantise(raw, weight.shape[1])
-        tensor = self._tensor(native.F32, weight)
+        values += np.float32(use.offset)
+        tensor = self._tensor(use)
         buffer, address = self._plain.take(values.nbytes)
         self._place(tensor, buffer, address)
         view_bytes(address, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
         return GgmlBuffer(tensor, values.nbytes, "plain")
 
-    def _repacked_in(self, weight: Weight) -> Arena | None:
+    def _repacked_in(self, use: WeightUse) -> Arena | None:
         """The first of ggml's repacking buffers that has a layout for this weight."""
-        for arena in self._repacking:
-            if self._supports_product(weight, self._probes[arena.buffer_type]):
-                return arena
-        return None
+        if use.use not in ("product", "experts"):
+            return None
+        return next((a for a in self._repacking if self._supports(use, self._probes[a.buffer_type])), None)
 
-    def _supports_product(self, weight: Weight, buffer: int) -> bool:
+    def _supports(self, use: WeightUse, buffer: int) -> bool:
         """Ask before allocating: set_tensor on a weight that a buffer type cannot hold ends the process."""
-        lib = self._lib
-        context = lib.ggml_init(native.InitParams(lib.ggml_tensor_overhead() * 4, None, True))
+        lib, context = self._lib, self._context()
         try:
-            w = lib.ggml_new_tensor_2d(context, weight.quant.ggml_id, weight.shape[1], weight.shape[0])
-            x = lib.ggml_new_tensor_2d(context, native.F32, weight.shape[1], 512)
+            w = self._form(context, use)
             native.tensor_at(w).buffer = buffer
-            return bool(lib.ggml_backend_dev_supports_op(self._device, lib.ggml_mul_mat(context, w, x)))
+            if use.use == "experts":
+                x = lib.ggml_new_tensor_3d(context, native.F32, use.weight.shape[1], 1, 512)
+                chosen = lib.ggml_new_tensor_2d(context, native.I32, 1, 512)
+                product = lib.ggml_mul_mat_id(context, w, x, chosen)
+            else:
+                x = lib.ggml_new_tensor_2d(context, native.F32, use.weight.shape[1], 512)
+                product = lib.ggml_mul_mat(context, w, x)
+            return bool(lib.ggml_backend_dev_supports_op(self._device, product))
         finally:
             lib.ggml_free(context)
 
-    def _upload_repacked(self, arena: Arena, weight: Weight, read: ReadInto) -> GgmlBuffer:
+    def _packed_bytes(self, arena: Arena, use: WeightUse) -> int:
+        context = self._context()
+        size: int = self._lib.ggml_backend_buft_get_alloc_size(arena.buffer_type, self._form(context, use))
+        self._lib.ggml_free(context)
+        return size
+
+    def _upload_repacked(self, arena: Arena, use: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Slice by slice: the stored bytes never lie in memory as a whole beside the repacked ones."""
-        tensor = self._tensor(weight.quant.ggml_id, weight)
-        size = self._lib.ggml_backend_buft_get_alloc_size(arena.buffer_type, tensor)
+        weight, size = use.weight, self._packed_bytes(arena, use)
+        tensor = self._tensor(use)
         buffer, address = arena.take(size)
         self._place(tensor, buffer, address)
         rows, row_bytes = weight.shape[0], weight.quant.row_bytes(weight.shape[1])
-        step = max(1, SCRATCH // row_bytes // REPACK_ROWS) * REPACK_ROWS
+        # ggml chooses the layout by the rows of a matrix, so experts are never cut.
+        unit = REPACK_ROWS if use.use == "product" else rows // use.matrices
+        step = max(1, SCRATCH // row_bytes // unit) * unit
         scratch = np.empty(min(step, rows) * row_bytes, np.uint8)
         for a in range(0, rows, step):
             part = weight if step >= rows else weight.rows(a, min(a + step, rows))
             raw = scratch[: part.nbytes]
             read(part, raw)
-            self._set_slice(part, buffer, address + a * row_bytes, raw)
+            matrices = part.shape[0] // unit if use.use == "experts" else 1
+            piece = replace(use, weight=part, matrices=matrices)
+            self._set_slice(piece, buffer, address + a * (size // rows), raw)
         layout = self._lib.ggml_backend_buft_name(arena.buffer_type).decode().removeprefix("CPU_").lower()
         return GgmlBuffer(tensor, size, layout)
 
-    def _set_slice(self, part: Weight, buffer: int, address: int, raw: NDArray[np.uint8]) -> None:
-        lib = self._lib
-        context = lib.ggml_init(native.InitParams(lib.ggml_tensor_overhead() * 4, None, True))
+    def _set_slice(self, piece: WeightUse, buffer: int, address: int, raw: NDArray[np.uint8]) -> None:
+        context = self._context()
         try:
-            piece = lib.ggml_new_tensor_2d(context, part.quant.ggml_id, part.shape[1], part.shape[0])
-            self._place(piece, buffer, address)
-            lib.ggml_backend_tensor_set(piece, raw.ctypes.data, 0, raw.nbytes)
+            tensor = self._form(context, piece)
+            self._place(tensor, buffer, address)
+            self._lib.ggml_backend_tensor_set(tensor, raw.ctypes.data, 0, raw.nbytes)
         finally:
-            lib.ggml_free(context)
+            self._lib.ggml_free(context)
 
 
 def _extra_buffer_types(lib: Library, reg: int, device: int) -> list[int]:

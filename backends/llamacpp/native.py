@@ -66,6 +66,12 @@ class InitParams(Structure):
     _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
 
 
+class CpuTraits(Structure):
+    """struct ggml_type_traits_cpu."""
+
+    _fields_ = (("from_float", c_void_p), ("vec_dot", c_void_p), ("vec_dot_type", c_int), ("nrows", c_int64))
+
+
 OBJECT_BYTES = 32  # struct ggml_object, in front of each tensor of a context
 
 T = c_void_p  # a struct ggml_tensor *
@@ -82,10 +88,12 @@ _BASE = {
     "ggml_graph_n_nodes": (c_int, T),
     "ggml_new_tensor_1d": (T, T, c_int, c_int64),
     "ggml_new_tensor_2d": (T, T, c_int, c_int64, c_int64),
+    "ggml_new_tensor_3d": (T, T, c_int, c_int64, c_int64, c_int64),
     "ggml_view_1d": (T, T, T, c_int64, c_size_t),
     "ggml_view_2d": (T, T, T, c_int64, c_int64, c_size_t, c_size_t),
     "ggml_view_3d": (T, T, T, c_int64, c_int64, c_int64, c_size_t, c_size_t, c_size_t),
     "ggml_reshape_2d": (T, T, T, c_int64, c_int64),
+    "ggml_reshape_3d": (T, T, T, c_int64, c_int64, c_int64),
     "ggml_permute": (T, T, T, c_int, c_int, c_int, c_int),
     "ggml_set_input": (None, T),
     "ggml_set_output": (None, T),
@@ -93,14 +101,28 @@ _BASE = {
     "ggml_get_rows": (T, T, T, T),
     "ggml_set_rows": (T, T, T, T, T),
     "ggml_rms_norm": (T, T, T, c_float),
+    "ggml_norm": (T, T, T, c_float),
     "ggml_mul": (T, T, T, T),
     "ggml_add": (T, T, T, T),
     "ggml_cpy": (T, T, T, T),
     "ggml_cont": (T, T, T),
     "ggml_mul_mat": (T, T, T, T),
+    "ggml_mul_mat_id": (T, T, T, T, T),
+    "ggml_out_prod": (T, T, T, T),
+    "ggml_argsort_top_k": (T, T, T, c_int),
+    "ggml_soft_max": (T, T, T),
     "ggml_rope_ext": (T, T, T, T, T, c_int, c_int, c_int, *[c_float] * 6),
     "ggml_swiglu": (T, T, T),
     "ggml_swiglu_split": (T, T, T, T),
+    "ggml_geglu": (T, T, T),
+    "ggml_geglu_split": (T, T, T, T),
+    "ggml_geglu_erf": (T, T, T),
+    "ggml_geglu_erf_split": (T, T, T, T),
+    "ggml_gelu": (T, T, T),
+    "ggml_gelu_erf": (T, T, T),
+    "ggml_relu": (T, T, T),
+    "ggml_tanh": (T, T, T),
+    "ggml_scale": (T, T, T, c_float),
     "ggml_flash_attn_ext": (T, T, T, T, T, T, c_float, c_float, c_float),
     "ggml_gallocr_new": (T, T),
     "ggml_gallocr_free": (None, T),
@@ -122,6 +144,7 @@ _BASE = {
 _CPU = {
     "ggml_backend_cpu_init": (T,),
     "ggml_backend_cpu_reg": (T,),
+    "ggml_get_type_traits_cpu": (POINTER(CpuTraits), c_int),
     "ggml_backend_cpu_set_n_threads": (None, T, c_int),
     "ggml_backend_cpu_set_abort_callback": (None, T, c_void_p, c_void_p),
 }

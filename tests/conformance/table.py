@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hetrun.ops import NONE, Attention, Attrs, RmsNorm, Rope
+from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 
 # Of the result, as a part of its mean square: what rounding the activations to 8 bits, or the KV rows to the
 # type, may cost. Float types only round what is multiplied.
@@ -37,6 +37,10 @@ class Company:
 
 def single(tokens: int) -> Company:
     return Company(((0, tokens, tokens),))
+
+
+# Wanted rows of several sequences, all of them and none.
+SOME_WANTED = (Company(((100, 3, 1), (7, 2, 2), (0, 4, 1))), single(3), Company(((20, 5, 0),)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +73,39 @@ def _products() -> Iterator[Case]:
                 )
         yield Case("head", (256,), 320, single(3), limit, weights=((320, 256, quant),))
         yield Case("embed", (), 256, single(7), EXACT, weights=((50, 256, quant),))
-    bias = ((64, 128, "F32"), (1, 64, "F32"))
-    yield Case("linear", (128,), 64, single(5), EXACT, weights=bias, note="bias")
+    for kind in ("linear", "head"):
+        for bias, limit in (("F32", EXACT), ("BF16", EXACT), ("Q8_0", EXACT)):
+            shapes = ((64, 128, "F32"), (1, 64, bias))
+            yield Case(kind, (128,), 64, single(5), limit, weights=shapes, note="bias")
+    for offset in (0, 2):
+        for quant in ("F32", "F16", "Q4_0"):
+            for company in SOME_WANTED:
+                table = ((130, 64, quant),)
+                yield Case("positions", (), 64, company, EXACT, Positions(offset), table, note=f"{offset}")
 
 
 def _small_ops() -> Iterator[Case]:
     for n in TOKENS:
         yield Case("rms_norm", (96,), 96, single(n), EXACT, RmsNorm(1e-5), ((1, 96, "F32"),))
-        yield Case("swiglu", (96, 96), 96, single(n), 1e-6)
         yield Case("add", (96, 96), 96, single(n), EXACT)
+        yield Case("swiglu", (96, 96), 96, single(n), 1e-6)
+        yield Case("relu", (96,), 96, single(n), EXACT)
+        yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.7))
+        yield Case("softcap", (96,), 96, single(n), 1e-8, Softcap(0.8))
+        # ggml looks the tanh form up in a table of float16.
+        for exact, limit in ((True, 1e-8), (False, 1e-6)):
+            note = "exact" if exact else "tanh"
+            yield Case("gelu", (96,), 96, single(n), limit, Gelu(exact), note=note)
+            yield Case("geglu", (96, 96), 96, single(n), limit, Gelu(exact), note=note)
     yield Case("rms_norm", (64,), 64, single(3), HALF, RmsNorm(1e-6), ((1, 64, "F16"),))
+    for company in SOME_WANTED:
+        norms = {"offset": (RmsNorm(1e-6, 1.0), 96), "heads": (RmsNorm(1e-6, 0.0, 3), 32)}
+        norms["both"] = (RmsNorm(1e-6, 1.0, 6), 16)
+        for note, (attrs, n) in norms.items():
+            yield Case("rms_norm", (96,), 96, company, EXACT, attrs, ((1, n, "F32"),), "wanted", note=note)
+        for n_weights in range(3):
+            vectors = ((1, 96, "F32"),) * n_weights
+            yield Case("layer_norm", (96,), 96, company, EXACT, LayerNorm(1e-5), vectors, "wanted")
     for wanted in (1, 4, 9):
         yield Case("select", (64,), 64, Company(((0, 9, wanted),)), EXACT)
 
@@ -97,6 +124,41 @@ def _ropes() -> Iterator[Case]:
         for company in (single(5), Company(((100, 3, 3), (7, 2, 1)))):
             yield Case("rope", (128,), 128, company, 1e-8, attrs, note=note)
     yield Case("rope", (128,), 128, single(4), 1e-8, plain, ((1, 16, "F32"),), note="factors")
+
+
+def _mixtures() -> Iterator[Case]:
+    """The router stays float32, as in every GGUF file: with rounded scores other experts would be right."""
+    types = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+    usual = Moe(8, 2, 256, normalise=True)
+    routings = {
+        "16x4": Moe(16, 4, 256, False, 2.5),
+        "4x1": Moe(4, 1, 256, False),
+        "5x4n": Moe(5, 4, 256, True, 0.5),
+    }
+    for quant in types:
+        for company in (*(single(n) for n in (1, 2, 17, 64)), *SOME_WANTED):
+            yield _mixture(usual, 256, quant, quant, company, "8x2n")
+        for note, attrs in routings.items():
+            for company in (single(3), SOME_WANTED[0]):
+                yield _mixture(attrs, 256, quant, quant, company, note)
+    for company in (single(1), single(17)):
+        # Rows that no interleaving divides; one expert, which is a matrix of two dimensions; all experts.
+        yield _mixture(Moe(4, 2, 100, True), 36, "F32", "F16", company, "odd")
+        yield _mixture(Moe(4, 2, 96, False), 32, "Q4_0", "Q8_0", company, "odd")
+        yield _mixture(Moe(1, 1, 64, False), 64, "Q4_0", "Q4_0", company, "one")
+        yield _mixture(Moe(6, 6, 64, True), 64, "Q4_0", "Q4_1", company, "all")
+
+
+def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: str) -> Case:
+    weights = (
+        (a.n_experts, width, "F32"),
+        (a.n_experts * a.n_ff, width, inner),
+        (a.n_experts * a.n_ff, width, inner),
+        (a.n_experts * width, a.n_ff, down),
+    )
+    # The errors of three products meet.
+    limit = 3 * max(QUANT_LIMITS[inner], QUANT_LIMITS[down])
+    return Case("moe", (width,), width, company, limit, a, weights, "wanted", note=note)
 
 
 def _attentions() -> Iterator[Case]:
@@ -121,4 +183,4 @@ def _attentions() -> Iterator[Case]:
                 yield Case("attention", widths, n_heads * dim, company, limit, attrs, (), rows, kv_type, note)
 
 
-CASES = [*_products(), *_small_ops(), *_ropes(), *_attentions()]
+CASES = [*_products(), *_small_ops(), *_ropes(), *_mixtures(), *_attentions()]

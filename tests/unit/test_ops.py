@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 
 from hetrun.backends.reference.functions import TABLE
-from hetrun.ops import OPS, Attention, Attrs, Form, RmsNorm, Rope, flops
+from hetrun.ops import (
+    OPS,
+    Attention,
+    Attrs,
+    Form,
+    Gelu,
+    LayerNorm,
+    Moe,
+    Positions,
+    RmsNorm,
+    Rope,
+    Scale,
+    Softcap,
+    flops,
+)
 
 
 def test_the_reference_knows_every_kind() -> None:
@@ -16,27 +30,78 @@ def test_rows_of_the_table_are_complete() -> None:
     for kind, spec in OPS.items():
         assert spec.kind == kind
         assert spec.meaning
-        assert any(n in spec.n_weights for n in range(3)), f"{kind} takes no number of weights"
+        assert any(n in spec.n_weights for n in range(5)), f"{kind} takes no number of weights"
 
 
+MOE = Moe(n_experts=3, n_used=2, n_ff=16, normalise=True)
 ATTRS = {
+    "positions": Positions(offset=2),
     "rms_norm": RmsNorm(1e-5),
+    "layer_norm": LayerNorm(1e-5),
     "rope": Rope(n_heads=2, head_dim=4, n_rot=4, base=1e4, interleaved=True),
     "attention": Attention(layer=0, n_heads=2, n_kv_heads=2, head_dim=4, scale=0.5),
+    "moe": MOE,
+    "geglu": Gelu(),
+    "gelu": Gelu(exact=True),
+    "scale": Scale(2.0),
+    "softcap": Softcap(30.0),
 }
-WEIGHTS = {"embed": (32, 8), "rms_norm": (1, 8), "linear": (8, 8), "head": (8, 8)}
+WEIGHTS = {
+    "embed": ((32, 8),),
+    "positions": ((32, 8),),
+    "rms_norm": ((1, 8),),
+    "layer_norm": ((1, 8), (1, 8)),
+    "linear": ((8, 8), (1, 8)),
+    "head": ((8, 8),),
+    "moe": ((3, 8), (48, 8), (48, 8), (24, 16)),
+}
+
+
+def fitting(kind: str) -> Form:
+    return Form(ATTRS.get(kind, Attrs()), (8,) * OPS[kind].n_inputs, WEIGHTS.get(kind, ()), 8)
+
+
+def wrong(kind: str, form: Form) -> list[str]:
+    return [what for what, found, wanted in OPS[kind].sizes(form) if found != wanted]
 
 
 @pytest.mark.parametrize("kind", OPS)
 def test_each_kind_accepts_what_fits_and_notices_another_width(kind: str) -> None:
-    spec, weights = OPS[kind], (WEIGHTS[kind],) if kind in WEIGHTS else ()
-    fits = Form(ATTRS.get(kind, Attrs()), (8,) * spec.n_inputs, weights, 8)
-    assert type(fits.attrs) is spec.attrs
-    assert [what for what, found, wanted in spec.sizes(fits) if found != wanted] == []
-    wider = Form(fits.attrs, fits.inputs, fits.weights, 16)
-    assert any(found != wanted for _, found, wanted in spec.sizes(wider))
+    fits = fitting(kind)
+    assert type(fits.attrs) is OPS[kind].attrs
+    assert len(fits.weights) in OPS[kind].n_weights
+    assert wrong(kind, fits) == []
+    assert wrong(kind, Form(fits.attrs, fits.inputs, fits.weights, 16)) != []
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"), [(k, i) for k, shapes in WEIGHTS.items() for i in range(len(shapes))]
+)
+def test_each_weight_must_have_its_shape(kind: str, index: int) -> None:
+    fits = fitting(kind)
+    rows, cols = fits.weights[index]
+    longer = (*fits.weights[:index], (rows, cols + 1), *fits.weights[index + 1 :])
+    assert wrong(kind, Form(fits.attrs, fits.inputs, longer, 8)) != []
+
+
+def test_heads_share_one_norm() -> None:
+    assert wrong("rms_norm", Form(RmsNorm(1e-6, heads=2), (8,), ((1, 4),), 8)) == []
+    assert wrong("rms_norm", Form(RmsNorm(1e-6, heads=2), (8,), ((1, 8),), 8)) == ["weight"]
+    assert wrong("rms_norm", Form(RmsNorm(1e-6, heads=3), (8,), ((1, 2),), 8)) == ["width of all heads"]
+
+
+@pytest.mark.parametrize("used", [0, 4])
+def test_a_mixture_uses_some_of_its_experts(used: int) -> None:
+    attrs = Moe(n_experts=3, n_used=used, n_ff=16, normalise=True)
+    assert wrong("moe", Form(attrs, (8,), WEIGHTS["moe"], 8)) == ["number of experts used"]
 
 
 def test_only_products_count_as_arithmetic() -> None:
-    assert flops("linear", 100, 3) == flops("head", 100, 3) == 600
-    assert [flops(kind, 100, 3) for kind in OPS if kind not in ("linear", "head")] == [0] * (len(OPS) - 2)
+    assert flops("linear", Attrs(), [(20, 5), (1, 20)], 3) == flops("head", Attrs(), [(20, 5)], 3) == 600
+    others = set(OPS) - {"linear", "head", "moe"}
+    assert {flops(kind, ATTRS.get(kind, Attrs()), [(20, 5)], 3) for kind in others} == {0}
+
+
+def test_of_a_mixture_only_the_experts_that_are_used_count() -> None:
+    router, gate, up, down = 3 * 8, 48 * 8, 48 * 8, 24 * 16
+    assert flops("moe", MOE, WEIGHTS["moe"], 5) == 2 * 5 * (router + (gate + up + down) * 2 // 3)
