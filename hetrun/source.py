@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -173,8 +173,10 @@ def is_known(architecture: str) -> bool:
     if ("models", architecture) in registry.names():
         return True
     # The name comes from a file: it must not become a path.
-    known = re.fullmatch(r"[a-z][a-z0-9]*", architecture) and architecture != "blocks"
-    return bool(known) and find_spec(f"hetrun.models.{architecture}") is not None
+    if not re.fullmatch(r"[a-z][a-z0-9]*", architecture):
+        return False
+    shared: Container[str] = import_module("hetrun.models").SHARED
+    return architecture not in shared and find_spec(f"hetrun.models.{architecture}") is not None
 
 
 def architecture_of(source: ModelSource) -> Architecture:

@@ -1,4 +1,4 @@
-"""One file per model architecture, named as GGUF names it; shared blocks lie in blocks.py.
+"""One file per model architecture, named as GGUF names it, and what they share.
 
 A file has `name`, `build` (the graph, from settings and weights in GGUF's words) and, where Hugging Face
 publishes such models, `from_hf` (what GGUF calls things).
@@ -16,3 +16,5 @@ HF_TYPES = {
     "phi3": "phi3",
     "opt": "opt",
 }
+
+SHARED = frozenset(("blocks", "decoder", "importing", "rope"))  # files here that are no architecture
