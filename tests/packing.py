@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,9 +14,34 @@ F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
 
+# Before ggml packs the first row of these it computes grids, for up to half a minute.
+SLOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
+
+
 def packed(x: F32, quant: QuantType) -> U8:
-    """Rows of a type, [rows, row_bytes]; hetrun's own packers are ggml's, bit for bit."""
+    """Rows of a type, [rows, row_bytes]; hetrun's own packers are ggml's, bit for bit.
+
+    The slow types get random blocks, for which any bytes do, that spread as widely as x.
+    """
+    if quant.name in SLOW:
+        rng = np.random.default_rng(zlib.crc32(x.tobytes()))
+        raw = rng.integers(0, 256, (len(x), quant.row_bytes(x.shape[1])), dtype=np.uint8)
+        _scale(raw, quant, 1.0)
+        _scale(raw, quant, float(x.std() / quant.dequantise(raw, x.shape[1]).std()))
+        return raw
     return packed_by_ggml(x, quant) if quant.pack is None else quant.quantise(x)
+
+
+def _scale(raw: U8, quant: QuantType, scale: float) -> None:
+    """Give every block this scale."""
+    blocks = raw.reshape(-1, quant.block_bytes)
+    half = np.array([scale], "<f2")
+    if quant.name != "IQ1_M":
+        blocks[:, :2] = half.view(np.uint8)
+        return
+    # Its bits are the highest four of each of the last four words.
+    words = blocks[:, 48:].view("<u2")
+    words[:] = (words & 0x0FFF) | ((half.view("<u2") >> [0, 4, 8, 12]) << 12).astype("<u2")
 
 
 def packed_by_ggml(x: F32, quant: QuantType) -> U8:

@@ -11,7 +11,7 @@ import pytest
 from hetrun.backends.llamacpp import types
 from hetrun.quant import QUANTS, QuantType, by_name
 from tests.conformance.table import QUANT_LIMITS
-from tests.packing import packed, packed_by_ggml, unpacked_by_ggml
+from tests.packing import SLOW, packed, packed_by_ggml, unpacked_by_ggml
 from tests.unit.test_quant import ALL, HALVES, PACKED, same_bits
 
 # The halves that a scale may be: zeros, the smallest and largest denormals and normals, infinities, NaN.
@@ -70,7 +70,14 @@ def test_scales_at_every_edge(q: QuantType) -> None:
     assert same_bits(q.dequantise(raw, COLS), unpacked_by_ggml(raw, q, COLS))
 
 
-@pytest.mark.parametrize("q", ALL[1:])
+@pytest.mark.parametrize(
+    "q",
+    [
+        pytest.param(q, id=q.name, marks=pytest.mark.slow if q.name in SLOW else ())
+        for q in QUANTS.values()
+        if q.name != "F32"
+    ],
+)
 def test_what_ggml_packed_comes_back_as_close_as_the_type_allows(q: QuantType) -> None:
     x = gaussian(16)
     raw = packed_by_ggml(x, q)
