@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from hetrun.graph import GraphBuilder, Value, Weight, stack
 from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
@@ -57,6 +58,20 @@ def linear(b: GraphBuilder, x: Value, name: str, n_out: int, part: str, kind: st
     return b.op(kind, [x], weights, NONE, n_out, part=part)
 
 
+def qkv(b: GraphBuilder, x: Value, blk: str, shape: AttentionShape, part: Literal["q", "k", "v"]) -> Value:
+    """The projection to q, k or v, by a weight of its own or by some rows of one for all three."""
+    widths = {"q": shape.width, "k": shape.kv_width, "v": shape.kv_width}
+    name, width = f"{blk}.attn_qkv", widths[part]
+    if not b.has(f"{name}.weight"):
+        return linear(b, x, f"{blk}.attn_{part}", width, part)
+    a = {"q": 0, "k": shape.width, "v": shape.width + shape.kv_width}[part]
+    total = sum(widths.values())
+    weights = [b.weight(f"{name}.weight", total, x.width).rows(a, a + width)]
+    if b.has(f"{name}.bias"):
+        weights.append(b.weight(f"{name}.bias", 1, total).cols(a, a + width))
+    return b.op("linear", [x], weights, NONE, width, part=part)
+
+
 def rope(b: GraphBuilder, x: Value, attrs: Rope, factors: str, part: str) -> Value:
     """Rotary embedding, with the model's frequency factors where it has them."""
     weights = [b.weight(factors, 1, attrs.n_rot // 2)] if b.has(factors) else []
@@ -74,6 +89,15 @@ def gated_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int, gate: str = "sw
     g = linear(b, x, f"{prefix}.ffn_gate", n_ff, "gate")
     u = linear(b, x, f"{prefix}.ffn_up", n_ff, "up")
     h = b.op(gate, [g, u], [], Gelu() if gate == "geglu" else NONE, n_ff, part="up")
+    return linear(b, h, f"{prefix}.ffn_down", x.width, "down")
+
+
+def fused_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int) -> Value:
+    """down(silu(gate(x)) * up(x)), gate and up on top of each other in one weight."""
+    both = b.weight(f"{prefix}.ffn_up.weight", 2 * n_ff, x.width)
+    g = b.op("linear", [x], [both.rows(0, n_ff)], NONE, n_ff, part="gate")
+    u = b.op("linear", [x], [both.rows(n_ff, 2 * n_ff)], NONE, n_ff, part="up")
+    h = b.op("swiglu", [g, u], [], NONE, n_ff, part="up")
     return linear(b, h, f"{prefix}.ffn_down", x.width, "down")
 
 

@@ -83,11 +83,11 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
     """x + attention(norm(x)); behind the last layer's K and V only the wanted rows go on."""
     shape, blk = replace(d.attention, window=d.windows[i]), f"blk.{i}"
     h = blocks.rms_norm(b, x, f"{blk}.attn_norm.weight", d.eps)
-    k = blocks.linear(b, h, f"{blk}.attn_k", shape.kv_width, "k")
-    v = blocks.linear(b, h, f"{blk}.attn_v", shape.kv_width, "v")
+    k = blocks.qkv(b, h, blk, shape, "k")
+    v = blocks.qkv(b, h, blk, shape, "v")
     if i == d.n_layers - 1:
         h, x = blocks.select(b, h), blocks.select(b, x)
-    q = blocks.linear(b, h, f"{blk}.attn_q", shape.width, "q")
+    q = blocks.qkv(b, h, blk, shape, "q")
     if d.head_norms:
         q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads)
         k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.rope import read_rope
+from hetrun.models.importing import ATTENTION, FEED_FORWARD, HEAD_NORMS, Tensors
+from hetrun.models.rope import KINDS, HfRope, check_rope, factors, read_rope, scaling_from_hf
 from hetrun.ops import Rope, Scale, Softcap
 
 name = "gemma3"
 
 PERIOD = 6  # layers from one that sees all to the next, where the settings say nothing
 SOME_27B = 62  # layers of the model that llama.cpp knows to scale its queries otherwise
+NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class Layer:
 
     attention: blocks.AttentionShape
     rope: Rope
+    factors: str  # the tensor that divides rope's angles; it may be missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +47,43 @@ class GemmaConfig:
     layers: tuple[Layer, ...]
 
 
-def read_config(meta: ModelMeta) -> GemmaConfig:
+def read_config(b: GraphBuilder, meta: ModelMeta) -> GemmaConfig:
     """The settings as GGUF names them."""
-    width = meta.require_int("embedding_length", 1, 1 << 20)
-    n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
     n_layers = meta.require_int("block_count", 1, 1 << 12)
-    head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
-    everything = blocks.AttentionShape(
-        n_heads=n_heads,
-        n_kv_heads=meta.get_int("attention.head_count_kv", n_heads, 1, n_heads),
-        head_dim=head_dim,
-        scale=meta.get_float("attention.scale", query_scale(n_layers, width, n_heads, head_dim)),
-    )
-    window = meta.get_int("attention.sliding_window", 0, 0, 1 << 31)
-    rope = read_rope(meta, n_heads, head_dim, interleaved=False)
-    full = Layer(everything, rope)
-    local = Layer(
-        replace(everything, window=window),
-        Rope(n_heads, head_dim, rope.n_rot, meta.get_float("rope.freq_base_swa", 10000.0), rope.interleaved),
-    )
+    full, sliding = read_layers(b, meta, n_layers)
+    eps = meta.get_float("attention.layer_norm_rms_epsilon", 1e-6)
+    softcap = meta.get_float("final_logit_softcapping", 0.0)
+    b.check(eps >= 0, f"attention.layer_norm_rms_epsilon is {eps}")
+    b.check(softcap >= 0, f"final_logit_softcapping is {softcap}")
     return GemmaConfig(
         n_vocab=meta.require_int("vocab_size", 1, 1 << 24),
-        width=width,
+        width=meta.require_int("embedding_length", 1, 1 << 20),
         n_ff=meta.require_int("feed_forward_length", 1, 1 << 24),
-        eps=meta.get_float("attention.layer_norm_rms_epsilon", 1e-6),
+        eps=eps,
         norm_offset=meta.get_float("norm.offset", 0.0),
-        softcap=meta.get_float("final_logit_softcapping", 0.0),
-        layers=tuple(local if slides and window else full for slides in read_pattern(meta, n_layers)),
+        softcap=softcap,
+        layers=tuple(sliding if slides else full for slides in read_pattern(meta, n_layers)),
     )
+
+
+def read_layers(b: GraphBuilder, meta: ModelMeta, n_layers: int) -> tuple[Layer, Layer]:
+    """Layers that see all, and those with a window. Without a window all are of the first kind."""
+    width = meta.require_int("embedding_length", 1, 1 << 20)
+    n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
+    n_kv_heads = meta.get_int("attention.head_count_kv", n_heads, 1, n_heads)
+    head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
+    scale = meta.get_float("attention.scale", query_scale(n_layers, width, n_heads, head_dim))
+    rope = read_rope(meta, n_heads, head_dim, interleaved=False)
+    b.check(n_heads % n_kv_heads == 0, f"{n_heads} heads cannot share {n_kv_heads} KV heads")
+    check_rope(b, meta, rope)
+    full = Layer(blocks.AttentionShape(n_heads, n_kv_heads, head_dim, scale), rope, factors(b, meta, rope))
+    if not (window := meta.get_int("attention.sliding_window", 0, 0, 1 << 31)):
+        return full, full
+    # Scaling is for those that see far.
+    base = meta.get_float("rope.freq_base_swa", 10000.0)
+    b.check(base > 0, f"rope.freq_base_swa is {base}")
+    near = Rope(n_heads, head_dim, rope.n_rot, base, interleaved=False)
+    return full, Layer(replace(full.attention, window=window), near, factors="")
 
 
 def query_scale(n_layers: int, width: int, n_heads: int, head_dim: int) -> float:
@@ -90,8 +107,7 @@ def by_period(n_layers: int, period: int) -> list[bool]:
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
-    c = read_config(meta)
-    check_config(b, c)
+    c = read_config(b, meta)
     x = blocks.embed(b, "token_embd.weight", c.n_vocab, c.width)
     with b.scope("embed"):
         x = b.op("scale", [x], [], Scale(math.sqrt(c.width)), c.width)
@@ -111,18 +127,6 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     return b.finish(hidden, logits)
 
 
-def check_config(b: GraphBuilder, c: GemmaConfig) -> None:
-    """What no weight's shape would show, and what kernels would end the process for."""
-    b.check(c.eps >= 0, f"attention.layer_norm_rms_epsilon is {c.eps}")
-    b.check(c.softcap >= 0, f"final_logit_softcapping is {c.softcap}")
-    for layer in {id(one): one for one in c.layers}.values():
-        a, r = layer.attention, layer.rope
-        b.check(a.n_heads % a.n_kv_heads == 0, f"{a.n_heads} heads cannot share {a.n_kv_heads} KV heads")
-        b.check(r.n_rot % 2 == 0, f"rope.dimension_count is {r.n_rot}, which is odd")
-        b.check(r.base > 0, f"rope.freq_base is {r.base}")
-        b.check(0 < r.freq_scale < math.inf, f"rope.scaling.factor gives a scale of {r.freq_scale}")
-
-
 def norm(b: GraphBuilder, x: Value, name: str, c: GemmaConfig, part: str = "norm", heads: int = 1) -> Value:
     """Gemma's norm, whose gain Hugging Face stores less 1."""
     return blocks.rms_norm(b, x, f"{name}.weight", c.eps, part, heads, c.norm_offset)
@@ -130,18 +134,18 @@ def norm(b: GraphBuilder, x: Value, name: str, c: GemmaConfig, part: str = "norm
 
 def attention(b: GraphBuilder, x: Value, c: GemmaConfig, i: int) -> Value:
     """x + norm(attention(norm(x))); behind the last layer's K and V only the wanted rows go on."""
-    shape, rope = c.layers[i].attention, c.layers[i].rope
-    blk = f"blk.{i}"
+    layer, blk = c.layers[i], f"blk.{i}"
+    shape = layer.attention
     h = norm(b, x, f"{blk}.attn_norm", c)
-    k = blocks.linear(b, h, f"{blk}.attn_k", shape.kv_width, "k")
-    v = blocks.linear(b, h, f"{blk}.attn_v", shape.kv_width, "v")
+    k = blocks.qkv(b, h, blk, shape, "k")
+    v = blocks.qkv(b, h, blk, shape, "v")
     if i == len(c.layers) - 1:
         h, x = blocks.select(b, h), blocks.select(b, x)
-    q = blocks.linear(b, h, f"{blk}.attn_q", shape.width, "q")
+    q = blocks.qkv(b, h, blk, shape, "q")
     q = norm(b, q, f"{blk}.attn_q_norm", c, "q", shape.n_heads)
     k = norm(b, k, f"{blk}.attn_k_norm", c, "k", shape.n_kv_heads)
-    q = b.op("rope", [q], [], rope, q.width, part="q")
-    k = b.op("rope", [k], [], replace(rope, n_heads=shape.n_kv_heads), k.width, part="k")
+    q = blocks.rope(b, q, layer.rope, layer.factors, "q")
+    k = blocks.rope(b, k, replace(layer.rope, n_heads=shape.n_kv_heads), layer.factors, "k")
     a = blocks.attend(b, q, k, v, i, shape)
     a = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
     return blocks.add(b, x, norm(b, a, f"{blk}.post_attention_norm", c, "out"), part="out")
@@ -155,6 +159,7 @@ def from_hf(hf: HfModel) -> Imported:
     width = c.get_int("hidden_size", 2304, 1, 1 << 20)
     n_heads = c.get_int("num_attention_heads", 8, 1, 1 << 14)
     head_dim = c.get_int("head_dim", 256, 1, 1 << 12)
+    rope, near = ropes(c, head_dim)
     settings: dict[str, Setting] = {
         "vocab_size": c.get_int("vocab_size", 262208, 1, 1 << 24),
         "context_length": c.get_int("max_position_embeddings", 131072, 1, 1 << 31),
@@ -167,17 +172,20 @@ def from_hf(hf: HfModel) -> Imported:
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": c.get_float("rms_norm_eps", 1e-6),
         **window_settings(c, n_layers),
-        **rope_settings(c),
+        **rope.settings,
+        "rope.freq_base_swa": near,
     }
     if c.has("final_logit_softcapping"):
         settings["final_logit_softcapping"] = c.get_float("final_logit_softcapping", 0.0)
-    weights = {gguf: hf.weight(theirs) for gguf, theirs in tensors(c, n_layers)}
+    weights = {**tensors(hf, n_layers), **rope.weights}
     scale = 1 / math.sqrt(c.get_float("query_pre_attn_scalar", 256.0))
-    layout: dict[str, Setting] = {"norm.offset": 1.0, "attention.scale": scale}
+    layout: dict[str, Setting] = {"norm.offset": 1.0, "attention.scale": scale, **rope.layout}
     if not math.isclose(scale, query_scale(n_layers, width, n_heads, head_dim), rel_tol=1e-6):
-        layout["gguf.inexpressible"] = "GGUF has no word for a query_pre_attn_scalar other than head_dim"
-    if c.get_bool("attention_bias", False):
-        layout["gguf.inexpressible"] = "llama.cpp's gemma3 has no biases in attention"
+        layout["gguf.inexpressible"] = "llama.cpp scales Gemma 3's queries by head_dim, this model does not"
+    elif c.get_bool("attention_bias", False):
+        layout["gguf.inexpressible"] = "llama.cpp's Gemma 3 has no biases in attention"
+    elif rope.weights or settings.get("rope.scaling.attn_factor", 1.0) != 1.0:
+        layout["gguf.inexpressible"] = "llama.cpp's Gemma 3 knows linear and plain YaRN scaling of rope only"
     return Imported(settings, weights, layout, {w: AddOne() for w in weights if w.endswith("norm.weight")})
 
 
@@ -207,49 +215,26 @@ def window_settings(c: Config, n_layers: int) -> dict[str, Setting]:
     return out
 
 
-def rope_settings(c: Config) -> dict[str, Setting]:
-    """Rope of layers that see all and of those with a window, as transformers 4 and 5 write it."""
-    if c.has("rope_parameters"):
-        full, local = (c.section("rope_parameters").section(f"{k}_attention") for k in ("full", "sliding"))
-        if not c.section("rope_parameters").has("full_attention"):
-            c.refuse("rope_parameters has no full_attention: Gemma 3 needs one entry for each type of layer")
-    else:
-        full, local = c.section("rope_scaling"), c.section("rope_local")
-    out: dict[str, Setting] = {
-        "rope.freq_base": full.get_float("rope_theta", c.get_float("rope_theta", 1000000.0)),
-        "rope.freq_base_swa": local.get_float("rope_theta", c.get_float("rope_local_base_freq", 10000.0)),
-    }
-    kind = full.get_str("rope_type", full.get_str("type", "default"))
-    if kind == "linear":
-        out |= {"rope.scaling.type": "linear", "rope.scaling.factor": full.get_float("factor", 1.0)}
-    elif kind != "default":
-        c.refuse(f"the rope type of layers that see all is {kind!r}; Gemma 3 has default and linear")
+def ropes(c: Config, head_dim: int) -> tuple[HfRope, float]:
+    """Rope of layers that see all, and the base of those with a window, as transformers 4 or 5 writes it."""
+    if not c.has("rope_parameters"):
+        rope = scaling_from_hf(c, c.section("rope_scaling"), head_dim, 1000000.0, False, KINDS)
+        return rope, c.get_float("rope_local_base_freq", 10000.0)
+    both = c.section("rope_parameters")
+    full, local = both.section("full_attention"), both.section("sliding_attention")
+    if not (both.has("full_attention") or both.has("sliding_attention")):
+        c.refuse("rope_parameters must have full_attention and sliding_attention in Gemma 3 models")
     if (kind := local.get_str("rope_type", "default")) != "default":
-        c.refuse(f"the rope type of layers with a window is {kind!r}; Gemma 3 does not scale them")
-    return out
+        c.refuse(f"rope_parameters scales sliding_attention by {kind[:40]!r}, which hetrun does not do")
+    rope = scaling_from_hf(c, full, head_dim, 1000000.0, False, KINDS)
+    return rope, local.get_float("rope_theta", 10000.0)
 
 
-def tensors(c: Config, n_layers: int) -> Iterator[tuple[str, str]]:
-    """GGUF's name and Hugging Face's of each tensor that the config asks for."""
-    product = ("weight", "bias") if c.get_bool("attention_bias", False) else ("weight",)
-    yield "token_embd.weight", "model.embed_tokens.weight"
-    yield "output_norm.weight", "model.norm.weight"
-    if not c.get_bool("tie_word_embeddings", True):
-        yield "output.weight", "lm_head.weight"
+def tensors(hf: HfModel, n_layers: int) -> dict[str, Weight]:
+    """All tensors by GGUF name."""
+    found = Tensors(hf)
+    found.take_ends(tied=hf.config.get_bool("tie_word_embeddings", True))
+    biased = ATTENTION if hf.config.get_bool("attention_bias", False) else ()
     for i in range(n_layers):
-        for gguf, theirs, kinds in (
-            ("attn_norm", "input_layernorm", ("weight",)),
-            ("attn_q", "self_attn.q_proj", product),
-            ("attn_k", "self_attn.k_proj", product),
-            ("attn_v", "self_attn.v_proj", product),
-            ("attn_q_norm", "self_attn.q_norm", ("weight",)),
-            ("attn_k_norm", "self_attn.k_norm", ("weight",)),
-            ("attn_output", "self_attn.o_proj", product),
-            ("post_attention_norm", "post_attention_layernorm", ("weight",)),
-            ("ffn_norm", "pre_feedforward_layernorm", ("weight",)),
-            ("ffn_gate", "mlp.gate_proj", ("weight",)),
-            ("ffn_up", "mlp.up_proj", ("weight",)),
-            ("ffn_down", "mlp.down_proj", ("weight",)),
-            ("post_ffw_norm", "post_feedforward_layernorm", ("weight",)),
-        ):
-            yield from ((f"blk.{i}.{gguf}.{kind}", f"model.layers.{i}.{theirs}.{kind}") for kind in kinds)
+        found.take_layer(i, {**NORMS, **ATTENTION, **HEAD_NORMS, **FEED_FORWARD}, biased)
+    return found.finish()

@@ -114,12 +114,7 @@ def decoder_weights(
 ) -> dict[str, Weight]:
     """All tensors by GGUF name, each one that the config asks for and no other."""
     c, tensors = hf.config, Tensors(hf)
-    tensors.take("token_embd.weight", "model.embed_tokens.weight")
-    tensors.take("output_norm.weight", "model.norm.weight")
-    if c.get_bool("tie_word_embeddings", False):
-        tensors.ignore("lm_head.weight")  # some checkpoints hold it twice
-    else:
-        tensors.take("output.weight", "lm_head.weight")
+    tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         tensors.take_layer(i, {**NORMS, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
         if hf.has(f"model.layers.{i}.mlp.gate.weight"):
@@ -127,6 +122,12 @@ def decoder_weights(
         else:
             tensors.take_layer(i, FEED_FORWARD, biased)
     return tensors.finish()
+
+
+def not_in_gguf(*reasons: tuple[bool, str]) -> dict[str, Setting]:
+    """The first reason that is true why llama.cpp could not run a GGUF file of this model, for `convert`."""
+    found = next((reason for true, reason in reasons if true), None)
+    return {} if found is None else {"gguf.inexpressible": found}
 
 
 class Tensors:
@@ -145,6 +146,15 @@ class Tensors:
             self._hf.config.refuse(f"{theirs[0]} and its siblings differ in shape or type")
         self._left.difference_update(theirs)
         self._taken[ours] = replace(stack(parts), name=ours)
+
+    def take_ends(self, tied: bool) -> None:
+        """What stands before the layers and behind them."""
+        self.take("token_embd.weight", "model.embed_tokens.weight")
+        self.take("output_norm.weight", "model.norm.weight")
+        if tied:
+            self.ignore("lm_head.weight")  # some checkpoints hold it twice
+        else:
+            self.take("output.weight", "lm_head.weight")
 
     def take_layer(self, i: int, names: Mapping[str, str], biased: Collection[str]) -> None:
         """Some of a layer's tensors, with biases where they belong."""

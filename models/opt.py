@@ -13,6 +13,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
 from hetrun.hf import HfModel, Imported, Setting
 from hetrun.models import blocks
+from hetrun.models.importing import Tensors
 from hetrun.ops import NONE, Attrs, Gelu, Positions
 
 name = "opt"
@@ -146,11 +147,17 @@ def from_hf(hf: HfModel) -> Imported:
         "final_norm": norm_first and not c.get_bool("_remove_final_layer_norm", False),
         "activation": activation,
     }
-    weights = {gguf: hf.weight(theirs) for gguf, theirs in tensors(hf, settings)}
-    return Imported(settings, weights, {"gguf.inexpressible": "GGUF has no architecture for OPT models"})
+    tensors = Tensors(hf)
+    for gguf, theirs in names(hf, settings):
+        tensors.take(gguf, theirs)
+    if c.get_bool("tie_word_embeddings", True):
+        tensors.ignore("lm_head.weight")
+    return Imported(
+        settings, tensors.finish(), {"gguf.inexpressible": "GGUF has no architecture for OPT models"}
+    )
 
 
-def tensors(hf: HfModel, settings: dict[str, Setting]) -> Iterator[tuple[str, str]]:
+def names(hf: HfModel, settings: dict[str, Setting]) -> Iterator[tuple[str, str]]:
     """GGUF's name and Hugging Face's of each tensor that the config asks for."""
     c = hf.config
     root = "model.decoder." if hf.has("model.decoder.embed_tokens.weight") else "decoder."

@@ -121,21 +121,23 @@ class Asked:
         return 2 * math.pi * self.base ** (np.arange(0, self.n_rot, 2) / self.n_rot)
 
 
-def rope_from_hf(config: Config, head_dim: int, base: float = 10000.0, partial: bool = False) -> HfRope:
-    """The rope that all layers share; `base` and `partial` are what the code of the model's type knows."""
+def rope_from_hf(config: Config, head_dim: int, base: float = 10000.0, partial: bool = False,
+                 kinds: Kinds | None = None) -> HfRope:  # fmt: skip
+    """The rope that all layers share; the last three are what the code of the model's type knows."""
     scaling = config.section("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
     if nested := [t for t in ("full_attention", "sliding_attention", "chunked_attention") if scaling.has(t)]:
         config.refuse(
             f"rope_parameters has settings of its own for {nested[0]}, which its type does not know"
         )
-    return scaling_from_hf(config, scaling, head_dim, base, partial)
+    return scaling_from_hf(config, scaling, head_dim, base, partial, kinds or KINDS)
 
 
-def scaling_from_hf(config: Config, scaling: Config, head_dim: int, base: float, partial: bool) -> HfRope:
+def scaling_from_hf(config: Config, scaling: Config, head_dim: int, base: float, partial: bool,
+                    kinds: Kinds) -> HfRope:  # fmt: skip
     """One table of rope settings, of all layers or of those of one kind."""
     kind = scaling.get_str("rope_type", scaling.get_str("type", "default"))
-    if (write := KINDS.get(kind)) is None:
-        config.refuse(f"its rope is scaled by {kind[:40]!r}; hetrun knows {', '.join(KINDS)}")
+    if (write := kinds.get(kind)) is None:
+        config.refuse(f"its rope is scaled by {kind[:40]!r}; hetrun knows {', '.join(kinds)} in its type")
     for key in ("extrapolation_factor", "attn_factor", "mrope_section"):
         if scaling.has(key):
             config.refuse(f"its rope settings have {key}, which hetrun does not know for {kind}")
@@ -267,7 +269,9 @@ def proportional(asked: Asked) -> HfRope:
     return HfRope(weights={FACTORS: constant(FACTORS, found.astype(np.float32))})
 
 
-KINDS: Mapping[str, Callable[[Asked], HfRope]] = {
+Kinds = Mapping[str, Callable[[Asked], HfRope]]
+
+KINDS: Kinds = {
     "default": default,
     "linear": linear,
     "dynamic": dynamic,
