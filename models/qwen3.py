@@ -6,7 +6,14 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.hf import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
-from hetrun.models.importing import ATTENTION, decoder_settings, decoder_weights, head_dim_of, qwen_windows
+from hetrun.models.importing import (
+    ATTENTION,
+    decoder_settings,
+    decoder_weights,
+    head_dim_of,
+    not_in_gguf,
+    qwen_windows,
+)
 from hetrun.models.rope import rope_from_hf
 
 name = "qwen3"
@@ -26,4 +33,11 @@ def from_hf(hf: HfModel) -> Imported:
     settings = decoder_settings(c, head_dim, rope) | qwen_windows(c)
     biased = ATTENTION if c.get_bool("attention_bias", False) else ()
     weights = decoder_weights(hf, biased, head_norms=True)
-    return Imported(settings, {**weights, **rope.weights}, rope.layout)
+    only_here = not_in_gguf(
+        (
+            bool(rope.weights),
+            f"llama.cpp's {name} knows no factors of rope, which this model's scaling needs",
+        ),
+        (bool(biased), f"llama.cpp's {name} has no bias behind attention"),
+    )
+    return Imported(settings, {**weights, **rope.weights}, {**rope.layout, **only_here})

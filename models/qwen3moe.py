@@ -13,6 +13,7 @@ from hetrun.models.importing import (
     experts_apart,
     head_dim_of,
     layer_windows,
+    not_in_gguf,
 )
 from hetrun.models.rope import rope_from_hf
 from hetrun.ops import Moe
@@ -54,4 +55,14 @@ def from_hf(hf: HfModel) -> Imported:
     }
     biased = ATTENTION if c.get_bool("attention_bias", False) else ()
     weights = decoder_weights(experts_apart(hf, n_experts), biased, n_experts, head_norms=True)
-    return Imported(settings, {**weights, **rope.weights}, rope.layout)
+    dense = any(".ffn_gate.weight" in w for w in weights)
+    only_here = not_in_gguf(
+        (
+            bool(rope.weights),
+            f"llama.cpp's {name} knows no factors of rope, which this model's scaling needs",
+        ),
+        (bool(biased), f"llama.cpp's {name} has no bias behind attention"),
+        (dense, f"llama.cpp's {name} has no layers without experts"),
+        (not settings["expert_weights_norm"], f"llama.cpp's {name} always normalises what the router says"),
+    )
+    return Imported(settings, {**weights, **rope.weights}, {**rope.layout, **only_here})

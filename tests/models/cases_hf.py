@@ -12,7 +12,7 @@ import torch
 from tests.models.hf import Row
 
 
-def rope(kind: str, **settings: float | str | bool) -> dict[str, Any]:
+def rope(kind: str, **settings: float | str | bool | list[float]) -> dict[str, Any]:
     """`rope_parameters` of one kind."""
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings}}
 
@@ -22,6 +22,11 @@ BETAS = {"beta_fast": 4.0, "beta_slow": 0.5}
 LLAMA3 = {
     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64
 }  # fmt: skip
+LONGROPE = {
+    "short_factor": [1.0 + 0.1 * i for i in range(16)],
+    "long_factor": [1.0 + 0.5 * i for i in range(16)],
+    "original_max_position_embeddings": 32,
+}
 
 LLAMA = (
     Row("mha", "llama", {"num_key_value_heads": 4, "num_hidden_layers": 3}),
@@ -47,6 +52,8 @@ LLAMA = (
     Row("yarn-betas", "llama", rope("yarn", **YARN, **BETAS)),
     Row("yarn-smooth", "llama", rope("yarn", **YARN, **BETAS, truncate=False)),
     Row("dynamic", "llama", rope("dynamic", factor=4.0)),
+    Row("longrope", "llama", rope("longrope", **LONGROPE)),
+    Row("longrope-short", "llama", rope("longrope", **LONGROPE | {"original_max_position_embeddings": 256})),
     Row("proportional", "llama", rope("proportional", partial_rotary_factor=0.5)),
 )
 
@@ -105,3 +112,8 @@ QWEN3_MOE = (
 )
 
 ROWS = (*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE)
+
+# Rows that say something else as soon as one of these settings is left out, and the two that do not.
+SETTINGS = ("rope_parameters", "sliding_window", "norm_topk_prob")
+INERT = ("llama-dynamic", "qwen2-window-not-used-v4")
+SPECIAL = tuple(r for r in ROWS if any(map(r.config.get, SETTINGS)) and str(r) not in INERT)

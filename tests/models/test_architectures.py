@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from hetrun import LLM
 from hetrun.evaluate import compare
@@ -16,7 +17,7 @@ TOKENS = tiny.random_tokens(60)  # longer than every sliding window
 
 @pytest.mark.parametrize("row", cases_hf.ROWS, ids=str)
 def test_reference_backend_agrees_with_transformers(row: Row) -> None:
-    ours, expected = hetrun_logits(row, "reference"), hf.logits(hf.folder(row), TOKENS)
+    ours, expected = hetrun_logits(row, "reference", "f32"), hf.logits(hf.folder(row), TOKENS)
     assert ours.dtype == np.float32
     assert ours.shape == expected.shape
     assert np.abs(ours - expected).max() < 1e-3
@@ -25,10 +26,23 @@ def test_reference_backend_agrees_with_transformers(row: Row) -> None:
 
 @pytest.mark.parametrize("row", cases_hf.ROWS, ids=str)
 def test_llamacpp_backend_is_close_to_transformers(row: Row) -> None:
-    ours, expected = hetrun_logits(row, "llamacpp"), hf.logits(hf.folder(row), TOKENS)
-    assert compare([expected], [ours]).mean_kl < 1e-4
+    # By f32 or f16 keys, or by bfloat16 activations, as ggml multiplies them with bfloat16 weights: such last
+    # bits flip a router's choice between two experts that it likes alike, so mixtures get f32 keys.
+    mixture = any("expert" in key for key in row.config)
+    ours = hetrun_logits(row, "llamacpp", "f32" if mixture else "f16")
+    closeness = compare([hf.logits(hf.folder(row), TOKENS)], [ours])
+    assert closeness.mean_kl < (2e-3 if row.dtype is torch.bfloat16 else 1e-4)
 
 
-def hetrun_logits(row: Row, backend: str) -> F32:
-    with LLM(hf.folder(row), backends=[backend], kv_type="f32") as llm:
+@pytest.mark.parametrize("row", cases_hf.SPECIAL, ids=str)
+def test_what_is_special_about_a_row_matters(row: Row) -> None:
+    """Or else the tests above would prove nothing: without the setting the same weights say other things."""
+    config = {k: v for k, v in row.config.items() if k not in cases_hf.SETTINGS}
+    without = Row(f"{row.name}-without", row.model_type, config, dtype=row.dtype)
+    change = hf.logits(hf.folder(row), TOKENS) - hf.logits(hf.folder(without), TOKENS)
+    assert np.abs(change).max() > 0.1
+
+
+def hetrun_logits(row: Row, backend: str, kv_type: str) -> F32:
+    with LLM(hf.folder(row), backends=[backend], kv_type=kv_type) as llm:
         return llm.logits(TOKENS)
