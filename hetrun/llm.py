@@ -257,7 +257,9 @@ def open_tokenizer(source: ModelSource) -> Tokenizer | None:
 def tokenizer_of(loaded: Loaded) -> Tokenizer:
     """The tokenizer, which must be there."""
     if loaded.tokenizer is None:
-        raise OptionError("the model has no tokenizer that can be read here; use token ids")
+        raise OptionError(
+            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
+        )
     return loaded.tokenizer
 
 

@@ -347,7 +347,9 @@ def prompt_tokens(loaded: Loaded, request: GenerateRequest) -> list[int]:
                 last = loaded.model.n_vocab - 1
                 raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
     elif tokenizer is None:
-        raise OptionError("nothing here can read the model's tokenizer, so only prompts of token ids work")
+        raise OptionError(
+            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
+        )
     elif request.messages is not None:
         assert loaded.render is not None
         tokens = tokenizer.encode(loaded.render(request.messages))

@@ -41,8 +41,8 @@ def test_a_tensor_is_a_matrix(
     tmp_path: Path, shape: tuple[int, ...], matrix: tuple[int, int], dtype: type
 ) -> None:
     path = tmp_path / "m.safetensors"
-    values = VALUES[: int(np.prod(shape))].astype(dtype).reshape(shape)
-    save_file({"a": np.zeros(3, np.int8), "w": np.asarray(values)}, path, {"format": "pt"})
+    values: Any = np.asarray(VALUES[: int(np.prod(shape))].astype(dtype).reshape(shape))
+    save_file({"a": np.zeros(3, np.int8), "w": values}, path, {"format": "pt"})
     found = floats(path, "w")
     assert found.shape == matrix
     assert (found.reshape(-1) == values.reshape(-1)).all()
