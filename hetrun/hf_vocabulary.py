@@ -76,9 +76,9 @@ class HfVocabulary:
         text = self._tokenizer.id_to_token(token)
         if text is None:
             return b""  # a row that pads the model's table
-        return (
-            text.encode() if token in self._special else self._spelling.bytes_of(text, token in self._added)
-        )
+        if token in self._special:
+            return text.encode()
+        return self._spelling.bytes_of(text, token in self._added)
 
     def is_end(self, token: int) -> bool:
         return token in self._ends
