@@ -21,27 +21,29 @@ SLOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
 def packed(x: F32, quant: QuantType) -> U8:
     """Rows of a type, [rows, row_bytes]; hetrun's own packers are ggml's, bit for bit.
 
-    The slow types get random blocks, for which any bytes do, that spread as widely as x.
+    The slow types get random blocks, for which any bytes do, that spread as widely as x. They depend on
+    each row alone, so that rows in another order are the same rows.
     """
-    if quant.name in SLOW:
-        rng = np.random.default_rng(zlib.crc32(x.tobytes()))
-        raw = rng.integers(0, 256, (len(x), quant.row_bytes(x.shape[1])), dtype=np.uint8)
-        _scale(raw, quant, 1.0)
-        _scale(raw, quant, float(x.std() / quant.dequantise(raw, x.shape[1]).std()))
-        return raw
-    return packed_by_ggml(x, quant) if quant.pack is None else quant.quantise(x)
+    if quant.name not in SLOW:
+        return packed_by_ggml(x, quant) if quant.pack is None else quant.quantise(x)
+    width = quant.row_bytes(x.shape[1])
+    rows = [np.random.default_rng(zlib.crc32(row.tobytes())).integers(0, 256, width, np.uint8) for row in x]
+    raw = np.stack(rows)
+    _scale(raw, quant, np.ones(len(x)))
+    _scale(raw, quant, x.std(axis=1) / quant.dequantise(raw, x.shape[1]).std(axis=1))
+    return raw
 
 
-def _scale(raw: U8, quant: QuantType, scale: float) -> None:
-    """Give every block this scale."""
+def _scale(raw: U8, quant: QuantType, scales: NDArray[np.floating]) -> None:
+    """Give the blocks of each row this scale."""
+    halves = np.repeat(scales, raw.shape[1] // quant.block_bytes).astype("<f2")[:, None]
     blocks = raw.reshape(-1, quant.block_bytes)
-    half = np.array([scale], "<f2")
     if quant.name != "IQ1_M":
-        blocks[:, :2] = half.view(np.uint8)
+        blocks[:, :2] = halves.view(np.uint8)
         return
     # Its bits are the highest four of each of the last four words.
     words = blocks[:, 48:].view("<u2")
-    words[:] = (words & 0x0FFF) | ((half.view("<u2") >> [0, 4, 8, 12]) << 12).astype("<u2")
+    words[:] = (words & 0x0FFF) | ((halves.view("<u2") >> np.array([0, 4, 8, 12], "<u2")) << 12)
 
 
 def packed_by_ggml(x: F32, quant: QuantType) -> U8:
