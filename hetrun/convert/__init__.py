@@ -21,7 +21,7 @@ from hetrun import registry
 from hetrun.convert import recipe as recipes
 from hetrun.convert import tokenizer
 from hetrun.convert.recipe import Form, Recipe, Shape
-from hetrun.convert.stream import Job, Quantiser, convert
+from hetrun.convert.stream import Job, convert
 from hetrun.convert.writer import MetaValue, Tensor, check_target, write_model
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
 from hetrun.formats.gguf_values import StringArray
@@ -65,7 +65,7 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
     """Convert a model; the file is complete when this returns, and not there when it raises."""
     begin = perf_counter()
     source = open_model(wish.source)
-    path = _target(wish, source)
+    path = target(wish, source)
     check_target(path, wish.force)
     jobs, tensors = plan(source, wish.recipe)
     metadata, notes = describe(source, wish.recipe)
@@ -86,7 +86,7 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
     )
 
 
-def _target(wish: Wish, source: ModelSource) -> Path:
+def target(wish: Wish, source: ModelSource) -> Path:
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name).strip(".-") or "model"
     default = f"{name}-{wish.recipe.name}.gguf"
     if wish.output is None:
@@ -199,9 +199,6 @@ def quantise(quant: QuantType, x: Floats) -> Bytes:
             if quant.pack is None:
                 raise
     return quant.quantise(x)
-
-
-_: Quantiser = quantise
 
 
 def _compare(path: Path, source: ModelSource) -> Sequence[str]:

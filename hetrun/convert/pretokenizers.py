@@ -7,7 +7,10 @@ each name cut a text on which they all differ, so that other spellings of the sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 # Every row of the table below cuts it in its own way; tests hold it to that.
 SAMPLE = (
@@ -28,14 +31,6 @@ _CASED = (
 )
 _CASED_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
-
-
-class Cutter(Protocol):
-    """A pre-tokenizer of the library `tokenizers`."""
-
-    def pre_tokenize_str(self, sequence: str, /) -> list[tuple[str, tuple[int, int]]]:
-        """Words, and where they begin and end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ class Found:
     exact: bool
 
 
-def recognise(cutter: Cutter | None, ignore_merges: bool) -> Found:
+def recognise(cutter: PreTokenizer | None, ignore_merges: bool) -> Found:
     """The name for these rules, or the nearest one."""
     theirs = cuts(cutter)
     best, share = ROWS[0], -1.0
@@ -102,14 +97,14 @@ def recognise(cutter: Cutter | None, ignore_merges: bool) -> Found:
     return Found(best.name, share == 1.0 and best.ignore_merges == ignore_merges)
 
 
-def cuts(cutter: Cutter | None) -> frozenset[tuple[int, int]]:
+def cuts(cutter: PreTokenizer | None) -> frozenset[tuple[int, int]]:
     """Where each word of the sample begins and ends."""
     if cutter is None:
         return frozenset({(0, len(SAMPLE))})
     return frozenset(span for _, span in cutter.pre_tokenize_str(SAMPLE))
 
 
-def built(row: Row) -> Cutter:
+def built(row: Row) -> PreTokenizer:
     """The rules of a row, for the library `tokenizers`."""
     from tokenizers import Regex, pre_tokenizers
 
