@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import cast
 
@@ -112,11 +111,11 @@ def find_importer(config: Config) -> Importer:
         config.refuse(
             f"its weights are quantised by {method[:40]!r}: get the original model, or a GGUF of it"
         )
-    known: Mapping[str, str] = import_module("hetrun.models").HF_TYPES
+    known: Mapping[str, str] = registry.own_model().HF_TYPES
     model_type = config.get_str("model_type", "")
     found = registry.named("models", model_type)
     if found is None and model_type in known:
-        found = import_module(f"hetrun.models.{known[model_type]}")
+        found = registry.own_model(known[model_type])
     if not hasattr(found, "from_hf"):
         said = f"model_type is {model_type[:40]!r}" if model_type else "model_type is missing"
         config.refuse(f"{said}; folders of {', '.join(sorted(known))} run, of other models take a GGUF file")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from importlib import import_module
 from importlib.metadata import EntryPoint, distributions
+from types import ModuleType
 from typing import cast
 
 from hetrun import quant
@@ -14,6 +16,8 @@ from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.quant.service import Dequantiser
 
 log = logging.getLogger(__name__)
+
+MODELS = "hetrun.models"
 
 _added: dict[str, Descriptor] = {}
 
@@ -38,6 +42,11 @@ def named(group: str, name: str) -> object | None:
 
 # Some types of weights are unpacked by whoever registers to.
 quant.provide(lambda: cast("Dequantiser | None", named("services", "dequantise")))
+
+
+def own_model(name: str = "") -> ModuleType:
+    """A file of `models/`, or the folder itself; by name, because no core module knows an architecture."""
+    return import_module(f"{MODELS}.{name}" if name else MODELS)
 
 
 def register(descriptor: Descriptor) -> Callable[[], None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast
@@ -175,8 +174,8 @@ def is_known(architecture: str) -> bool:
     # The name comes from a file: it must not become a path.
     if not re.fullmatch(r"[a-z][a-z0-9]*", architecture):
         return False
-    shared: Container[str] = import_module("hetrun.models").SHARED
-    return architecture not in shared and find_spec(f"hetrun.models.{architecture}") is not None
+    shared: Container[str] = registry.own_model().SHARED
+    return architecture not in shared and find_spec(f"{registry.MODELS}.{architecture}") is not None
 
 
 def architecture_of(source: ModelSource) -> Architecture:
@@ -186,4 +185,4 @@ def architecture_of(source: ModelSource) -> Architecture:
             source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
         )
     found = registry.named("models", source.architecture)
-    return cast(Architecture, found or import_module(f"hetrun.models.{source.architecture}"))
+    return cast(Architecture, found or registry.own_model(source.architecture))
