@@ -111,9 +111,94 @@ QWEN3_MOE = (
     Row("bf16", "qwen3_moe", {**SPARSE, "norm_topk_prob": True}, dtype=torch.bfloat16),
 )
 
-ROWS = (*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE)
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 3}
+TWO = {**GEMMA, "sliding_window_pattern": 2}  # every second layer sees all
+ONE_FULL = ["full_attention", "sliding_attention", "sliding_attention"]
 
-# Rows that say something else as soon as one of these settings is left out, and the two that do not.
+
+def two_ropes(local: float = 10000.0, **full: float | str) -> dict[str, Any]:
+    """`rope_parameters` of Gemma 3: of layers that see all, and the base of those with a window."""
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0, **full},
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+    }
+    return {"rope_parameters": rope}
+
+
+EIGHTH = two_ropes(rope_type="linear", factor=8.0)
+GEMMA3 = (
+    Row("pattern", "gemma3_text", TWO),
+    Row("pattern-v4", "gemma3_text", TWO, style=4),
+    Row("pattern-of-six", "gemma3_text", {**GEMMA, "num_hidden_layers": 7}),
+    Row("layer-types", "gemma3_text", {**GEMMA, "layer_types": ONE_FULL}),
+    Row("all-slide", "gemma3_text", {**GEMMA, "layer_types": ["sliding_attention"] * 3}),
+    Row("none-slide", "gemma3_text", {**GEMMA, "layer_types": ["full_attention"] * 3}),
+    Row("bases", "gemma3_text", {**TWO, **two_ropes(local=100.0, rope_theta=500.0)}),
+    Row("bases-v4", "gemma3_text", {**TWO, **two_ropes(local=100.0, rope_theta=500.0)}, style=4),
+    Row("linear", "gemma3_text", {**TWO, **EIGHTH}),
+    Row("linear-v4", "gemma3_text", {**TWO, **EIGHTH}, style=4),
+    Row("yarn", "gemma3_text", {**TWO, **two_ropes(rope_type="yarn", **YARN)}),
+    Row("llama3", "gemma3_text", {**TWO, **two_ropes(rope_type="llama3", **LLAMA3)}),
+    Row("softcap", "gemma3_text", {**TWO, "final_logit_softcapping": 3.0}),
+    # transformers ignores this one in Gemma 3, and so does hetrun.
+    Row("attention-softcap", "gemma3_text", {**TWO, "attn_logit_softcapping": 2.0}),
+    Row("own-head-dim", "gemma3_text", {**TWO, "head_dim": 64, "query_pre_attn_scalar": 64}),
+    Row("own-scale", "gemma3_text", {**TWO, "query_pre_attn_scalar": 7}),
+    Row("attention-bias", "gemma3_text", {**TWO, "attention_bias": True}),
+    Row("not-tied", "gemma3_text", {**TWO, "tie_word_embeddings": False}),
+    Row("bf16", "gemma3_text", TWO, dtype=torch.bfloat16),
+)
+
+HALF = rope("default", partial_rotary_factor=0.5)
+
+
+def longrope(columns: int = 32, original: int = 32, **settings: float) -> dict[str, Any]:
+    """LongRoPE as Phi-3 has it, for heads of which so many columns turn."""
+    short, long = ([1.0 + a * i for i in range(columns // 2)] for a in (0.1, 0.5))
+    found = rope("longrope", short_factor=short, long_factor=long, **settings)
+    return {"original_max_position_embeddings": original, **found}
+
+
+PHI3 = (
+    Row("plain", "phi3", {"num_key_value_heads": 4}),
+    Row("gqa", "phi3"),
+    Row("gqa-v4", "phi3", style=4),
+    Row("tied", "phi3", {"tie_word_embeddings": True}),
+    Row("own-head-dim", "phi3", {"head_dim": 64}),
+    Row("window", "phi3", {"sliding_window": 8}),
+    Row("window-v4", "phi3", {"sliding_window": 8}, style=4),
+    Row("partial", "phi3", HALF),
+    Row("partial-v4", "phi3", HALF, style=4),
+    Row("longrope", "phi3", longrope()),
+    Row("longrope-v4", "phi3", longrope(), style=4),
+    Row("longrope-short", "phi3", longrope(original=64), ctx=64),
+    Row("longrope-short-v4", "phi3", longrope(original=64), style=4, ctx=64),
+    Row("longrope-partial", "phi3", longrope(columns=24, partial_rotary_factor=0.75)),
+    Row("longrope-partial-v4", "phi3", longrope(columns=24, partial_rotary_factor=0.75), style=4),
+    Row("longrope-factor", "phi3", longrope(factor=32.0)),
+    Row("longrope-attention-factor", "phi3", longrope(attention_factor=1.5)),
+    Row("bf16", "phi3", dtype=torch.bfloat16),
+)
+
+POSITIONS = {"ffn_dim": 192}
+NARROW = {**POSITIONS, "word_embed_proj_dim": 64}
+OPT = (
+    Row("plain", "opt", POSITIONS),
+    Row("plain-v4", "opt", POSITIONS, style=4),
+    Row("norm-behind", "opt", {**POSITIONS, "do_layer_norm_before": False}),
+    Row("narrow-words", "opt", NARROW),
+    Row("as-350m", "opt", {**NARROW, "do_layer_norm_before": False}, dtype=torch.float16),
+    Row("gelu", "opt", {**POSITIONS, "activation_function": "gelu"}),
+    Row("gelu-tanh", "opt", {**POSITIONS, "activation_function": "gelu_new"}),
+    Row("no-bias", "opt", {**POSITIONS, "enable_bias": False}),
+    Row("no-affine", "opt", {**POSITIONS, "layer_norm_elementwise_affine": False}),
+    Row("no-final-norm", "opt", {**POSITIONS, "_remove_final_layer_norm": True}),
+    Row("not-tied", "opt", {**POSITIONS, "tie_word_embeddings": False}),
+)
+
+ROWS = (*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE, *GEMMA3, *PHI3, *OPT)
+
+# Rows that say something else as soon as one of these settings is left out, and the three that do not.
 SETTINGS = ("rope_parameters", "sliding_window", "norm_topk_prob")
-INERT = ("llama-dynamic", "qwen2-window-not-used-v4")
+INERT = ("llama-dynamic", "qwen2-window-not-used-v4", "gemma3_text-none-slide")
 SPECIAL = tuple(r for r in ROWS if any(map(r.config.get, SETTINGS)) and str(r) not in INERT)

@@ -55,6 +55,7 @@ class Row:
     shard: str | None = None  # the largest size of a file
     fused_experts: bool = False  # as transformers 5 holds them in memory
     seed: int = 0
+    ctx: int | None = None  # what hetrun is asked for; None: all that the model was trained for
 
     def __str__(self) -> str:
         return f"{self.model_type}-{self.name}"

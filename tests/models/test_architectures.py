@@ -44,5 +44,5 @@ def test_what_is_special_about_a_row_matters(row: Row) -> None:
 
 
 def hetrun_logits(row: Row, backend: str, kv_type: str) -> F32:
-    with LLM(hf.folder(row), backends=[backend], kv_type=kv_type) as llm:
+    with LLM(hf.folder(row), backends=[backend], kv_type=kv_type, ctx=row.ctx) as llm:
         return llm.logits(TOKENS)
