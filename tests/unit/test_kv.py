@@ -14,77 +14,118 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from hetrun import kvrows
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
-from hetrun.kv import BLOCK, KvCache, KvView, rows_of
+from hetrun.kv import KvCache
+from hetrun.kvrows import BLOCK, Blocks, KvView, RowIndex, Runs, rows_of
 from hetrun.quant import by_name
 
 F32 = by_name("F32")
 CONTEXT, SEQUENCES = 3 * BLOCK - 7, 3
-LENGTHS = st.one_of(st.integers(0, 2 * BLOCK), st.sampled_from((1, BLOCK - 1, BLOCK, BLOCK + 1)))
+LONGER = 5 * BLOCK - 7
+MOST = 2 * BLOCK
+LENGTHS = st.one_of(st.integers(0, MOST), st.sampled_from((1, BLOCK - 1, BLOCK, BLOCK + 1, MOST)))
 
 
-def cache(contiguous: bool = False, context: int = CONTEXT, sequences: int = SEQUENCES) -> KvCache:
-    """Two layers whose rows are one number."""
-    return KvCache({0: KvShape(1, 1), 3: KvShape(1, 1)}, F32, context, sequences, contiguous)
+def cache(
+    contiguous: bool = False,
+    context: int = CONTEXT,
+    sequences: int = SEQUENCES,
+    windows: tuple[int, ...] = (0, 0),
+    most: int = MOST,
+) -> KvCache:
+    """Layers whose rows are one number."""
+    shapes = {3 * i: KvShape(1, 1, window) for i, window in enumerate(windows)}
+    return KvCache(shapes, F32, context, sequences, most, contiguous)
 
 
-def write(kv: KvCache, rows: np.ndarray, tokens: list[int]) -> None:
+def tables(kv: KvCache) -> list[tuple[int, Any]]:
+    """All tables, each with the number of its group."""
+    return [(kv.group(layer), table) for layer, pair in kv.tables.items() for table in pair]
+
+
+def write(kv: KvCache, rows: tuple[RowIndex, ...], tokens: list[int]) -> None:
     """Another number in each table for each token."""
-    for i, table in enumerate(table for pair in kv.tables.values() for table in pair):
-        table.write(rows, np.array(tokens, np.float32).reshape(-1, 1) * (i + 1))
+    for i, (group, table) in enumerate(tables(kv)):
+        table.write(rows[group], np.array(tokens, np.float32).reshape(-1, 1) * (i + 1))
 
 
-def read(kv: KvCache, rows: np.ndarray) -> list[int]:
-    """The tokens that were written to some rows; all tables must agree."""
-    tables = [table for pair in kv.tables.values() for table in pair]
-    found = [table.read(rows).reshape(-1) / (i + 1) for i, table in enumerate(tables)]
-    assert all((f == found[0]).all() for f in found)
-    return [int(x) for x in found[0]]
+def read(kv: KvCache, views: tuple[KvView, ...]) -> list[list[int]]:
+    """The tokens that were written to some rows of each group; all of its tables must agree."""
+    found: list[list[int]] = [[] for _ in views]
+    for i, (group, table) in enumerate(tables(kv)):
+        tokens = [int(x) for x in table.read(views[group].rows).reshape(-1) / (i + 1)]
+        assert found[group] in ([], tokens)
+        found[group] = tokens
+    return found
+
+
+def seen(kv: KvCache, seq: int, n: int | None = None) -> tuple[KvView, ...]:
+    """What a token at position n would see of those before it."""
+    n = kv.length(seq) if n is None else n
+    return kv.views(seq, n, n)
+
+
+def blocks_of(view: KvView) -> list[int]:
+    """The blocks that hold a view's tokens."""
+    return list(dict.fromkeys((view.rows // BLOCK).tolist()))
 
 
 class Sequences(RuleBasedStateMachine):
-    """Whatever is done, every sequence reads the tokens that were written to it."""
+    """Whatever is done, what a token sees are the tokens that were written before it."""
 
     contiguous: ClassVar[bool] = False
+    windows: ClassVar[tuple[int, ...]] = (0, 0)
 
     @initialize()
     def begin(self) -> None:
-        self.kv = cache(self.contiguous)
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(kvrows, "SLACK", 5)
+        self.kv = cache(self.contiguous, LONGER if any(self.windows) else CONTEXT, windows=self.windows)
         self.tokens: dict[int, list[int]] = {}
+        self.safe: dict[int, int] = {}  # where a sequence can be cut in any case
         self.next = 1
 
     def some(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.tokens)))
 
     def blocks(self) -> Counter[int]:
-        return Counter(b for seq in self.tokens for b in self.kv.view(seq).blocks)
+        """Of the layers that see everything: who is held by how many."""
+        if self.kv.groups[0].window:
+            return Counter()
+        return Counter(b for seq in self.tokens for b in blocks_of(seen(self.kv, seq)[0]))
 
     def has_room(self, length: int, n: int, shared_tail: bool) -> bool:
-        """Shared, any free block will do; contiguous, a sequence stays in a region of its own."""
+        """Shared, any free block will do; contiguous or with a window, a sequence has a region of its own."""
+        begun = sum(len(tokens) > 0 for tokens in self.tokens.values())
+        if any(self.windows) and not length and n and begun == SEQUENCES:
+            return False
+        group = self.kv.groups[0]
+        if not isinstance(group, Blocks):
+            return True
         held, needed = -(-length // BLOCK), -(-(length + n) // BLOCK)
         if not self.contiguous:
-            return needed - held + shared_tail <= self.kv.n_blocks - len(self.blocks())
-        regions = {b // self.kv.region for b in self.blocks()}
-        return needed <= self.kv.region and (held > 0 or needed == 0 or len(regions) < SEQUENCES)
+            return needed - held + shared_tail <= group.n_blocks - len(self.blocks())
+        return needed <= group.region and (held > 0 or needed == 0 or begun < SEQUENCES)
 
-    def state(self) -> tuple[dict[int, KvView], list[int]]:
-        views = {seq: self.kv.view(seq) for seq in self.tokens}
-        return views, self.kv._references.tolist()
+    def state(self) -> tuple[object, ...]:
+        views = {seq: seen(self.kv, seq) for seq in self.tokens}
+        return views, [g._references.tolist() for g in self.kv.groups if isinstance(g, Blocks)]
 
     @rule()
     @precondition(lambda self: len(self.tokens) < 6)
     def alloc(self) -> None:
         new = self.kv.alloc()
         assert new not in self.tokens
-        self.tokens[new] = []
+        self.tokens[new], self.safe[new] = [], 0
 
     @rule(data=st.data(), n=LENGTHS)
     @precondition(lambda self: self.tokens)
     def extend(self, data: st.DataObject, n: int) -> None:
         seq = self.some(data)
-        length, view = len(self.tokens[seq]), self.kv.view(seq)
-        shared = bool(n and length % BLOCK and self.blocks()[view.blocks[-1]] > 1)
+        length, last = len(self.tokens[seq]), seen(self.kv, seq)[0].rows[-1:]
+        shared = bool(n and length % BLOCK and self.blocks()[int(last[0]) // BLOCK] > 1)
         before = self.state()
         if not self.has_room(length, n, shared):
             with pytest.raises(BudgetError):
@@ -96,6 +137,7 @@ class Sequences(RuleBasedStateMachine):
         self.next += n
         write(self.kv, rows, fresh)
         self.tokens[seq] += fresh
+        self.safe[seq] = length
 
     @rule(data=st.data())
     @precondition(lambda self: 0 < len(self.tokens) < 6)
@@ -104,21 +146,31 @@ class Sequences(RuleBasedStateMachine):
         length = len(self.tokens[seq])
         copied = length if self.contiguous else length % BLOCK
         before = self.state()
-        if not self.has_room(0, copied, shared_tail=False):
+        begun = sum(len(tokens) > 0 for tokens in self.tokens.values())
+        fits = not any(self.windows) or not length or begun < SEQUENCES
+        if not (fits and self.has_room(0, copied, shared_tail=False)):
             with pytest.raises(BudgetError):
                 self.kv.fork(seq)
             assert self.state() == before
             return
-        self.tokens[self.kv.fork(seq)] = list(self.tokens[seq])
-        assert self.kv.view(seq) == before[0][seq]
+        new = self.kv.fork(seq)
+        self.tokens[new], self.safe[new] = list(self.tokens[seq]), length
+        assert {seq: seen(self.kv, seq) for seq in before[0]} == before[0]  # type: ignore[attr-defined]
 
     @rule(data=st.data())
     @precondition(lambda self: self.tokens)
     def truncate(self, data: st.DataObject) -> None:
         seq = self.some(data)
         n = data.draw(st.integers(0, len(self.tokens[seq])))
-        self.kv.truncate(seq, n)
-        del self.tokens[seq][n:]
+        if self.kv.keepable(seq, n):
+            self.kv.truncate(seq, n)
+            del self.tokens[seq][n:]
+            self.safe[seq] = min(self.safe[seq], n)
+            return
+        before = self.state()
+        with pytest.raises(ValueError, match="its windows have moved on"):
+            self.kv.truncate(seq, n)
+        assert self.state() == before
 
     @rule(data=st.data())
     @precondition(lambda self: self.tokens)
@@ -130,49 +182,90 @@ class Sequences(RuleBasedStateMachine):
     @invariant()
     def contents_are_those_of_the_model(self) -> None:
         for seq, tokens in self.tokens.items():
-            assert self.kv.length(seq) == len(tokens)
-            assert read(self.kv, self.kv.view(seq).rows) == tokens
+            length = self.kv.length(seq)
+            assert length == len(tokens)
+            for n in {length, *range(0, length, 13), self.safe[seq]}:
+                if not self.kv.keepable(seq, n):
+                    continue
+                found = read(self.kv, seen(self.kv, seq, n))
+                for group, some in zip(self.kv.groups, found, strict=True):
+                    assert some == tokens[max(0, n + 1 - group.window) if group.window else 0 : n]
+
+    @invariant()
+    def what_came_last_can_be_taken_back(self) -> None:
+        for seq, tokens in self.tokens.items():
+            keepable = [self.kv.keepable(seq, n) for n in range(len(tokens) + 1)]
+            assert keepable[0]
+            assert all(keepable[self.safe[seq] :])
+            assert keepable[1:] == sorted(keepable[1:])
+            assert all(keepable) or any(self.windows)
 
     @invariant()
     def every_holder_is_counted(self) -> None:
         held = self.blocks()
-        assert self.kv._references.tolist() == [held[b] for b in range(self.kv.n_blocks)]
-        assert self.kv.used_bytes == len(held) * BLOCK * self.kv.bytes_per_token
-        if self.contiguous:
-            assert all(n == 1 for n in held.values())
+        expected = 0
+        for group in self.kv.groups:
+            layers = sum(w == group.window for w in self.windows)
+            if isinstance(group, Blocks):
+                assert group._references.tolist() == [held[b] for b in range(group.n_blocks)]
+                assert not self.contiguous or all(n == 1 for n in held.values())
+                expected += len(held) * BLOCK * 8 * layers
+            else:
+                assert isinstance(group, Runs)
+                expected += group.used_rows * 8 * layers
+                kept = [min(len(t), group.window - 1) for t in self.tokens.values()]
+                assert sum(kept) <= group.used_rows <= group.region * sum(n > 0 for n in kept)
+        assert self.kv.used_bytes == expected
 
     @invariant()
     def views_say_where_the_rows_lie(self) -> None:
         for seq in self.tokens:
-            view = self.kv.view(seq)
-            assert len(view.blocks) == -(-view.length // BLOCK)
-            if view.length:
+            for group, view in zip(self.kv.groups, seen(self.kv, seq), strict=True):
                 run = list(range(view.first, view.first + view.length))
-                assert view.first == min(view.blocks) * BLOCK
                 assert view.contiguous is (view.rows.tolist() == run)
-                assert view.rows.max() < view.end <= self.kv.rows
+                assert view.contiguous or not (self.contiguous or group.window)
+                assert view.end <= group.rows
+                if view.length:
+                    assert view.first == min(blocks_of(view)) * BLOCK or group.window
+                    assert view.first <= view.rows.min()
+                    assert view.rows.max() < view.end
                 assert not view.contiguous or view.end == view.first + view.length
-            else:
-                assert (view.contiguous, view.first, view.end) == (True, 0, 0)
-            assert view.contiguous or not self.contiguous
+
+    @invariant()
+    def nobody_has_the_window_of_another(self) -> None:
+        for i, group in enumerate(self.kv.groups):
+            if group.window:
+                rows = [r for seq in self.tokens for r in seen(self.kv, seq)[i].rows.tolist()]
+                assert len(rows) == len(set(rows))
 
     def teardown(self) -> None:
         for seq in getattr(self, "tokens", {}):
             self.kv.free(seq)
         if hasattr(self, "kv"):
+            self.patch.undo()
             assert self.kv.used_bytes == 0
-            assert not self.kv._references.any()
 
 
 class ContiguousSequences(Sequences):
     contiguous: ClassVar[bool] = True
 
 
+class WindowedSequences(Sequences):
+    windows: ClassVar[tuple[int, ...]] = (9, 0, 40, 9)
+
+
+class OnlyWindows(Sequences):
+    contiguous: ClassVar[bool] = True
+    windows: ClassVar[tuple[int, ...]] = (9, 40)
+
+
 LIMITS: Any = settings(max_examples=40, stateful_step_count=30)
 TestSequences = Sequences.TestCase
-TestSequences.settings = LIMITS
 TestContiguousSequences = ContiguousSequences.TestCase
-TestContiguousSequences.settings = LIMITS
+TestWindowedSequences = WindowedSequences.TestCase
+TestOnlyWindows = OnlyWindows.TestCase
+for case in (TestSequences, TestContiguousSequences, TestWindowedSequences, TestOnlyWindows):
+    case.settings = LIMITS
 
 
 def test_a_sequence_that_grows_alone_or_beside_others_is_one_run_of_rows() -> None:
@@ -181,33 +274,36 @@ def test_a_sequence_that_grows_alone_or_beside_others_is_one_run_of_rows() -> No
     for _ in range(CONTEXT):  # in turn, a token each, as two answers grow
         kv.extend(a, 1)
         kv.extend(b, 1)
-    assert kv.view(a).contiguous
-    assert kv.view(b).contiguous
-    assert kv.view(a).rows.tolist() == list(range(CONTEXT))
-    assert kv.view(b).first == kv.region * BLOCK
+    (mine,), (other,) = seen(kv, a), seen(kv, b)
+    assert mine.contiguous
+    assert other.contiguous
+    assert mine.rows.tolist() == list(range(CONTEXT))
+    assert other.first == 3 * BLOCK
 
 
 def test_a_view_of_the_beginning_of_a_sequence() -> None:
     kv = cache()
     a = kv.alloc()
     kv.extend(a, 70)
-    assert kv.view(a, 33) == KvView((0, 1), 33, True)
-    assert (kv.view(a, 33).first, kv.view(a, 33).end) == (0, 33)
+    (view,) = kv.views(a, 20, 33)
+    assert view == KvView(0, 33)
+    assert (view.first, view.end) == (0, 33)
 
 
 def test_full_blocks_are_shared_and_a_partial_one_is_copied() -> None:
     kv = cache()
     a = kv.alloc()
-    write(kv, kv.extend(a, 70), list(range(70)))
+    write(kv, kv.extend(a, 64), list(range(64)))
+    write(kv, kv.extend(a, 6), list(range(64, 70)))
     b = kv.fork(a)
-    mine, other = kv.view(a), kv.view(b)
-    assert mine.blocks[:2] == other.blocks[:2]
-    assert mine.blocks[2] != other.blocks[2]
+    (mine,), (other,) = seen(kv, a), seen(kv, b)
+    assert blocks_of(mine)[:2] == blocks_of(other)[:2]
+    assert blocks_of(mine)[2] != blocks_of(other)[2]
     assert not other.contiguous
-    assert other.end == (max(other.blocks) + 1) * BLOCK
+    assert other.end == (max(blocks_of(other)) + 1) * BLOCK
     write(kv, kv.extend(b, 1), [1000])
-    assert read(kv, kv.view(a).rows) == list(range(70))
-    assert read(kv, kv.view(b).rows) == [*range(70), 1000]
+    assert read(kv, seen(kv, a)) == [list(range(70))]
+    assert read(kv, seen(kv, b)) == [[*range(70), 1000]]
 
 
 def test_writing_behind_a_cut_does_not_reach_the_other_holder_of_the_block() -> None:
@@ -215,11 +311,11 @@ def test_writing_behind_a_cut_does_not_reach_the_other_holder_of_the_block() -> 
     a = kv.alloc()
     write(kv, kv.extend(a, 64), list(range(64)))
     b = kv.fork(a)
-    assert kv.view(a).blocks == kv.view(b).blocks
+    assert seen(kv, a) == seen(kv, b)
     kv.truncate(b, 40)
     write(kv, kv.extend(b, 3), [7, 8, 9])
-    assert read(kv, kv.view(a).rows) == list(range(64))
-    assert read(kv, kv.view(b).rows) == [*range(40), 7, 8, 9]
+    assert read(kv, seen(kv, a)) == [list(range(64))]
+    assert read(kv, seen(kv, b)) == [[*range(40), 7, 8, 9]]
 
 
 def test_a_fork_that_shares_nothing_where_rows_must_be_one_run() -> None:
@@ -227,8 +323,8 @@ def test_a_fork_that_shares_nothing_where_rows_must_be_one_run() -> None:
     a = kv.alloc()
     write(kv, kv.extend(a, 64), list(range(64)))
     b = kv.fork(a)
-    assert not set(kv.view(a).blocks) & set(kv.view(b).blocks)
-    assert read(kv, kv.view(b).rows) == list(range(64))
+    assert not set(blocks_of(seen(kv, a)[0])) & set(blocks_of(seen(kv, b)[0]))
+    assert read(kv, seen(kv, b)) == [list(range(64))]
 
 
 def test_what_a_full_cache_says() -> None:
@@ -238,9 +334,14 @@ def test_what_a_full_cache_says() -> None:
         BudgetError, match=r"the KV cache of 64 tokens is full; ask for fewer sequences or a sm"
     ):
         kv.extend(kv.alloc(), 1)
-    kv = cache(contiguous=True, context=BLOCK, sequences=2)
-    with pytest.raises(BudgetError, match=r"a sequence holds up to 32 tokens here; ask for more with --ctx"):
-        kv.extend(kv.alloc(), BLOCK + 1)
+    for kv in (
+        cache(contiguous=True, context=BLOCK, sequences=2),
+        cache(windows=(BLOCK, 0), context=BLOCK, sequences=2),  # longer ones would need the window
+    ):
+        with pytest.raises(
+            BudgetError, match=r"a sequence holds up to 32 tokens here; ask for more with --ctx"
+        ):
+            kv.extend(kv.alloc(), BLOCK + 1)
 
 
 @pytest.mark.parametrize("n", [-1, 6])
@@ -264,15 +365,15 @@ def test_a_sequence_that_was_freed_is_unknown() -> None:
 @pytest.mark.parametrize("name", ["F16", "Q8_0", "F32"])
 def test_tables_keep_rows_of_heads_in_their_type(name: str) -> None:
     quant = by_name(name)
-    kv = KvCache({0: KvShape(2, 32)}, quant, 64, 1)
+    kv = KvCache({0: KvShape(2, 32)}, quant, 64, 1, 64)
     keys, _ = kv.tables[0]
     x = np.random.default_rng(0).standard_normal((3, 64), dtype=np.float32)
-    rows = kv.extend(kv.alloc(), 3)
+    (rows,) = kv.extend(kv.alloc(), 3)
     keys.write(rows, x)
     expected = quant.dequantise(quant.quantise(x), 64).reshape(3, 2, 32)
     assert (keys.read(rows) == expected).all()
     assert keys.row_bytes == quant.row_bytes(64)
-    assert kv.bytes_per_token == 2 * keys.row_bytes
+    assert kv.used_bytes == BLOCK * 2 * keys.row_bytes
     assert keys.address == keys.raw.ctypes.data
     assert keys.raw.shape == (64, keys.row_bytes)
 

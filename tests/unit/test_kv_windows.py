@@ -1,0 +1,132 @@
+"""Layers with a window: little more than the window is kept, and what a token sees is always there."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetrun.errors import BudgetError
+from hetrun.graph import KvShape
+from hetrun.kv import KvCache, sequence_bytes
+from hetrun.kvrows import BLOCK, SLACK
+from hetrun.quant import by_name
+from tests.unit.test_kv import MOST, cache, read, seen, write
+
+
+def test_layers_that_see_equally_far_are_one_group() -> None:
+    kv = cache(windows=(40, 0, 9, 40), context=1000)
+    assert [g.window for g in kv.groups] == [0, 9, 40]
+    assert [kv.group(layer) for layer in (0, 3, 6, 9)] == [2, 0, 1, 2]
+    # What no sequence outgrows is no window.
+    assert [g.window for g in cache(windows=(1000, 0), context=990).groups] == [0]
+    assert [g.window for g in cache(windows=(1000,), context=1100).groups] == [1000]
+
+
+def test_memory_is_bounded_by_the_window_however_long_a_text_grows() -> None:
+    kv = cache(windows=(0, 100), context=4096, sequences=2)
+    a, b = kv.alloc(), kv.alloc()
+    window = kv.groups[1]
+    assert window.rows == 2 * 256  # 100 + slack + the most that come at once, in whole blocks
+    touched: set[int] = set()
+    tokens: list[int] = []
+    for length in range(0, 4000, 50):
+        for seq in (a, b):
+            rows = kv.extend(seq, 50)
+            write(kv, rows, list(range(length + 1, length + 51)))
+            touched.update(rows[1].tolist())
+        tokens += range(length + 1, length + 51)
+        for seq in (a, b):
+            assert read(kv, seen(kv, seq)) == [tokens, tokens[-99:]]
+            assert seen(kv, seq)[1].contiguous
+    assert touched <= set(range(512))
+    assert window.used_rows <= 512
+    assert kv.used_bytes == 8 * (2 * 4000 + window.used_rows)
+    kv.free(a)
+    assert window.used_rows <= 256
+    assert kv.length(b) == 4000
+
+
+def test_a_token_at_a_time_moves_the_window_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    monkeypatch.setattr("hetrun.kv._move", lambda tables, source, target, n: moved.append(n))
+    kv = cache(windows=(800,), context=1 << 16, most=1)
+    a = kv.alloc()
+    for _ in range(5000):
+        kv.extend(a, 1)
+    assert 0 < sum(moved) / 5000 < 10  # rows for each token
+    assert set(moved) == {799 + SLACK}
+
+
+def test_tokens_can_be_taken_back_within_the_slack() -> None:
+    kv = cache(windows=(40, 0), context=4096)
+    a = kv.alloc()
+    tokens: list[int] = []
+    for _ in range(2000 // MOST):
+        tokens += range(len(tokens) + 1, len(tokens) + 1 + MOST)
+        write(kv, kv.extend(a, MOST), tokens[-MOST:])
+        length = len(tokens)
+        assert all(kv.keepable(a, n) for n in range(length - SLACK, length + 1) if n >= 0)
+    write(kv, kv.extend(a, 1), [length + 1])
+    kv.truncate(a, length - SLACK)
+    assert read(kv, seen(kv, a)) == [tokens[:-SLACK], tokens[:-SLACK][-39:]]
+    write(kv, kv.extend(a, 2), [7, 8])
+    assert read(kv, seen(kv, a))[1] == [*tokens[:-SLACK][-37:], 7, 8]
+    # Further back the window is gone, but an empty sequence can always begin anew.
+    assert not kv.keepable(a, 40)
+    with pytest.raises(ValueError, match="cannot be cut to 40; its windows have moved on"):
+        kv.truncate(a, 40)
+    assert kv.keepable(a, 0)
+    kv.truncate(a, 0)
+    write(kv, kv.extend(a, 3), [1, 2, 3])
+    assert read(kv, seen(kv, a)) == [[1, 2, 3], [1, 2, 3]]
+
+
+def test_a_pass_sees_what_its_first_token_sees() -> None:
+    kv = cache(windows=(10,), context=4096)
+    a = kv.alloc()
+    write(kv, kv.extend(a, 50), list(range(50)))
+    assert read(kv, kv.views(a, 0, 7)) == [list(range(7))]
+    assert read(kv, kv.views(a, 30, 35)) == [list(range(21, 35))]
+    assert read(kv, kv.views(a, 49, 50)) == [list(range(40, 50))]
+
+
+def test_forks_of_a_window_go_their_own_ways() -> None:
+    kv = cache(windows=(10, 0), context=4096)
+    a = kv.alloc()
+    for first in (0, 64, 128, 192):
+        write(kv, kv.extend(a, 64), list(range(first, first + 64)))
+    b = kv.fork(a)
+    write(kv, kv.extend(a, 2), [1000, 1001])
+    write(kv, kv.extend(b, 2), [2000, 2001])
+    assert read(kv, seen(kv, a))[1] == [*range(249, 256), 1000, 1001]
+    assert read(kv, seen(kv, b))[1] == [*range(249, 256), 2000, 2001]
+    kv.truncate(b, 256 - SLACK)  # a fork has the slack as well
+    assert read(kv, seen(kv, b))[1] == list(range(183, 192))
+
+
+def test_more_at_once_than_a_window_has_room_for() -> None:
+    kv = cache(windows=(10, 0), context=4096)
+    a = kv.alloc()
+    with pytest.raises(ValueError, match="65 tokens are more than the 64 that may come at once"):
+        kv.extend(a, MOST + 1)
+    assert kv.length(a) == 0
+    assert cache().most_at_once > 1 << 40
+
+
+def test_a_sequence_without_a_place_for_its_window() -> None:
+    kv = cache(windows=(10, 0), context=4096, sequences=1)
+    kv.extend(kv.alloc(), 1)
+    other = kv.alloc()
+    with pytest.raises(BudgetError, match=r"the KV cache of 160 tokens is full"):
+        kv.extend(other, 1)
+    assert kv.length(other) == 0
+    assert kv.groups[0].used_rows == BLOCK
+
+
+@pytest.mark.parametrize(("context", "rows"), [(20, 20), (200, 192), (5000, 192)])
+def test_bytes_of_a_sequence(context: int, rows: int) -> None:
+    shapes = {0: KvShape(2, 32), 1: KvShape(1, 32, 100)}
+    need = sequence_bytes(shapes, by_name("F16"), 20, context)
+    assert need == 2 * 2 * (64 * context + 32 * rows)
+    kv = KvCache(shapes, by_name("F16"), context, 3, 20)
+    if context > 100:
+        assert [g.rows for g in kv.groups] == [3 * -(-context // BLOCK) * BLOCK, 3 * rows]
