@@ -176,11 +176,34 @@ def _attentions() -> Iterator[Case]:
     )
     for note, (n_heads, n_kv, dim) in heads.items():
         attrs = Attention(0, n_heads, n_kv, dim, dim**-0.5)
-        widths = (n_heads * dim, n_kv * dim, n_kv * dim)
         for company in companies:
-            rows = "tokens" if all(now == wanted for _, now, wanted in company.parts) else "wanted"
-            for kv_type, limit in (("F32", 1e-8), ("F16", HALF), ("Q8_0", ROUNDED)):
-                yield Case("attention", widths, n_heads * dim, company, limit, attrs, (), rows, kv_type, note)
+            yield from _attention(attrs, company, note)
+    for window in (1, 40):
+        attrs = Attention(0, 4, 2, 32, 0.2, window)
+        for company in (
+            *(single(n) for n in TOKENS),
+            Company(((600, 1, 1),)),  # the window has moved
+            Company(((600, 20, 20),)),
+            Company(((33, 20, 2),)),  # it begins to move within these
+            Company(((0, 5, 5), (300, 1, 1), (31, 64, 64))),
+            Company(((0, 5, 0), (300, 1, 1), (31, 64, 3))),
+            Company(((200, 5, 0),)),
+            Company(((40, 3, 3), (140, 1, 1)), forked=True),
+        ):
+            yield from _attention(attrs, company, f"window{window}")
+    for window in (0, 40):
+        attrs = Attention(0, 4, 2, 32, 2.0, window, softcap=1.5)
+        for company in (single(1), Company(((100, 1, 1),)), single(64), Company(((100, 5, 5), (7, 40, 2)))):
+            yield from _attention(attrs, company, f"softcap-window{window}")
+
+
+def _attention(attrs: Attention, company: Company, note: str) -> Iterator[Case]:
+    """With KV rows of each type."""
+    width, kv_width = attrs.n_heads * attrs.head_dim, attrs.n_kv_heads * attrs.head_dim
+    rows = "tokens" if all(now == wanted for _, now, wanted in company.parts) else "wanted"
+    for kv_type, limit in (("F32", 1e-8), ("F16", HALF), ("Q8_0", ROUNDED)):
+        widths = (width, kv_width, kv_width)
+        yield Case("attention", widths, width, company, limit, attrs, (), rows, kv_type, note)
 
 
 CASES = [*_products(), *_small_ops(), *_ropes(), *_mixtures(), *_attentions()]
