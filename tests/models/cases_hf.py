@@ -22,7 +22,7 @@ BETAS = {"beta_fast": 4.0, "beta_slow": 0.5}
 LLAMA3 = {
     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64
 }  # fmt: skip
-LONGROPE = {
+LONGROPE: dict[str, Any] = {
     "short_factor": [1.0 + 0.1 * i for i in range(16)],
     "long_factor": [1.0 + 0.5 * i for i in range(16)],
     "original_max_position_embeddings": 32,
@@ -159,6 +159,7 @@ def longrope(columns: int = 32, original: int = 32, **settings: float) -> dict[s
     return {"original_max_position_embeddings": original, **found}
 
 
+SHORT = {**longrope(original=256), "max_position_embeddings": 1024}
 PHI3 = (
     Row("plain", "phi3", {"num_key_value_heads": 4}),
     Row("gqa", "phi3"),
@@ -171,8 +172,8 @@ PHI3 = (
     Row("partial-v4", "phi3", HALF, style=4),
     Row("longrope", "phi3", longrope()),
     Row("longrope-v4", "phi3", longrope(), style=4),
-    Row("longrope-short", "phi3", longrope(original=64), ctx=64),
-    Row("longrope-short-v4", "phi3", longrope(original=64), style=4, ctx=64),
+    Row("longrope-short", "phi3", SHORT, ctx=256),
+    Row("longrope-short-v4", "phi3", SHORT, style=4, ctx=256),
     Row("longrope-partial", "phi3", longrope(columns=24, partial_rotary_factor=0.75)),
     Row("longrope-partial-v4", "phi3", longrope(columns=24, partial_rotary_factor=0.75), style=4),
     Row("longrope-factor", "phi3", longrope(factor=32.0)),
