@@ -64,7 +64,9 @@ def yarn_magnitude(factor: float) -> float:
 def check_rope(b: GraphBuilder, meta: ModelMeta, rope: Rope) -> None:
     """What kernels would end the process for, and what the model does not say about longer sequences."""
     b.check(rope.n_rot % 2 == 0, f"rope.dimension_count is {rope.n_rot}, which is odd")
-    b.check(rope.base > 0, f"rope.freq_base is {rope.base}")
+    b.check(rope.base > (1 if rope.ext_factor else 0), f"rope.freq_base is {rope.base}")
+    slowest = min(rope.beta_fast, rope.beta_slow)
+    b.check(slowest > 0, f"a beta among the rope.scaling keys is {slowest}")
     b.check(0 < rope.freq_scale < math.inf, f"rope.scaling.factor gives a scale of {rope.freq_scale}")
     trained = meta.require_int("context_length", 1, 1 << 31)
     if meta.get_bool("rope.dynamic", False) and (b.context or 0) > trained:
@@ -116,7 +118,7 @@ class Asked:
         return found
 
     @property
-    def pairs(self) -> Vector:
+    def wavelengths(self) -> Vector:
         """The tokens that each pair needs for one turn."""
         return 2 * math.pi * self.base ** (np.arange(0, self.n_rot, 2) / self.n_rot)
 
@@ -147,16 +149,16 @@ def scaling_from_hf(config: Config, scaling: Config, head_dim: int, base: float,
     if share != 1 and not partial and kind != "proportional":
         config.refuse(f"partial_rotary_factor is {share}; models of its type turn all columns of a head")
     context = config.require_int("max_position_embeddings", 1, 1 << 31)
-    own = scaling.get_int("original_max_position_embeddings", context, 1, 1 << 31)
+    own = scaling.get_int("original_max_position_embeddings", context, 2, 1 << 31)
     asked = Asked(
         scaling=scaling,
         base=scaling.get_float("rope_theta", config.get_float("rope_theta", base)),
         n_rot=head_dim if kind == "proportional" else int(head_dim * share),
         head_dim=head_dim,
         context=context,
-        original_context=config.get_int("original_max_position_embeddings", own, 1, 1 << 31),
+        original_context=config.get_int("original_max_position_embeddings", own, 2, 1 << 31),
     )
-    if asked.base <= 0 or asked.n_rot < 2 or asked.n_rot % 2:
+    if asked.base <= 1 or asked.n_rot < 2 or asked.n_rot % 2:
         config.refuse(f"a rope of base {asked.base} over {asked.n_rot} columns makes no sense")
     basics: dict[str, Setting] = {"rope.freq_base": asked.base, "rope.dimension_count": asked.n_rot}
     found = write(asked)
@@ -190,14 +192,14 @@ def yarn(asked: Asked) -> HfRope:
             {"rope.scaling.type": "none", "rope.scaling.attn_factor": magnitude},
             {FACTORS: constant(FACTORS, (1 / (keep + (1 - keep) / factor)).astype(np.float32))},
         )
-    return HfRope(
-        {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": factor,
-            "rope.scaling.original_context_length": asked.original_context,
-            "rope.scaling.attn_factor": magnitude / yarn_magnitude(factor),
-        }
-    )
+    settings: dict[str, Setting] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": asked.original_context,
+    }
+    if not math.isclose(magnitude, yarn_magnitude(factor)):
+        settings["rope.scaling.attn_factor"] = magnitude / yarn_magnitude(factor)
+    return HfRope(settings)
 
 
 def yarn_attention_factor(scaling: Config, factor: float) -> float:
@@ -235,7 +237,7 @@ def llama3(asked: Asked) -> HfRope:
     high = asked.positive("high_freq_factor")
     if high <= low:
         asked.scaling.refuse(f"high_freq_factor is {high}, which is not above low_freq_factor {low}")
-    turns = asked.original_context / asked.pairs
+    turns = asked.original_context / asked.wavelengths
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     found = 1 / ((1 - smooth) / factor + smooth)
     return HfRope(weights={FACTORS: constant(FACTORS, found.astype(np.float32))})
