@@ -41,6 +41,10 @@ class WholeModel:
         self, source: ModelSource, backend: Descriptor, options: Options, progress: Progress | None = None
     ) -> None:
         prepared = prepare(source, backend, options)
+        self.stats = Stats()
+        self.plans, self._setup, self._need = prepared.plans, prepared.setup, prepared.need
+        self.context, self.max_sequences = self._setup.context, self._setup.sequences
+        self._runner: WholeRunner = prepared.whole.open(prepared.paths, self._setup, progress)
         if not options.backends:
             log.warning(
                 "%s: hetrun has no architecture %r, so %s runs it as a whole; `hetrun plan` says more",
@@ -48,10 +52,6 @@ class WholeModel:
                 source.architecture[:40],
                 backend.name,
             )
-        self.stats = Stats()
-        self.plans, self._setup, self._need = prepared.plans, prepared.setup, prepared.need
-        self.context, self.max_sequences = self._setup.context, self._setup.sequences
-        self._runner: WholeRunner = prepared.whole.open(prepared.paths, self._setup, progress)
         self.n_vocab = self._runner.n_vocab
         self._segment = self.plans.plan(1).segments[0]
         self._sequences: dict[int, _Sequence] = {}

@@ -76,7 +76,7 @@ class Needs:
         return left // self.per_token if self.per_token else MOST_CONTEXT * (left >= 0)
 
 
-def needs(source: ModelSource, options: Options, ubatch: int) -> Needs:
+def needs(source: ModelSource, kv_type: str, ubatch: int) -> Needs:
     """An estimate; a model may keep other things than these, and take more or less."""
     layers = source.require_int("block_count", 1, MOST_LAYERS)
     embd = source.require_int("embedding_length", 1, MOST_WIDTH)
@@ -84,7 +84,7 @@ def needs(source: ModelSource, options: Options, ubatch: int) -> Needs:
     kv_heads = _of_layers(source, "attention.head_count_kv", layers) or heads
     head_dim = int(embd // max(1.0, *heads)) if heads else 0
     width = sum(source.get_int(f"attention.{part}_length", head_dim, 0, 1 << 20) for part in ("key", "value"))
-    bytes_per_number = by_name(options.kv_type.upper()).row_bytes(32) / 32
+    bytes_per_number = by_name(kv_type.upper()).row_bytes(32) / 32
     inner, state, groups = (
         source.get_int(f"ssm.{part}", 0, 0, MOST_WIDTH)
         for part in ("inner_size", "state_size", "group_count")
@@ -169,7 +169,7 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepa
             f"--plan cannot be followed here: {backend.name} runs the whole model, and there are no parts"
         )
     ubatch = options.wishes.ubatch or LARGEST_UBATCH
-    need = needs(source, options, ubatch)
+    need = needs(source, options.kv_type, ubatch)
     setup = choose_setup(source, options, need, ubatch)
     return Prepared(
         tuple(map(Path, source.file.paths)),

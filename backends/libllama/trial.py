@@ -99,7 +99,7 @@ def _last_words(said: IO[bytes], signs: tuple[str, ...]) -> str:
         for line in reversed(lines):
             if line and sign in line:
                 # Neither the function's name nor where its source lay when it was compiled.
-                return re.sub(r"^(\w+: |\S*/)(error loading model: )?", "", line)[:MOST_QUOTED]
+                return re.sub(r"^(\w+: |\S*/)(error loading model: (\w+: )?)?", "", line)[:MOST_QUOTED]
     return ""
 
 

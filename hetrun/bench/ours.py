@@ -18,9 +18,10 @@ from hetrun.llm import LLM, model_path, reason_of
 from hetrun.params import SamplingParams
 from hetrun.plan import bucket_of
 from hetrun.quant import by_name
-from hetrun.source import build_graph, open_model
+from hetrun.source import build_graph, is_known, open_model
 from hetrun.stats import Stats
 from hetrun.weights import Progress
+from hetrun.whole_plan import needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,12 @@ class Traffic:
 
 def traffic(path: Path, kv_type: str) -> Traffic:
     """From the file's header."""
-    graph = build_graph(open_model(path))
+    source = open_model(path)
+    if not is_known(source.architecture):
+        named = {w.name: w.nbytes for w in source.weights()}
+        looked_up = named.get("token_embd.weight", 0) if "output.weight" in named else 0
+        return Traffic(sum(named.values()) - looked_up, ((needs(source, kv_type, 1).per_token, 0),))
+    graph = build_graph(source)
     weights = {w for op in graph.ops if op.kind != "embed" for w in op.weights}
     quant = by_name(kv_type.upper())
     kv = tuple((2 * quant.row_bytes(s.n_heads * s.head_dim), s.window) for s in kv_shapes(graph).values())

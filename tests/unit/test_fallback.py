@@ -125,13 +125,13 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return foreign.write(foreign.GPT2, tmp_path_factory.mktemp("foreign") / "gpt2.gguf")
 
 
-def open_whole(path: Path, **given: Any) -> WholeModel:
+def open_whole(path: Path, **given: Any) -> WholeModel:  # noqa: ANN401
     model = open_planned(open_model(path), options(**given))
     assert isinstance(model, WholeModel)
     return model
 
 
-def options(ubatch: int | None = 8, **given: Any) -> Options:
+def options(ubatch: int | None = 8, **given: Any) -> Options:  # noqa: ANN401
     wishes = {k: given.pop(k) for k in ("deterministic", "plan", "threads") if k in given}
     return replace(Options(Wishes(ubatch=ubatch, **wishes)), **given)
 
