@@ -64,7 +64,8 @@ class Row:
 @cache
 def folder(row: Row) -> Path:
     """The model as a folder, written once for all tests."""
-    path = _root() / str(row)
+    # llama.cpp asks for certain tokens in models whose name, which is the folder's, has phi3 in it.
+    path = _root() / str(row).replace("phi3", "phi")
     model = random_model(row)
     model.save_pretrained(path, max_shard_size=row.shard or "1GB", save_original_format=not row.fused_experts)
     assert row.shard is None or len(list(path.glob("*.safetensors"))) > 1
