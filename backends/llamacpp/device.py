@@ -40,7 +40,7 @@ class LlamacppBackend(Backend):
         return op.kind in KINDS and all(self._reads(use) for use in fusion.uses(op))
 
     def _reads(self, use: WeightUse) -> bool:
-        """Vectors of any type are made floats; for the others ggml has both a product and rows, or neither."""
+        """Vectors of any type are made floats; of the others ggml takes products and rows, or none."""
         traits = self.lib.ggml_get_type_traits_cpu(use.weight.quant.ggml_id)
         return use.use == "vector" or bool(traits.contents.vec_dot)
 
