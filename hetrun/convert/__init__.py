@@ -7,6 +7,7 @@ vocabulary. Memory does not depend on the size of the tensors: a few slices of r
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -33,6 +34,7 @@ from hetrun.source import GGUFModel, ModelSource, open_model
 from hetrun.tokenizer import Vocabulary
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
+HEEDS_WINDOWS = ("gemma3",)  # the architectures whose sliding window llama.cpp heeds, of ours
 FLOATS = ("F32", "F16", "BF16")
 
 
@@ -154,21 +156,42 @@ def describe(source: ModelSource, recipe: Recipe) -> tuple[dict[str, MetaValue],
         note = "from a GGUF file: its metadata is copied, its weights are converted again"
         return {**_copied(source), **kinds}, [note]
     assert isinstance(source, HfSource)
+    vocabulary = tokenizer.convert(source.folder, source.require_int("vocab_size", 1, 1 << 24))
     metadata: dict[str, MetaValue] = {
         "general.architecture": source.architecture,
         "general.type": "model",
-        "general.name": source.name,
+        "general.name": _name(source.name, vocabulary.keys),
         **kinds,
     }
     if source.temperature is not None:
         metadata["general.sampling.temp"] = source.temperature
     for key, value in source.imported.settings.items():
         metadata[f"{source.architecture}.{key}"] = _setting(value)
-    vocabulary = tokenizer.convert(source.folder, source.require_int("vocab_size", 1, 1 << 24))
     metadata |= vocabulary.keys
     if source.chat_template:
         metadata["tokenizer.chat_template"] = source.chat_template
-    return metadata, list(vocabulary.notes)
+    return metadata, [*vocabulary.notes, *_ignored(source)]
+
+
+def _name(name: str, vocabulary: Mapping[str, MetaValue]) -> str:
+    """llama.cpp looks for Phi-3's own tokens where the name says so, and does not load a file without them."""
+    texts = vocabulary.get("tokenizer.ggml.tokens", ())
+    if isinstance(texts, list) and {"</s>", "<unk>", "<s>", "<|endoftext|>"} <= {*texts}:
+        return name
+    return re.sub("(phi)-?3", r"\1 3", name, flags=re.IGNORECASE)
+
+
+def _ignored(source: ModelSource) -> list[str]:
+    """What the file says and llama.cpp does not heed."""
+    window = source.get_int("attention.sliding_window", 0, 0, 1 << 31)
+    if source.architecture in HEEDS_WINDOWS or not 0 < window < source.get_int(
+        "context_length", 0, 0, 1 << 31
+    ):
+        return []
+    return [
+        f"the model sees {window} tokens at a time in some layers; hetrun heeds that, llama.cpp's "
+        f"{source.architecture} does not: with longer texts it answers differently"
+    ]
 
 
 def _setting(value: Setting) -> MetaValue:

@@ -1,0 +1,106 @@
+"""A converted file, in hetrun and in llama.cpp itself, against transformers and the folder it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetrun import LLM
+from hetrun.backends.llamacpp import llama, native
+from hetrun.convert import Report, Wish, convert_model
+from hetrun.convert.recipe import by_option
+from hetrun.errors import ModelFileError
+from hetrun.evaluate import compare
+from hetrun.hf_source import open_folder
+from tests.models import cases_hf, hf, tiny
+from tests.models.hf import Row
+from tests.models.tiny import F32
+
+TOKENS = tiny.random_tokens(60)
+
+
+@cache
+def reason_against(row: Row) -> str:
+    """Why GGUF cannot say what this model is, where it cannot."""
+    return open_folder(hf.folder(row)).settings.get_str("gguf.inexpressible", "")
+
+
+EXPRESSIBLE = tuple(row for row in cases_hf.ROWS if not reason_against(row))
+OTHERS = tuple(row for row in cases_hf.ROWS if reason_against(row))
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="hetrun-converted-") as folder:
+        yield Path(folder)
+
+
+@cache
+def converted(row: Row, where: Path) -> Report:
+    """The row as a file, written once."""
+    return convert_model(Wish(hf.folder(row), by_option("f16"), where / f"{row}.gguf", threads=2))
+
+
+@pytest.mark.parametrize("row", EXPRESSIBLE, ids=str)
+def test_hetrun_reads_the_file_as_transformers_the_folder(row: Row, where: Path) -> None:
+    with LLM(converted(row, where).path, backends=["llamacpp"], kv_type="f32", ctx=row.ctx) as llm:
+        ours = llm.logits(TOKENS)
+    assert compare([hf.logits(hf.folder(row), TOKENS)], [ours]).mean_kl < 1e-4
+
+
+@pytest.mark.parametrize("row", EXPRESSIBLE, ids=str)
+def test_llama_cpp_reads_the_file_as_transformers_the_folder(row: Row, where: Path) -> None:
+    report = converted(row, where)
+    n = len(TOKENS)
+    if report.notes:  # llama.cpp does not heed the window, so they agree as long as it holds everything
+        n = int(row.config["sliding_window"])
+        assert report.notes[0].startswith(f"the model sees {n} tokens at a time in some layers")
+    theirs = llama_cpp_logits(report.path, TOKENS, row.ctx)
+    assert compare([hf.logits(hf.folder(row), TOKENS)[:n]], [theirs[:n]]).mean_kl < 1e-4
+
+
+@pytest.mark.parametrize("row", OTHERS, ids=str)
+def test_what_gguf_cannot_say_is_refused(row: Row, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot be converted: "):
+        convert_model(Wish(hf.folder(row), by_option("f16"), tmp_path / "x.gguf"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_most_models_can_be_said() -> None:
+    assert {row.model_type for row in EXPRESSIBLE} == {row.model_type for row in cases_hf.ROWS} - {"opt"}
+    assert len(EXPRESSIBLE) > 3 * len(OTHERS)
+
+
+def llama_cpp_logits(path: Path, tokens: Sequence[int], context: int | None) -> F32:
+    """[tokens, vocabulary], by llama.cpp with keys and values in float32."""
+    c: Any = import_module("llama_cpp.llama_cpp")
+    llama.library().llama_log_set(native.libc_address("abs"), None)  # the package's own log goes to stderr
+    model = c.llama_model_load_from_file(str(path).encode(), c.llama_model_default_params())
+    assert model, "llama.cpp cannot load the file"
+    params = c.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = context or 256, len(tokens), len(tokens)
+    params.type_k = params.type_v = c.GGML_TYPE_F32
+    params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.n_threads = params.n_threads_batch = 1
+    params.swa_full = True
+    made = c.llama_init_from_model(model, params)
+    assert made, "llama.cpp cannot make a context"
+    batch = c.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for i, token in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.logits[i] = token, i, True
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+    assert c.llama_decode(made, batch) == 0
+    n_vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(model))
+    found = np.ctypeslib.as_array(c.llama_get_logits(made), (len(tokens), n_vocab)).copy()
+    c.llama_batch_free(batch)
+    c.llama_free(made)
+    c.llama_model_free(model)
+    return found
