@@ -36,10 +36,8 @@ NOT_DONE = {
 
 def head_dim_of(c: Config, default: int = 0) -> int:
     """Columns of a head: the config's own, else the type's default, else what the width divides into."""
-    width, n_heads = (
-        c.require_int("hidden_size", 1, 1 << 20),
-        c.require_int("num_attention_heads", 1, 1 << 14),
-    )
+    width = c.require_int("hidden_size", 1, 1 << 20)
+    n_heads = c.require_int("num_attention_heads", 1, 1 << 14)
     if not (found := c.get_int("head_dim", default or width // n_heads, 1, 1 << 12)):
         c.refuse(f"{n_heads} heads cannot share a hidden_size of {width}")
     return found
@@ -117,7 +115,7 @@ def decoder_weights(
     tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         tensors.take_layer(i, {**NORMS, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
-        if hf.has(f"model.layers.{i}.mlp.gate.weight"):
+        if n_experts and hf.has(f"model.layers.{i}.mlp.gate.weight"):
             tensors.take_experts(i, n_experts)
         else:
             tensors.take_layer(i, FEED_FORWARD, biased)

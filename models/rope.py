@@ -63,6 +63,8 @@ def yarn_magnitude(factor: float) -> float:
 
 def check_rope(b: GraphBuilder, meta: ModelMeta, rope: Rope) -> None:
     """What kernels would end the process for, and what the model does not say about longer sequences."""
+    kind = meta.get_str("rope.scaling.type", "linear")
+    b.check(kind in ("none", "linear", "yarn", "longrope"), f"rope.scaling.type is {kind[:40]!r}")
     b.check(rope.n_rot % 2 == 0, f"rope.dimension_count is {rope.n_rot}, which is odd")
     b.check(rope.base > (1 if rope.ext_factor else 0), f"rope.freq_base is {rope.base}")
     slowest = min(rope.beta_fast, rope.beta_slow)

@@ -115,6 +115,7 @@ EXPERT = f"{LAYER}.block_sparse_moe.experts.3.w1.weight"
         ("llama", f"{LAYER}.self_attn.q_norm.weight", f"{LAYER}.input_layernorm.weight"),
         ("llama", f"{LAYER}.self_attn.q_proj.bias", f"{LAYER}.input_layernorm.weight"),
         ("llama", "score.weight", "lm_head.weight"),
+        ("llama", f"{LAYER}.mlp.gate.weight", f"{LAYER}.self_attn.k_proj.weight"),
         ("mixtral", f"{LAYER}.block_sparse_moe.gate.bias", f"{LAYER}.input_layernorm.weight"),
         ("qwen2", f"{LAYER}.self_attn.o_proj.bias", f"{LAYER}.input_layernorm.weight"),
         ("qwen3_moe", f"{LAYER}.mlp.shared_expert.up_proj.weight", f"{LAYER}.self_attn.q_proj.weight"),

@@ -25,8 +25,12 @@ class Settings(Config):
         return constant(name, np.ones(16, np.float32)) if name in self.tensors else None
 
 
+def settings_of(**values: object) -> Settings:
+    return Settings({f"rope.{k.replace('__', '.')}": v for k, v in values.items()})
+
+
 def rope_of(**values: object) -> Rope:
-    return read_rope(Settings({f"rope.{k.replace('__', '.')}": v for k, v in values.items()}), 4, 32, True)
+    return read_rope(settings_of(**values), 4, 32, True)
 
 
 def test_a_file_that_says_nothing_has_the_papers_rope() -> None:
@@ -69,12 +73,13 @@ def test_transformers_attention_factor_replaces_the_papers() -> None:
         ({"freq_base": 1.0, "scaling__type": "yarn"}, "freq_base"),
         ({"scaling__type": "yarn", "scaling__yarn_beta_slow": 0.0}, "beta"),
         ({"scaling__factor": 5e-324}, "scaling.factor"),
+        ({"scaling__type": "su"}, "scaling.type is 'su'"),
     ],
 )
 def test_nonsense_is_refused(values: dict[str, object], says: str) -> None:
-    settings = Settings({})
+    settings = settings_of(**values)
     with pytest.raises(ModelFileError, match=says):
-        check_rope(GraphBuilder(settings), settings, rope_of(**values))
+        check_rope(GraphBuilder(settings), settings, read_rope(settings, 4, 32, True))
 
 
 def test_dynamic_rope_runs_within_the_trained_context() -> None:
