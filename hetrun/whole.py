@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Descriptor, Floats, WholeRunner
+from hetrun.backend import Descriptor, Floats
 from hetrun.errors import BudgetError
 from hetrun.executor import Chunk, Step
 from hetrun.plan import bucket_of
 from hetrun.source import ModelSource
 from hetrun.stats import Key, Stats
 from hetrun.weights import Progress
+from hetrun.whole_backend import WholeRunner
 from hetrun.whole_plan import prepare
 
 if TYPE_CHECKING:

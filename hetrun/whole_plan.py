@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetrun import registry
-from hetrun.backend import Available, Descriptor, Segment, Whole, WholeSetup
+from hetrun.backend import Available, Descriptor, Segment
 from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor import SMALL
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
@@ -19,6 +19,7 @@ from hetrun.planner import LARGEST_UBATCH, this_machine
 from hetrun.quant import by_name
 from hetrun.source import GGUFModel, ModelSource, is_known
 from hetrun.weights import available_memory
+from hetrun.whole_backend import Whole, WholeSetup
 
 if TYPE_CHECKING:
     from hetrun.model import Options
@@ -44,7 +45,9 @@ def backend_for(source: ModelSource, names: tuple[str, ...] | None) -> Descripto
     unknown = f"hetrun has no architecture {source.architecture[:40]!r} of its own"
     if names:
         alone = " or ".join(f"--backend {name}" for name in able)
-        raise ModelFileError(source.path, f"{unknown}, so parts of it cannot run anywhere; try {alone}")
+        raise ModelFileError(
+            source.path, f"{unknown}, so {' and '.join(names)} cannot run it; only {alone} can"
+        )
     reasons = [f"{unknown}"]
     for name, descriptor in able.items():
         probe = descriptor.probe()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable, Whole, WholeRunner, WholeSetup
+from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError
+from hetrun.whole_backend import Whole, WholeRunner, WholeSetup
 
 
 def probe() -> Probe:
@@ -51,6 +52,6 @@ descriptor = Descriptor(
     probe,
     create,
     "llama.cpp as a whole, for architectures that hetrun does not know",
-    preference=-10,
+    preference=1,
     whole=Whole(open_whole, PROMISES_OFF),
 )

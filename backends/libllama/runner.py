@@ -11,9 +11,10 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Floats, Ints, WholeSetup
+from hetrun.backend import Floats, Ints
 from hetrun.backends.llamacpp import llama, native
 from hetrun.errors import BackendError, BudgetError, Cancelled, ModelFileError, OptionError
+from hetrun.whole_backend import WholeSetup
 
 Progress = Callable[[float], None]
 Heard = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)

@@ -19,11 +19,11 @@ from typing import IO, NoReturn
 
 import numpy as np
 
-from hetrun.backend import WholeSetup
 from hetrun.backends.llamacpp import llama, native
 from hetrun.config import dirs
 from hetrun.errors import HetrunError, ModelFileError
 from hetrun.quant import by_name
+from hetrun.whole_backend import WholeSetup
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -388,6 +389,53 @@ def test_the_command_runs_it(files: Files) -> None:
     assert answer["plan"]["promises_off"]
     (remark,) = out.stderr.splitlines()
     assert "so libllama runs it as a whole" in remark
+
+
+def test_serve_answers_several_at_once(files: Files, tmp_path: Path) -> None:
+    socket = tmp_path / "hetrun.sock"
+    command = [sys.executable, "-m", "hetrun", "serve", "-m", str(files(foreign.GPT2)), "--uds", str(socket)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        try:
+            assert process.stderr is not None
+            assert "so libllama runs it as a whole" in process.stderr.readline()
+            assert f"unix:{socket}" in process.stderr.readline()
+            transport = httpx.HTTPTransport(uds=str(socket))
+            with httpx.Client(transport=transport, base_url="http://localhost", timeout=30) as http:
+
+                def ask(i: int) -> list[str]:
+                    messages = [{"role": "user", "content": f"hello {i}"}]
+                    body = {"messages": messages, "max_tokens": 5, "temperature": 0, "stream": True}
+                    with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                        return [line for line in answer.iter_lines() if line]
+
+                with ThreadPoolExecutor(6) as pool:
+                    answers = list(pool.map(ask, range(6)))
+            assert all(lines[-1] == "data: [DONE]" and len(lines) > 2 for lines in answers)
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0
+
+
+def test_a_file_that_ends_llama_cpp_does_not_end_serve_without_a_word(tmp_path: Path) -> None:
+    bad = foreign.write(foreign.GPT2, tmp_path / "bad.gguf", {"expert_used_count": 3})
+    command = [sys.executable, "-m", "hetrun", "serve", "-m", str(bad), "--uds", str(tmp_path / "x.sock")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    (sentence,) = done.stderr.splitlines()
+    assert "llama.cpp crashed (SIGABRT)" in sentence
+
+
+def test_bench_and_eval_measure_it_beside_llama_cpp(files: Files, tmp_path: Path, hetrun: Command) -> None:
+    path, text = str(files(foreign.GPT2)), tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 4)
+    code, out, err = hetrun("eval", "-m", path, "-f", str(text), "--against", "llama.cpp", "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    assert report["mean_kl"] < 1e-3
+    sizes = ("-p", "16", "-n", "4", "-d", "8", "-r", "1", "-o", "json")
+    code, out, err = hetrun("bench", "-m", path, *sizes)
+    assert code == 0, err
+    assert "libllama" in out
 
 
 def test_plan_and_devices_name_it(files: Files, hetrun: Command) -> None:

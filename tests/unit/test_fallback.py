@@ -12,12 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from hetrun import registry
-from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable, Whole, WholeSetup
+from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.model import Options, describe, open_planned
 from hetrun.planner import Wishes
 from hetrun.source import open_model
 from hetrun.whole import WholeModel, cut
+from hetrun.whole_backend import Whole, WholeSetup
 from tests.models import cases, foreign
 from tests.rig import model_file, step
 
@@ -262,7 +263,7 @@ def test_with_others_it_is_refused(library: Library, gpt2: Path) -> None:
         assert registry.choose(["summing"]) == ["summing"]
         with pytest.raises(OptionError, match=r"^summing runs models as a whole, not together with others"):
             describe(open_model(gpt2), options(backends=("other", "summing")))
-        with pytest.raises(ModelFileError, match=r"no architecture 'gpt2' of its own, .* --backend summing$"):
+        with pytest.raises(ModelFileError, match=r"so other cannot run it; only --backend summing can$"):
             describe(open_model(gpt2), options(backends=("other",)))
     finally:
         remove()
