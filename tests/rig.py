@@ -7,7 +7,7 @@ import shutil
 import threading
 from atexit import register
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,6 +29,7 @@ from hetrun.backend import (
 from hetrun.executor import Chunk, Executor, Step
 from hetrun.graph import Graph, Op, kv_shapes
 from hetrun.kv import KvCache
+from hetrun.ops import Attention
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.quant import by_name
 from hetrun.source import build_graph, open_model
@@ -57,6 +58,16 @@ def model_file(case: TinyLlama) -> Path:
 def graph_of(case: TinyLlama) -> Graph:
     """The tiny model's forward step."""
     return build_graph(open_model(model_file(case)))
+
+
+def windowed(graph: Graph, windows: Sequence[int]) -> Graph:
+    """The same step, each layer's attention with a window."""
+    ops = []
+    for op in graph.ops:
+        if isinstance(op.attrs, Attention):
+            op = replace(op, attrs=replace(op.attrs, window=windows[op.attrs.layer]))
+        ops.append(op)
+    return replace(graph, ops=tuple(ops))
 
 
 def placements(placed: Placed) -> tuple[Placement, ...]:
@@ -111,9 +122,10 @@ def rig(
     context: int = 256,
     sequences: int = 8,
     deterministic: bool = False,
+    windows: Sequence[int] = (),
 ) -> Rig:
     """A tiny model on some backends; everything on the first one if nothing is said."""
-    graph = graph_of(case)
+    graph = windowed(graph_of(case), windows) if windows else graph_of(case)
     alone = [name for name, backend in backends.items() if backend.asynchronous]
     plans = plans or plan_set(graph, placed or {"": next(iter(backends))}, ubatch, alone)
     wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}

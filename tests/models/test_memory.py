@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Unavailable
 from hetrun.model import Options, prepare
 from hetrun.planner import Wishes
 from hetrun.source import open_model
 from hetrun.weights import WeightStore
 from tests.models import cases
+from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
 from tests.rig import model_file
 
 TIED = [
     TinyLlama(f"tied-{q}", embd=256, ffn=512, kv_heads=2, tied=True, quant=q) for q in ("Q4_0", "Q4_1", "F16")
 ]
-AVAILABLE = [n for n, d in registry.backends().items() if not isinstance(d.probe(), Unavailable)]
 
 
-@pytest.mark.parametrize("backend", AVAILABLE)
+@pytest.mark.parametrize("backend", backends())
 @pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], *cases.QUANTISED, *TIED], ids=str)
 def test_weights_take_what_was_said_before_they_were_read(case: TinyLlama, backend: str) -> None:
     options = Options(Wishes(), (backend,), ctx=64)

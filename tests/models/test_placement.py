@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams, registry
-from hetrun.backend import Backend, Unavailable
+from hetrun.backend import Backend
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, PlanSet, make_plans
 from tests.models import cases, tiny
+from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
 from tests.rig import Rig, ThreadedDevice, graph_of, model_file, placements, rig
 
 TOKENS = tiny.random_tokens(48, seed=5)
 CLOSE = 0.4  # how near the reference's two best logits must be where the best token may differ
 UBATCHES = (1, 3, 16, 512)
-
-
-def available() -> list[str]:
-    return [name for name, d in registry.backends().items() if not isinstance(d.probe(), Unavailable)]
 
 
 def devices(names: list[str]) -> dict[str, Backend]:
@@ -71,7 +68,7 @@ def assert_close(expected: np.ndarray, found: np.ndarray, kl: float) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], cases.LLAMA[9]], ids=str)
 def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> None:
-    names = available()
+    names = backends()
     reference = rig(case, devices(["reference"]))
     mixed = rig(
         case,
@@ -90,7 +87,7 @@ def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> 
 @pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
 @pytest.mark.parametrize("case", cases.QUANTISED, ids=str)
 def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type: str) -> None:
-    names = available()
+    names = backends()
     reference = rig(case, devices(["reference"]), kv_type=kv_type)
     expected = teacher_forced(reference, (48,))
     reference.close()
@@ -109,7 +106,7 @@ def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type:
 @pytest.mark.parametrize("seed", [20, 21])
 def test_a_saved_plan_with_another_placement_in_every_bucket(seed: int, tmp_path: Path) -> None:
     """Through the file that `hetrun plan --json` writes and `--plan` reads."""
-    names, graph = available(), graph_of(cases.GQA)
+    names, graph = backends(), graph_of(cases.GQA)
     placed = {
         bucket: (2, placements(random_placement(graph, names, 100 * seed + i)))
         for i, bucket in enumerate(BUCKETS)

@@ -16,7 +16,9 @@ TEXTS = [tiny.random_tokens(n + 6, seed=n) for n in LENGTHS]
 
 
 def backends() -> list[str]:
-    return [name for name, d in registry.backends().items() if not isinstance(d.probe(), Unavailable)]
+    """Those that take parts of a model."""
+    parts = [(name, d) for name, d in registry.backends().items() if d.whole is None]
+    return [name for name, d in parts if not isinstance(d.probe(), Unavailable)]
 
 
 def alone(r: Rig, text: list[int], prompt: int) -> np.ndarray:

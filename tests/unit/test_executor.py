@@ -23,9 +23,13 @@ from tests.rig import Rig, graph_of, placements, plan_set, rig, step
 TOKENS = tiny.random_tokens(48)
 
 
-def null_rig(ubatch: int = 512, deterministic: bool = False, context: int = 256) -> tuple[Rig, NullDevice]:
+def null_rig(
+    ubatch: int = 512, deterministic: bool = False, context: int = 256, windows: Sequence[int] = ()
+) -> tuple[Rig, NullDevice]:
     device = NullDevice()
-    made = rig(GQA, {"null": device}, ubatch=ubatch, deterministic=deterministic, context=context)
+    made = rig(
+        GQA, {"null": device}, ubatch=ubatch, deterministic=deterministic, context=context, windows=windows
+    )
     return made, device
 
 
@@ -193,6 +197,79 @@ def test_a_cache_that_is_full_leaves_every_sequence_as_long_as_it_was() -> None:
         made.step((a, TOKENS[:2], []), (b, [1] * 300, []))
     assert (made.kv.length(a), made.kv.length(b)) == (30, 0)
     assert len(device.passes) == 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("windows", [(10, 0), (10, 20)])
+def test_a_step_of_more_tokens_than_a_window_has_rows_for(
+    windows: tuple[int, int], deterministic: bool
+) -> None:
+    """The null device checks that attention finds every position that it must see, and no other."""
+    made, device = null_rig(16, deterministic, 1024, windows)
+    a, b = made.kv.alloc(), made.kv.alloc()
+    text = [i % 50 for i in range(700)]
+    logits = made.step((a, text, [0, 699]), (b, text[:5], [4]))
+    assert logits.argmax(-1).tolist() == [*following(text, [0, 699]), *following(text, [4])]
+    assert (made.kv.length(a), made.kv.length(b)) == (700, 5)
+    assert max(len(work.tokens) for work in device.passes) == (1 if deterministic else 16)
+    assert made.kv.groups[-1].window == max(windows)
+    if all(windows):
+        assert made.kv.groups[-1].used_rows <= 2 * 128
+
+
+class FailingRun(NullDevice):
+    """Raises when it has run so many times more."""
+
+    left = -1
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        return Counting(super().compile(segment, shape, buffers, kv), self)
+
+
+class Counting:
+    """A runner that its device counts."""
+
+    def __init__(self, inner: Runner, device: FailingRun) -> None:
+        self._inner, self._device = inner, device
+
+    def submit(self, work: Pass) -> Done:
+        self._device.left -= 1
+        if self._device.left == 0:
+            raise BackendError("out of order")
+        return self._inner.submit(work)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_failure_in_the_middle_takes_a_window_back(deterministic: bool) -> None:
+    """As long as a sequence gets no more than a pass holds, however many passes that takes."""
+    device = FailingRun()
+    made = rig(GQA, {"null": device}, ubatch=16, context=1024, deterministic=deterministic, windows=(10, 0))
+    a, b = made.kv.alloc(), made.kv.alloc()
+    for n in range(300):
+        made.step((a, [n % 50], []))
+        if n % 5:
+            continue
+        device.left = 7 if deterministic else 1
+        with pytest.raises(BackendError):
+            made.step((a, TOKENS[:12], []), (b, TOKENS[:3], []))
+        assert (made.kv.length(a), made.kv.length(b)) == (n + 1, 0)
+    assert made.logits(a, [6, 7]).argmax(-1).tolist() == [7, 8]
+
+
+def test_a_sequence_whose_window_is_lost_begins_anew() -> None:
+    device = FailingRun()
+    made = rig(GQA, {"null": device}, ubatch=16, context=1024, windows=(10, 0))
+    a, b = made.kv.alloc(), made.kv.alloc()
+    made.step((a, [1] * 40, []), (b, [1] * 40, []))
+    device.left = 20
+    with pytest.raises(BackendError):
+        made.step((b, [2] * 5, []), (a, [3] * 500, []))
+    assert (made.kv.length(a), made.kv.length(b)) == (0, 40)
+    assert made.logits(a, [5, 6]).argmax(-1).tolist() == [6, 7]
+    assert made.logits(b, [5, 6]).argmax(-1).tolist() == [6, 7]
 
 
 def test_an_interpreted_segment_hears_a_cancel_between_two_ops() -> None:

@@ -1,0 +1,72 @@
+"""How long sequences may become: what was asked for, what the model was trained for, or what memory holds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from hetrun import model as model_module
+from hetrun.errors import BudgetError
+from hetrun.graph import KvShape
+from hetrun.kv import sequence_bytes
+from hetrun.model import Options, choose_context, prepare
+from hetrun.planner import Wishes
+from hetrun.quant import by_name
+from hetrun.source import build_graph, open_model
+from tests.models import cases, cases_hf, hf
+from tests.rig import model_file
+
+SOURCE = open_model(model_file(cases.GQA))  # trained for 256 tokens
+SHAPES = {0: KvShape(1, 16), 1: KvShape(1, 16, 10)}  # 64 bytes of a token in each; the window is 96 rows
+BYTES = partial(sequence_bytes, SHAPES, by_name("F16"), 20)
+
+
+def choose(weights: int = 1000, **options: int) -> int:
+    return choose_context(SOURCE, Options(Wishes(), **options), weights, BYTES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [32, 64, 95, 96, 97, 200, 255, 256])
+def test_the_longest_context_that_a_budget_holds(tokens: int) -> None:
+    need = 64 * tokens + 64 * min(tokens, 96)
+    assert BYTES(tokens) == need
+    assert choose(ram=1000 + need) == tokens
+    assert choose(ram=1000 + need + 63) == tokens
+    if tokens > 32:
+        assert choose(ram=1000 + need - 1) == tokens - 1
+
+
+def test_no_more_than_the_model_was_trained_for_unless_it_is_asked_for() -> None:
+    assert choose(ram=1 << 40) == 256
+    assert choose(ctx=1000) == 1000
+    assert choose(ctx=1000, ram=1 << 40) == 1000
+
+
+def test_what_is_free_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = 64 * 150 + 64 * 96
+    monkeypatch.setattr(model_module, "available_memory", lambda: 1000 + 2 * need)
+    assert choose() == 150
+
+
+def test_a_context_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BudgetError, match="--ram 0 MiB is too little: this model needs at least"):
+        choose(ctx=1000, ram=1000)
+    monkeypatch.setattr(model_module, "available_memory", lambda: 64 * 150 + 64 * 96)
+    with pytest.raises(BudgetError, match="up to 150 tokens would fit"):
+        choose(ctx=1000)
+
+
+def test_a_graph_that_depends_on_the_context_is_built_for_the_one_that_was_chosen() -> None:
+    row = next(row for row in cases_hf.ROWS if str(row) == "phi3-longrope")  # factors change at 32 tokens
+    source = open_model(hf.folder(row))
+    short, long = build_graph(source, 32), build_graph(source)
+    assert short != long
+    bill = prepare(source, Options(Wishes(), ("reference",), ctx=32)).plans.memory
+    prepared = prepare(source, Options(Wishes(), ("reference",), ram=sum(bill.values())))
+    assert prepared.context == 32
+    assert prepared.graph == short
+    assert {op for plan in prepared.plans.plans.values() for s in plan.segments for op in s.ops} == set(
+        short.ops
+    )
+    assert prepared.wanted["reference"]
+    assert prepare(source, Options(Wishes(), ("reference",), ram=1 << 40)).graph == long
