@@ -83,7 +83,7 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
         size,
         8 * sum(t.nbytes for t in tensors) / weights,
         perf_counter() - begin,
-        Counter(t.quant.name for t in tensors),
+        dict(Counter(t.quant.name for t in tensors)),
         tuple(notes),
     )
 
@@ -174,7 +174,7 @@ def describe(source: ModelSource, recipe: Recipe) -> tuple[dict[str, MetaValue],
 
 
 def _name(name: str, vocabulary: Mapping[str, MetaValue]) -> str:
-    """llama.cpp looks for Phi-3's own tokens where the name says so, and does not load a file without them."""
+    """llama.cpp looks for Phi-3's tokens where the name says so, and loads no such file without them."""
     texts = vocabulary.get("tokenizer.ggml.tokens", ())
     if isinstance(texts, list) and {"</s>", "<unk>", "<s>", "<|endoftext|>"} <= {*texts}:
         return name
@@ -184,9 +184,8 @@ def _name(name: str, vocabulary: Mapping[str, MetaValue]) -> str:
 def _ignored(source: ModelSource) -> list[str]:
     """What the file says and llama.cpp does not heed."""
     window = source.get_int("attention.sliding_window", 0, 0, 1 << 31)
-    if source.architecture in HEEDS_WINDOWS or not 0 < window < source.get_int(
-        "context_length", 0, 0, 1 << 31
-    ):
+    matters = 0 < window < source.get_int("context_length", 0, 0, 1 << 31)
+    if source.architecture in HEEDS_WINDOWS or not matters:
         return []
     return [
         f"the model sees {window} tokens at a time in some layers; hetrun heeds that, llama.cpp's "
