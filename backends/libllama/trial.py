@@ -125,7 +125,8 @@ def _open(path: Path) -> None:
     from hetrun.backends.libllama.runner import LlamaRunner
 
     llama.library().llama_log_set(None, None)  # to stderr, for the parent to quote
-    runner = LlamaRunner(path, WholeSetup(64, 1, 1, 16, 16, by_name("F16")))
+    # Nothing is repacked: that would take the memory of another copy, and time.
+    runner = LlamaRunner(path, WholeSetup(64, 1, 1, 16, 16, by_name("F16")), repack=False)
     one = np.zeros(1, np.int64)
     if np.isnan(runner.run(one, one, one, np.ones(1, np.bool_))).any():
         raise ModelFileError(str(path), f"its weights give results that are no numbers; {AGAIN}")

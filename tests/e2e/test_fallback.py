@@ -340,6 +340,16 @@ def test_an_architecture_that_nobody_has_is_one_sentence(tmp_path: Path) -> None
     )
 
 
+def test_a_model_that_continues_no_text_is_one_sentence(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hetrun.backends.llamacpp import llama
+
+    LLM(files(foreign.GPT2)).close()  # it passed, so the next one is opened here
+    monkeypatch.setattr(llama.library(), "llama_model_has_encoder", lambda model: True)
+    assert refusal(files(foreign.GPT2)).endswith("it is no model that continues a text, token by token")
+
+
 def test_weights_that_are_no_numbers_are_one_sentence(tmp_path: Path) -> None:
     weights = {"output_norm.weight": np.full(foreign.EMBD, np.nan, np.float32)}
     bad = foreign.write(foreign.GPT2, tmp_path / "nan.gguf", weights=weights)
