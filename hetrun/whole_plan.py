@@ -198,7 +198,7 @@ def _plans(
         setup.ubatch,
         "as asked for" if options.wishes.ubatch else "more tokens at once are no faster",
         {
-            "weights, mapped": need.weights,
+            "weights, estimated": need.weights,
             "KV, estimated": need.reserved(setup.context, setup.sequences),
             "work, estimated": need.per_run,
         },

@@ -38,8 +38,8 @@ def open_whole(
 
 
 PROMISES_OFF = (
-    "a choice of backends for parts of the model, and streaming: llama.cpp runs all of it on the CPU, its "
-    "weights mapped from the file",
+    "a choice of backends for parts of the model, and streaming: llama.cpp runs all of it on the CPU, with "
+    "weights that are mapped from the file, or copied where it has a faster layout",
     "one bill: llama.cpp allocates by itself; the figures above are estimates, and so is the check of --ram",
     "one numeric path: a token's logits depend a little on what else is in its step",
     "a cancel within 40 ms: it is heard between two operations of llama.cpp",
