@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.importing import ATTENTION, FEED_FORWARD, HEAD_NORMS, Tensors
+from hetrun.models.importing import ATTENTION, FEED_FORWARD, HEAD_NORMS, Tensors, not_in_gguf
 from hetrun.models.rope import KINDS, HfRope, check_rope, factors, read_rope, scaling_from_hf
 from hetrun.ops import Rope, Scale, Softcap
 
@@ -179,13 +179,14 @@ def from_hf(hf: HfModel) -> Imported:
         settings["final_logit_softcapping"] = c.get_float("final_logit_softcapping", 0.0)
     weights = {**tensors(hf, n_layers), **rope.weights}
     scale = 1 / math.sqrt(c.get_float("query_pre_attn_scalar", 256.0))
-    layout: dict[str, Setting] = {"norm.offset": 1.0, "attention.scale": scale, **rope.layout}
-    if not math.isclose(scale, query_scale(n_layers, width, n_heads, head_dim), rel_tol=1e-6):
-        layout["gguf.inexpressible"] = "llama.cpp scales Gemma 3's queries by head_dim, this model does not"
-    elif c.get_bool("attention_bias", False):
-        layout["gguf.inexpressible"] = "llama.cpp's Gemma 3 has no biases in attention"
-    elif rope.weights or settings.get("rope.scaling.attn_factor", 1.0) != 1.0:
-        layout["gguf.inexpressible"] = "llama.cpp's Gemma 3 knows linear and plain YaRN scaling of rope only"
+    usual = math.isclose(scale, query_scale(n_layers, width, n_heads, head_dim), rel_tol=1e-6)
+    plain_rope = not rope.weights and settings.get("rope.scaling.attn_factor", 1.0) == 1.0
+    only_here = not_in_gguf(
+        (not usual, "llama.cpp's gemma3 scales queries by head_dim, and this model does not"),
+        (c.get_bool("attention_bias", False), "llama.cpp's gemma3 has no biases in attention"),
+        (not plain_rope, "llama.cpp's gemma3 knows linear and plain YaRN scaling of rope only"),
+    )
+    layout = {"norm.offset": 1.0, "attention.scale": scale, **rope.layout, **only_here}
     return Imported(settings, weights, layout, {w: AddOne() for w in weights if w.endswith("norm.weight")})
 
 
@@ -195,7 +196,7 @@ def check_hf(c: Config) -> None:
         c.refuse("use_bidirectional_attention is set: this model makes embeddings, it does not write text")
     activation = c.get_str("hidden_activation", "gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
-        c.refuse(f"hidden_activation is {activation!r}; hetrun runs Gemma 3 with gelu_pytorch_tanh only")
+        c.refuse(f"hidden_activation is {activation[:40]!r}; hetrun runs Gemma 3 with gelu_pytorch_tanh only")
     if c.get_float("query_pre_attn_scalar", 256.0) <= 0:
         c.refuse("query_pre_attn_scalar must be positive")
 
@@ -205,7 +206,7 @@ def window_settings(c: Config, n_layers: int) -> dict[str, Setting]:
     slides = by_period(n_layers, c.get_int("sliding_window_pattern", PERIOD, 1, 1 << 16))
     if types := c.get_strings("layer_types", n_layers):
         if other := set(types) - {"sliding_attention", "full_attention"}:
-            c.refuse(f"layer_types has {min(other)!r}; Gemma 3 has sliding_attention and full_attention")
+            c.refuse(f"layer_types has {min(other)[:40]!r}; Gemma 3 has sliding_attention and full_attention")
         slides = [kind == "sliding_attention" for kind in types]
     if not any(slides):
         return {}
@@ -217,17 +218,16 @@ def window_settings(c: Config, n_layers: int) -> dict[str, Setting]:
 
 def ropes(c: Config, head_dim: int) -> tuple[HfRope, float]:
     """Rope of layers that see all, and the base of those with a window, as transformers 4 or 5 writes it."""
-    if not c.has("rope_parameters"):
-        rope = scaling_from_hf(c, c.section("rope_scaling"), head_dim, 1000000.0, False, KINDS)
-        return rope, c.get_float("rope_local_base_freq", 10000.0)
     both = c.section("rope_parameters")
     full, local = both.section("full_attention"), both.section("sliding_attention")
-    if not (both.has("full_attention") or both.has("sliding_attention")):
+    if c.has("rope_scaling"):
+        full = c.section("rope_scaling")
+    elif c.has("rope_parameters") and not (both.has("full_attention") or both.has("sliding_attention")):
         c.refuse("rope_parameters must have full_attention and sliding_attention in Gemma 3 models")
     if (kind := local.get_str("rope_type", "default")) != "default":
         c.refuse(f"rope_parameters scales sliding_attention by {kind[:40]!r}, which hetrun does not do")
     rope = scaling_from_hf(c, full, head_dim, 1000000.0, False, KINDS)
-    return rope, local.get_float("rope_theta", 10000.0)
+    return rope, local.get_float("rope_theta", c.get_float("rope_local_base_freq", 10000.0))
 
 
 def tensors(hf: HfModel, n_layers: int) -> dict[str, Weight]:

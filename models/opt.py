@@ -13,7 +13,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
 from hetrun.hf import HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.importing import Tensors
+from hetrun.models.importing import Tensors, not_in_gguf
 from hetrun.ops import NONE, Attrs, Gelu, Positions
 
 name = "opt"
@@ -131,7 +131,7 @@ def from_hf(hf: HfModel) -> Imported:
     c = hf.config
     activation = c.get_str("activation_function", "relu")
     if activation not in ACTIVATIONS:
-        c.refuse(f"activation_function is {activation!r}; hetrun runs OPT with {', '.join(ACTIVATIONS)}")
+        c.refuse(f"activation_function is {activation[:40]!r}; hetrun runs OPT with {', '.join(ACTIVATIONS)}")
     width = c.get_int("hidden_size", 768, 1, 1 << 20)
     norm_first = c.get_bool("do_layer_norm_before", True)
     settings: dict[str, Setting] = {
@@ -152,9 +152,7 @@ def from_hf(hf: HfModel) -> Imported:
         tensors.take(gguf, theirs)
     if c.get_bool("tie_word_embeddings", True):
         tensors.ignore("lm_head.weight")
-    return Imported(
-        settings, tensors.finish(), {"gguf.inexpressible": "GGUF has no architecture for OPT models"}
-    )
+    return Imported(settings, tensors.finish(), not_in_gguf((True, "GGUF has no architecture opt")))
 
 
 def names(hf: HfModel, settings: dict[str, Setting]) -> Iterator[tuple[str, str]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
-from hetrun.hf import HfModel, Imported, Setting
+from hetrun.hf import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
-from hetrun.models.importing import NORMS, Tensors, decoder_settings, head_dim_of
+from hetrun.models.importing import NORMS, Tensors, decoder_settings, head_dim_of, not_in_gguf
 from hetrun.models.rope import default, longrope, rope_from_hf
 
 name = "phi3"
@@ -35,11 +35,12 @@ def from_hf(hf: HfModel) -> Imported:
     settings = decoder_settings(c, head_dim, rope)
     # llama.cpp ignores the window, though the models were trained with one; a 0 tells Phi-4, which has none.
     settings["attention.sliding_window"] = c.get_int("sliding_window", 0, 0, 1 << 31)
-    layout: dict[str, Setting] = dict(rope.layout)
-    if c.require_int("num_attention_heads", 1, 1 << 14) * head_dim != settings["embedding_length"]:
-        layout["gguf.inexpressible"] = "llama.cpp's Phi-3 has no head_dim of its own"
+    heads = c.require_int("num_attention_heads", 1, 1 << 14) * head_dim
+    only_here = not_in_gguf(
+        (heads != settings["embedding_length"], "llama.cpp's phi3 has no head_dim of its own")
+    )
     tensors = Tensors(hf)
     tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         tensors.take_layer(i, {**NORMS, **PRODUCTS}, biased=())
-    return Imported(settings, {**tensors.finish(), **rope.weights}, layout)
+    return Imported(settings, {**tensors.finish(), **rope.weights}, {**rope.layout, **only_here})

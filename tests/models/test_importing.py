@@ -30,7 +30,7 @@ ROWS = {
     row.model_type: row
     for row in (
         cases_hf.LLAMA[1], cases_hf.MISTRAL[0], cases_hf.MIXTRAL[0], cases_hf.QWEN2[0], cases_hf.QWEN3[0],
-        cases_hf.QWEN3_MOE[0],
+        cases_hf.QWEN3_MOE[0], cases_hf.GEMMA3[0], cases_hf.PHI3[0], cases_hf.OPT[0],
     )
 }  # fmt: skip
 LLAMA3 = {"factor": 8, "low_freq_factor": 4, "high_freq_factor": 1, "original_max_position_embeddings": 64}
@@ -92,6 +92,19 @@ def rope(kind: str, **settings: object) -> dict[str, Any]:
         ("qwen2", {"layer_types": ["full_attention"] * 3}, "2 strings"),
         ("qwen3_moe", {"num_local_experts": None}, "num_local_experts is missing"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ("gemma3_text", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+        ("gemma3_text", {"layer_types": ["full_attention"] * 2}, "3 strings"),
+        ("gemma3_text", {"sliding_window": 0}, "sliding_window"),
+        ("gemma3_text", rope("linear", factor=8.0), "full_attention and sliding_attention"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}}, "'linear'"),
+        ("phi3", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("phi3", rope("linear", factor=4.0), "hetrun knows default, longrope, su, yarn"),
+        ("phi3", rope("longrope", short_factor=[1.0] * 16), "long_factor"),
+        ("phi3", rope("longrope", short_factor=[1.0] * 16, long_factor=[0.0] * 16), "long_factor"),
+        ("opt", {"activation_function": "swish"}, "activation_function is 'swish'"),
     ],
     ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items())[:60] if isinstance(x, dict) else None,
 )
@@ -119,6 +132,9 @@ EXPERT = f"{LAYER}.block_sparse_moe.experts.3.w1.weight"
         ("mixtral", f"{LAYER}.block_sparse_moe.gate.bias", f"{LAYER}.input_layernorm.weight"),
         ("qwen2", f"{LAYER}.self_attn.o_proj.bias", f"{LAYER}.input_layernorm.weight"),
         ("qwen3_moe", f"{LAYER}.mlp.shared_expert.up_proj.weight", f"{LAYER}.self_attn.q_proj.weight"),
+        ("gemma3_text", f"{LAYER}.self_attn.q_proj.bias", f"{LAYER}.input_layernorm.weight"),
+        ("phi3", f"{LAYER}.self_attn.qkv_proj.bias", f"{LAYER}.input_layernorm.weight"),
+        ("opt", "model.decoder.project_in.weight", "model.decoder.layers.1.fc1.weight"),
     ],
 )
 def test_a_tensor_that_nobody_asked_for_is_refused(model_type: str, name: str, like: str) -> None:
@@ -136,6 +152,9 @@ def test_a_tensor_that_nobody_asked_for_is_refused(model_type: str, name: str, l
         ("qwen3", {"attention_bias": True}, "q_proj.bias"),
         ("qwen2", {"num_hidden_layers": 3, "layer_types": None}, "model.layers.2."),
         ("mixtral", {"num_local_experts": 7}, "experts.6."),
+        ("gemma3_text", {"attention_bias": True}, "q_proj.bias"),
+        ("gemma3_text", {"tie_word_embeddings": False}, "lm_head.weight"),
+        ("opt", {"word_embed_proj_dim": 64}, "project_in.weight"),
     ],
 )
 def test_a_tensor_that_the_config_promises_must_be_there(
@@ -189,6 +208,40 @@ def test_what_older_configs_leave_out() -> None:
     assert (found["rope.freq_base"], found["rope.scaling.factor"]) == (5e5, 2.0)
 
 
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_names_that_longrope_had_in_phi3(kind: str) -> None:
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    old = {"rope_parameters": ..., "original_max_position_embeddings": 64}
+    found = imported("phi3", {**old, "rope_theta": 5e5, "rope_scaling": {"type": kind, **factors}})
+    assert {"rope_factors_short.weight", "rope_factors_long.weight"} <= found.weights.keys()
+    assert found.settings["rope.freq_base"] == 5e5
+    assert found.settings["rope.scaling.original_context_length"] == 64
+    assert found.settings["rope.scaling.attn_factor"] == pytest.approx((1 + 1 / 3) ** 0.5)
+
+
+def test_gemma3_of_transformers_4() -> None:
+    old = {"rope_parameters": ..., "layer_types": ..., "sliding_window_pattern": 3}
+    bases = {"rope_theta": 5e5, "rope_local_base_freq": 500.0}
+    found = imported("gemma3_text", {**old, **bases, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert found.settings["attention.sliding_window_pattern"] == (True, True, False)
+    assert (found.settings["rope.freq_base"], found.settings["rope.freq_base_swa"]) == (5e5, 500.0)
+    assert found.settings["rope.scaling.factor"] == 8.0
+    bare = imported("gemma3_text", old).settings
+    assert (bare["rope.freq_base"], bare["rope.freq_base_swa"]) == (1e6, 10000.0)
+
+
+def test_opt_with_and_without_a_model_around_its_decoder() -> None:
+    tensors = read_folder(hf.folder(ROWS["opt"])).tensors
+    bare = {name.removeprefix("model."): weight for name, weight in tensors.items()}
+    found = imported("opt", tensors={**dict.fromkeys(tensors), **bare})
+    assert found.weights == imported("opt").weights
+
+
+def test_opt_has_positions_for_so_many_tokens_only() -> None:
+    with pytest.raises(UserError, match="learned positions for 256 tokens"):
+        LLM(hf.folder(ROWS["opt"]), backends=["reference"], ctx=257)
+
+
 def test_the_original_context_beside_the_rope_settings_comes_first() -> None:
     yarn = rope("yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
     key = "rope.scaling.original_context_length"
@@ -208,6 +261,13 @@ def test_gguf_interleaves_the_heads_of_llamas_alone() -> None:
     assert not imported("qwen2").changes
 
 
+GEMMA3_ONLY_HERE = {
+    "own-scale": "scales queries by head_dim",
+    "attention-bias": "no biases in attention",
+    "llama3": "plain YaRN",
+}
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -215,6 +275,9 @@ def test_gguf_interleaves_the_heads_of_llamas_alone() -> None:
         (cases_hf.QWEN3[3], "no bias"),
         (cases_hf.QWEN3_MOE[2], "normalises"),
         (cases_hf.QWEN3_MOE[3], "without experts"),
+        *((row, GEMMA3_ONLY_HERE[row.name]) for row in cases_hf.GEMMA3 if row.name in GEMMA3_ONLY_HERE),
+        (next(row for row in cases_hf.PHI3 if row.name == "own-head-dim"), "head_dim of its own"),
+        (cases_hf.OPT[0], "no architecture opt"),
     ],
     ids=str,
 )
