@@ -258,8 +258,8 @@ def open_planned(source: ModelSource, options: Options, progress: Progress | Non
 
 def describe(source: ModelSource, options: Options) -> PlanSet:
     """The plan for a model, without reading its weights."""
-    if backend := backend_for(source, options.backends):
-        return prepare_whole(source, backend, options).plans
+    if whole := backend_for(source, options.backends):
+        return prepare_whole(source, whole, options).plans
     prepared = prepare(source, options)
     for backend in prepared.backends.values():
         backend.close()

@@ -164,7 +164,7 @@ def _vectors(inputs: Inputs) -> list[tuple[NDArray[Any], Callable[[Pass], Ints]]
 def _positions(rows: Rows, offset: int) -> Callable[[Pass], Ints]:
     if rows == "wanted":
         return lambda work: work.positions[work.wanted] + offset
-    return lambda work: work.positions + offset
+    return lambda work: work.positions + offset if offset else work.positions
 
 
 def _slots(group: int) -> Callable[[Pass], Ints]:
