@@ -162,12 +162,13 @@ def convert(
 @hetrun.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--tensors", is_flag=True, help="list every tensor")
+@click.option("--full", is_flag=True, help="with --json: arrays to their end")
 @options.as_json
-def inspect(model: Path, tensors: bool, as_json: bool) -> None:
-    """What a MODEL file says of itself."""
-    from hetrun.cli.reports import print_model
+def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
+    """What MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
+    from hetrun.cli.inspection import print_model
 
-    print_model(model, tensors, as_json)
+    print_model(model, tensors, full, as_json)
 
 
 @hetrun.command()

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hetrun.cli import say
+from hetrun.cli.inspection import size
 from hetrun.cli.progress import loading
 from hetrun.convert import Report, Wish, convert_model
 from hetrun.convert.recipe import by_option
@@ -44,12 +45,3 @@ def to_text(report: Report) -> str:
 def to_json(report: Report) -> dict[str, object]:
     """Everything, for programs."""
     return {**asdict(report), "path": str(report.path), "notes": list(report.notes)}
-
-
-def size(n: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "kB", "MB"):
-        if n < 999.5:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} GB"

@@ -24,6 +24,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"  # how SentencePiece writes a space
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>", "[EOT]")
 MESSAGE_END = "<|eom_id|>"
+GGUF_NAMES = {"unk": "unknown", "pad": "padding"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,7 @@ def special_tokens(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
             "the tokenizer puts other tokens around a text than its bos and eos, which GGUF cannot say"
         )
     keys: dict[str, MetaValue] = {
-        f"tokenizer.ggml.{name}_token_id": i
+        f"tokenizer.ggml.{GGUF_NAMES.get(name, name)}_token_id": i
         for name, i in ids.items()
         if i is not None and i < len(pieces.texts)
     }

@@ -159,7 +159,7 @@ def test_byte_fallback_becomes_llama_with_scores(prefix: bool, write: Write, tmp
     assert keys["tokenizer.ggml.model"] == "llama"
     assert keys["tokenizer.ggml.add_space_prefix"] is prefix
     assert (keys["tokenizer.ggml.bos_token_id"], keys["tokenizer.ggml.eos_token_id"]) == (1, 2)
-    assert keys["tokenizer.ggml.unk_token_id"] == 0
+    assert keys["tokenizer.ggml.unknown_token_id"] == 0
     assert keys["tokenizer.ggml.add_bos_token"] is True
     types = list(np.asarray(keys["tokenizer.ggml.token_type"]))
     assert types[:4] == [CONTROL, CONTROL, CONTROL, BYTE]

@@ -1,0 +1,146 @@
+"""What a model is made of, without loading it: its tensors by type and by layer, and what it takes to run."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from hetrun.errors import ModelFileError
+from hetrun.graph import Extent, kv_shapes
+from hetrun.kv import sequence_bytes
+from hetrun.quant import QuantType, by_name
+from hetrun.source import GGUFModel, ModelSource, build_graph
+from hetrun.whole_plan import backend_for, needs
+
+KV_TYPES = ("f16", "q8_0")
+CONTEXTS = (2048, 8192, 32768)
+AT_ONCE = 512  # tokens that come in together, for the room that a sliding window needs behind it
+
+PARTS = ("attention", "ffn", "experts", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: `shape` rows first, and where it lies."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    nbytes: int
+    path: str
+    offset: int
+
+    @property
+    def weights(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeSize:
+    """All tensors of one type."""
+
+    type: str
+    tensors: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    """Bytes of one layer's parts; what is in no layer is all `other`."""
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of keys and values by context and type, for one sequence; `note` is how sure that is."""
+
+    kv: Mapping[int, Mapping[str, int]]
+    note: str = ""
+
+
+def entries(source: ModelSource) -> Iterator[Entry]:
+    """Every tensor, also of types that hetrun cannot read."""
+    if isinstance(source, GGUFModel):
+        for t in source.file.tensors.values():
+            kind = t.quant.name if isinstance(t.quant, QuantType) else t.quant
+            yield Entry(t.name, kind, t.shape, t.nbytes, t.path, t.offset)
+        return
+    for w in source.weights():
+        where = next(((p.path, p.offset) for p in w.parts if isinstance(p, Extent)), ("", 0))
+        yield Entry(w.name, w.quant.name, w.shape if w.shape[0] > 1 else w.shape[1:], w.nbytes, *where)
+
+
+def by_type(found: Sequence[Entry]) -> list[TypeSize]:
+    """The types, the largest first."""
+    tensors: dict[str, list[int]] = defaultdict(list)
+    for e in found:
+        tensors[e.type].append(e.nbytes)
+    sizes = (TypeSize(kind, len(nbytes), sum(nbytes)) for kind, nbytes in tensors.items())
+    return sorted(sizes, key=lambda size: -size.nbytes)
+
+
+def by_layer(found: Sequence[Entry]) -> list[LayerSize]:
+    """The embedding, the layers in order, the output."""
+    parts: dict[str, dict[str, int]] = defaultdict(dict)
+    for e in found:
+        layer, part = place(e.name)
+        parts[layer][part] = parts[layer].get(part, 0) + e.nbytes
+    return [LayerSize(name, parts[name]) for name in sorted(parts, key=_order)]
+
+
+def place(name: str) -> tuple[str, str]:
+    """The layer that a tensor belongs to, by its GGUF name, and its part there."""
+    found = re.match(r"(blk\.\d+)\.(.*)", name)
+    if not found:
+        ends = {"output": name.startswith("output"), "embedding": "embd" in name or name.startswith("rope")}
+        return next((end for end, fits in ends.items() if fits), "elsewhere"), "other"
+    layer, rest = found.groups()
+    if "_exps" in rest or "ffn_gate_inp" in rest:
+        return layer, "experts"
+    return layer, "attention" if rest.startswith("attn") else "ffn" if rest.startswith("ffn") else "other"
+
+
+def _order(layer: str) -> tuple[int, int]:
+    if layer.startswith("blk."):
+        return 1, int(layer[4:])
+    return {"embedding": 0, "output": 2}.get(layer, 3), 0
+
+
+def memory(source: ModelSource) -> Memory:
+    """What the keys and values of one sequence take, for contexts up to the one it was trained for."""
+    trained = source.get_int("context_length", CONTEXTS[0], 1, 1 << 31)
+    contexts = [*(c for c in CONTEXTS if c < trained), trained]
+    try:
+        if backend_for(source, None) is None:
+            shapes = kv_shapes(build_graph(source))
+            kinds = {t: by_name(t.upper()) for t in KV_TYPES}
+            fits = {t: q for t, q in kinds.items() if not any(s.head_dim % q.block for s in shapes.values())}
+            return Memory(
+                {c: {t: sequence_bytes(shapes, q, AT_ONCE, c) for t, q in fits.items()} for c in contexts}
+            )
+        return Memory(
+            {c: {t: needs(source, t, AT_ONCE).reserved(c, 1) for t in KV_TYPES} for c in contexts},
+            "an estimate: hetrun has no architecture of its own for it",
+        )
+    except (ModelFileError, ValueError) as e:
+        return Memory({}, f"cannot be told: {e}")
+
+
+def who_runs(source: ModelSource) -> str:
+    """Whether hetrun has the architecture, or a library runs the model as a whole."""
+    try:
+        backend = backend_for(source, None)
+    except ModelFileError as e:
+        return f"nothing here runs it: {e.reason}"
+    return "hetrun's own" if backend is None else f"{backend.name} runs it as a whole"
