@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Weight
+from hetrun.graph import Extent, Weight
 from hetrun.hf import AddOne, Change, Interleave
 from hetrun.quant import Bytes, Floats, QuantType
 from hetrun.weights import FileReader
@@ -97,7 +97,7 @@ def _piece(job: Job, raw: Bytes, cols: int, quantise: Quantiser) -> Bytes:
     try:
         return quantise(job.quant, x).reshape(-1)
     except ValueError as e:
-        path = next((p.path for p in job.weight.parts if hasattr(p, "path")), "the model")
+        path = next((p.path for p in job.weight.parts if isinstance(p, Extent)), "the model")
         raise ModelFileError(path, f"the tensor {job.weight.name} cannot be converted: {e}") from e
 
 
