@@ -272,7 +272,7 @@ def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
 
 def test_opt_has_no_place_in_gguf(tmp_path: Path) -> None:
     row = Row("convert", "opt", {"ffn_dim": 192, "word_embed_proj_dim": 128})
-    with pytest.raises(ModelFileError, match="cannot be converted: GGUF has no architecture for OPT"):
+    with pytest.raises(ModelFileError, match="cannot be converted: GGUF has no architecture"):
         convert_model(Wish(folder(row), by_option("f16"), tmp_path / "x.gguf"))
     assert not os.listdir(tmp_path)
 
