@@ -19,6 +19,7 @@ from tests.conformance.test_ops import REFERENCE, device, nmse, others, prepared
 from tests.packing import packed
 
 X = Value("x", 256, "tokens")
+needs_ggml = pytest.mark.skipif("llamacpp" not in others(), reason="llama-cpp-python is not installed")
 COMPANIES = (single(1), single(5), single(64), Company(((100, 3, 1), (7, 2, 2))))
 
 
@@ -161,11 +162,11 @@ def test_what_weights_take_is_known_before(build: Build, types: tuple[str, str],
     made.close()
 
 
+@needs_ggml
 @pytest.mark.parametrize("quant", ["Q4_0", "Q4_K", "Q6_K"])
 def test_weights_that_are_brought_in_by_slices_are_the_same(
     quant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     from hetrun.backends.llamacpp import memory
 
     segments = [block(build, quant) for build in (biased, mixture)]
@@ -178,8 +179,8 @@ def test_weights_that_are_brought_in_by_slices_are_the_same(
         assert all(np.array_equal(value, values[0]) for value in values)
 
 
+@needs_ggml
 def test_ggml_is_not_said_to_have_products_that_it_has_not() -> None:
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     doubles = replace(by_name("F32"), name="F64", ggml_id=28, block_bytes=8)
     weight = Weight("w", (8, 8), doubles, (Constant(bytes(512), 8),))
     vector = Weight("b", (1, 8), doubles, (Constant(bytes(64)),))

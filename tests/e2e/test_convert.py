@@ -93,6 +93,7 @@ def test_wrong_input_is_one_sentence(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_in_the_middle_it_leaves_nothing(stop: signal.Signals, tmp_path: Path) -> None:
     command = ["convert", str(folder(LARGE)), "-q", "q2_k", "-o", str(tmp_path), "--threads", "1"]

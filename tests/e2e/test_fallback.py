@@ -435,6 +435,7 @@ def test_a_file_that_ends_llama_cpp_does_not_end_serve_without_a_word(tmp_path: 
     assert "llama.cpp crashed (SIGABRT)" in sentence
 
 
+@pytest.mark.slow
 def test_bench_and_eval_measure_it_beside_llama_cpp(files: Files, tmp_path: Path, hetrun: Command) -> None:
     path, text = str(files(foreign.GPT2)), tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 4)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.backends.llamacpp import llama, native
 from hetrun.convert import Report, Wish, convert_model
 from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
@@ -22,6 +19,7 @@ from hetrun.hf_source import open_folder
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.tiny import F32
+from tests.peer import llama_cpp
 
 TOKENS = tiny.random_tokens(60)
 
@@ -80,8 +78,7 @@ def test_most_models_can_be_said() -> None:
 
 def llama_cpp_logits(path: Path, tokens: Sequence[int], context: int | None) -> F32:
     """[tokens, vocabulary], by llama.cpp with keys and values in float32."""
-    c: Any = import_module("llama_cpp.llama_cpp")
-    llama.library().llama_log_set(native.libc_address("abs"), None)  # the package's own log goes to stderr
+    c = llama_cpp().llama_cpp
     model = c.llama_model_load_from_file(str(path).encode(), c.llama_model_default_params())
     assert model, "llama.cpp cannot load the file"
     params = c.llama_context_default_params()

@@ -14,7 +14,7 @@ from tests.models.tiny import TinyLlama
 TOKENS = tiny.random_tokens(40)
 
 
-@pytest.mark.parametrize("case", [*cases.LLAMA, *cases.QUANTISED], ids=str)
+@pytest.mark.parametrize("case", [*cases.LLAMA, *cases.EACH_TYPE], ids=str)
 def test_reference_backend_agrees_with_transformers(case: TinyLlama, tmp_path: Path) -> None:
     path = tiny.write_gguf(case, tmp_path / "tiny.gguf")
     with LLM(path, backends=["reference"], kv_type="f32") as llm:

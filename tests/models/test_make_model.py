@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
 from tests import make_model
 from tests.make_model import MIXES, SHAPES, matrices
+from tests.peer import llama_cpp
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,13 @@ def test_q4_k_m_gives_some_layers_more_bits() -> None:
     assert types["blk.0.attn_q.weight"] == "Q4_K"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant", sorted(MIXES))
 def test_llama_cpp_runs_what_was_written(quant: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     assert make_model.main(["--shape", "tiny", "--quant", quant, "-o", str(path)]) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.gguf"]
-    model = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+    model = llama_cpp().Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
     try:
         tokens = model.tokenize(b"The cache holds sixteen lines.", add_bos=False)
         assert model.detokenize(tokens) == b"The cache holds sixteen lines."

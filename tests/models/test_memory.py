@@ -19,7 +19,7 @@ TIED = [
 
 
 @pytest.mark.parametrize("backend", backends())
-@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], *cases.QUANTISED, *TIED], ids=str)
+@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], *cases.EACH_TYPE, *TIED], ids=str)
 def test_weights_take_what_was_said_before_they_were_read(case: TinyLlama, backend: str) -> None:
     options = Options(Wishes(), (backend,), ctx=64)
     prepared = prepare(open_model(model_file(case)), options)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 
 from tests.models import cases, oracle, tiny
 from tests.models.tiny import F32, TinyLlama
+from tests.peer import llama_cpp
 
 TOKENS = tiny.random_tokens(40)
 F32_TYPE = 0  # of the KV cache: GGML_TYPE_F32
@@ -18,7 +18,7 @@ F32_TYPE = 0  # of the KV cache: GGML_TYPE_F32
 
 def llama_cpp_logits(case: TinyLlama, path: Path) -> F32:
     scaling = case.rope or tiny.RopeScaling("linear", 1.0)
-    model = llama_cpp.Llama(
+    model = llama_cpp().Llama(
         str(tiny.write_gguf(case, path)),
         n_ctx=64,
         n_threads=1,
@@ -46,7 +46,7 @@ def test_llama_cpp_and_transformers_agree(case: TinyLlama, tmp_path: Path) -> No
     assert (found.argmax(-1) == expected.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("case", cases.QUANTISED, ids=str)
+@pytest.mark.parametrize("case", cases.EACH_TYPE, ids=str)
 def test_quantised_files_hold_what_the_oracle_has(case: TinyLlama, tmp_path: Path) -> None:
     # ggml rounds activations too, so this is close, not equal.
     found = llama_cpp_logits(case, tmp_path / "tiny.gguf")

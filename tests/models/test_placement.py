@@ -85,7 +85,7 @@ def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> 
 
 
 @pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
-@pytest.mark.parametrize("case", cases.QUANTISED, ids=str)
+@pytest.mark.parametrize("case", cases.EACH_TYPE, ids=str)
 def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type: str) -> None:
     names = backends()
     reference = rig(case, devices(["reference"]), kv_type=kv_type)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.import_rules import ROOT
 
 STUCK = """
@@ -40,6 +42,7 @@ def test_every_test_has_a_home_of_its_own(home: Path) -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
+@pytest.mark.slow
 def test_a_stuck_test_fails_and_the_next_one_runs(tmp_path: Path) -> None:
     conftest = (ROOT / "tests" / "conftest.py").read_text()
     (tmp_path / "conftest.py").write_text(conftest.replace("LIMIT_S = 60", "LIMIT_S = 1"))

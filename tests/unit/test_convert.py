@@ -322,6 +322,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_largest_tensor(tmp_path: Path) -> None:
     """A tensor of 128 MiB as floats may cost three times that; it costs less than half of it."""
     small = folder(Row("small", "llama", {"hidden_size": 256}))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from hetrun.backends.llamacpp import llama, native
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import RECIPES, Form, by_option, can_change, choose, use_more_bits
 from hetrun.errors import OptionError
 from hetrun.formats.gguf import read_gguf
 from hetrun.quant import by_name
 from tests.models.hf import Row, folder
+from tests.peer import llama_cpp
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9, "num_attention_heads": 8}
 ROWS = (
@@ -31,8 +29,7 @@ CASES = [(row, r) for row in ROWS[:3] for r in RECIPES] + [(ROWS[3], r) for r in
 
 
 def quantise_with_llama_cpp(source: Path, target: Path, file_type: int) -> None:
-    library: Any = import_module("llama_cpp.llama_cpp")
-    llama.library().llama_log_set(native.libc_address("abs"), None)  # the package's own log goes to stderr
+    library = llama_cpp().llama_cpp
     params = library.llama_model_quantize_default_params()
     params.nthread, params.ftype = 2, file_type
     code = library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))

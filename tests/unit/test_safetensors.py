@@ -165,6 +165,7 @@ def test_what_the_library_accepts_is_accepted(tmp_path: Path) -> None:
         assert set(library.keys()) == set(header) == set(read_safetensors(path).tensors)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_tensors(tmp_path: Path) -> None:
     path = tmp_path / "many.safetensors"
     path.write_bytes(
