@@ -61,12 +61,15 @@ def _move(tables: Sequence[KvTable], source: int, target: int, n: int) -> None:
         ctypes.memmove(table.address + target * size, table.address + source * size, n * size)
 
 
+def token_bytes(shape: KvShape, quant: QuantType) -> int:
+    """Memory of one token's K and V in one layer."""
+    return 2 * quant.row_bytes(shape.n_heads * shape.head_dim)
+
+
 def sequence_bytes(shapes: Mapping[int, KvShape], quant: QuantType, most_tokens: int, context: int) -> int:
     """Memory of one sequence of `context` tokens, of which `most_tokens` come at once."""
     return sum(
-        2
-        * quant.row_bytes(s.n_heads * s.head_dim)
-        * min(context, region_rows(s.window, context, most_tokens))
+        token_bytes(s, quant) * min(context, region_rows(s.window, context, most_tokens))
         for s in shapes.values()
     )
 

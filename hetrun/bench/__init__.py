@@ -49,7 +49,7 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
     cases, start = options.cases(), load_average()
     path = model_path(settings)
     if options.vs is not None:
-        check_peer(options.vs)
+        check_peer(options.vs, path)
     load = traffic(path, settings.kv_type)
     with ExitStack() as stack:
         ours = Ours(stack.enter_context(open_llm(settings, spec="off")))
@@ -93,11 +93,13 @@ def _limit(case: Case, load: Traffic, threads: int) -> Limit:
         return Limit(None, why)
     size, rate = load.per_step(case), _bandwidth(threads)
     tok_s = case.batch * rate / size
+    some = ", of experts as many as are to be expected" if load.experts else ""
     why = (
-        f"a step reads {size / 1e6:.1f} MB ({load.weights / 1e6:.1f} MB of weights, the rest keys and "
-        f"values) and memory gives {rate / 1e9:.1f} GB/s to {threads} threads: at most {tok_s:.0f} tokens/s"
+        f"a step reads {size / 1e6:.1f} MB ({load.weight_bytes(case.batch) / 1e6:.1f} MB of weights{some}, "
+        f"the rest keys and values) and memory gives {rate / 1e9:.1f} GB/s to {threads} threads: "
+        f"at most {tok_s:.0f} tokens/s"
     )
-    return Limit(tok_s, why, size, rate)
+    return Limit(tok_s, why, size, rate, estimated=bool(load.experts))
 
 
 @cache

@@ -13,12 +13,14 @@ from hetrun.bench.cases import Case
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError
 from hetrun.events import Event, GenerateRequest
-from hetrun.graph import kv_shapes
+from hetrun.graph import Graph, kv_shapes
+from hetrun.kv import token_bytes
 from hetrun.llm import LLM, model_path, reason_of
+from hetrun.ops import Moe
 from hetrun.params import SamplingParams
 from hetrun.plan import bucket_of
 from hetrun.quant import by_name
-from hetrun.source import build_graph, is_known, open_model
+from hetrun.source import ModelSource, build_graph, is_known, open_model
 from hetrun.stats import Stats
 from hetrun.weights import Progress
 from hetrun.whole_plan import needs
@@ -199,11 +201,29 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of one layer, of which each token reads some."""
+
+    nbytes: int
+    n: int
+    n_used: int
+
+    def read_by(self, tokens: int) -> float:
+        """Bytes that so many tokens are expected to read if they choose independently of each other."""
+        return self.nbytes * (1 - (1 - self.n_used / self.n) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What a decode step must read."""
 
     weights: int  # each once, whatever the batch; of the embedding only a row
     kv: tuple[tuple[int, int], ...]  # of each layer: bytes of a token, and its window or 0
+    experts: tuple[Experts, ...] = ()  # they are not among the weights above
+
+    def weight_bytes(self, tokens: int) -> float:
+        """Weights that a step of so many tokens reads; an estimate where there are experts."""
+        return self.weights + sum(e.read_by(tokens) for e in self.experts)
 
     def kv_bytes(self, seen: float) -> float:
         """Keys and values of so many tokens that a sequence has seen; a layer with a window reads no more."""
@@ -211,18 +231,33 @@ class Traffic:
 
     def per_step(self, case: Case) -> float:
         """Bytes of a step in the middle of a case."""
-        return self.weights + case.batch * self.kv_bytes(case.prompt + (case.tokens + 1) / 2)
+        kv = self.kv_bytes(case.prompt + (case.tokens + 1) / 2)
+        return self.weight_bytes(case.batch) + case.batch * kv
 
 
 def traffic(path: Path, kv_type: str) -> Traffic:
     """From the file's header."""
     source = open_model(path)
     if not is_known(source.architecture):
-        named = {w.name: w.nbytes for w in source.weights()}
-        looked_up = named.get("token_embd.weight", 0) if "output.weight" in named else 0
-        return Traffic(sum(named.values()) - looked_up, ((needs(source, kv_type, 1).per_token, 0),))
-    graph = build_graph(source)
-    weights = {w for op in graph.ops if op.kind != "embed" for w in op.weights}
-    quant = by_name(kv_type.upper())
-    kv = tuple((2 * quant.row_bytes(s.n_heads * s.head_dim), s.window) for s in kv_shapes(graph).values())
-    return Traffic(sum(w.nbytes for w in weights), kv)
+        return _traffic_of_file(source, kv_type)
+    graph, quant = build_graph(source), by_name(kv_type.upper())
+    experts = _experts(graph)
+    weights = {w: w.nbytes for op in graph.ops if op.kind != "embed" for w in op.weights}
+    kv = tuple((token_bytes(shape, quant), shape.window) for shape in kv_shapes(graph).values())
+    return Traffic(sum(weights.values()) - sum(e.nbytes for e in experts), kv, experts)
+
+
+def _experts(graph: Graph) -> tuple[Experts, ...]:
+    found = ((op.attrs, op.weights[1:]) for op in graph.ops if isinstance(op.attrs, Moe))  # behind the router
+    return tuple(Experts(sum(w.nbytes for w in ws), a.n_experts, a.n_used) for a, ws in found)
+
+
+def _traffic_of_file(source: ModelSource, kv_type: str) -> Traffic:
+    """For a model that hetrun has no graph of: by the names of its tensors."""
+    named = {w.name: w.nbytes for w in source.weights()}
+    looked_up = named.get("token_embd.weight", 0) if "output.weight" in named else 0
+    n = source.get_int("expert_count", 0, 0, 1 << 16)
+    size = sum(nbytes for name, nbytes in named.items() if "_exps." in name) if n else 0
+    experts = (Experts(size, n, source.get_int("expert_used_count", n, 1, n)),) if size else ()
+    kv = ((needs(source, kv_type, 1).per_token, 0),)
+    return Traffic(sum(named.values()) - looked_up - size, kv, experts)

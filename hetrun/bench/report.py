@@ -41,6 +41,7 @@ class Limit:
     why: str
     bytes_per_step: float | None = None
     bandwidth: float | None = None
+    estimated: bool = False  # which experts a step reads, nobody knows before
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,10 @@ def _aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
 
 def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
     lines = [f"load average: {rows[0].load[0]:.2f} at the start, {rows[-1].load[1]:.2f} at the end"]
+    if any(r.limit.estimated for r in rows):
+        lines.append(
+            "of limit: estimated, as if the tokens of a step chose their experts independently of each other"
+        )
     if peers:
         lines.append(
             f"{peers[0].name}: {peers[0].version}, flash attention, repacking, its best number of threads, "

@@ -24,8 +24,10 @@ from hetrun.bench.peer import Peer, check_peer, thread_counts
 from hetrun.bench.report import COLUMNS, Limit, PeerResult, Row, to_csv, to_json, to_table
 from hetrun.bench.rounds import Duel, measure
 from hetrun.config import Settings
+from hetrun.convert.writer import Tensor, write_model
 from hetrun.errors import BackendError, HetrunError, OptionError, UserError
 from hetrun.events import Event
+from hetrun.quant import by_name
 from hetrun.stats import Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -265,6 +267,42 @@ def test_traffic_counts_each_weight_once_and_no_embedding(path: Path, tmp_path: 
     assert traffic(tied, "f16").weights == found.weights
 
 
+@pytest.mark.parametrize("architecture", ["llama", "nobodys"])
+def test_traffic_counts_the_experts_that_a_step_reads(architecture: str, tmp_path: Path) -> None:
+    n, k, width, n_ff = 8, 2, 32, 64
+    shapes = {
+        **{"token_embd.weight": (48, width), "output.weight": (48, width), "output_norm.weight": (width,)},
+        **{f"blk.0.{part}_norm.weight": (width,) for part in ("attn", "ffn")},
+        **{f"blk.0.attn_{part}.weight": (width, width) for part in ("q", "k", "v", "output")},
+        "blk.0.ffn_gate_inp.weight": (n, width),
+        **{f"blk.0.ffn_{part}_exps.weight": (n, n_ff, width) for part in ("gate", "up")},
+        "blk.0.ffn_down_exps.weight": (n, width, n_ff),
+    }
+    tensors = [Tensor(name, shape, by_name("F32")) for name, shape in shapes.items()]
+    settings = {
+        "embedding_length": width,
+        "block_count": 1,
+        "feed_forward_length": n_ff,
+        "context_length": 64,
+    }
+    settings |= {"attention.head_count": 1, "expert_count": n, "expert_used_count": k}
+    path = tmp_path / "mixture.gguf"
+    write_model(
+        path,
+        {"general.architecture": architecture, **{f"{architecture}.{key}": v for key, v in settings.items()}},
+        tensors,
+        ((i, np.zeros(t.nbytes, np.uint8)) for i, t in enumerate(tensors)),
+    )
+    found, experts = traffic(path, "f16"), 3 * n * n_ff * width * 4
+    assert found.weights == sum(t.nbytes for t in tensors) - experts - tensors[0].nbytes
+    # One token reads what it uses, two at most twice that, many all there is.
+    assert found.weight_bytes(1) - found.weights == pytest.approx(experts * k / n)
+    assert found.weight_bytes(2) - found.weights == pytest.approx(experts * (1 - (1 - k / n) ** 2))
+    assert found.weight_bytes(500) == pytest.approx(found.weights + experts)
+    kv = 2 * 2 * width
+    assert found.per_step(Case("decode", 9, 100)) == pytest.approx(found.weight_bytes(1) + 105 * kv)
+
+
 def test_memory_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetrun.bench.machine.BYTES", 8 << 20)
     monkeypatch.setattr("hetrun.bench.machine.LEAST", 1 << 20)
@@ -392,6 +430,9 @@ def test_the_table_tells_it_to_people() -> None:
     assert "Python's share of a step: 2.00%" in text
     assert "load average: 0.10 at the start, 0.90 at the end" in text
     assert "llama.cpp" not in to_table([row()], explain=False)
+    assert "estimated" not in text
+    guessed = replace(row(), limit=Limit(400.0, "a step reads 1 MB", estimated=True))
+    assert "of limit: estimated, as if the tokens of a step chose" in to_table([guessed], explain=False)
 
 
 # --- everything together
