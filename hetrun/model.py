@@ -236,9 +236,9 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
         weights = sum(backends[name].resident_bytes(uses) for name, uses in wanted.items())
         kv_bytes = partial(sequence_bytes, kv_shapes(graph), quant, plans.ubatch)
         context = choose_context(source, options, weights, kv_bytes)
+        built_for = options.ctx or source.require_int("context_length", 1, 1 << 31)
         # Some models compute differently for sequences that stay shorter than they were built for.
-        shorter = graph if context == options.ctx else build_graph(source, context)
-        if shorter != graph:
+        if context != built_for and (shorter := build_graph(source, context)) != graph:
             graph = shorter
             plans, wanted = plan_graph(graph, backends, options.wishes)
     except BaseException:

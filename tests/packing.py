@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backends.llamacpp import types
+from hetrun.backends.llamacpp import native, types
 from hetrun.quant import QuantType
 
 F32 = NDArray[np.float32]
@@ -49,7 +49,8 @@ def _scale(raw: U8, quant: QuantType, scales: NDArray[np.floating]) -> None:
 def packed_by_ggml(x: F32, quant: QuantType) -> U8:
     """The same from ggml; all columns matter alike to the types that ask."""
     out = np.empty((len(x), quant.row_bytes(x.shape[1])), np.uint8)
-    imatrix = np.ones(x.shape[1], np.float32) if types.types().needs_imatrix(quant.ggml_id) else None
+    asks = native.library().ggml_quantize_requires_imatrix(quant.ggml_id)
+    imatrix = np.ones(x.shape[1], np.float32) if asks else None
     types.quantise(quant.ggml_id, np.ascontiguousarray(x), out, imatrix)
     return out
 

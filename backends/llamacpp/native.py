@@ -66,6 +66,20 @@ class InitParams(Structure):
     _fields_ = (("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool))
 
 
+class Traits(Structure):
+    """struct ggml_type_traits."""
+
+    _fields_ = (
+        ("type_name", c_char_p),
+        ("blck_size", c_int64),
+        ("blck_size_interleave", c_int64),
+        ("type_size", c_size_t),
+        ("is_quantized", c_bool),
+        ("to_float", c_void_p),
+        ("from_float_ref", c_void_p),
+    )
+
+
 class CpuTraits(Structure):
     """struct ggml_type_traits_cpu."""
 
@@ -80,6 +94,8 @@ _BASE = {
     "ggml_version": (c_char_p,),
     "ggml_log_set": (None, c_void_p, c_void_p),
     "ggml_tensor_overhead": (c_size_t,),
+    "ggml_get_type_traits": (POINTER(Traits), c_int),
+    "ggml_quantize_requires_imatrix": (c_bool, c_int),
     "ggml_graph_overhead_custom": (c_size_t, c_size_t, c_bool),
     "ggml_init": (T, InitParams),
     "ggml_free": (None, T),
@@ -151,6 +167,7 @@ _CPU = {
 _UNLOCKED = {
     "ggml_backend_graph_compute": (c_int, T, T),
     "ggml_backend_tensor_set": (None, T, T, c_size_t, c_size_t),
+    "ggml_quantize_chunk": (c_size_t, c_int, T, T, c_int64, c_int64, c_int64, T),
 }
 
 

@@ -8,8 +8,7 @@ such a type is first quantised to; ggml makes them once, behind a lock of its ow
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
-from functools import cache
+from ctypes import c_int64, c_void_p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,46 +19,12 @@ from hetrun.quant import by_ggml_id
 _RowFunction = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int64)
 
 
-class _Traits(Structure):
-    """struct ggml_type_traits."""
-
-    _fields_ = (
-        ("type_name", c_char_p),
-        ("blck_size", c_int64),
-        ("blck_size_interleave", c_int64),
-        ("type_size", c_size_t),
-        ("is_quantized", c_bool),
-        ("to_float", c_void_p),
-        ("from_float_ref", c_void_p),
-    )
-
-
-class Types:
-    """The functions of ggml's base library that know types."""
-
-    def __init__(self) -> None:
-        base = ctypes.CDLL(str(native.library().folder / "libggml-base.so"))
-        self.traits = base.ggml_get_type_traits
-        self.traits.restype, self.traits.argtypes = POINTER(_Traits), (c_int,)
-        self.quantise = base.ggml_quantize_chunk
-        self.quantise.restype = c_size_t
-        self.quantise.argtypes = (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)
-        self.needs_imatrix = base.ggml_quantize_requires_imatrix
-        self.needs_imatrix.restype, self.needs_imatrix.argtypes = c_bool, (c_int,)
-
-
-@cache
-def types() -> Types:
-    """ggml's types, once its libraries are loaded and known to be a tested version."""
-    return Types()
-
-
 def dequantise(ggml_id: int, raw: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
     """Fill `out` with the weights of whole blocks."""
     quant = by_ggml_id(ggml_id)  # ggml itself trusts the number, and the sizes
     _check(raw, np.uint8, quant.row_bytes(out.size), "blocks")
     _check(out, np.float32, out.size, "weights")
-    address = types().traits(ggml_id).contents.to_float
+    address = native.library().ggml_get_type_traits(ggml_id).contents.to_float
     if not address:
         raise ValueError(f"ggml has no routine that dequantises {quant.name}")
     _RowFunction(address)(raw.ctypes.data, out.ctypes.data, out.size)
@@ -72,19 +37,19 @@ def quantise(
     imatrix: NDArray[np.float32] | None = None,
 ) -> None:
     """Pack rows of weights; `imatrix` says how much each column matters, and some types need to know."""
-    quant = by_ggml_id(ggml_id)
+    lib, quant = native.library(), by_ggml_id(ggml_id)
     rows, cols = x.shape
     _check(x, np.float32, x.size, "weights")
     _check(out, np.uint8, rows * quant.row_bytes(cols), "blocks")
     if imatrix is not None:
         _check(imatrix, np.float32, cols, "importance matrix")
-    elif types().needs_imatrix(ggml_id):
+    elif lib.ggml_quantize_requires_imatrix(ggml_id):
         raise ValueError(f"{quant.name} cannot be made without an importance matrix")
     if quant.block > 1 and not _finite(x):
         # Some of ggml's searches end the process when they meet one.
         raise ValueError(f"weights that are infinite or not a number cannot be quantised to {quant.name}")
     importance = None if imatrix is None else imatrix.ctypes.data
-    done = types().quantise(ggml_id, x.ctypes.data, out.ctypes.data, 0, rows, cols, importance)
+    done = lib.ggml_quantize_chunk(ggml_id, x.ctypes.data, out.ctypes.data, 0, rows, cols, importance)
     assert done == out.nbytes, f"ggml packed {rows} x {cols} {quant.name} weights into {done} bytes"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hetrun.backends.llamacpp import types
+from hetrun.backends.llamacpp import native, types
 from hetrun.quant import QUANTS, QuantType, by_name
 from tests.conformance.table import QUANT_LIMITS
 from tests.packing import SLOW, packed, packed_by_ggml, unpacked_by_ggml
@@ -39,16 +39,16 @@ def gaussian(rows: int, cols: int = COLS) -> npt.NDArray[np.float32]:
 
 @pytest.mark.parametrize("q", ALL)
 def test_names_and_sizes_are_those_of_ggml(q: QuantType) -> None:
-    traits = types.types().traits(q.ggml_id).contents
+    traits = native.library().ggml_get_type_traits(q.ggml_id).contents
     found = traits.type_name.decode().upper(), traits.blck_size, traits.type_size
     assert found == (q.name, q.block, q.block_bytes)
     assert q.row_bytes(1024) == 1024 // traits.blck_size * traits.type_size
 
 
 def test_no_type_that_ggml_dequantises_is_missing() -> None:
-    assert {number for number in range(43) if types.types().traits(number).contents.to_float} == {
-        q.ggml_id for q in QUANTS.values() if q.name != "F32"
-    }
+    assert {
+        number for number in range(43) if native.library().ggml_get_type_traits(number).contents.to_float
+    } == {q.ggml_id for q in QUANTS.values() if q.name != "F32"}
 
 
 @pytest.mark.parametrize("q", ALL[1:])
