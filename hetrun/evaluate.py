@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,23 +110,26 @@ def evaluate(
 
 def evaluate_settings(settings: Settings, text: str, against: str, tokens: int) -> Report:
     """The same with settings that were resolved before."""
+    if against != REFERENCE:
+        check_peer(against, model_path(settings))
     with open_llm(settings) as llm:
         ids = llm.tokenize(text)[: min(tokens, llm.info.context)]
         if len(ids) < 2:
             raise UserError("the text has fewer than 2 tokens: there is nothing to predict")
         perplexity, closeness = Perplexity(ids), Comparison()
-        for ours, oracle in rows_of_both(logits(llm, ids), oracle_logits(settings, against, ids)):
-            perplexity.add(ours)
-            closeness.add(oracle, ours)
+        # Closed here: where one fails, the other still holds a sequence of a model that is about to close.
+        with closing(logits(llm, ids)) as mine, closing(oracle_logits(settings, against, ids)) as theirs:
+            for ours, oracle in rows_of_both(mine, theirs):
+                perplexity.add(ours)
+                closeness.add(oracle, ours)
         found = closeness.result()
     return Report(len(ids), perplexity.result(), against, found.mean_kl, found.p99_kl, found.top1)
 
 
-def oracle_logits(settings: Settings, against: str, tokens: Sequence[int]) -> Iterator[Floats]:
+def oracle_logits(settings: Settings, against: str, tokens: Sequence[int]) -> Generator[Floats]:
     """The logits to compare with, piece by piece."""
     path = model_path(settings)
     if against != REFERENCE:
-        check_peer(against)
         with Peer(path) as peer:
             yield from peer.logits(tokens)
         return

@@ -152,9 +152,14 @@ def parameters(source: ModelSource) -> int:
     return sum(w.shape[0] * w.shape[1] for w in source.weights())
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path means a model's folder; it may be named by a file in it."""
+    return path.is_dir() or path.suffix in (".safetensors", ".json")
+
+
 def open_model(path: Path) -> ModelSource:
-    """Read what is known of a model without its weights; a folder may be named by a file in it."""
-    if path.is_dir() or path.suffix in (".safetensors", ".json"):
+    """Read what is known of a model without its weights."""
+    if is_folder(path):
         from hetrun.hf_source import open_folder  # on use: most models are GGUF files
 
         return open_folder(path)

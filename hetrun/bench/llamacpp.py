@@ -110,7 +110,7 @@ class LlamaCpp:
         params.load_mode = self._c.LLAMA_LOAD_MODE_MMAP
         self._model = self._c.llama_model_load_from_file(path.encode(), params)
         if not self._model:
-            raise UserError(f"llama.cpp cannot load {path}; leave --vs llama.cpp away for this file")
+            raise UserError(f"llama.cpp cannot load {path}, so it cannot be compared with")
         self.n_vocab: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
         self.version = f"llama-cpp-python {import_module(PACKAGE).__version__}"
         self._context: Any = None

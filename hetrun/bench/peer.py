@@ -19,14 +19,15 @@ from hetrun.backend import Floats
 from hetrun.bench.cases import Case
 from hetrun.bench.llamacpp import PACKAGE, Begin, Logits, Open, Opened, Order, Run
 from hetrun.errors import HetrunError, OptionError, UserError
+from hetrun.source import is_folder
 
 PEERS = ("llama.cpp",)
 GRACE_S = 5.0
 T = TypeVar("T")
 
 
-def check_peer(name: str) -> None:
-    """Refuse a peer that does not exist or is not installed."""
+def check_peer(name: str, path: Path | None = None) -> None:
+    """Refuse a peer that does not exist or is not installed, or that cannot read this model."""
     if name not in PEERS:
         raise OptionError(f"there is no {name!r} to compare with; there is {', '.join(PEERS)}")
     if importlib.util.find_spec(PACKAGE) is None:
@@ -34,6 +35,8 @@ def check_peer(name: str) -> None:
             "llama.cpp is not installed, so there is nothing to compare with: pip install llama-cpp-python "
             "(it needs a C++ compiler and about three minutes)"
         )
+    if path is not None and is_folder(path):
+        raise UserError(f"{path}: {name} reads GGUF files only; write one with hetrun convert {path} -q f16")
 
 
 class Peer:
@@ -42,7 +45,7 @@ class Peer:
     name = "llama.cpp"
 
     def __init__(self, path: Path) -> None:
-        check_peer(self.name)
+        check_peer(self.name, path)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self._process = _spawn(theirs.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import closing
@@ -174,3 +175,29 @@ def test_what_cannot_be_evaluated_is_refused(path: Path, tmp_path: Path) -> None
         evaluate.main(settings, EvalOptions(file, tokens=-5))
     with pytest.raises(OptionError, match="--against must be one of reference"):
         evaluate.main(settings, EvalOptions(file, against="torch"))
+
+
+def test_a_folder_is_nothing_for_llama_cpp_and_one_sentence_says_what_is(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    for named in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(UserError, match=r"llama\.cpp reads GGUF files only.*hetrun convert"):
+            evaluate.evaluate(named, TEXT, against="llama.cpp")
+
+
+def test_a_comparison_that_fails_half_way_leaves_no_sequence_behind(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generator left open would ask a closed engine to free its sequence, with a traceback on stderr."""
+    lost: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lost.append)
+    monkeypatch.setattr("hetrun.evaluate.oracle_logits", failing)
+    with pytest.raises(UserError, match="no yardstick"):
+        evaluate.evaluate(path, TEXT, tokens=8)
+    gc.collect()
+    assert not lost
+
+
+def failing(settings: Settings, against: str, tokens: list[int]) -> Iterator[Floats]:
+    if tokens:
+        raise UserError("no yardstick")
+    yield np.zeros((0, 0), np.float32)
