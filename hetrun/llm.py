@@ -30,10 +30,9 @@ from hetrun.events import (
     Usage,
 )
 from hetrun.executor import Chunk, Step
-from hetrun.model import Options
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
-from hetrun.planner import Wishes
+from hetrun.planner import Options, Wishes
 from hetrun.source import ModelSource, open_model, parameters
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer, Vocabulary

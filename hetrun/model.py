@@ -17,7 +17,7 @@ from hetrun.graph import Graph, kv_shapes
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK
 from hetrun.plan import PlanSet
-from hetrun.planner import StaticPlanner, Wishes, this_machine
+from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
 from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource, build_graph
 from hetrun.stats import Stats
@@ -28,17 +28,6 @@ from hetrun.whole_plan import prepare as prepare_whole
 
 MAX_SEQUENCES = 16
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a model is to be run; None is for hetrun to choose."""
-
-    wishes: Wishes
-    backends: tuple[str, ...] | None = None
-    ctx: int | None = None
-    kv_type: str = "f16"
-    ram: int | None = None
 
 
 class Model(Protocol):

@@ -40,6 +40,17 @@ class Wishes:
     deterministic: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is to be run; None is for hetrun to choose."""
+
+    wishes: Wishes
+    backends: tuple[str, ...] | None = None
+    ctx: int | None = None
+    kv_type: str = "f16"
+    ram: int | None = None
+
+
 def this_machine() -> Machine:
     """The cores this process may use."""
     return Machine(len(os.sched_getaffinity(0)))

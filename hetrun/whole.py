@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +14,12 @@ from hetrun.backend import Descriptor, Floats
 from hetrun.errors import BudgetError
 from hetrun.executor import Chunk, Step
 from hetrun.plan import bucket_of
+from hetrun.planner import Options
 from hetrun.source import ModelSource
 from hetrun.stats import Key, Stats
 from hetrun.weights import Progress
 from hetrun.whole_backend import WholeRunner
 from hetrun.whole_plan import prepare
-
-if TYPE_CHECKING:
-    from hetrun.model import Options
 
 log = logging.getLogger(__name__)
 

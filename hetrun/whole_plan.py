@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hetrun import registry
 from hetrun.backend import Available, Descriptor, Segment
 from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor import SMALL
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
-from hetrun.planner import LARGEST_UBATCH, this_machine
+from hetrun.planner import LARGEST_UBATCH, Options, this_machine
 from hetrun.quant import by_name
 from hetrun.source import GGUFModel, ModelSource, is_known
 from hetrun.weights import available_memory
 from hetrun.whole_backend import Whole, WholeSetup
-
-if TYPE_CHECKING:
-    from hetrun.model import Options
 
 EVERYTHING = "everything"
 SEQUENCES = (4, 2, 1)  # side by side; their memory is taken when the model is loaded, so they are few
@@ -48,7 +44,7 @@ def backend_for(source: ModelSource, names: tuple[str, ...] | None) -> Descripto
         raise ModelFileError(
             source.path, f"{unknown}, so {' and '.join(names)} cannot run it; only {alone} can"
         )
-    reasons = [f"{unknown}"]
+    reasons = [unknown]
     for name, descriptor in able.items():
         probe = descriptor.probe()
         if isinstance(probe, Available):

@@ -25,8 +25,8 @@ from hetrun.backend import Floats, Unavailable
 from hetrun.bench.peer import Peer
 from hetrun.config import dirs
 from hetrun.errors import Cancelled, ModelFileError, OptionError
-from hetrun.model import Options, open_planned
-from hetrun.planner import Wishes
+from hetrun.model import open_planned
+from hetrun.planner import Options, Wishes
 from hetrun.registry import backends
 from hetrun.source import open_model
 from hetrun.whole import WholeModel

@@ -10,8 +10,8 @@ from hetrun import model as model_module
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.kv import sequence_bytes
-from hetrun.model import Options, choose_context, prepare
-from hetrun.planner import Wishes
+from hetrun.model import choose_context, prepare
+from hetrun.planner import Options, Wishes
 from hetrun.quant import by_name
 from hetrun.source import build_graph, open_model
 from tests.models import cases, cases_hf, hf

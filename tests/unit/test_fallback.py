@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from hetrun import registry
 from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
-from hetrun.model import Options, describe, open_planned
-from hetrun.planner import Wishes
+from hetrun.model import describe, open_planned
+from hetrun.planner import Options, Wishes
 from hetrun.source import open_model
 from hetrun.whole import WholeModel, cut
 from hetrun.whole_backend import Whole, WholeSetup
