@@ -11,7 +11,6 @@ import itertools
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import BinaryIO, Protocol
 
+from hetrun import child
 from hetrun.config import Settings
 from hetrun.errors import EngineStopped, UserError
 from hetrun.events import Event, GenerateRequest, ModelInfo
@@ -251,15 +251,12 @@ class Worker:
 
 
 def _spawn(pipe: int, log: BinaryIO | None) -> subprocess.Popen[bytes]:
-    """A fresh interpreter with our module path. Never fork: native libraries do not survive it."""
-    # -P keeps the working directory out of the path: nobody wants to import a json.py that lies there.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from hetrun.worker import main; main({pipe})"
     out = 2 if log is None else log.fileno()
     # The child inherits the mask: a Ctrl-C before it can ignore them would print a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
+            child.python(f"from hetrun.worker import main; main({pipe})"),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

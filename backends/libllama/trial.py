@@ -19,6 +19,7 @@ from typing import IO, NoReturn
 
 import numpy as np
 
+from hetrun import child
 from hetrun.backends.llamacpp import llama, native
 from hetrun.config import dirs
 from hetrun.errors import HetrunError, ModelFileError
@@ -59,11 +60,9 @@ def _mark(facts: list[tuple[Path, int, int]]) -> Path:
 
 def _try(path: Path, limit: float, said: IO[bytes]) -> None:
     """Open it, which takes at most that many seconds; ModelFileError says how it ended."""
-    # A fresh interpreter with our module path; -P keeps the working directory out of it.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from hetrun.backends.libllama.trial import main; main()"
     try:
-        child = subprocess.run(
-            [sys.executable, "-P", "-c", code, str(path)],
+        ended = subprocess.run(
+            child.python("from hetrun.backends.libllama.trial import main; main()", str(path)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=said,
@@ -72,19 +71,19 @@ def _try(path: Path, limit: float, said: IO[bytes]) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ModelFileError(str(path), f"llama.cpp did not open it within {limit:.0f} s; {AGAIN}") from None
-    if child.returncode == 0:
+    if ended.returncode == 0:
         return
-    if child.returncode == REFUSED:
-        reason, quoted = child.stdout.decode(errors="replace"), _last_words(said, TROUBLE)
+    if ended.returncode == REFUSED:
+        reason, quoted = ended.stdout.decode(errors="replace"), _last_words(said, TROUBLE)
         raise ModelFileError(str(path), f"{reason} ({quoted})" if quoted else reason)
-    if child.returncode == -signal.SIGKILL:
+    if ended.returncode == -signal.SIGKILL:
         raise ModelFileError(
             str(path), "llama.cpp was killed (SIGKILL) while it opened it, mostly for want of memory"
         )
     how = (
-        f"crashed ({signal.Signals(-child.returncode).name})"
-        if child.returncode < 0
-        else f"ended with code {child.returncode}"
+        f"crashed ({signal.Signals(-ended.returncode).name})"
+        if ended.returncode < 0
+        else f"ended with code {ended.returncode}"
     )
     quoted = _last_words(said, (*TROUBLE, "")) or "it said nothing"
     raise ModelFileError(str(path), f"llama.cpp {how} when it opened it: {quoted}; {AGAIN}")

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hetrun import child
 from hetrun.backend import Floats
 from hetrun.bench.cases import Case
 from hetrun.bench.llamacpp import PACKAGE, Begin, Logits, Open, Opened, Order, Run
@@ -143,10 +143,9 @@ def thread_counts(cores: int) -> list[int]:
 
 
 def _spawn(pipe: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter with our module path, never a fork: the libraries and their threads are its own."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from hetrun.bench.llamacpp import main; main({pipe})"
+    """A process of its own: the libraries and their threads are not ours."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", code],
+        child.python(f"from hetrun.bench.llamacpp import main; main({pipe})"),
         stdin=subprocess.DEVNULL,
         stdout=2,
         pass_fds=(pipe,),
