@@ -49,7 +49,7 @@ class HfVocabulary:
         """`n_rows` is how many tokens the model itself has: often more, for padding, sometimes fewer."""
         self.path = str(folder.path / "tokenizer.json")
         self._n_rows = n_rows
-        self._tokenizer = self._read()
+        self._tokenizer = read_tokenizer(self.path)[0]
         self._spelling = spelling_of(self.path, self._tokenizer)
         self._added = {i: t.content for i, t in self._tokenizer.get_added_tokens_decoder().items()}
         self._special = {i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
@@ -62,7 +62,7 @@ class HfVocabulary:
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         self._tokenizer.encode_special_tokens = not parse_special
         plain = text.encode("utf-8", "replace").decode()  # half a character cannot be passed on
-        with self._library("cannot tokenise this text"):
+        with _library(self.path, "cannot tokenise this text"):
             ids = self._tokenizer.encode(plain, add_special_tokens=add_special).ids
         for token in ids:
             if token >= self._n_rows:
@@ -87,28 +87,6 @@ class HfVocabulary:
         """The library gives its memory back with the last reference."""
         del self._tokenizer
 
-    def _read(self) -> Tokenizer:
-        raw = read_bytes(self.path, MAX_BYTES)
-        # Its threads would compete with those that compute; one text at a time needs none.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer
-
-        with self._library("is not a tokenizer that can be read"):
-            tokenizer = Tokenizer.from_buffer(raw)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
-    @contextmanager
-    def _library(self, what: str) -> Iterator[None]:
-        """Rust's panics are no `Exception`s; of either kind, the file is to blame."""
-        try:
-            yield
-        except BaseException as e:
-            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
-                raise
-            raise ModelFileError(self.path, f"{what}: {str(e)[:200]}; download it again") from e
-
     def _token(self, folder: Folder, name: str) -> int | None:
         """The id of bos_token or eos_token."""
         for file in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -125,6 +103,31 @@ class HfVocabulary:
         own = folder.settings("generation_config.json").get_ids("eos_token_id")
         eos = () if self.eos is None else (self.eos,)
         return frozenset({*known, *own, *folder.config.get_ids("eos_token_id"), *eos})
+
+
+def read_tokenizer(path: str) -> tuple[Tokenizer, bytes]:
+    """A tokenizer.json as the library reads it, and as it is written."""
+    raw = read_bytes(path, MAX_BYTES)
+    # Its threads would compete with those that compute; one text at a time needs none.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer
+
+    with _library(path, "is not a tokenizer that can be read"):
+        tokenizer = Tokenizer.from_buffer(raw)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, raw
+
+
+@contextmanager
+def _library(path: str, what: str) -> Iterator[None]:
+    """Rust's panics are no `Exception`s; of either kind, the file is to blame."""
+    try:
+        yield
+    except BaseException as e:
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+            raise
+        raise ModelFileError(path, f"{what}: {str(e)[:200]}; download it again") from e
 
 
 @dataclass(frozen=True, slots=True)

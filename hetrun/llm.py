@@ -13,7 +13,6 @@ from typing import TypeVar, cast
 import numpy as np
 
 from hetrun import model as models
-from hetrun import registry
 from hetrun.backend import Floats
 from hetrun.chat import ChatTemplate
 from hetrun.config import Settings, default_model
@@ -33,9 +32,9 @@ from hetrun.executor import Chunk, Step
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
-from hetrun.source import ModelSource, open_model, parameters
+from hetrun.source import ModelSource, open_model, open_vocabulary, parameters
 from hetrun.stats import Stats
-from hetrun.tokenizer import Tokenizer, Vocabulary
+from hetrun.tokenizer import Tokenizer
 from hetrun.weights import Progress
 
 Prompt = str | Sequence[int]
@@ -247,10 +246,8 @@ def renderer(template: ChatTemplate, tokenizer: Tokenizer | None) -> Renderer:
 
 def open_tokenizer(source: ModelSource) -> Tokenizer | None:
     """The model's tokenizer; None where it has none, or where nothing is installed that could read it."""
-    opener = cast(
-        Callable[[ModelSource], Vocabulary] | None, registry.named("vocabularies", source.vocabulary)
-    )
-    return Tokenizer(opener(source)) if opener else None
+    vocabulary = open_vocabulary(source)
+    return Tokenizer(vocabulary) if vocabulary else None
 
 
 def tokenizer_of(loaded: Loaded) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from hetrun.graph import Architecture, Extent, Graph, GraphBuilder, ModelMeta, Weight, WeightSource
 from hetrun.quant import QuantType
+from hetrun.tokenizer import Vocabulary
 
 
 class ModelSource(ModelMeta, WeightSource, Protocol):
@@ -165,6 +166,12 @@ def open_model(path: Path) -> ModelSource:
         return open_folder(path)
     file = read_gguf(path)
     return GGUFModel(file, file.require_str("general.architecture"))
+
+
+def open_vocabulary(source: ModelSource) -> Vocabulary | None:
+    """The model's vocabulary; None where it has none, or where nothing is installed that could read it."""
+    opener = registry.named("vocabularies", source.vocabulary)
+    return cast("Callable[[ModelSource], Vocabulary]", opener)(source) if opener else None
 
 
 def build_graph(source: ModelSource, context: int | None = None) -> Graph:

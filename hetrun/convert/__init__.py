@@ -10,7 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -30,8 +30,7 @@ from hetrun.graph import Weight
 from hetrun.hf import Change, Setting
 from hetrun.hf_source import HfSource
 from hetrun.quant import Bytes, Floats, QuantType
-from hetrun.source import GGUFModel, ModelSource, open_model
-from hetrun.tokenizer import Vocabulary
+from hetrun.source import GGUFModel, ModelSource, open_model, open_vocabulary
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 HEEDS_WINDOWS = ("gemma3",)  # the architectures whose sliding window llama.cpp heeds, of ours
@@ -225,19 +224,19 @@ def quantise(quant: QuantType, x: Floats) -> Bytes:
 
 def _compare(path: Path, source: ModelSource) -> Sequence[str]:
     """Whether llama.cpp reads the new vocabulary as the folder's own library does."""
-    opener, own = (registry.named("vocabularies", name) for name in ("gguf", "huggingface"))
-    if not isinstance(source, HfSource) or not source.vocabulary or opener is None or own is None:
+    if not isinstance(source, HfSource) or not source.vocabulary:
         return ()
-    opened: list[Vocabulary] = []
     try:
-        opened.append(cast("Callable[[ModelSource], Vocabulary]", opener)(open_model(path)))
-        opened.append(cast("Callable[[ModelSource], Vocabulary]", own)(source))
-        text = tokenizer.difference(*opened)
+        with ExitStack() as stack:
+            opened = []
+            for model in (open_model(path), source):
+                if (vocabulary := open_vocabulary(model)) is None:
+                    return ()
+                stack.callback(vocabulary.close)
+                opened.append(vocabulary)
+            text = tokenizer.difference(*opened)
     except BackendUnavailable:
         return ()
-    finally:
-        for vocabulary in opened:
-            vocabulary.close()
     if text is None:
         return ()
     return (f"llama.cpp reads some texts as other tokens than the original tokenizer, for one {text[:60]!r}",)

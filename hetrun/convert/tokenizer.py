@@ -13,13 +13,12 @@ from hetrun.convert import pretokenizers
 from hetrun.convert.writer import MetaValue
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.huggingface import Folder
-from hetrun.formats.jsonfile import read_bytes
+from hetrun.hf_vocabulary import read_tokenizer
 from hetrun.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken
 
-MAX_BYTES = 256 << 20  # the largest have 30 MB
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"  # how SentencePiece writes a space
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>", "[EOT]")
@@ -49,24 +48,11 @@ class TokenizerFile:
 
     def __init__(self, folder: Folder) -> None:
         """Read it; what the library refuses is refused."""
-        from tokenizers import Tokenizer
-
         self.path = str(folder.path / "tokenizer.json")
-        raw = read_bytes(self.path, MAX_BYTES)
-        try:
-            self.tokenizer: Tokenizer = Tokenizer.from_buffer(raw)
-        except (
-            BaseException
-        ) as e:  # its errors have no class of their own, and Rust's panics are no `Exception`s
-            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
-                raise
-            raise ModelFileError(self.path, f"cannot be read: {str(e)[:200]}; download it again") from e
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.tokenizer, raw = read_tokenizer(self.path)
         self.json: dict[str, Any] = json.loads(raw)
         self.model: dict[str, Any] = self.json["model"]
-        self.settings = folder.settings("tokenizer_config.json")
-        self.more_settings = (folder.settings("special_tokens_map.json"),)
+        self.settings = [folder.settings(f) for f in ("tokenizer_config.json", "special_tokens_map.json")]
         self.ids = (folder.settings("generation_config.json"), folder.config)
 
     def steps(self, name: str) -> list[dict[str, Any]]:
@@ -253,7 +239,7 @@ def special_tokens(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
 
 def _named_id(file: TokenizerFile, name: str) -> int | None:
     """A special token's id: as the tokenizer's settings write it, else the number among the model's."""
-    for settings in (file.settings, *file.more_settings):
+    for settings in file.settings:
         if (found := _id(file, settings.get_token(f"{name}_token"))) is not None:
             return found
     listed = (c.get_ids(f"{name}_token_id") for c in file.ids if name != "unk")

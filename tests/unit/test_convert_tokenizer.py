@@ -261,7 +261,7 @@ def test_other_kinds_are_refused(theirs: Tokenizer, said: str, write: Write) -> 
 def test_a_damaged_file_is_one_sentence(write: Write) -> None:
     folder = write(None)
     (folder.path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json: cannot be read: .*; download it again"):
+    with pytest.raises(ModelFileError, match=r"is not a tokenizer that can be read: .*; download it again"):
         tokenizer.convert(folder, N_VOCAB)
 
 
