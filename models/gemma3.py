@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.importing import ATTENTION, FEED_FORWARD, HEAD_NORMS, Tensors, not_in_gguf
+from hetrun.models.importing import (
+    ATTENTION,
+    FEED_FORWARD,
+    HEAD_NORMS,
+    Tensors,
+    not_in_gguf,
+    refuse_embedders,
+)
 from hetrun.models.rope import KINDS, HfRope, check_rope, factors, read_rope, scaling_from_hf
 from hetrun.ops import Rope, Scale, Softcap
 
@@ -192,8 +199,7 @@ def from_hf(hf: HfModel) -> Imported:
 
 def check_hf(c: Config) -> None:
     """What hetrun does not do. attn_logit_softcapping is not here: in Gemma 3 transformers ignores it too."""
-    if c.get_bool("use_bidirectional_attention", False):
-        c.refuse("use_bidirectional_attention is set: this model makes embeddings, it does not write text")
+    refuse_embedders(c)
     activation = c.get_str("hidden_activation", "gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
         c.refuse(f"hidden_activation is {activation[:40]!r}; hetrun runs Gemma 3 with gelu_pytorch_tanh only")

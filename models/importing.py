@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from hetrun.graph import Weight, stack
-from hetrun.hf import Config, HfModel, Setting
+from hetrun.hf import Config, HfModel, Setting, same_bytes
 from hetrun.models.rope import HfRope
 
 ATTENTION = {
@@ -75,8 +75,14 @@ def refuse_what_is_not_done(c: Config) -> None:
             )
     if c.has("no_rope_layers"):
         c.refuse("no_rope_layers leaves rope out in some layers, which hetrun does not do")
-    if not c.get_bool("is_causal", True):
-        c.refuse("is_causal is false: this model makes embeddings, it does not write text")
+    refuse_embedders(c)
+
+
+def refuse_embedders(c: Config) -> None:
+    """A model whose tokens see those behind them."""
+    for key, embeds in (("is_causal", False), ("use_bidirectional_attention", True)):
+        if c.get_bool(key, not embeds) is embeds:
+            c.refuse(f"{key} is {str(embeds).lower()}: this model makes embeddings, it does not write text")
 
 
 def layer_windows(c: Config, window: int | None, slides: Sequence[bool]) -> dict[str, Setting]:
@@ -92,7 +98,7 @@ def layer_windows(c: Config, window: int | None, slides: Sequence[bool]) -> dict
 def qwen_windows(c: Config) -> dict[str, Setting]:
     """Which layers slide: layer_types says it, else all from max_window_layers on."""
     n = c.require_int("num_hidden_layers", 1, 1 << 12)
-    window = c.require_int("sliding_window", 1, 1 << 31) if wants_window(c) else None
+    window = qwen_window(c)
     types = c.get_strings("layer_types", n)
     if types is None:
         first = c.get_int("max_window_layers", 28, 0, 1 << 31) if window else n
@@ -102,9 +108,11 @@ def qwen_windows(c: Config) -> dict[str, Setting]:
     return layer_windows(c, window, [t == "sliding_attention" for t in types])
 
 
-def wants_window(c: Config) -> bool:
+def qwen_window(c: Config) -> int | None:
     """Qwen's configs have a window that counts only when another setting says so."""
-    return c.get_bool("use_sliding_window", False) and c.has("sliding_window")
+    if not c.get_bool("use_sliding_window", False) or c.is_null("sliding_window"):
+        return None
+    return c.get_int("sliding_window", 4096, 1, 1 << 31)
 
 
 def decoder_weights(
@@ -115,7 +123,7 @@ def decoder_weights(
     tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         tensors.take_layer(i, {**NORMS, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
-        if n_experts and hf.has(f"model.layers.{i}.mlp.gate.weight"):
+        if n_experts and hf.has(f"{tensors.root}layers.{i}.mlp.gate.weight"):
             tensors.take_experts(i, n_experts)
         else:
             tensors.take_layer(i, FEED_FORWARD, biased)
@@ -134,8 +142,10 @@ class Tensors:
     def __init__(self, hf: HfModel) -> None:
         self._hf = hf
         self._taken: dict[str, Weight] = {}
-        # Old checkpoints carry rope's frequencies, which their config implies.
-        self._left = {name for name in hf.tensors if not name.endswith("rotary_emb.inv_freq")}
+        # A model that was saved without its head lacks the first part of all names.
+        self.root = "" if hf.has("embed_tokens.weight") else "model."
+        # Old checkpoints carry rope's frequencies and tables, which their config implies.
+        self._left = {name for name in hf.tensors if ".rotary_emb." not in f".{name}"}
 
     def take(self, ours: str, *theirs: str) -> None:
         """A tensor under GGUF's name; several on top of each other."""
@@ -147,30 +157,36 @@ class Tensors:
 
     def take_ends(self, tied: bool) -> None:
         """What stands before the layers and behind them."""
-        self.take("token_embd.weight", "model.embed_tokens.weight")
-        self.take("output_norm.weight", "model.norm.weight")
-        if tied:
-            self.ignore("lm_head.weight")  # some checkpoints hold it twice
+        self.take_words(f"{self.root}embed_tokens.weight", tied)
+        self.take("output_norm.weight", f"{self.root}norm.weight")
+
+    def take_words(self, table: str, tied: bool) -> None:
+        """What tokens are read by and what they are told by: tied, that is one matrix under either name.
+
+        Some checkpoints hold it twice; where the two differ, they are not tied whatever the config says.
+        """
+        hf, head = self._hf, "lm_head.weight"
+        if tied and hf.has(head) and not hf.has(table):
+            table = head
+        self.take("token_embd.weight", table)
+        if tied and (not hf.has(head) or same_bytes(hf.weight(table), hf.weight(head))):
+            self._left.discard(head)
         else:
-            self.take("output.weight", "lm_head.weight")
+            self.take("output.weight", head)
 
     def take_layer(self, i: int, names: Mapping[str, str], biased: Collection[str]) -> None:
         """Some of a layer's tensors, with biases where they belong."""
         for ours, theirs in names.items():
             for kind in ("weight", "bias") if ours in biased else ("weight",):
-                self.take(f"blk.{i}.{ours}.{kind}", f"model.layers.{i}.{theirs}.{kind}")
+                self.take(f"blk.{i}.{ours}.{kind}", f"{self.root}layers.{i}.{theirs}.{kind}")
 
     def take_experts(self, i: int, n_experts: int) -> None:
         """A layer's router and experts."""
-        mlp = f"model.layers.{i}.mlp"
+        mlp = f"{self.root}layers.{i}.mlp"
         self.take(f"blk.{i}.ffn_gate_inp.weight", f"{mlp}.gate.weight")
         for ours, theirs in EXPERTS.items():
             each = (f"{mlp}.experts.{e}.{theirs}.weight" for e in range(n_experts))
             self.take(f"blk.{i}.{ours}.weight", *each)
-
-    def ignore(self, theirs: str) -> None:
-        """A tensor that says nothing new."""
-        self._left.discard(theirs)
 
     def finish(self) -> dict[str, Weight]:
         """All of them by GGUF name. A tensor that nobody asked for would have changed the result."""

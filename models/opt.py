@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
-from hetrun.hf import HfModel, Imported, Setting
+from hetrun.hf import Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.importing import Tensors, not_in_gguf
+from hetrun.models.importing import Tensors, not_in_gguf, refuse_embedders
 from hetrun.ops import NONE, Attrs, Gelu, Positions
 
 name = "opt"
@@ -129,6 +129,7 @@ def feed_forward(b: GraphBuilder, x: Value, c: OptConfig, i: int) -> Value:
 def from_hf(hf: HfModel) -> Imported:
     """As Hugging Face publishes it."""
     c = hf.config
+    refuse_embedders(c)
     activation = c.get_str("activation_function", "relu")
     if activation not in ACTIVATIONS:
         c.refuse(f"activation_function is {activation[:40]!r}; hetrun runs OPT with {', '.join(ACTIVATIONS)}")
@@ -147,29 +148,24 @@ def from_hf(hf: HfModel) -> Imported:
         "final_norm": norm_first and not c.get_bool("_remove_final_layer_norm", False),
         "activation": activation,
     }
+    root = "decoder." if hf.has("decoder.embed_positions.weight") else "model.decoder."
     tensors = Tensors(hf)
-    for gguf, theirs in names(hf, settings):
+    tensors.take_words(f"{root}embed_tokens.weight", c.get_bool("tie_word_embeddings", True))
+    for gguf, theirs in names(c, root, settings):
         tensors.take(gguf, theirs)
-    if c.get_bool("tie_word_embeddings", True):
-        tensors.ignore("lm_head.weight")
     return Imported(settings, tensors.finish(), not_in_gguf((True, "GGUF has no architecture opt")))
 
 
-def names(hf: HfModel, settings: dict[str, Setting]) -> Iterator[tuple[str, str]]:
-    """GGUF's name and Hugging Face's of each tensor that the config asks for."""
-    c = hf.config
-    root = "model.decoder." if hf.has("model.decoder.embed_tokens.weight") else "decoder."
+def names(c: Config, root: str, settings: dict[str, Setting]) -> Iterator[tuple[str, str]]:
+    """GGUF's name and Hugging Face's of each tensor that the config asks for, besides those of words."""
     norm = ("weight", "bias") if c.get_bool("layer_norm_elementwise_affine", True) else ()
     product = ("weight", "bias") if c.get_bool("enable_bias", True) else ("weight",)
-    yield "token_embd.weight", f"{root}embed_tokens.weight"
     yield "position_embd.weight", f"{root}embed_positions.weight"
     if settings["word_embedding_length"] != settings["embedding_length"]:
         yield "project_in.weight", f"{root}project_in.weight"
         yield "project_out.weight", f"{root}project_out.weight"
     if settings["final_norm"]:
         yield from ((f"output_norm.{kind}", f"{root}final_layer_norm.{kind}") for kind in norm)
-    if not c.get_bool("tie_word_embeddings", True):
-        yield "output.weight", "lm_head.weight"
     for i in range(c.get_int("num_hidden_layers", 12, 1, 1 << 12)):
         for gguf, theirs, kinds in (
             ("attn_norm", "self_attn_layer_norm", norm),

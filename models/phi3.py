@@ -7,7 +7,7 @@ from hetrun.hf import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.importing import NORMS, Tensors, decoder_settings, head_dim_of, not_in_gguf
-from hetrun.models.rope import default, longrope, rope_from_hf
+from hetrun.models.rope import LONG_FACTORS, default, longrope, rope_from_hf
 
 name = "phi3"
 
@@ -33,6 +33,8 @@ def from_hf(hf: HfModel) -> Imported:
     head_dim = head_dim_of(c)
     rope = rope_from_hf(c, head_dim, partial=True, kinds=ROPES)
     settings = decoder_settings(c, head_dim, rope)
+    if LONG_FACTORS in rope.weights and not c.has("original_max_position_embeddings"):
+        c.refuse("original_max_position_embeddings is missing: the model is incomplete")
     # llama.cpp ignores the window, though the models were trained with one; a 0 tells Phi-4, which has none.
     settings["attention.sliding_window"] = c.get_int("sliding_window", 0, 0, 1 << 31)
     heads = c.require_int("num_attention_heads", 1, 1 << 14) * head_dim

@@ -14,6 +14,7 @@ from hetrun.models.importing import (
     head_dim_of,
     layer_windows,
     not_in_gguf,
+    qwen_window,
 )
 from hetrun.models.rope import rope_from_hf
 from hetrun.ops import Moe
@@ -45,8 +46,8 @@ def from_hf(hf: HfModel) -> Imported:
     rope = rope_from_hf(c, head_dim)
     key = "num_experts" if c.has("num_experts") else "num_local_experts"
     n_experts = c.require_int(key, 1, 1 << 16)
-    window = c.get_int("sliding_window", 4096, 1, 1 << 31) if c.get_bool("use_sliding_window", False) else 0
-    settings = decoder_settings(c, head_dim, rope) | layer_windows(c, window, [window > 0])
+    window = qwen_window(c)
+    settings = decoder_settings(c, head_dim, rope) | layer_windows(c, window, [window is not None])
     settings |= {
         "expert_count": n_experts,
         "expert_used_count": c.require_int("num_experts_per_tok", 1, n_experts),

@@ -18,7 +18,7 @@ from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
 from hetrun.formats.huggingface import read_folder
-from hetrun.graph import Weight
+from hetrun.graph import Weight, stack
 from hetrun.hf import Config, HfModel, Imported, Interleave
 from hetrun.hf_source import find_importer
 from hetrun.models import HF_TYPES, SHARED
@@ -34,6 +34,9 @@ ROWS = {
     )
 }  # fmt: skip
 LLAMA3 = {"factor": 8, "low_freq_factor": 4, "high_freq_factor": 1, "original_max_position_embeddings": 64}
+TIED = {"tie_word_embeddings": True}
+WORDS = dict.fromkeys(("llama", "gemma3_text", "phi3"), "model.embed_tokens.weight")
+WORDS["opt"] = "model.decoder.embed_tokens.weight"
 NESTED = {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
 
 
@@ -100,11 +103,14 @@ def rope(kind: str, **settings: object) -> dict[str, Any]:
         ("gemma3_text", {"sliding_window": 0}, "sliding_window"),
         ("gemma3_text", rope("linear", factor=8.0), "full_attention and sliding_attention"),
         ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}}, "'linear'"),
+        ("gemma3_text", {"is_causal": False}, "is_causal is false"),
         ("phi3", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("phi3", {**cases_hf.longrope(), "original_max_position_embeddings": ...}, "original_max_position"),
         ("phi3", rope("linear", factor=4.0), "hetrun knows default, longrope, su, yarn"),
         ("phi3", rope("longrope", short_factor=[1.0] * 16), "long_factor"),
         ("phi3", rope("longrope", short_factor=[1.0] * 16, long_factor=[0.0] * 16), "long_factor"),
         ("opt", {"activation_function": "swish"}, "activation_function is 'swish'"),
+        ("opt", {"is_causal": False}, "is_causal is false"),
     ],
     ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items())[:60] if isinstance(x, dict) else None,
 )
@@ -168,15 +174,33 @@ def test_a_tensor_that_the_config_promises_must_be_there(
 def test_a_head_of_its_own_must_be_there_unless_it_is_tied() -> None:
     with pytest.raises(ModelFileError, match=r"lm_head\.weight is missing"):
         imported("llama", tensors={"lm_head.weight": None})
-    tied = imported("llama", {"tie_word_embeddings": True}, {"lm_head.weight": None})
-    twice = imported("llama", {"tie_word_embeddings": True})
-    assert "output.weight" not in {*tied.weights, *twice.weights}
+    assert "output.weight" in imported("llama").weights
+    assert "output.weight" not in imported("llama", TIED, {"lm_head.weight": None}).weights
+
+
+@pytest.mark.parametrize(("model_type", "table"), WORDS.items())
+def test_tied_words_may_be_there_twice_or_under_the_name_of_the_head(model_type: str, table: str) -> None:
+    words = read_folder(hf.folder(ROWS[model_type])).tensors[table]
+    one = imported(model_type, TIED, {"lm_head.weight": None})
+    for changed in ({"lm_head.weight": words}, {"lm_head.weight": words, table: None}):
+        assert imported(model_type, TIED, changed) == one
+
+
+@pytest.mark.parametrize(("model_type", "table"), WORDS.items())
+def test_a_head_that_differs_from_the_words_is_not_tied_whatever_the_config_says(
+    model_type: str, table: str
+) -> None:
+    words = read_folder(hf.folder(ROWS[model_type])).tensors[table]
+    for other in (stack([words.rows(0, words.shape[0] - 1), words.rows(0, 1)]), words.rows(0, 8)):
+        found = imported(model_type, TIED, {"lm_head.weight": other}).weights
+        assert found["output.weight"].parts == other.parts
+        assert found["token_embd.weight"].parts == words.parts
 
 
 def test_frequencies_of_old_checkpoints_say_nothing_new() -> None:
     some = read_folder(hf.folder(ROWS["llama"])).tensors[f"{LAYER}.input_layernorm.weight"]
-    found = imported("llama", tensors={f"{LAYER}.self_attn.rotary_emb.inv_freq": some})
-    assert found.weights.keys() == imported("llama").weights.keys()
+    for name in (f"{LAYER}.self_attn.rotary_emb.inv_freq", "rotary_emb.cos_cached"):
+        assert imported("llama", tensors={name: some}) == imported("llama")
 
 
 def test_experts_of_several_types_are_refused() -> None:
@@ -198,6 +222,15 @@ def test_mistral_has_a_window_unless_it_says_null() -> None:
     assert imported("mistral", {"sliding_window": ...}).settings["attention.sliding_window"] == 4096
     assert "attention.sliding_window" not in imported("mistral", {"sliding_window": None}).settings
     assert "attention.sliding_window" not in imported("llama", {"sliding_window": 8}).settings
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "qwen3_moe"])
+def test_qwen_has_a_window_when_it_is_used_unless_it_says_null(model_type: str) -> None:
+    key = "attention.sliding_window"
+    used = {"use_sliding_window": True, "layer_types": ..., "max_window_layers": 0}
+    assert imported(model_type, {**used, "sliding_window": ...}).settings[key] == 4096
+    assert key not in imported(model_type, {**used, "sliding_window": None}).settings
+    assert key not in imported(model_type, {"use_sliding_window": False, "sliding_window": 8}).settings
 
 
 def test_what_older_configs_leave_out() -> None:
@@ -230,11 +263,14 @@ def test_gemma3_of_transformers_4() -> None:
     assert (bare["rope.freq_base"], bare["rope.freq_base_swa"]) == (1e6, 10000.0)
 
 
-def test_opt_with_and_without_a_model_around_its_decoder() -> None:
-    tensors = read_folder(hf.folder(ROWS["opt"])).tensors
-    bare = {name.removeprefix("model."): weight for name, weight in tensors.items()}
-    found = imported("opt", tensors={**dict.fromkeys(tensors), **bare})
-    assert found.weights == imported("opt").weights
+@pytest.mark.parametrize("model_type", ROWS)
+def test_models_that_were_saved_without_their_head(model_type: str) -> None:
+    tensors = read_folder(hf.folder(ROWS[model_type])).tensors
+    bare = {k.removeprefix("model."): w for k, w in tensors.items() if k != "lm_head.weight"}
+    found = imported(model_type, TIED, {**dict.fromkeys(tensors), **bare})
+    assert found == imported(model_type, TIED, {"lm_head.weight": None})
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight is missing"):
+        imported(model_type, {"tie_word_embeddings": False}, {**dict.fromkeys(tensors), **bare})
 
 
 def test_opt_has_positions_for_so_many_tokens_only() -> None:
