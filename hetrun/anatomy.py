@@ -11,13 +11,14 @@ from math import prod
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, kv_shapes
 from hetrun.kv import sequence_bytes
+from hetrun.planner import LARGEST_UBATCH
 from hetrun.quant import QuantType, by_name
 from hetrun.source import GGUFModel, ModelSource, build_graph
 from hetrun.whole_plan import backend_for, needs
 
 KV_TYPES = ("f16", "q8_0")
 CONTEXTS = (2048, 8192, 32768)
-AT_ONCE = 512  # tokens that come in together, for the room that a sliding window needs behind it
+AT_ONCE = LARGEST_UBATCH  # tokens that come in together: a sliding window needs room for them behind it
 
 PARTS = ("attention", "ffn", "experts", "other")
 

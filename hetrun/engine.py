@@ -20,6 +20,7 @@ from hetrun.events import GenerateRequest
 from hetrun.loop import Cancel, Close, Gate, Item, Job, Loop, Request
 from hetrun.loop import Loaded as Loaded
 from hetrun.loop import Renderer as Renderer
+from hetrun.loop import tokenizer_of as tokenizer_of
 from hetrun.scheduler import OnEvent as OnEvent
 
 log = logging.getLogger(__name__)

@@ -112,7 +112,8 @@ def _full(rows: int) -> BudgetError:
     return BudgetError(f"the KV cache of {rows} tokens is full; ask for fewer sequences or a smaller --ctx")
 
 
-def _too_long(rows: int) -> BudgetError:
+def too_long(rows: int) -> BudgetError:
+    """What a sequence that wants more tokens than there is room for is told."""
     return BudgetError(f"a sequence holds up to {rows} tokens here; ask for more with --ctx")
 
 
@@ -197,7 +198,7 @@ class Blocks(Group):
     def _check_room(self, s: _Held, growth: int, blocks: int) -> None:
         """Whether a sequence can have `growth` more blocks and the cache can give `blocks`."""
         if self._limited and growth > 0 and len(s.blocks) + growth > self.region:
-            raise _too_long(self.region * BLOCK)
+            raise too_long(self.region * BLOCK)
         if self._contiguous:
             full = growth > 0 and not s.blocks and not len(self._free_regions())
         else:
@@ -313,6 +314,6 @@ class Runs(Group):
         held = length - s.base
         keep = min(held, self.window - 1 + SLACK, self.region - n)
         if keep < min(held, self.window - 1):
-            raise _too_long(self.region)
+            raise too_long(self.region)
         self._move(s.first + held - keep, s.first, keep)
         s.base = length - keep

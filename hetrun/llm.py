@@ -16,7 +16,7 @@ from hetrun import model as models
 from hetrun.backend import Floats
 from hetrun.chat import ChatTemplate
 from hetrun.config import Settings, default_model
-from hetrun.engine import Engine, Loaded, OnEvent, Renderer
+from hetrun.engine import Engine, Loaded, OnEvent, Renderer, tokenizer_of
 from hetrun.errors import OptionError, UserError
 from hetrun.events import (
     Event,
@@ -248,15 +248,6 @@ def open_tokenizer(source: ModelSource) -> Tokenizer | None:
     """The model's tokenizer; None where it has none, or where nothing is installed that could read it."""
     vocabulary = open_vocabulary(source)
     return Tokenizer(vocabulary) if vocabulary else None
-
-
-def tokenizer_of(loaded: Loaded) -> Tokenizer:
-    """The tokenizer, which must be there."""
-    if loaded.tokenizer is None:
-        raise OptionError(
-            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
-        )
-    return loaded.tokenizer
 
 
 def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> ModelInfo:

@@ -337,24 +337,30 @@ def _chunk(r: Running, n: int) -> Chunk:
     return Chunk(r.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64))
 
 
+def tokenizer_of(loaded: Loaded) -> Tokenizer:
+    """The tokenizer, which must be there."""
+    if loaded.tokenizer is None:
+        raise OptionError(
+            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
+        )
+    return loaded.tokenizer
+
+
 def prompt_tokens(loaded: Loaded, request: GenerateRequest) -> list[int]:
     """The tokens of a request's prompt."""
-    tokenizer = loaded.tokenizer
     if request.tokens is not None:
         tokens = list(request.tokens)
         for i, token in enumerate(tokens):
             if not 0 <= token < loaded.model.n_vocab:
                 last = loaded.model.n_vocab - 1
                 raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
-    elif tokenizer is None:
-        raise OptionError(
-            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
-        )
-    elif request.messages is not None:
-        assert loaded.render is not None
-        tokens = tokenizer.encode(loaded.render(request.messages))
     else:
-        tokens = tokenizer.encode(request.text or "")
+        tokenizer = tokenizer_of(loaded)
+        if request.messages is None:
+            tokens = tokenizer.encode(request.text or "")
+        else:
+            assert loaded.render is not None
+            tokens = tokenizer.encode(loaded.render(request.messages))
     if not tokens:
         raise OptionError("the prompt is empty; give at least one token")
     return tokens

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hetrun.backend import Descriptor, Floats
 from hetrun.errors import BudgetError
 from hetrun.executor import Chunk, Step
+from hetrun.kvrows import too_long
 from hetrun.plan import bucket_of
 from hetrun.planner import Options
 from hetrun.source import ModelSource
@@ -107,9 +108,7 @@ class WholeModel:
             raise ValueError("a step has one chunk for each of its sequences")
         for c in step.chunks:
             if before[c.seq] + len(c.tokens) > self.context:
-                raise BudgetError(
-                    f"a sequence holds up to {self.context} tokens here; ask for more with --ctx"
-                )
+                raise too_long(self.context)
         try:
             for c in step.chunks:
                 self._sequences[c.seq].tokens += c.tokens.tolist()
