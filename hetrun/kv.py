@@ -198,6 +198,11 @@ class KvCache:
         row_bytes = self.quant.row_bytes(shape.n_heads * shape.head_dim)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         # The array keeps the mapping alive, and gives it back when nobody needs the table any more.
-        memory = mmap.mmap(-1, max(rows * row_bytes, mmap.PAGESIZE), flags=flags)
+        try:
+            memory = mmap.mmap(-1, max(rows * row_bytes, mmap.PAGESIZE), flags=flags)
+        except (OSError, OverflowError) as e:
+            raise BudgetError(
+                f"the system has no address space for {rows} rows of keys and values; use a smaller --ctx"
+            ) from e
         raw = np.frombuffer(memory, np.uint8, rows * row_bytes).reshape(rows, row_bytes)
         return KvTable(raw, self.quant, shape.n_heads, shape.head_dim)

@@ -22,6 +22,7 @@ FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
 SHORT_FACTORS = "rope_factors_short.weight"
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # the paper's, and llama.cpp's whatever a file says
+LARGEST = 1e6  # a factor, or a reciprocal, from which kernels in float32 make numbers
 NEVER = 1e30  # divides an angle to nothing: a pair that does not turn
 
 Vector = npt.NDArray[np.float64]
@@ -69,7 +70,9 @@ def check_rope(b: GraphBuilder, meta: ModelMeta, rope: Rope) -> None:
     b.check(rope.base > (1 if rope.ext_factor else 0), f"rope.freq_base is {rope.base}")
     slowest = min(rope.beta_fast, rope.beta_slow)
     b.check(slowest > 0, f"a beta among the rope.scaling keys is {slowest}")
-    b.check(0 < rope.freq_scale < math.inf, f"rope.scaling.factor gives a scale of {rope.freq_scale}")
+    sane = 1 / LARGEST <= rope.freq_scale <= LARGEST
+    b.check(sane, f"rope.scaling.factor gives a scale of {rope.freq_scale:g}")
+    b.check(abs(rope.attn_factor) <= LARGEST, f"rope.scaling.attn_factor is {rope.attn_factor:g}")
     trained = meta.require_int("context_length", 1, 1 << 31)
     if meta.get_bool("rope.dynamic", False) and (b.context or 0) > trained:
         raise OptionError(
@@ -117,6 +120,8 @@ class Asked:
         found = self.scaling.get_float(key, 0.0) or default
         if found is None or found <= 0:
             self.scaling.refuse(f"the rope settings lack {key}, or it is not positive")
+        if not 1 / LARGEST <= found <= LARGEST:
+            self.scaling.refuse(f"{key} is {found:g}, with which no position means anything")
         return found
 
     @property

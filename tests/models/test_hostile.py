@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from errno import ENOMEM
 from pathlib import Path
 
 import pytest
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from hetrun import LLM, UserError
 from hetrun.errors import BudgetError, ModelFileError, OptionError
@@ -13,16 +14,21 @@ from tests.models import cases, tiny
 
 
 def rewritten(path: Path, target: Path, **changed: int | float | str | None) -> Path:
-    """A copy of a GGUF file with other values of `llama.*` keys (None: without the key)."""
+    """A copy of a GGUF file with other values of its architecture's keys (None: without the key)."""
     reader = GGUFReader(path)
-    writer = GGUFWriter(target, "llama")
-    new = {f"llama.{k.replace('__', '.')}": v for k, v in changed.items()}
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(target, architecture)
+    new = {f"{architecture}.{k.replace('__', '.')}": v for k, v in changed.items()}
     for name, found in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or (name in new and new[name] is None):
             continue
         kind = found.types[0]
         value = new.get(name, found.contents())
         writer.add_key_value(name, value, kind, found.types[-1] if len(found.types) > 1 else None)
+    for name, value in new.items():
+        if name not in reader.fields:
+            kind = GGUFValueType.FLOAT32 if isinstance(value, float) else GGUFValueType.UINT32
+            writer.add_key_value(name, value, kind)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -56,6 +62,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"attention__layer_norm_rms_epsilon": float("nan")}, "epsilon"),
         ({"attention__layer_norm_rms_epsilon": -1.0}, "epsilon"),
         ({"rope__freq_base": 0.0}, "freq_base"),
+        ({"rope__scaling__factor": 1e30}, "scaling.factor"),
         ({"embedding_length": None}, "embedding_length"),
     ],
     ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) else None,
@@ -86,3 +93,16 @@ def test_wishes_that_cannot_be_met_are_refused(good: Path, tmp_path: Path) -> No
         LLM(odd, kv_type="q8_0")
     with pytest.raises(UserError, match="no backend"):
         LLM(good, backends=["abacus"])
+
+
+def test_no_address_space_for_keys_and_values_is_no_fault_of_ours(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may bound it; the memory itself is counted before."""
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("hetrun.kv.mmap.mmap", full)
+    with pytest.raises(BudgetError, match="smaller --ctx"):
+        LLM(good, ctx=64)

@@ -83,6 +83,8 @@ def rope(kind: str, **settings: object) -> dict[str, Any]:
         ("llama", rope("default", rope_theta=0.5), "base 0.5"),
         ("llama", rope("linear"), "factor"),
         ("llama", rope("linear", factor=-2.0), "factor"),
+        ("llama", rope("linear", factor=1e300), "factor is 1e+300"),
+        ("llama", rope("yarn", factor=1e-300), "factor is 1e-300"),
         ("llama", rope("llama3", **LLAMA3), "high_freq_factor is 1"),
         ("llama", rope("yarn", factor=4.0, extrapolation_factor=1.0), "extrapolation_factor"),
         ("llama", rope("longrope", factor=4.0, short_factor=[1.0] * 16), "long_factor"),
