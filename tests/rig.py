@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -38,6 +39,10 @@ from hetrun.weights import WeightStore
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
+if TYPE_CHECKING:
+    from tests.models.hf import Row
+
+Case: TypeAlias = "TinyLlama | Row"
 Placed = Mapping[str, str]  # scope -> backend; "" is everything else
 
 
@@ -49,15 +54,19 @@ def _folder() -> Path:
 
 
 @cache
-def model_file(case: TinyLlama) -> Path:
-    """The tiny model's file, written once for all tests."""
-    return tiny.write_gguf(case, _folder() / f"{case}.gguf")
+def model_file(case: Case) -> Path:
+    """The tiny model's file, or its folder; written once for all tests."""
+    if isinstance(case, TinyLlama):
+        return tiny.write_gguf(case, _folder() / f"{case}.gguf")
+    from tests.models import hf  # torch
+
+    return hf.folder(case)
 
 
 @cache
-def graph_of(case: TinyLlama) -> Graph:
+def graph_of(case: Case, context: int | None = None) -> Graph:
     """The tiny model's forward step."""
-    return build_graph(open_model(model_file(case)))
+    return build_graph(open_model(model_file(case)), context)
 
 
 def windowed(graph: Graph, windows: Sequence[int]) -> Graph:
@@ -112,7 +121,7 @@ def step(*chunks: tuple[int, Sequence[int], Sequence[int]]) -> Step:
 
 
 def rig(
-    case: TinyLlama,
+    case: Case,
     backends: Mapping[str, Backend],
     placed: Placed | None = None,
     *,

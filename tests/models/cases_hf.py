@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from tests.models.hf import Row
 
@@ -203,3 +205,23 @@ ROWS = (*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE, *GEMMA3, *PHI3, 
 SETTINGS = ("rope_parameters", "sliding_window", "norm_topk_prob")
 INERT = ("llama-dynamic", "qwen2-window-not-used-v4", "gemma3_text-none-slide")
 SPECIAL = tuple(r for r in ROWS if any(map(r.config.get, SETTINGS)) and str(r) not in INERT)
+
+# One row for each architecture and each thing that only some have: what holds of llama is asked of each. The
+# quick suite takes two; texts of some hundred tokens are far behind a window of 8.
+QUICK = ("mixtral-window", "gemma3_text-softcap")
+NAMES = {
+    *QUICK,
+    *("llama-all-biases", "mistral-window", "qwen2-plain", "qwen2-layer-types", "qwen3-plain"),
+    *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
+    *("opt-norm-behind", "opt-narrow-words"),
+}
+
+
+def parameter(row: Row) -> ParameterSet:
+    """A row as a test's parameter, left out of the quick suite unless it stands for many."""
+    return pytest.param(row, id=str(row), marks=() if str(row) in QUICK else pytest.mark.slow)
+
+
+EACH = [parameter(row) for row in ROWS if str(row) in NAMES]
+assert len(EACH) == len(NAMES)
+WINDOWED = [parameter(row) for row in ROWS if row.config.get("sliding_window") and str(row) not in INERT]

@@ -6,26 +6,27 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams
-from tests.models import cases, tiny
+from tests.models import cases, cases_hf, tiny
 from tests.models.test_sequences import backends
-from tests.models.tiny import TinyLlama
-from tests.rig import model_file
+from tests.rig import Case, model_file
 
 PROMPTS = [tiny.random_tokens(n, seed=n) for n in (3, 37, 12)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-CASES = [cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5]]
+FILES = [pytest.param(case, id=str(case)) for case in (cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5])]
+MODELS = [
+    pytest.param(*case.values, name, id=f"{case.id}-{name}", marks=case.marks)
+    for case in [*FILES, *cases_hf.EACH]
+    for name in backends()
+]
 
 
-MODELS = [pytest.param(case, name, id=f"{case}-{name}") for case in CASES for name in backends()]
-
-
-def open_llm(case: TinyLlama, backend: str, ubatch: int | None = None, threads: int = 1) -> LLM:
+def open_llm(case: Case, backend: str, ubatch: int | None = None, threads: int = 1) -> LLM:
     file = model_file(case)
     return LLM(file, backends=[backend], deterministic=True, ubatch=ubatch, threads=threads)
 
 
 @pytest.mark.parametrize(("case", "backend"), MODELS)
-def test_answers_together_are_answers_alone(case: TinyLlama, backend: str) -> None:
+def test_answers_together_are_answers_alone(case: Case, backend: str) -> None:
     with open_llm(case, backend, threads=2) as llm:
         together = [c.tokens for c in llm.generate(PROMPTS, GREEDY)]
         alone = [llm.generate([prompt], GREEDY)[0].tokens for prompt in PROMPTS]
@@ -37,7 +38,7 @@ def test_answers_together_are_answers_alone(case: TinyLlama, backend: str) -> No
 
 
 @pytest.mark.parametrize(("case", "backend"), MODELS)
-def test_logits_do_not_depend_on_the_ubatch(case: TinyLlama, backend: str) -> None:
+def test_logits_do_not_depend_on_the_ubatch(case: Case, backend: str) -> None:
     found = []
     for ubatch in (1, 5, 512):
         with open_llm(case, backend, ubatch) as llm:
@@ -47,7 +48,7 @@ def test_logits_do_not_depend_on_the_ubatch(case: TinyLlama, backend: str) -> No
 
 
 @pytest.mark.parametrize(("case", "backend"), MODELS)
-def test_an_answer_continues_what_a_prompt_would_have_said(case: TinyLlama, backend: str) -> None:
+def test_an_answer_continues_what_a_prompt_would_have_said(case: Case, backend: str) -> None:
     """Teacher-forced along its own answer, the model chooses the same tokens."""
     with open_llm(case, backend) as llm:
         prompt = PROMPTS[2]

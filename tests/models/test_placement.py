@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from hetrun import LLM, SamplingParams, registry
 from hetrun.backend import Backend
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, PlanSet, make_plans
-from tests.models import cases, tiny
+from tests.models import cases, cases_hf, hf, tiny
+from tests.models.hf import Row
 from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
-from tests.rig import Rig, ThreadedDevice, graph_of, model_file, placements, rig
+from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, placements, rig
 
 TOKENS = tiny.random_tokens(48, seed=5)
 CLOSE = 0.4  # how near the reference's two best logits must be where the best token may differ
@@ -41,11 +43,11 @@ def random_placement(graph: Graph, names: list[str], seed: int) -> dict[str, str
     return {"": str(rng.choice(names))} | {scope: str(rng.choice(names)) for scope in some}
 
 
-def teacher_forced(r: Rig, pieces: tuple[int, ...]) -> np.ndarray:
+def teacher_forced(r: Rig, pieces: tuple[int, ...], tokens: Sequence[int] = TOKENS) -> np.ndarray:
     """All logits of the text, given to the model in pieces of these sizes."""
     seq, at, out = r.kv.alloc(), 0, []
     for n in pieces:
-        out.append(r.logits(seq, TOKENS[at : at + n]))
+        out.append(r.logits(seq, tokens[at : at + n]))
         at += n
     r.kv.free(seq)
     return np.concatenate(out)
@@ -84,6 +86,49 @@ def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> 
         r.close()
 
 
+def limit(case: Case) -> float:
+    """How far logits may lie apart. ggml looks GELU up in a table of half floats."""
+    return 2e-3 if str(case).startswith("gemma3") else 1e-3
+
+
+def assert_row_does_not_care(row: Row, seed: int, placement: dict[str, str]) -> None:
+    """Experts are chosen by scores that may differ in their last bits: where two scores tie, another choice
+    would be as right. In the tiny models none do, so that mixtures are held to the same limits."""
+    names, tokens = backends(), tiny.random_tokens(150, seed=5)
+    expected = hf.logits(hf.folder(row), tokens)
+    mixed = rig(
+        row,
+        devices_side_by_side(names) if seed % 2 else devices(names),
+        placement,
+        ubatch=UBATCHES[seed % len(UBATCHES)],
+    )
+    found = teacher_forced(mixed, ((150,), (1,) * 150, (7, 1, 1, 91, 50))[seed % 3], tokens)
+    assert np.abs(expected - found).max() < limit(row), placement
+    assert (expected.argmax(-1) == found.argmax(-1)).all()
+    mixed.close()
+
+
+@pytest.mark.parametrize("row", cases_hf.EACH)
+def test_architectures_do_not_care_where_they_run(row: Row) -> None:
+    for seed in (0, 2):
+        assert_row_does_not_care(row, seed, random_placement(graph_of(row), backends(), seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", cases_hf.EACH)
+def test_any_mixture_of_backends(row: Row) -> None:
+    """Layers in turn, attention here and the rest there, and single ops that cross over and back."""
+    graph, names = graph_of(row), backends()
+    scopes = {op.kind: op.scope for op in graph.ops}.values()
+    placements = []
+    for one, other in ((names[0], names[-1]), (names[-1], names[0])):
+        placements += [{"": one} | {f"blk.{i}": other for i in range(0, 8, 2)}]
+        placements += [{"": one} | {f"blk.{i}.attn": other for i in range(8)}]
+        placements += [{"": one, scope: other} for scope in scopes]
+    for seed, placement in enumerate(placements):
+        assert_row_does_not_care(row, seed, placement)
+
+
 @pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
 @pytest.mark.parametrize("case", cases.EACH_TYPE, ids=str)
 def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type: str) -> None:
@@ -104,9 +149,10 @@ def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type:
 
 
 @pytest.mark.parametrize("seed", [20, 21])
-def test_a_saved_plan_with_another_placement_in_every_bucket(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [pytest.param(cases.GQA, id="gqa"), *cases_hf.EACH])
+def test_a_saved_plan_with_another_placement_in_every_bucket(case: Case, seed: int, tmp_path: Path) -> None:
     """Through the file that `hetrun plan --json` writes and `--plan` reads."""
-    names, graph = backends(), graph_of(cases.GQA)
+    names, graph = backends(), graph_of(case)
     placed = {
         bucket: (2, placements(random_placement(graph, names, 100 * seed + i)))
         for i, bucket in enumerate(BUCKETS)
@@ -115,7 +161,7 @@ def test_a_saved_plan_with_another_placement_in_every_bucket(seed: int, tmp_path
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plans.to_json()))
 
-    file = model_file(cases.GQA)
+    file = model_file(case)
     with LLM(file, backends=["reference"], kv_type="f32") as llm:
         expected = llm.logits(TOKENS)
         greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -126,7 +172,7 @@ def test_a_saved_plan_with_another_placement_in_every_bucket(seed: int, tmp_path
             b: p.stages for b, p in plans.plans.items()
         }
         found = llm.logits(TOKENS)
-        assert np.abs(expected - found).max() < 1e-3
+        assert np.abs(expected - found).max() < limit(case)
         assert [c.tokens for c in llm.generate([TOKENS[:n] for n in (3, 9, 30)], greedy)] == texts
         ran = {(k.bucket, k.backend) for k, _ in llm.stats}
     assert {(b, s.backend) for b in ("1", "2-4", "17-64") for s in plans.plans[b].segments} <= ran

@@ -7,11 +7,11 @@ import pytest
 
 from hetrun import registry
 from hetrun.backend import Unavailable
-from tests.models import cases, tiny
+from tests.models import cases, cases_hf, tiny
 from tests.models.tiny import TinyLlama
-from tests.rig import Rig, rig
+from tests.rig import Case, Rig, rig
 
-LENGTHS = (5, 40, 17)
+LENGTHS = (5, 140, 17)
 TEXTS = [tiny.random_tokens(n + 6, seed=n) for n in LENGTHS]
 
 
@@ -38,21 +38,30 @@ def assert_same(expected: np.ndarray, found: np.ndarray, exactly: bool) -> None:
         assert (expected.argmax(-1) == found.argmax(-1)).all()
 
 
-EXACTLY = [(case, True) for case in (cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5])]
+EXACTLY = [
+    pytest.param(case, True, id=f"{case}-exactly")
+    for case in (cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5])
+]
 # Quantised activations make a product of one row and one of many differ by more than their last bits:
 # without --deterministic, `close` is asked of quantised models, in test_placement.
-CASES = [*EXACTLY, (cases.GQA, False)]
+ROWS = [
+    pytest.param(*row.values, exactly, id=f"{row.id}-{'exactly' if exactly else 'closely'}", marks=row.marks)
+    for row in cases_hf.EACH
+    for exactly in (True, False)
+]
+CASES = [*EXACTLY, pytest.param(cases.GQA, False, id=f"{cases.GQA}-closely"), *ROWS]
 
 
-def open_rig(case: TinyLlama, backend: str, exactly: bool) -> Rig:
-    return rig(case, {backend: registry.backends()[backend].create()}, deterministic=exactly)
+def open_rig(case: Case, backend: str, exactly: bool) -> Rig:
+    """With passes so small that a window moves within a text."""
+    ubatch = 512 if isinstance(case, TinyLlama) else 16
+    device = registry.backends()[backend].create()
+    return rig(case, {backend: device}, ubatch=ubatch, deterministic=exactly)
 
 
 @pytest.mark.parametrize("backend", backends())
-@pytest.mark.parametrize(("case", "exactly"), CASES, ids=str)
-def test_three_sequences_in_one_step_are_three_runs_alone(
-    case: TinyLlama, backend: str, exactly: bool
-) -> None:
+@pytest.mark.parametrize(("case", "exactly"), CASES)
+def test_three_sequences_in_one_step_are_three_runs_alone(case: Case, backend: str, exactly: bool) -> None:
     r = open_rig(case, backend, exactly)
     expected = [alone(r, text, n) for text, n in zip(TEXTS, LENGTHS, strict=True)]
     seqs = [r.kv.alloc() for _ in TEXTS]
@@ -65,24 +74,24 @@ def test_three_sequences_in_one_step_are_three_runs_alone(
 
 
 @pytest.mark.parametrize("backend", backends())
-@pytest.mark.parametrize(("case", "exactly"), CASES, ids=str)
-def test_forked_cut_and_continued_is_a_run_alone(case: TinyLlama, backend: str, exactly: bool) -> None:
+@pytest.mark.parametrize(("case", "exactly"), CASES)
+def test_forked_cut_and_continued_is_a_run_alone(case: Case, backend: str, exactly: bool) -> None:
     r = open_rig(case, backend, exactly)
-    text = TEXTS[1]
-    expected = alone(r, text, 40)
+    text, n = TEXTS[1], LENGTHS[1]
+    expected = alone(r, text, n)
     parent = r.kv.alloc()
-    r.step((parent, text[:36], []))
+    r.step((parent, text[: n - 4], []))
     r.step((parent, tiny.random_tokens(9, seed=1), [8]))  # a continuation that is taken back
-    r.kv.truncate(parent, 36)
+    r.kv.truncate(parent, n - 4)
     child = r.kv.fork(parent)
     # The parent goes another way; the child must not see it, in shared blocks or its own.
     r.step((parent, tiny.random_tokens(30, seed=2), [29]))
-    found = [r.step((child, text[36:40], [3]))]
-    for token in text[40:]:
+    found = [r.step((child, text[n - 4 : n], [3]))]
+    for token in text[n:]:
         found.append(r.step((child, [token], [0]), (parent, [token], [0]))[:1])
     assert_same(expected, np.concatenate(found), exactly)
     r.kv.free(parent)
     again = r.kv.fork(child)
-    r.kv.truncate(again, 40)
-    assert_same(expected[1:2], r.step((again, [text[40]], [0])), exactly)
+    r.kv.truncate(again, n)
+    assert_same(expected[1:2], r.step((again, [text[n]], [0])), exactly)
     r.close()
