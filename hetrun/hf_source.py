@@ -39,8 +39,8 @@ class HfSource:
 
     @property
     def vocabulary(self) -> str:
-        """Its tokenizer is a file of its own."""
-        return "huggingface" if self.folder.has("tokenizer.json") else ""
+        """Its tokenizer lies in files of its own."""
+        return "huggingface" if has_vocabulary(self.folder) else ""
 
     @property
     def chat_template(self) -> str | None:
@@ -120,6 +120,13 @@ def find_importer(config: Config) -> Importer:
         said = f"model_type is {model_type[:40]!r}" if model_type else "model_type is missing"
         config.refuse(f"{said}; folders of {', '.join(sorted(known))} run, of other models take a GGUF file")
     return cast(Importer, found)
+
+
+def has_vocabulary(folder: Folder) -> bool:
+    """Whether the folder has a tokenizer.json, or the two files of GPT-2's tokenizer, as OPT's have."""
+    kind = folder.settings("tokenizer_config.json").get("tokenizer_class")
+    gpt2 = kind in ("GPT2Tokenizer", "GPT2TokenizerFast")
+    return folder.has("tokenizer.json") or (gpt2 and folder.has("vocab.json") and folder.has("merges.txt"))
 
 
 def template_in(settings: Config) -> str | None:

@@ -1,4 +1,4 @@
-"""The vocabulary in a folder's tokenizer.json, read by the library `tokenizers`."""
+"""The vocabulary in a folder's tokenizer.json or GPT-2's files, read by the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.huggingface import Folder
-from hetrun.formats.jsonfile import read_bytes
+from hetrun.formats.jsonfile import read_bytes, read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -43,13 +43,14 @@ def open_vocabulary(source: HasFolder) -> HfVocabulary:
 
 
 class HfVocabulary:
-    """A tokenizer.json, and what the files beside it say of its special tokens."""
+    """A tokenizer, and what the files beside it say of its special tokens."""
 
     def __init__(self, folder: Folder, n_rows: int) -> None:
         """`n_rows` is how many tokens the model itself has: often more, for padding, sometimes fewer."""
-        self.path = str(folder.path / "tokenizer.json")
+        whole = folder.has("tokenizer.json")
+        self.path = str(folder.path / ("tokenizer.json" if whole else "vocab.json"))
         self._n_rows = n_rows
-        self._tokenizer = read_tokenizer(self.path)[0]
+        self._tokenizer = read_tokenizer(self.path)[0] if whole else gpt2_tokenizer(folder)
         self._spelling = spelling_of(self.path, self._tokenizer)
         self._added = {i: t.content for i, t in self._tokenizer.get_added_tokens_decoder().items()}
         self._special = {i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
@@ -117,6 +118,29 @@ def read_tokenizer(path: str) -> tuple[Tokenizer, bytes]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, raw
+
+
+def gpt2_tokenizer(folder: Folder) -> Tokenizer:
+    """GPT-2's tokenizer out of its own files: tokens with their numbers, and merges, a pair in each line."""
+    path, settings = folder.path / "vocab.json", folder.settings("tokenizer_config.json")
+    lines = (folder.text("merges.txt") or "").split("\n")
+    vocab: Any = read_object(path)  # the library checks what is in it
+    merges: Any = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    with _library(str(path), "and merges.txt are not a tokenizer that can be read"):
+        tokenizer = Tokenizer(models.BPE(vocab, merges))
+    prefix = settings.get_bool("add_prefix_space", False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = {key: settings.get_token(f"{key}_token") for key in ("bos", "eos", "unk", "pad")}
+    known = {key: text for key, text in special.items() if text is not None and text in vocab}
+    tokenizer.add_special_tokens(list(known.values()))
+    if settings.get_bool("add_bos_token", False) and (bos := known.get("bos")):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            [bos, "$A"], special_tokens=[(bos, vocab[bos])]
+        )
+    return tokenizer
 
 
 @contextmanager

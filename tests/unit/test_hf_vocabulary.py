@@ -23,10 +23,11 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.huggingface import read_folder
+from hetrun.hf_source import has_vocabulary
 from hetrun.hf_vocabulary import STAND_INS, HfVocabulary
 from hetrun.textstream import StreamDecoder
 from hetrun.tokenizer import Tokenizer as HetrunTokenizer
@@ -119,6 +120,37 @@ def test_tokens_are_those_of_transformers(folder: Path, text: str) -> None:
         plain = theirs(text, add_special_tokens=special, split_special_tokens=True)["input_ids"]
         assert ours.tokenize(text, special, False) == plain
     assert (ours.bos, ours.eos) == (theirs.bos_token_id, theirs.eos_token_id)
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_the_two_files_of_gpt2(tmp_path: Path, add_bos: bool) -> None:
+    """As OPT's first folders have them, a table in place of a text where a token is special."""
+    bos = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": True}
+    said = {
+        "bos_token": bos,
+        "eos_token": bos,
+        "pad_token": "<s>",
+        "unk_token": bos,
+        "add_bos_token": add_bos,
+    }
+    folder = write(tmp_path, byte_level(), tokenizer_config={**said, "tokenizer_class": "GPT2Tokenizer"})
+    (folder / "tokenizer.json").unlink()
+    assert not has_vocabulary(read_folder(folder))
+    byte_level().model.save(str(folder))
+    assert (folder / "merges.txt").read_text().startswith("#version")
+    assert has_vocabulary(read_folder(folder))
+    ours, theirs = opened(folder), GPT2Tokenizer.from_pretrained(folder)
+    assert (ours.bos, ours.eos, ours.add_bos) == (1, 1, add_bos)
+    assert ours.is_end(1)
+    for text in ("The engine runs.", "  two  spaces\n", "Grüße, 你好 👋🏽", "mid<s>dle</s>", ""):
+        assert ours.tokenize(text, False, True) == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.tokenize(text, True, True) == [1] * add_bos + ours.tokenize(text, False, True)
+        assert text_of(ours, ours.tokenize(text, False, True)) == text
+    (folder / "merges.txt").write_text("#version: 0.2\nT h e\n")
+    with pytest.raises(ModelFileError, match=r"vocab\.json.*merges\.txt"):
+        opened(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    assert not has_vocabulary(read_folder(folder))
 
 
 @pytest.mark.parametrize("text", TEXTS)
