@@ -5,7 +5,8 @@ The graph itself stays unfused; this is a peephole over the ops of one segment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.backend import WeightUse, use_of
@@ -34,6 +35,7 @@ Fused = Op | Product | Rotation
 
 def fuse(ops: Sequence[Op]) -> list[Fused]:
     """The segment's ops with what belongs together in one place."""
+    kin = _kin(ops)
     taken: set[int] = set()
     slices: dict[Value, tuple[Product, int]] = {}
     out: list[Fused] = []
@@ -41,7 +43,7 @@ def fuse(ops: Sequence[Op]) -> list[Fused]:
         if i in taken:
             continue
         if op.kind in ("linear", "head"):
-            members = _with_same_input(ops, i)
+            members = kin.get(_stacks_with(op), [i])
             taken.update(members)
             group = tuple(ops[m] for m in members)
             product = _product(group)
@@ -76,10 +78,13 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
     return found
 
 
-def _with_same_input(ops: Sequence[Op], first: int) -> list[int]:
-    """This product and the later ones that can be stacked under it."""
-    kin = _stacks_with(ops[first])
-    return [first] + [i for i in range(first + 1, len(ops)) if kin and _stacks_with(ops[i]) == kin]
+def _kin(ops: Sequence[Op]) -> Mapping[tuple[object, ...], list[int]]:
+    """The products that can be stacked, by what they have in common."""
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for i, op in enumerate(ops):
+        if common := _stacks_with(op):
+            found[common].append(i)
+    return found
 
 
 def _stacks_with(op: Op) -> tuple[object, ...]:
