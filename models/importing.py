@@ -136,6 +136,12 @@ def not_in_gguf(*reasons: tuple[bool, str]) -> dict[str, Setting]:
     return {} if found is None else {"gguf.inexpressible": found}
 
 
+def rope_factors(rope: HfRope, architecture: str) -> tuple[bool, str]:
+    """As a reason: most architectures of llama.cpp's take no tensor of factors."""
+    said = f"llama.cpp's {architecture} knows no factors of rope, which this model's scaling needs"
+    return bool(rope.weights), said
+
+
 class Tensors:
     """The tensors of a model, taken one by one under GGUF's names; in the end none may be left."""
 

@@ -6,7 +6,14 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.hf import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
-from hetrun.models.importing import decoder_settings, decoder_weights, head_dim_of, not_in_gguf, qwen_windows
+from hetrun.models.importing import (
+    decoder_settings,
+    decoder_weights,
+    head_dim_of,
+    not_in_gguf,
+    qwen_windows,
+    rope_factors,
+)
 from hetrun.models.rope import rope_from_hf
 
 name = "qwen2"
@@ -26,10 +33,7 @@ def from_hf(hf: HfModel) -> Imported:
     settings = decoder_settings(c, head_dim, rope) | qwen_windows(c)
     weights = decoder_weights(hf, biased=("attn_q", "attn_k", "attn_v"))
     only_here = not_in_gguf(
-        (
-            bool(rope.weights),
-            f"llama.cpp's {name} knows no factors of rope, which this model's scaling needs",
-        ),
+        rope_factors(rope, name),
         (
             weights["blk.0.attn_q.weight"].shape[0] != settings["embedding_length"],
             f"llama.cpp's {name} has no head_dim of its own",

@@ -13,6 +13,7 @@ from hetrun.models.importing import (
     head_dim_of,
     not_in_gguf,
     qwen_windows,
+    rope_factors,
 )
 from hetrun.models.rope import rope_from_hf
 
@@ -34,10 +35,7 @@ def from_hf(hf: HfModel) -> Imported:
     biased = ATTENTION if c.get_bool("attention_bias", False) else ()
     weights = decoder_weights(hf, biased, head_norms=True)
     only_here = not_in_gguf(
-        (
-            bool(rope.weights),
-            f"llama.cpp's {name} knows no factors of rope, which this model's scaling needs",
-        ),
+        rope_factors(rope, name),
         (bool(biased), f"llama.cpp's {name} has no bias behind attention"),
     )
     return Imported(settings, {**weights, **rope.weights}, {**rope.layout, **only_here})

@@ -15,6 +15,7 @@ from hetrun.models.importing import (
     layer_windows,
     not_in_gguf,
     qwen_window,
+    rope_factors,
 )
 from hetrun.models.rope import rope_from_hf
 from hetrun.ops import Moe
@@ -58,10 +59,7 @@ def from_hf(hf: HfModel) -> Imported:
     weights = decoder_weights(experts_apart(hf, n_experts), biased, n_experts, head_norms=True)
     dense = any(".ffn_gate.weight" in w for w in weights)
     only_here = not_in_gguf(
-        (
-            bool(rope.weights),
-            f"llama.cpp's {name} knows no factors of rope, which this model's scaling needs",
-        ),
+        rope_factors(rope, name),
         (bool(biased), f"llama.cpp's {name} has no bias behind attention"),
         (dense, f"llama.cpp's {name} has no layers without experts"),
         (not settings["expert_weights_norm"], f"llama.cpp's {name} always normalises what the router says"),
