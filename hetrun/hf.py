@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
 from hetrun.graph import Weight
 
-SLICE = 4 << 20  # bytes of each of two tensors that are compared at once
+SLICE = 1 << 20  # bytes of each of two tensors that are compared at once
 
 Setting = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
 
@@ -173,16 +172,18 @@ def same_bytes(a: Weight, b: Weight) -> bool:
         return False
     from hetrun.weights import FileReader  # on use: most models hold no tensor twice
 
-    reader, n = FileReader(), max(1, SLICE // a.quant.row_bytes(a.shape[1]))
-
-    def read(weight: Weight, row: int) -> npt.NDArray[np.uint8]:
-        part = weight.rows(row, min(row + n, weight.shape[0]))
-        out = np.empty(part.nbytes, np.uint8)
-        reader.read(part, out)
-        return out
-
+    reader, row_bytes = FileReader(), a.quant.row_bytes(a.shape[1])
+    n = max(1, SLICE // row_bytes)
+    buffers = np.empty((2, n * row_bytes), np.uint8)
     try:
-        return all(np.array_equal(read(a, row), read(b, row)) for row in range(0, a.shape[0], n))
+        for row in range(0, a.shape[0], n):
+            end = min(row + n, a.shape[0])
+            found = buffers[:, : (end - row) * row_bytes]
+            for weight, out in zip((a, b), found, strict=True):
+                reader.read(weight.rows(row, end), out)
+            if not np.array_equal(*found):
+                return False
+        return True
     finally:
         reader.close()
 
