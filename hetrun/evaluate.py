@@ -7,6 +7,7 @@ pieces and are compared piece by piece in float64: a whole matrix of them takes 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from hetrun.engine import Loaded
 from hetrun.errors import OptionError, UserError
 from hetrun.executor import Chunk, Step
 from hetrun.llm import LLM, model_path
+from hetrun.source import build_graph, is_known, open_model
 
 Doubles = NDArray[np.float64]
 
@@ -118,7 +120,10 @@ def evaluate_settings(settings: Settings, text: str, against: str, tokens: int) 
             raise UserError("the text has fewer than 2 tokens: there is nothing to predict")
         perplexity, closeness = Perplexity(ids), Comparison()
         # Closed here: where one fails, the other still holds a sequence of a model that is about to close.
-        with closing(logits(llm, ids)) as mine, closing(oracle_logits(settings, against, ids)) as theirs:
+        with (
+            closing(logits(llm, ids)) as mine,
+            closing(oracle_logits(settings, against, ids, llm.info.context)) as theirs,
+        ):
             for ours, oracle in rows_of_both(mine, theirs):
                 perplexity.add(ours)
                 closeness.add(oracle, ours)
@@ -126,15 +131,27 @@ def evaluate_settings(settings: Settings, text: str, against: str, tokens: int) 
     return Report(len(ids), perplexity.result(), against, found.mean_kl, found.p99_kl, found.top1)
 
 
-def oracle_logits(settings: Settings, against: str, tokens: Sequence[int]) -> Generator[Floats]:
-    """The logits to compare with, piece by piece."""
+def oracle_logits(settings: Settings, against: str, tokens: Sequence[int], context: int) -> Generator[Floats]:
+    """The logits to compare with, piece by piece, of the model that one with so long a context is."""
     path = model_path(settings)
+    context = least_context(path, len(tokens), context)
     if against != REFERENCE:
         with Peer(path) as peer:
-            yield from peer.logits(tokens)
+            yield from peer.logits(tokens, context)
         return
-    with LLM(path, backends=[REFERENCE], kv_type="f32", ctx=len(tokens)) as llm:
+    with LLM(path, backends=[REFERENCE], kv_type="f32", ctx=context) as llm:
         yield from logits(llm, tokens)
+
+
+def least_context(path: Path, tokens: int, context: int) -> int:
+    """The shortest context that holds the tokens and makes the same model as a longer one: LongRoPE turns all
+    tokens otherwise where sequences may become longer than in training."""
+    source = open_model(path)
+    if not is_known(source.architecture):
+        return tokens
+    graph = build_graph(source, context)
+    shorter = range(tokens, context)
+    return tokens + bisect_left(shorter, True, key=lambda ctx: build_graph(source, ctx) == graph)
 
 
 def logits(llm: LLM, tokens: Sequence[int]) -> Generator[Floats]:

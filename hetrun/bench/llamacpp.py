@@ -58,6 +58,7 @@ class Logits:
     """The logits behind each token; answered with the bytes of float32 rows, SENT at a time at most."""
 
     tokens: Sequence[int]
+    context: int
     threads: int
 
 
@@ -88,8 +89,8 @@ def _answers(peer: list[LlamaCpp], order: Order) -> Iterator[object]:
                 yield None
             case Run(threads, seed):
                 yield peer[0].run(threads, seed)
-            case Logits(tokens, threads):
-                for rows in peer[0].logits(tokens, threads):
+            case Logits(tokens, context, threads):
+                for rows in peer[0].logits(tokens, context, threads):
                     for a in range(0, len(rows), SENT):
                         yield rows[a : a + SENT].tobytes()
     except Exception as error:
@@ -191,9 +192,9 @@ class LlamaCpp:
             self._c.llama_batch_free(batch)
         return seconds
 
-    def logits(self, tokens: Sequence[int], threads: int) -> Iterator[NDArray[np.float32]]:
+    def logits(self, tokens: Sequence[int], context: int, threads: int) -> Iterator[NDArray[np.float32]]:
         """The logits behind each token of a text."""
-        self._open_context(1, len(tokens))
+        self._open_context(1, context)
         self._c.llama_set_n_threads(self._context, threads, threads)
         for a in range(0, len(tokens), N_BATCH):
             piece = np.asarray(tokens[a : a + N_BATCH], np.int32)[None]

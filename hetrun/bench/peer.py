@@ -81,9 +81,10 @@ class Peer:
         """Tokens per second, once; of the case that was prepared last."""
         return self._run(self._threads[case], seed)
 
-    def logits(self, tokens: Sequence[int]) -> Iterator[Floats]:
-        """The logits behind each token, some rows at a time; read them all."""
-        self._send(Logits(tuple(tokens), len(os.sched_getaffinity(0))))
+    def logits(self, tokens: Sequence[int], context: int = 0) -> Iterator[Floats]:
+        """The logits behind each token, some rows at a time, with room for `context` tokens; read them all."""
+        room = max(context, len(tokens))
+        self._send(Logits(tuple(tokens), room, len(os.sched_getaffinity(0))))
         left = len(tokens)
         while left:
             rows = np.frombuffer(self._receive(bytes), np.float32).reshape(-1, self.n_vocab)

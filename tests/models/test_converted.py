@@ -14,7 +14,7 @@ from hetrun import LLM
 from hetrun.convert import Report, Wish, convert_model
 from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
-from hetrun.evaluate import compare
+from hetrun.evaluate import compare, evaluate
 from hetrun.hf_source import open_folder
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
@@ -101,3 +101,12 @@ def llama_cpp_logits(path: Path, tokens: Sequence[int], context: int | None) -> 
     c.llama_free(made)
     c.llama_model_free(model)
     return found
+
+
+def test_llama_cpp_is_given_the_context_that_decides_on_longrope(where: Path) -> None:
+    """Its factors change at 256 tokens; the text is shorter, and the model open for 1024."""
+    row = next(row for row in cases_hf.PHI3 if row.name == "longrope-short")
+    path, text = converted(row, where).path, "the rain on the hill and then in the inn " * 40
+    found = evaluate(path, text, "llama.cpp", tokens=200, backends=["reference"], kv_type="f32")
+    assert found.tokens == 200
+    assert found.mean_kl < 1e-3

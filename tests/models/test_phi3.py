@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hetrun import LLM
+from hetrun.evaluate import evaluate, least_context
 from hetrun.hf_source import open_folder
 from hetrun.models import phi3
 from hetrun.ops import Attention, Rope
@@ -35,6 +36,16 @@ def test_transformers_chooses_the_same_when_the_sequence_is_as_long(
     with LLM(hf.folder(SWITCH), backends=[backend], kv_type="f32", ctx=ctx) as llm:
         found = llm.logits(tokens)
     assert np.abs(found - hf.logits(hf.folder(SWITCH), tokens)).max() < 1e-3
+
+
+def test_what_a_model_is_compared_with_has_the_same_factors() -> None:
+    """A text may be shorter than where they change, while the model is open for longer ones."""
+    path, text = hf.folder(SWITCH), "the rain on the hill " * 20
+    assert [least_context(path, 40, context) for context in (40, 64, 65, 256)] == [40, 40, 65, 65]
+    assert least_context(path, 100, 256) == 100
+    for ctx in (64, None):
+        found = evaluate(path, text, tokens=50, backends=["reference"], kv_type="f32", ctx=ctx)
+        assert (found.tokens, found.mean_kl) == (50, 0.0)
 
 
 def test_attention_factor() -> None:

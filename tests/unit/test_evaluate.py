@@ -197,7 +197,7 @@ def test_a_comparison_that_fails_half_way_leaves_no_sequence_behind(
     assert not lost
 
 
-def failing(settings: Settings, against: str, tokens: list[int]) -> Iterator[Floats]:
+def failing(settings: Settings, against: str, tokens: list[int], context: int) -> Iterator[Floats]:
     if tokens:
         raise UserError("no yardstick")
     yield np.zeros((0, 0), np.float32)
