@@ -82,7 +82,7 @@ class Peer:
         return self._run(self._threads[case], seed)
 
     def logits(self, tokens: Sequence[int], context: int = 0) -> Iterator[Floats]:
-        """The logits behind each token, some rows at a time, with room for `context` tokens; read them all."""
+        """The logits behind each token, some rows at a time, from a context of that size; read all."""
         room = max(context, len(tokens))
         self._send(Logits(tuple(tokens), room, len(os.sched_getaffinity(0))))
         left = len(tokens)
