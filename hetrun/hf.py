@@ -16,6 +16,7 @@ import numpy as np
 
 from hetrun.errors import ModelFileError
 from hetrun.graph import Weight
+from hetrun.reader import FileReader
 
 SLICE = 1 << 20  # bytes of each of two tensors that are compared at once
 
@@ -170,8 +171,6 @@ def same_bytes(a: Weight, b: Weight) -> bool:
     """Whether two tensors are one, stored twice: read slice by slice up to the first difference."""
     if (a.shape, a.quant) != (b.shape, b.quant):
         return False
-    from hetrun.weights import FileReader  # on use: most models hold no tensor twice
-
     reader, row_bytes = FileReader(), a.quant.row_bytes(a.shape[1])
     n = max(1, SLICE // row_bytes)
     buffers = np.empty((2, n * row_bytes), np.uint8)

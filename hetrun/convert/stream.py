@@ -18,7 +18,7 @@ from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
 from hetrun.hf import AddOne, Change, Interleave
 from hetrun.quant import Bytes, Floats, QuantType
-from hetrun.weights import FileReader
+from hetrun.reader import FileReader
 
 SLICE_WEIGHTS = 1 << 20  # converted in one go: tens of milliseconds, and 4 MiB as floats
 

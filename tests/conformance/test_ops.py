@@ -15,7 +15,7 @@ from hetrun.graph import Extent, KvShape, Op, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.ops import Attention
 from hetrun.quant import by_name
-from hetrun.weights import FileReader
+from hetrun.reader import FileReader
 from tests.conformance.table import CASES, EXACT, Case
 from tests.packing import packed
 

@@ -13,7 +13,7 @@ from hetrun.backend import Segment
 from hetrun.graph import Constant, Op, Rows, Value, Weight
 from hetrun.ops import NONE, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
 from hetrun.quant import by_name
-from hetrun.weights import FileReader
+from hetrun.reader import FileReader
 from tests.conformance.table import EXACT, HALF, QUANT_LIMITS, Case, Company, single
 from tests.conformance.test_ops import REFERENCE, device, nmse, others, prepared
 from tests.packing import packed

@@ -12,7 +12,7 @@ from hetrun.backends.llamacpp.fusion import Product, Rotation, fuse, wants
 from hetrun.graph import Constant, Extent, Op, Value, Weight
 from hetrun.ops import NONE, Attrs, Moe, RmsNorm, Rope
 from hetrun.quant import by_name
-from hetrun.weights import FileReader
+from hetrun.reader import FileReader
 
 X = Value("x", 64, "tokens")
 ROPE = Rope(n_heads=2, head_dim=16, n_rot=16, base=1e4, interleaved=False)

@@ -15,8 +15,8 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import read_gguf
 from hetrun.llm import LLM
 from hetrun.params import SamplingParams
+from hetrun.reader import FileReader
 from hetrun.source import open_model, parameters
-from hetrun.weights import FileReader
 from tests.models.cases import GQA
 from tests.rig import model_file
 

@@ -28,7 +28,7 @@ from hetrun.graph import (
 )
 from hetrun.ops import NONE, Attention, RmsNorm, Rope
 from hetrun.quant import QUANTS, QuantType, by_name
-from hetrun.weights import FileReader
+from hetrun.reader import FileReader
 
 F32, Q4_0 = by_name("F32"), by_name("Q4_0")
 FILE_BYTES = 1 << 16

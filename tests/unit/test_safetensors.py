@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from hetrun.errors import ModelFileError
 from hetrun.formats.safetensors import read_safetensors
-from hetrun.weights import FileReader
+from hetrun.reader import FileReader
 
 VALUES = np.arange(24, dtype=np.float32)
 

@@ -15,7 +15,8 @@ from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Op, Weight
 from hetrun.kv import KvCache
 from hetrun.quant import by_name
-from hetrun.weights import FileReader, WeightStore, available_memory
+from hetrun.reader import FileReader
+from hetrun.weights import WeightStore, available_memory
 
 F32 = by_name("F32")
 
