@@ -82,7 +82,7 @@ class PlannedModel:
                 kv_shapes(self.graph),
                 prepared.quant,
                 self.context,
-                MAX_SEQUENCES,
+                MAX_SEQUENCES + 1,  # so that somebody can look at something while all of them run
                 self.plans.ubatch,
                 options.wishes.deterministic,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from hetrun.backend import Segment
 from hetrun.errors import Cancelled, ContextFull, OptionError
 from hetrun.evaluate import compare
 from hetrun.kvrows import SLACK
-from tests.models import cases_hf, hf, tiny
+from hetrun.llm import prompt_request
+from hetrun.model import MAX_SEQUENCES
+from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_placement import limit
 from tests.models.test_sequences import assert_same, backends
-from tests.rig import Rig, ThreadedDevice, graph_of, rig
+from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
 
 TEXT = tiny.random_tokens(250, seed=9)
 ROWS = {str(row): row for row in cases_hf.ROWS}
@@ -165,6 +168,23 @@ def generated(row: Row, prompt: Sequence[int], n: int) -> list[int]:
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     return [int(token) for token in out[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize(
+    ("case", "deterministic"), [(ROWS["mistral-window"], False), (cases.GQA, True)], ids=["window", "exactly"]
+)
+def test_logits_while_as_many_answers_as_can_be_are_on_their_way(case: Case, deterministic: bool) -> None:
+    events: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with LLM(model_file(case), backends=["reference"], deterministic=deterministic) as llm:
+        expected = llm.logits(TEXT[:20])
+        request = prompt_request(TEXT[:3], greedy(200))
+        ids = [llm.submit(request, lambda event, i=i: events.put(i)) for i in range(MAX_SEQUENCES)]  # type: ignore[misc]
+        running: set[int] = set()
+        while len(running) < MAX_SEQUENCES:
+            running.add(events.get())
+        assert np.array_equal(llm.logits(TEXT[:20]), expected)
+        for answer in ids:
+            llm.cancel(answer)
 
 
 # --- the end of the context
