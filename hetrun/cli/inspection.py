@@ -94,7 +94,7 @@ def _tokenizer(source: ModelSource) -> str:
     if isinstance(source, GGUFModel):
         kind, cuts = (source.file.get_str(f"tokenizer.ggml.{key}", "") for key in ("model", "pre"))
         return f"{kind or 'none'} ({cuts})" if cuts else kind or "none"
-    return "tokenizer.json" if source.vocabulary else "none"
+    return source.vocabulary or "none"
 
 
 def metadata(source: ModelSource) -> Mapping[str, Value | Setting]:
