@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def logits(llm: LLM, tokens: Sequence[int]) -> Generator[Floats]:
     try:
         for a in range(0, len(tokens), size):
             ids = np.asarray(tokens[a : a + size], np.int64)
-            yield llm.call(lambda loaded, ids=ids: _step(loaded, seq, ids))  # type: ignore[misc]
+            yield llm.call(partial(_step, seq=seq, ids=ids))
     finally:
         llm.call(lambda loaded: loaded.model.free(seq))
 

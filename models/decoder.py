@@ -32,28 +32,35 @@ class Decoder:
 
 def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms: bool = False) -> Decoder:
     """The settings as GGUF names them; `head_norms`: each head of q and k is normed before it is turned."""
-    width = meta.require_int("embedding_length", 1, 1 << 20)
     n_layers = meta.require_int("block_count", 1, 1 << 12)
-    n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
-    n_kv_heads = meta.get_int("attention.head_count_kv", n_heads, 1, n_heads)
-    head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
-    rope = read_rope(meta, n_heads, head_dim, interleaved)
+    heads = read_heads(b, meta)
+    rope = read_rope(meta, heads.n_heads, heads.head_dim, interleaved)
     eps = meta.get_float("attention.layer_norm_rms_epsilon", 1e-5)
-    b.check(n_heads % n_kv_heads == 0, f"{n_heads} heads cannot share {n_kv_heads} KV heads")
     b.check(eps >= 0, f"attention.layer_norm_rms_epsilon is {eps}")
     check_rope(b, meta, rope)
     return Decoder(
         n_vocab=meta.require_int("vocab_size", 1, 1 << 24),
-        width=width,
+        width=meta.require_int("embedding_length", 1, 1 << 20),
         n_layers=n_layers,
         n_ff=meta.require_int("feed_forward_length", 1, 1 << 24),
         eps=eps,
-        attention=blocks.AttentionShape(n_heads, n_kv_heads, head_dim, 1 / math.sqrt(head_dim)),
+        attention=heads,
         windows=read_windows(meta, n_layers),
         rope=rope,
         factors=factors(b, meta, rope),
         head_norms=head_norms,
     )
+
+
+def read_heads(b: GraphBuilder, meta: ModelMeta) -> blocks.AttentionShape:
+    """The heads of every layer, with the usual scale."""
+    width = meta.require_int("embedding_length", 1, 1 << 20)
+    n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
+    n_kv_heads = meta.get_int("attention.head_count_kv", n_heads, 1, n_heads)
+    head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
+    b.check(head_dim > 0, f"{n_heads} heads cannot share a width of {width}")
+    b.check(n_heads % n_kv_heads == 0, f"{n_heads} heads cannot share {n_kv_heads} KV heads")
+    return blocks.AttentionShape(n_heads, n_kv_heads, head_dim, 1 / math.sqrt(head_dim))
 
 
 def read_windows(meta: ModelMeta, n_layers: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
+from hetrun.models.decoder import read_heads
 from hetrun.models.importing import (
     ATTENTION,
     FEED_FORWARD,
@@ -76,14 +77,12 @@ def read_config(b: GraphBuilder, meta: ModelMeta) -> GemmaConfig:
 def read_layers(b: GraphBuilder, meta: ModelMeta, n_layers: int) -> tuple[Layer, Layer]:
     """Layers that see all, and those with a window. Without a window all are of the first kind."""
     width = meta.require_int("embedding_length", 1, 1 << 20)
-    n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
-    n_kv_heads = meta.get_int("attention.head_count_kv", n_heads, 1, n_heads)
-    head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
+    heads = read_heads(b, meta)
+    n_heads, head_dim = heads.n_heads, heads.head_dim
     scale = meta.get_float("attention.scale", query_scale(n_layers, width, n_heads, head_dim))
     rope = read_rope(meta, n_heads, head_dim, interleaved=False)
-    b.check(n_heads % n_kv_heads == 0, f"{n_heads} heads cannot share {n_kv_heads} KV heads")
     check_rope(b, meta, rope)
-    full = Layer(blocks.AttentionShape(n_heads, n_kv_heads, head_dim, scale), rope, factors(b, meta, rope))
+    full = Layer(replace(heads, scale=scale), rope, factors(b, meta, rope))
     if not (window := meta.get_int("attention.sliding_window", 0, 0, 1 << 31)):
         return full, full
     # Scaling is for those that see far.
