@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from hetrun.errors import BudgetError
@@ -54,6 +56,33 @@ def test_a_token_at_a_time_moves_the_window_seldom(monkeypatch: pytest.MonkeyPat
         kv.extend(a, 1)
     assert 0 < sum(moved) / 5000 < 10  # rows for each token
     assert set(moved) == {799 + SLACK}
+
+
+def test_many_sequences_that_come_and_go_leave_no_holes() -> None:
+    """Each is one run of rows all its life, and never more rows are touched than so many regions have."""
+    random, most = Random(7), 5
+    kv = cache(windows=(0, 40), context=300, sequences=8, most=MOST)
+    left: dict[int, int] = {}
+    touched: list[set[int]] = [set(), set()]
+    for _ in range(3000):
+        if len(left) < most and random.random() < 0.3:
+            left[kv.alloc()] = random.choice((1, 30, 100, 300))
+        for seq in random.sample(sorted(left), min(len(left), 2)):
+            n = min(random.choice((1, 1, 7, MOST)), left[seq])
+            rows = kv.extend(seq, n)
+            assert all(view.contiguous for view in seen(kv, seq))
+            for those, new in zip(touched, rows, strict=True):
+                those.update(new.tolist())
+            left[seq] -= n
+            if not left[seq]:
+                kv.free(seq)
+                del left[seq]
+    for those, group in zip(touched, kv.groups, strict=True):
+        assert len(those) <= most * group.rows // 8
+    assert max(touched[0]) < most * kv.groups[0].rows // 8
+    for seq in left:
+        kv.free(seq)
+    assert kv.used_bytes == 0
 
 
 def test_tokens_can_be_taken_back_within_the_slack() -> None:
