@@ -53,7 +53,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"attention__head_count": 0}, "head_count"),
         ({"attention__head_count": 3}, "3 heads cannot share 2"),
         ({"attention__head_count": 8}, "dimension_count"),
-        ({"attention__head_count": 8192, "attention__key_length": None}, "cannot share a width"),
+        ({"attention__head_count": 8192}, "cannot share a width"),
         ({"attention__head_count_kv": 0}, "head_count_kv"),
         ({"embedding_length": 64}, "dimension_count"),
         ({"embedding_length": 256}, "token_embd"),
