@@ -37,14 +37,14 @@ def greedy(n: int) -> SamplingParams:
 
 
 def cancelling_rig(row: Row, main: str, exactly: bool) -> tuple[Rig, list[int]]:
-    """One feed-forward runs elsewhere; the reference cancels all when a number, which counts down, is 0."""
+    """One feed-forward runs elsewhere. The reference counts a number down with each segment; at 0 it cancels
+    the main backend, whose next segment hears it, be it its own."""
     left = [0]
 
     def before(segment: Segment) -> None:
         left[0] -= 1
         if left[0] == 0:
-            for device in made.backends.values():
-                device.cancel()
+            made.backends[main].cancel()
 
     devices = {name: registry.backends()[name].create() for name in backends()}
     devices["reference"] = ThreadedDevice(devices["reference"], before)
