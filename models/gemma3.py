@@ -215,6 +215,8 @@ def window_settings(c: Config, n_layers: int) -> dict[str, Setting]:
         slides = [kind == "sliding_attention" for kind in types]
     if not any(slides):
         return {}
+    if c.is_null("sliding_window"):
+        c.refuse("layer_types has sliding_attention, but there is no sliding_window")
     out: dict[str, Setting] = {"attention.sliding_window": c.get_int("sliding_window", 4096, 1, 1 << 31)}
     if slides != by_period(n_layers, PERIOD):
         out["attention.sliding_window_pattern"] = tuple(slides)

@@ -103,6 +103,7 @@ def rope(kind: str, **settings: object) -> dict[str, Any]:
         ("gemma3_text", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
         ("gemma3_text", {"layer_types": ["full_attention"] * 2}, "3 strings"),
         ("gemma3_text", {"sliding_window": 0}, "sliding_window"),
+        ("gemma3_text", {"sliding_window": None}, "no sliding_window"),
         ("gemma3_text", rope("linear", factor=8.0), "full_attention and sliding_attention"),
         ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}}, "'linear'"),
         ("gemma3_text", {"is_causal": False}, "is_causal is false"),

@@ -144,6 +144,7 @@ def test_the_two_files_of_gpt2(tmp_path: Path, add_bos: bool) -> None:
     assert ours.is_end(1)
     for text in ("The engine runs.", "  two  spaces\n", "Grüße, 你好 👋🏽", "mid<s>dle</s>", ""):
         assert ours.tokenize(text, False, True) == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.tokenize(text, True, True) == theirs(text)["input_ids"]
         assert ours.tokenize(text, True, True) == [1] * add_bos + ours.tokenize(text, False, True)
         assert text_of(ours, ours.tokenize(text, False, True)) == text
     (folder / "merges.txt").write_text("#version: 0.2\nT h e\n")
