@@ -119,7 +119,7 @@ def test_architectures_do_not_care_where_they_run(row: Row) -> None:
 def test_any_mixture_of_backends(row: Row) -> None:
     """Layers in turn, attention here and the rest there, and single ops that cross over and back."""
     graph, names = graph_of(row), backends()
-    scopes = {op.kind: op.scope for op in graph.ops}.values()
+    scopes = {op.scope.split(".")[-1]: op.scope for op in graph.ops}.values()
     placements = []
     for one, other in ((names[0], names[-1]), (names[-1], names[0])):
         placements += [{"": one} | {f"blk.{i}": other for i in range(0, 8, 2)}]

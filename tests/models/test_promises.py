@@ -223,11 +223,11 @@ def test_an_answer_ends_where_the_context_does(row: Row, ctx: int) -> None:
 def test_a_plan_that_was_printed_and_edited(
     row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`hetrun plan --json`, one scope of each kind of op moved by hand, and back through `--plan`."""
+    """`hetrun plan --json`, each part of a layer moved by hand, and back through `--plan`."""
     capsys.readouterr()
     assert cli.exit_code(["plan", "-m", str(hf.folder(row)), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    scopes = {op.kind: op.scope for op in graph_of(row).ops}
+    scopes = {op.scope.split(".")[-1]: op.scope for op in graph_of(row).ops}
     for plan in data["plans"]:
         for i, scope in enumerate(scopes.values()):
             placement = {"scope": scope, "backend": backends()[i % len(backends())], "why": "by hand"}
