@@ -9,7 +9,12 @@ from hetrun.quant.blocks import Bytes, Floats
 
 Dequantiser = Callable[[int, Bytes, Floats], None]  # ggml's number of the type, blocks, where the floats go
 
-_find: Callable[[], Dequantiser | None] = lambda: None  # noqa: E731
+
+def _nobody() -> Dequantiser | None:
+    return None
+
+
+_find = _nobody
 
 
 def provide(find: Callable[[], Dequantiser | None]) -> None:
