@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from hetrun.backend import Segment
@@ -97,7 +98,8 @@ class PlanSet:
             lines += [f"{names:>7}  {s.name:<22} {s.backend:<10} {p.threads:>7}  {s.why}" for s in p.segments]
         lines.append(f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}")
         lines += [f"{name:>22}: {size / 2**20:10.1f} MiB" for name, size in self.memory.items()]
-        lines += [f"not promised: {x}" for x in self.promises_off]
+        for x in self.promises_off:
+            lines += wrap(f"not promised: {x}", 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ class Decoder:
 
 def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms: bool = False) -> Decoder:
     """The settings as GGUF names them; `head_norms`: each head of q and k is normed before it is turned."""
-    n_layers = meta.require_int("block_count", 1, 1 << 12)
+    n_layers = count_layers(b, meta)
     heads = read_heads(b, meta)
     rope = read_rope(meta, heads.n_heads, heads.head_dim, interleaved)
     eps = meta.get_float("attention.layer_norm_rms_epsilon", 1e-5)
@@ -50,6 +50,13 @@ def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms
         factors=factors(b, meta, rope),
         head_norms=head_norms,
     )
+
+
+def count_layers(b: GraphBuilder, meta: ModelMeta) -> int:
+    """How many layers there are; a model that has more than it says would answer without them."""
+    n = meta.require_int("block_count", 1, 1 << 12)
+    b.check(not b.has(f"blk.{n}.attn_norm.weight"), f"block_count is {n}, but there is a tensor of blk.{n}")
+    return n
 
 
 def read_heads(b: GraphBuilder, meta: ModelMeta) -> blocks.AttentionShape:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.decoder import read_heads
+from hetrun.models.decoder import count_layers, read_heads
 from hetrun.models.importing import (
     ATTENTION,
     FEED_FORWARD,
@@ -57,7 +57,7 @@ class GemmaConfig:
 
 def read_config(b: GraphBuilder, meta: ModelMeta) -> GemmaConfig:
     """The settings as GGUF names them."""
-    n_layers = meta.require_int("block_count", 1, 1 << 12)
+    n_layers = count_layers(b, meta)
     full, sliding = read_layers(b, meta, n_layers)
     eps = meta.get_float("attention.layer_norm_rms_epsilon", 1e-6)
     softcap = meta.get_float("final_logit_softcapping", 0.0)

@@ -48,6 +48,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"block_count": 0}, "block_count"),
         ({"block_count": 1 << 31}, "block_count"),
+        ({"block_count": 1}, "there is a tensor of blk.1"),
         ({"block_count": 3}, "blk.2"),
         ({"context_length": 0}, "context_length"),
         ({"attention__head_count": 0}, "head_count"),
