@@ -74,8 +74,8 @@ class GGUFModel:
 
     @property
     def vocabulary(self) -> str:
-        """Its tokenizer lies in the file."""
-        return "gguf" if "tokenizer.ggml.model" in self.file.metadata else ""
+        """Its tokenizer lies in the file, if it has one."""
+        return "" if self.file.get_str("tokenizer.ggml.model", "none") in ("none", "no_vocab") else "gguf"
 
     @property
     def chat_template(self) -> str | None:

@@ -84,14 +84,14 @@ def summary(source: ModelSource, found: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _vocabulary(source: ModelSource) -> int:
-    if isinstance(source, GGUFModel):
+    if isinstance(source, GGUFModel) and source.vocabulary:
         tokens = source.file.get_strings("tokenizer.ggml.tokens")
         return len(tokens) if tokens else 0
     return source.get_int("vocab_size", 0, 0, 1 << 31)
 
 
 def _tokenizer(source: ModelSource) -> str:
-    if isinstance(source, GGUFModel):
+    if isinstance(source, GGUFModel) and source.vocabulary:
         kind, cuts = (source.file.get_str(f"tokenizer.ggml.{key}", "") for key in ("model", "pre"))
         return f"{kind or 'none'} ({cuts})" if cuts else kind or "none"
     return source.vocabulary or "none"

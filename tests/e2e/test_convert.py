@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import cli
+from hetrun import LLM, UserError, cli
 from hetrun.formats.gguf import read_gguf
 from tests.models import tiny
 from tests.models.hf import Row, folder
@@ -70,7 +70,12 @@ def test_a_folder_without_tokenizer_is_converted_and_said(
         "hetrun: the folder has no tokenizer.json: the file will have no vocabulary, "
         "and takes token ids only\n"
     )
-    assert read_gguf(tmp_path / "bare-Q8_0.gguf").metadata["tokenizer.ggml.model"] == "no_vocab"
+    made = tmp_path / "bare-Q8_0.gguf"
+    assert read_gguf(made).metadata["tokenizer.ggml.model"] == "no_vocab"
+    with LLM(made) as llm:
+        assert llm.logits([1, 2]).shape == (2, tiny.VOCAB)
+        with pytest.raises(UserError, match="only token ids"):
+            llm.generate(["a text"])
 
 
 @pytest.mark.parametrize(
