@@ -1,7 +1,7 @@
 # make run      a virtual environment, hetrun with a small model, and one real answer
 # make install  the same with the matrix-product backend (torch)
 # make test     everything the tests need, and the whole suite
-# make check    format, lint, types, import contracts and the quick tests: about a minute
+# make check    format, lint, types, import contracts and the quick tests: about a minute and a half
 # make bench    hetrun and llama.cpp in turn on the same file
 #
 # PYTHON=python3.12 and VENV=elsewhere may follow. Speed: a target that is up to date installs nothing.

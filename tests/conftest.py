@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -39,10 +40,18 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Places for homes, in a folder of their own: pytest looks through its folder for each new one in it."""
+    base = tmp_path_factory.mktemp("homes")
+    return (base / str(i) for i in count())
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A temporary home, so that no test reads or writes the developer's configuration, cache or models."""
-    path = tmp_path_factory.mktemp("home")
+    path = next(homes)
+    path.mkdir()
     monkeypatch.setenv("HOME", str(path))
     for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
         monkeypatch.setenv(f"XDG_{kind}_HOME", str(path / kind.lower()))

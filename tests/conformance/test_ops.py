@@ -17,6 +17,7 @@ from hetrun.ops import Attention
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
 from tests.conformance.table import CASES, EXACT, Case
+from tests.models.cases import COMMON
 from tests.packing import packed
 
 REFERENCE = "reference"
@@ -27,6 +28,11 @@ def others() -> list[str]:
     known = registry.backends().items()
     parts = [n for n, d in known if d.whole is None and not isinstance(d.probe(), Unavailable)]
     return [n for n in parts if n != REFERENCE]
+
+
+def is_quick(case: Case) -> bool:
+    """Whether the quick tests have it: of the products, those of types that people use every day."""
+    return case.kind != "linear" or any(w[2] in COMMON for w in case.weights)
 
 
 @cache
@@ -120,7 +126,9 @@ def outcome(case: Case, name: str, folder: Path) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("backend", others())
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [c if is_quick(c) else pytest.param(c, marks=pytest.mark.slow) for c in CASES], ids=str
+)
 def test_a_backend_computes_what_the_reference_does(case: Case, backend: str, tmp_path: Path) -> None:
     expected, stored = outcome(case, REFERENCE, tmp_path)
     found, kept = outcome(case, backend, tmp_path)

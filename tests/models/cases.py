@@ -33,5 +33,5 @@ _TYPES = (
     *("IQ3_S", "TQ1_0", "TQ2_0", "Q1_0"),
 )
 QUANTISED = tuple(replace(WIDE, name=quant.lower(), quant=quant) for quant in _TYPES)
-COMMON = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4")
+COMMON = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4")
 EACH_TYPE = [c if c.quant in COMMON else pytest.param(c, marks=pytest.mark.slow) for c in QUANTISED]

@@ -24,6 +24,7 @@ ROWS = (
     Row("experts", "mixtral", {**WIDE, "num_hidden_layers": 2, "num_local_experts": 8}),
     Row("alone", "llama", {**WIDE, "num_key_value_heads": 8, "num_hidden_layers": 3}),
 )
+QUICK = ("Q4_K_M", "Q2_K")
 SEES_GROUPS = ("Q2_K", "IQ4_NL", "IQ4_XS")  # recipes for which it matters whether heads share KV heads
 CASES = [(row, r) for row in ROWS[:3] for r in RECIPES] + [(ROWS[3], r) for r in SEES_GROUPS]
 
@@ -47,7 +48,12 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> dict[Row, Path]:
     }
 
 
-@pytest.mark.parametrize(("row", "recipe"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("row", "recipe"),
+    # The first model in every mixture, the others in those that look at experts, heads and widths.
+    [c if c[0] is ROWS[0] or c[1] in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
+    ids=str,
+)
 def test_same_types_and_bytes_as_llama_cpp(
     row: Row, recipe: str, floats: dict[Row, Path], tmp_path: Path
 ) -> None:
