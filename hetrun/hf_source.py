@@ -124,9 +124,11 @@ def find_importer(config: Config) -> Importer:
 
 def has_vocabulary(folder: Folder) -> bool:
     """Whether the folder has a tokenizer.json, or the two files of GPT-2's tokenizer, as OPT's have."""
+    if folder.has("tokenizer.json"):
+        return True
     kind = folder.settings("tokenizer_config.json").get("tokenizer_class")
     gpt2 = kind in ("GPT2Tokenizer", "GPT2TokenizerFast")
-    return folder.has("tokenizer.json") or (gpt2 and folder.has("vocab.json") and folder.has("merges.txt"))
+    return gpt2 and folder.has("vocab.json") and folder.has("merges.txt")
 
 
 def template_in(settings: Config) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetrun.errors import ModelFileError
@@ -47,6 +47,7 @@ class Folder:
     config: Config
     shards: tuple[SafetensorsFile, ...]
     tensors: Tensors
+    _read: dict[str, Config] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -58,9 +59,11 @@ class Folder:
         return (self.path / name).exists()
 
     def settings(self, name: str) -> Config:
-        """A JSON file beside config.json; no settings where there is none."""
-        path = self.path / name
-        return Config(str(path), read_object(path) if path.exists() else {})
+        """A JSON file beside config.json, read once; no settings where there is none."""
+        if name not in self._read:
+            path = self.path / name
+            self._read[name] = Config(str(path), read_object(path) if path.exists() else {})
+        return self._read[name]
 
     def text(self, name: str) -> str | None:
         """A text file beside config.json, if it is there."""

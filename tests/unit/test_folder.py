@@ -87,7 +87,8 @@ def test_files_beside_it(tmp_path: Path) -> None:
     with pytest.raises(
         ModelFileError, match=r"generation_config\.json: is not a JSON object: it holds a list"
     ):
-        folder.settings("generation_config.json")
+        read_folder(tmp_path).settings("generation_config.json")
+    assert not folder.settings("generation_config.json").has("eos_token_id")  # an open folder read it before
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelFileError, match="byte 0 is not UTF-8"):
         folder.text("chat_template.jinja")
