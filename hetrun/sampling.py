@@ -57,6 +57,34 @@ class Sampler(Protocol):
 
     def clone(self) -> Sampler: ...
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can follow: the grammar is at its end."""
+        ...
+
+
+class Constraint(Protocol):
+    """Which tokens may come next, by a grammar. One for each sequence."""
+
+    def begin(self) -> None:
+        """Begin to work out the next token's mask beside what else is done, such as the model's step."""
+        ...
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """The mask of the next token, one for each token of the vocabulary; waits until it is there."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can follow."""
+        ...
+
+    def accept(self, token: int) -> None: ...
+
+    def rollback(self, n: int) -> None: ...
+
+    def clone(self) -> Constraint: ...
+
 
 def random_seed() -> int:
     """A seed nobody chose; `secrets` would do, but it loads OpenSSL."""
@@ -107,6 +135,10 @@ class _ChainSampler:
         if not 0 <= n <= self._position:
             raise ValueError(f"cannot take back {n} tokens, {self._position} were accepted")
         self._position -= n
+
+    @property
+    def finished(self) -> bool:
+        return False
 
     def clone(self) -> Sampler:
         return _ChainSampler(self._params, self._temperature, self._seed, self._position)
