@@ -143,9 +143,8 @@ def _weight(info: TensorInfo) -> Weight:
     cols = info.shape[-1]
     row_bytes = info.quant.row_bytes(cols)
     rows = info.nbytes // row_bytes
-    return Weight(
-        info.name, (rows, cols), info.quant, (Extent(info.path, info.offset, rows, row_bytes, row_bytes),)
-    )
+    part = Extent(info.path, info.offset, rows, row_bytes, row_bytes, info.stamp)
+    return Weight(info.name, (rows, cols), info.quant, (part,))
 
 
 def parameters(source: ModelSource) -> int:

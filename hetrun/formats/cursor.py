@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
+from hetrun.graph import Stamp
 
 DAMAGED = "the file is damaged, download it again"
 U32, U64 = Struct("<I"), Struct("<Q")
@@ -50,7 +51,7 @@ def open_cursor(path: str | os.PathLike[str], limit: int) -> Iterator[Cursor]:
             raise ModelFileError(name, "is not a regular file")
         if status.st_size == 0:
             raise ModelFileError(name, "is empty: download it again")
-        yield Cursor(fd, name, status.st_size, limit)
+        yield Cursor(fd, name, Stamp.of(status), limit)
     except OSError as error:
         raise ModelFileError(name, f"cannot be read: {error.strerror}") from error
     finally:
@@ -60,10 +61,11 @@ def open_cursor(path: str | os.PathLike[str], limit: int) -> Iterator[Cursor]:
 class Cursor:
     """Reads a header through one window; refuses what would lie behind the file's end or behind the limit."""
 
-    def __init__(self, fd: int, path: str, size: int, limit: int) -> None:
+    def __init__(self, fd: int, path: str, stamp: Stamp, limit: int) -> None:
         self.path = path
-        self.size = size
-        self.limit = min(size, limit)
+        self.stamp = stamp
+        self.size = stamp.size
+        self.limit = min(self.size, limit)
         self.pos = 0
         self.where = "the beginning"
         self._fd = fd

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from struct import Struct
 
 import numpy as np
@@ -191,12 +192,10 @@ def _read_tensors(
             cursor.fail("the name is there twice")
         tensors[tensor.name] = tensor
     start = -(-cursor.pos // alignment) * alignment
-    placed = {
-        name: TensorInfo(name, t.shape, t.quant, start + t.offset, t.nbytes, cursor.path)
-        for name, t in tensors.items()
-    }
+    placed = {name: replace(t, offset=start + t.offset) for name, t in tensors.items()}
     _check_extents(cursor, placed)
-    return GGUFFile(cursor.path, version, cursor.size, alignment, start, metadata, placed, (cursor.path,))
+    stamps = {cursor.path: cursor.stamp}
+    return GGUFFile(cursor.path, version, cursor.size, alignment, start, metadata, placed, stamps)
 
 
 def _read_tensor(cursor: Cursor, alignment: int) -> TensorInfo:
@@ -217,7 +216,8 @@ def _read_tensor(cursor: Cursor, alignment: int) -> TensorInfo:
     offset = cursor.number(U64, "its offset")
     if offset % alignment:
         cursor.fail(f"its offset {offset} is not a multiple of the alignment {alignment}", cursor.pos - 8)
-    return TensorInfo(name, tuple(reversed(dims)), quant, offset, weights // block * block_bytes, cursor.path)
+    nbytes = weights // block * block_bytes
+    return TensorInfo(name, tuple(reversed(dims)), quant, offset, nbytes, cursor.path, cursor.stamp)
 
 
 def _read_type(cursor: Cursor) -> tuple[QuantType | str, int, int]:

@@ -39,7 +39,10 @@ def join_parts(file: GGUFFile, read: Callable[[str], GGUFFile]) -> GGUFFile:
     for i, part in enumerate(parts):
         _check_part(parts[0], part, i, count)
     return replace(
-        parts[0], size=sum(p.size for p in parts), tensors=_join_tensors(parts), paths=tuple(paths)
+        parts[0],
+        size=sum(p.size for p in parts),
+        tensors=_join_tensors(parts),
+        stamps={path: stamp for p in parts for path, stamp in p.stamps.items()},
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
+from hetrun.graph import Stamp
 from hetrun.quant import QuantType
 
 Numbers: TypeAlias = npt.NDArray[Any]
@@ -69,6 +70,7 @@ class TensorInfo:
     offset: int  # from the start of the file
     nbytes: int
     path: str  # the file: one of several where a model is split
+    stamp: Stamp
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,12 @@ class GGUFFile:
     data_offset: int
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
-    paths: tuple[str, ...]  # of all parts
+    stamps: Mapping[str, Stamp]  # of all parts, by path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All parts, in order."""
+        return tuple(self.stamps)
 
     def get_int(self, key: str, default: int, lo: int, hi: int) -> int:
         """A whole number within lo..hi, or the default where the key is absent."""

@@ -15,7 +15,7 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.cursor import DAMAGED, U64, Cursor, mistaken, open_cursor
 from hetrun.formats.gguf_values import shown
 from hetrun.formats.jsonfile import parse_object
-from hetrun.graph import Extent, Weight
+from hetrun.graph import Extent, Stamp, Weight
 from hetrun.quant import by_name
 
 MAX_HEADER = 100_000_000  # the format's own
@@ -49,8 +49,13 @@ class SafetensorsFile:
     """The checked header of a safetensors file."""
 
     path: str
-    size: int
+    stamp: Stamp
     tensors: Mapping[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.stamp.size
 
     def weight(self, name: str) -> Weight:
         """A tensor as a matrix: a vector is one row; those of a third dimension lie on top of each other."""
@@ -68,7 +73,8 @@ class SafetensorsFile:
         quant, cols = by_name(t.dtype), (t.shape or (1,))[-1]
         row_bytes = quant.row_bytes(cols)
         rows = t.nbytes // row_bytes
-        return Weight(name, (rows, cols), quant, (Extent(self.path, t.offset, rows, row_bytes, row_bytes),))
+        part = Extent(self.path, t.offset, rows, row_bytes, row_bytes, self.stamp)
+        return Weight(name, (rows, cols), quant, (part,))
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
@@ -80,7 +86,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
             cursor.where = f"tensor {shown(name)}"
             tensors[name] = _read_tensor(cursor, name, entry)
         _check_extents(cursor, tensors)
-        return SafetensorsFile(cursor.path, cursor.size, tensors)
+        return SafetensorsFile(cursor.path, cursor.stamp, tensors)
 
 
 def _read_header(cursor: Cursor) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hetrun import weights
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.errors import ModelFileError
-from hetrun.graph import Extent, Op, Weight
+from hetrun.graph import Extent, Op, Stamp, Weight
 from hetrun.kv import KvCache
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
@@ -145,3 +146,68 @@ def test_files_are_closed_when_a_weight_cannot_be_read(numbers: Path, tmp_path: 
 
 def test_free_memory_is_less_than_all_of_it() -> None:
     assert 0 < available_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# --- files that change while they are in use
+
+
+def stamped(path: Path) -> Weight:
+    """A weight of a file whose header was read just now."""
+    part = Extent(str(path), 0, 1, 32, 32, Stamp.of(path.stat()))
+    return Weight("w", (1, 8), F32, (part,))
+
+
+def write_same_size(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+    os.utime(path, ns=(0, 1))
+
+
+def put_another(path: Path) -> None:
+    os.replace(shutil.copy2(path, path.with_name("other")), path)
+
+
+CHANGES = pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (write_same_size, "was written to: it was changed while in use; open it again"),
+        (lambda path: os.truncate(path, 100), "is 100 bytes long and was 256: it was changed while in use"),
+        (put_another, "is another file now: it was changed while in use"),
+    ],
+)
+
+
+@CHANGES
+def test_a_file_that_changed_before_it_is_read(
+    numbers: Path, change: Callable[[Path], object], says: str
+) -> None:
+    w = stamped(numbers)
+    assert (read(w) == np.arange(8)).all()
+    change(numbers)
+    with pytest.raises(ModelFileError, match=rf"numbers\.bin: {says}"):
+        read(w)
+
+
+@pytest.mark.parametrize("change", [write_same_size, lambda path: os.truncate(path, 100)])
+def test_a_file_that_changes_while_it_is_read(numbers: Path, change: Callable[[Path], object]) -> None:
+    w, reader = stamped(numbers), FileReader()
+    reader.read(w, np.zeros(32, np.uint8))
+    open_before = len(os.listdir("/proc/self/fd"))
+    change(numbers)
+    with pytest.raises(ModelFileError, match="changed while in use"):
+        reader.close()
+    assert len(os.listdir("/proc/self/fd")) == open_before - 1, "the file is closed all the same"
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(numbers: Path) -> None:
+    w = stamped(numbers)
+    numbers.unlink()
+    os.mkfifo(numbers)
+    with pytest.raises(ModelFileError, match="changed while in use"):  # a number of a file may be used again
+        read(w)
+
+
+def test_parts_of_a_weight_keep_its_stamp(numbers: Path) -> None:
+    w = stamped(numbers)
+    for part in (*w.rows(0, 1).parts, *w.cols(2, 4).parts):
+        assert isinstance(part, Extent)
+        assert part.stamp == Stamp.of(numbers.stat())
