@@ -7,7 +7,6 @@ the first to the second, so that a prompt's last layer works on one row instead 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,35 +18,9 @@ import numpy.typing as npt
 from hetrun.errors import ModelFileError
 from hetrun.ops import OPS, Attention, Attrs, Form
 from hetrun.quant import QuantType, by_name
+from hetrun.stamp import Stamp
 
 Rows = Literal["tokens", "wanted"]
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Which file it was, and in which state, when somebody read its header.
-
-    Bytes are read later and by path: of another file, or of one that was written to, they could be anything.
-    """
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
-        """The stamp of a file that has this status."""
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def check(self, path: str, status: os.stat_result) -> None:
-        """Refuse the file at this path unless it is still the same."""
-        if (now := Stamp.of(status)) == self:
-            return
-        other = (now.device, now.inode) != (self.device, self.inode)
-        cut = f"is {now.size} bytes long and was {self.size}"
-        how = "is another file now" if other else cut if now.size != self.size else "was written to"
-        raise ModelFileError(path, f"{how}: it was changed while in use; open it again")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Constant, Extent, Stamp, Weight
+from hetrun.graph import Constant, Extent, Weight
+from hetrun.stamp import Stamp
 
 
 class FileReader:

@@ -43,7 +43,7 @@ class WholeModel:
         self.stats = Stats()
         self.plans, self._setup, self._need = prepared.plans, prepared.setup, prepared.need
         self.context, self.max_sequences = self._setup.context, self._setup.sequences
-        self._runner: WholeRunner = prepared.whole.open(prepared.paths, self._setup, progress)
+        self._runner: WholeRunner = prepared.whole.open(prepared.files, self._setup, progress)
         if not options.backends:
             log.warning(
                 "%s: hetrun has no architecture %r, so %s runs it as a whole; `hetrun plan` says more",

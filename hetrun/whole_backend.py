@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.quant import QuantType
+from hetrun.stamp import Stamp
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -71,7 +71,10 @@ class WholeRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A backend that runs a model as a whole, from the parts of its file; and what it cannot promise then."""
+    """A backend that runs a model as a whole, and what it cannot promise then.
 
-    open: Callable[[Sequence[Path], WholeSetup, Callable[[float], None] | None], WholeRunner]
+    It opens the parts of a model's file by path; they must be those that have these stamps.
+    """
+
+    open: Callable[[Mapping[str, Stamp], WholeSetup, Callable[[float], None] | None], WholeRunner]
     promises_off: tuple[str, ...]

@@ -6,8 +6,8 @@ memory and the numbers are the library's own then: the plan has one segment, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hetrun import registry
 from hetrun.backend import Available, Descriptor, Segment
@@ -17,6 +17,7 @@ from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
 from hetrun.planner import LARGEST_UBATCH, Options, this_machine
 from hetrun.quant import by_name
 from hetrun.source import GGUFModel, ModelSource, is_known
+from hetrun.stamp import Stamp
 from hetrun.weights import available_memory
 from hetrun.whole_backend import Whole, WholeSetup
 
@@ -119,8 +120,10 @@ def _most_wanted(ubatch: int) -> int:
 def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int) -> WholeSetup:
     """How many sequences of how many tokens; all of their memory is taken when the model is loaded."""
     trained = source.require_int("context_length", 1, MOST_CONTEXT)
-    fixed = need.weights + need.per_run if options.ram is not None else 0
-    room = int(KV_SHARE * available_memory()) if options.ram is None else options.ram - fixed
+    fixed, free = need.weights + need.per_run, available_memory()
+    if options.ram is None and fixed > free:  # the weights are no mapped file that could be read again
+        raise BudgetError(f"this model needs {_mib(fixed)} for its weights, but {_mib(free)} are free")
+    room = int(KV_SHARE * (free - fixed)) if options.ram is None else options.ram - fixed
     wish = options.ctx or min(trained, CONTEXT)
     least = options.ctx or min(wish, LEAST_CONTEXT)
     for sequences in SEQUENCES:
@@ -130,12 +133,20 @@ def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int
             threads = options.wishes.threads or this_machine().cores
             quant = by_name(options.kv_type.upper())
             return WholeSetup(context, sequences, threads, ubatch, _most_wanted(ubatch), quant)
-    asked = options.ram is not None
-    raise BudgetError(
-        f"{'--ram' if asked else 'half of what is free,'} {(room + fixed) / 2**20:.0f} MiB"
-        f"{'' if asked else ','} is too little: one sequence of {least} tokens of this model needs "
-        f"{(fixed + need.reserved(least, 1)) / 2**20:.0f} MiB, as far as its file tells"
+    needed = need.reserved(least, 1)
+    granted, needed = (
+        (f"half of what is free beside the weights, {_mib(room)},", needed)
+        if options.ram is None
+        else (f"--ram {_mib(options.ram)}", fixed + needed)
     )
+    raise BudgetError(
+        f"{granted} is too little: one sequence of {least} tokens of this model needs {_mib(needed)}, "
+        "as far as its file tells"
+    )
+
+
+def _mib(n: int) -> str:
+    return f"{n / 2**20:.0f} MiB"
 
 
 # --- the plan
@@ -145,7 +156,7 @@ def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int
 class Prepared:
     """Everything that is decided before the library opens the file."""
 
-    paths: tuple[Path, ...]  # the parts of its file
+    files: Mapping[str, Stamp]  # the parts of its file
     whole: Whole
     setup: WholeSetup
     need: Needs
@@ -171,7 +182,7 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepa
     need = needs(source, options.kv_type, ubatch)
     setup = choose_setup(source, options, need, ubatch)
     return Prepared(
-        tuple(map(Path, source.file.paths)),
+        source.file.stamps,
         backend.whole,
         setup,
         need,

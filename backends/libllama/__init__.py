@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError
+from hetrun.stamp import Stamp, unchanged
 from hetrun.whole_backend import Whole, WholeRunner, WholeSetup
 
 
@@ -27,19 +29,27 @@ def create() -> Backend:
 
 
 def open_whole(
-    paths: Sequence[Path], setup: WholeSetup, progress: Callable[[float], None] | None
+    files: Mapping[str, Stamp], setup: WholeSetup, progress: Callable[[float], None] | None
 ) -> WholeRunner:
-    """The model in a file, which is tried in a process of its own first: llama.cpp may end the process."""
+    """The model in a file, which is tried in a process of its own first: llama.cpp may end the process.
+
+    It reads all of it before it answers, and maps nothing: nobody can cut away what it works on.
+    """
     from hetrun.backends.libllama import trial
     from hetrun.backends.libllama.runner import LlamaRunner
 
-    trial.check(paths)
-    return LlamaRunner(paths[0], setup, progress)  # llama.cpp finds the other parts by their names
+    path = Path(next(iter(files)))  # llama.cpp finds the other parts by their names
+    with ExitStack() as undo:
+        with unchanged(files):
+            trial.check(files)
+            runner = LlamaRunner(path, setup, progress)
+            undo.callback(runner.close)
+        undo.pop_all()
+    return runner
 
 
 PROMISES_OFF = (
-    "a choice of backends for parts of the model, and streaming: llama.cpp runs all of it on the CPU, with "
-    "weights that are mapped from the file, or copied where it has a faster layout",
+    "a choice of backends for parts of the model, and streaming: llama.cpp runs all of it on the CPU",
     "one bill: llama.cpp allocates by itself; the figures above are estimates, and so is the check of --ram",
     "one numeric path: a token's logits depend a little on what else is in its step",
     "a cancel within 40 ms: it is heard between two operations of llama.cpp",

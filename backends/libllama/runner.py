@@ -25,9 +25,13 @@ class LlamaRunner:
     """Runs batches; sequences share one pool of KV cells, so that a fork copies nothing."""
 
     def __init__(
-        self, path: Path, setup: WholeSetup, progress: Progress | None = None, repack: bool = True
+        self, path: Path, setup: WholeSetup, progress: Progress | None = None, trial: bool = False
     ) -> None:
-        """`repack` copies weights into the layout that is fastest, where their type has one."""
+        """In a `trial` the weights are mapped: quick, and no copy that takes memory.
+
+        Otherwise they are read, into the layout that is fastest: whoever cuts a mapped file short ends every
+        process that works on it, by SIGBUS, and whoever writes to it changes the model while it answers.
+        """
         self.native_seconds = 0.0
         self._lib = llama.library()
         self._path = path
@@ -37,7 +41,7 @@ class LlamaRunner:
         self._stop = ctypes.create_string_buffer(2)
         self._arrays = BatchArrays(setup.ubatch)
         try:
-            self._model = self._load(progress, repack)
+            self._model = self._load(progress, trial)
             self._context = self._open(setup)
             self._memory = self._lib.llama_get_memory(self._context)
             if not self._memory or self._lib.llama_model_has_encoder(self._model):
@@ -51,14 +55,14 @@ class LlamaRunner:
             self._model
         )
 
-    def _load(self, progress: Progress | None, repack: bool) -> int:
+    def _load(self, progress: Progress | None, trial: bool) -> int:
         params = self._lib.llama_model_default_params()
         no_devices = (ctypes.c_void_p * 1)(None)  # an empty list; without one every GPU would be taken
         heard = Heard(lambda fraction, _: progress(fraction) is None if progress else True)
         params.devices = ctypes.addressof(no_devices)
         params.n_gpu_layers = 0
-        params.load_mode = llama.LOAD_MMAP
-        params.use_extra_bufts = repack
+        params.load_mode = llama.LOAD_MMAP if trial else llama.LOAD_READ
+        params.use_extra_bufts = not trial
         params.progress_callback = ctypes.cast(heard, ctypes.c_void_p)
         model = self._lib.llama_model_load_from_file(os.fsencode(self._path), params)
         if not model:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -24,6 +24,7 @@ from hetrun.backends.llamacpp import llama, native
 from hetrun.config import dirs
 from hetrun.errors import HetrunError, ModelFileError
 from hetrun.quant import by_name
+from hetrun.stamp import Stamp, unchanged
 from hetrun.whole_backend import WholeSetup
 
 log = logging.getLogger(__name__)
@@ -37,14 +38,16 @@ TROUBLE = ("GGML_ASSERT", "rror", "failed")  # a line of a log that has one of t
 AGAIN = "get or convert it again"
 
 
-def check(paths: Sequence[Path]) -> None:
+def check(files: Mapping[str, Stamp]) -> None:
     """Open the file, in so many parts, in another process, unless that was done before."""
-    found = [path.stat() for path in paths]
-    mark = _mark([(path.resolve(), f.st_size, f.st_mtime_ns) for path, f in zip(paths, found, strict=True)])
+    paths = [Path(path) for path in files]
+    mark = _mark(
+        [(path.resolve(), s.size, s.mtime_ns) for path, s in zip(paths, files.values(), strict=True)]
+    )
     if mark.exists():
         return
-    with tempfile.TemporaryFile() as said:
-        _try(paths[0], LEAST_S + sum(f.st_size for f in found) / SLOWEST, said)
+    with unchanged(files), tempfile.TemporaryFile() as said:
+        _try(paths[0], LEAST_S + sum(s.size for s in files.values()) / SLOWEST, said)
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
@@ -124,8 +127,7 @@ def _open(path: Path) -> None:
     from hetrun.backends.libllama.runner import LlamaRunner
 
     llama.library().llama_log_set(None, None)  # to stderr, for the parent to quote
-    # Nothing is repacked: that would take the memory of another copy, and time.
-    runner = LlamaRunner(path, WholeSetup(64, 1, 1, 16, 16, by_name("F16")), repack=False)
+    runner = LlamaRunner(path, WholeSetup(64, 1, 1, 16, 16, by_name("F16")), trial=True)
     one = np.zeros(1, np.int64)
     if np.isnan(runner.run(one, one, one, np.ones(1, np.bool_))).any():
         raise ModelFileError(str(path), f"its weights give results that are no numbers; {AGAIN}")

@@ -22,7 +22,7 @@ from hetrun.backends.llamacpp import native
 from hetrun.errors import BackendUnavailable
 
 ABORTED, NO_ROOM = 2, 1  # what llama_decode answers
-LOAD_MMAP = 1
+LOAD_READ, LOAD_MMAP = 0, 1
 
 
 class ModelParams(Structure):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Stamp
+from hetrun.stamp import Stamp
 
 DAMAGED = "the file is damaged, download it again"
 U32, U64 = Struct("<I"), Struct("<Q")

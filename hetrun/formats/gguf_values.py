@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Stamp
 from hetrun.quant import QuantType
+from hetrun.stamp import Stamp
 
 Numbers: TypeAlias = npt.NDArray[Any]
 

@@ -15,8 +15,9 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.cursor import DAMAGED, U64, Cursor, mistaken, open_cursor
 from hetrun.formats.gguf_values import shown
 from hetrun.formats.jsonfile import parse_object
-from hetrun.graph import Extent, Stamp, Weight
+from hetrun.graph import Extent, Weight
 from hetrun.quant import by_name
+from hetrun.stamp import Stamp
 
 MAX_HEADER = 100_000_000  # the format's own
 MAX_DIMS = 16

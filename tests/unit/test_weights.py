@@ -13,10 +13,11 @@ import pytest
 from hetrun import weights
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.errors import ModelFileError
-from hetrun.graph import Extent, Op, Stamp, Weight
+from hetrun.graph import Extent, Op, Weight
 from hetrun.kv import KvCache
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
+from hetrun.stamp import Stamp
 from hetrun.weights import WeightStore, available_memory
 
 F32 = by_name("F32")
