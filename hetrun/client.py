@@ -85,7 +85,7 @@ async def _events(engine: Submitter, request: GenerateRequest) -> AsyncGenerator
     try:
         while not ended:
             event = await arrived.get()
-            ended = event.kind != "token"
+            ended = event.last
             yield event
     finally:
         if not ended:
@@ -220,7 +220,7 @@ class Worker:
         match message:
             case Answer(key, event):
                 with self._lock:
-                    on_event = self._running[key] if event.kind == "token" else self._running.pop(key)
+                    on_event = self._running.pop(key) if event.last else self._running[key]
                 on_event(event)
             case Progress(fraction):
                 self.progress = fraction

@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 
 from hetrun.errors import EngineStopped
 from hetrun.events import GenerateRequest
-from hetrun.loop import Cancel, Close, Gate, Item, Job, Loop, Request
-from hetrun.loop import Loaded as Loaded
-from hetrun.loop import Renderer as Renderer
-from hetrun.loop import tokenizer_of as tokenizer_of
+from hetrun.inbox import Cancel, Close, Gate, Item, Job, Request
+from hetrun.loaded import Loaded
+from hetrun.loop import Loop
 from hetrun.scheduler import OnEvent as OnEvent
 
 log = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from hetrun.backend import Floats
 from hetrun.bench.ours import open_llm
 from hetrun.bench.peer import Peer, check_peer
 from hetrun.config import Settings
-from hetrun.engine import Loaded
 from hetrun.errors import OptionError, UserError
 from hetrun.executor import Chunk, Step
 from hetrun.llm import LLM, model_path
+from hetrun.loaded import Loaded
 from hetrun.source import build_graph, is_known, open_model
 
 Doubles = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """What is asked of an engine and what it answers: plain data that can cross a pipe.
 
-One request gives any number of `token` events and then exactly one last event, `done` or `error`.
+One request gives any number of `prompt` and `token` events and then one last event, `done` or `error`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class GenerateRequest:
     messages: tuple[Message, ...] | None = None
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    template_options: Mapping[str, object] = field(default_factory=dict)  # such as enable_thinking
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]
@@ -72,11 +73,12 @@ class TokenLogprob:
 class Event:
     """One thing that happened to a request.
 
-    `token` events carry `token` and the `text` that became certain with it (possibly empty: half a
+    `prompt` events come first, if asked for: log-probabilities of the prompt's tokens from the second on, piece
+    by piece. `token` events carry `token` and the `text` that became certain with it (possibly empty: half a
     character, or what may be the beginning of a stop string). The `done` event carries the rest of the text.
     """
 
-    kind: Literal["token", "done", "error"]
+    kind: Literal["prompt", "token", "done", "error"]
     text: str = ""
     token: int | None = None
     logprob: TokenLogprob | None = None
@@ -84,6 +86,12 @@ class Event:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     error: Exception | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing comes behind it."""
+        return self.kind in ("done", "error")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,7 @@ from hetrun import model as models
 from hetrun.backend import Floats
 from hetrun.chat import ChatTemplate
 from hetrun.config import Settings, default_model
-from hetrun.engine import Engine, Loaded, OnEvent, Renderer, tokenizer_of
+from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError, UserError
 from hetrun.events import (
     Event,
@@ -29,9 +29,11 @@ from hetrun.events import (
     Usage,
 )
 from hetrun.executor import Chunk, Step
+from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
+from hetrun.prepare import Renderer
 from hetrun.source import ModelSource, open_model, open_vocabulary, parameters
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer
@@ -51,6 +53,8 @@ class Completion:
     usage: Usage
     timings: Timings
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    # One for each token of the prompt, if asked for; nothing comes before the first.
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
 
 class LLM:
@@ -170,7 +174,7 @@ class LLM:
         def collector(i: int) -> OnEvent:
             def on_event(event: Event) -> None:
                 collected[i].append(event)
-                if event.kind != "token":
+                if event.last:
                     over.put(i)
 
             return on_event
@@ -237,8 +241,10 @@ def template_of(source: ModelSource, settings: Settings) -> ChatTemplate:
 def renderer(template: ChatTemplate, tokenizer: Tokenizer | None) -> Renderer:
     """Messages to text by a template."""
 
-    def render(messages: tuple[Message, ...]) -> str:
-        bos, eos = (tokenizer.bos_text, tokenizer.eos_text) if tokenizer else ("", "")
+    # Asked for here, because these are native calls.
+    bos, eos = (tokenizer.bos_text, tokenizer.eos_text) if tokenizer else ("", "")
+
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
         return template.render(messages, bos_token=bos, eos_token=eos)
 
     return render
@@ -304,5 +310,14 @@ def completion(events: Sequence[Event]) -> Completion:
     last = events[-1]
     tokens = [e.token for e in events if e.token is not None]
     logprobs = [e.logprob for e in events if e.logprob is not None]
+    scores = [score for e in events for score in e.prompt_logprobs]
     text = "".join(e.text for e in events)
-    return Completion(text, tokens, last.finish_reason or "stop", last.usage, last.timings, logprobs)
+    return Completion(
+        text,
+        tokens,
+        last.finish_reason or "stop",
+        last.usage,
+        last.timings,
+        logprobs,
+        [None, *scores] if any(e.kind == "prompt" for e in events) else [],
+    )

@@ -4,130 +4,39 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.errors import Cancelled, ContextFull, EngineStopped, HetrunError, OptionError
-from hetrun.events import Event, FinishReason, GenerateRequest, Message, TokenLogprob
+from hetrun.errors import BackendError, Cancelled, ContextFull, EngineStopped, HetrunError
+from hetrun.events import Event, FinishReason, TokenLogprob
 from hetrun.executor import Chunk, Step
-from hetrun.model import Model
+from hetrun.inbox import Cancel, Close, Gate, Item, Job, Ready, Request
+from hetrun.loaded import Loaded, prompt_tokens
 from hetrun.params import SamplingParams
-from hetrun.sampling import Choice, Sampler, make_sampler
-from hetrun.scheduler import OnEvent, Running, schedule
+from hetrun.prepare import Prepared, Preparer
+from hetrun.sampling import DEFAULT_TEMPERATURE, Constraint, Sampler, make_sampler, of_prompt
+from hetrun.scheduler import Running, schedule
 from hetrun.textstream import StreamDecoder
-from hetrun.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R")
 LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
 NOTHING = np.zeros(0, np.int64)
-
-
-class Renderer(Protocol):
-    """Messages to text."""
-
-    def __call__(self, messages: tuple[Message, ...]) -> str: ...
+PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
 
 
 @dataclass(slots=True)
-class Loaded:
-    """What the engine runs."""
-
-    model: Model
-    tokenizer: Tokenizer | None
-    render: Renderer | None
-    temperature: float | None  # the model's own default
-    load_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Job(Generic[R]):
-    """A function to be called on the engine thread."""
+class Waiting:
+    """A request without a place; it may take one when it is prepared."""
 
     id: int
-    work: Callable[[Loaded], R]
-    done: threading.Event = field(default_factory=threading.Event)
-    abandoned: bool = False  # nobody waits for it any more
-    result: R | None = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A text to continue."""
-
-    id: int
-    request: GenerateRequest
-    on_event: OnEvent
-    arrived: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """A request that is to end."""
-
-    id: int
-
-
-class Close:
-    """The engine is to end."""
-
-
-Item = Job[Any] | Request | Cancel | Close
-
-
-class Gate:
-    """What other threads and the engine thread must see in the same order: what runs, and what is to end."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.stopped = False
-        self.model: Model | None = None
-        self._busy: frozenset[int] = frozenset()  # the requests or the job that are in the model now
-        self._cancelled: set[int] = set()  # those whose cancel lies in the inbox
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is in the model now."""
-        return bool(self._busy)
-
-    def cancel(self, id: int) -> None:
-        """With the lock: end what runs if it is this one."""
-        self._cancelled.add(id)
-        if id in self._busy and self.model:
-            self.model.cancel()
-
-    def stop(self) -> None:
-        """With the lock: end what runs, and let nothing else begin."""
-        self.stopped = True
-        if self._busy and self.model:
-            self.model.cancel()
-
-    def forget(self, id: int) -> None:
-        """A cancel was taken out of the inbox."""
-        with self.lock:
-            self._cancelled.discard(id)
-
-    def enter(self, ids: frozenset[int]) -> bool:
-        """Begin to compute for these; False if one of them was cancelled meanwhile, or all is stopped."""
-        with self.lock:
-            if self.stopped or self.model is None or not self._cancelled.isdisjoint(ids):
-                return False
-            self.model.rearm()  # a cancel that came for the last ones too late
-            self._busy = ids
-            return True
-
-    def leave(self) -> None:
-        """It is computed: a cancel does not reach the model any more."""
-        with self.lock:
-            self._busy = frozenset()
+    request: Request
+    prepared: Prepared | None = None
 
 
 class Loop:
@@ -138,7 +47,8 @@ class Loop:
         self._model = loaded.model
         self._inbox = inbox
         self._gate = gate
-        self._waiting: list[Request] = []
+        self._preparer = Preparer(loaded.render, loaded.tokenizer)
+        self._waiting: list[Waiting] = []
         self._running: list[Running] = []
         self._turn = 0
 
@@ -153,33 +63,48 @@ class Loop:
         """Say to everybody who waits that nothing comes any more."""
         with self._gate.lock:
             self._gate.stopped = True
+        self._preparer.close()
         for r in self._running:  # the model goes as a whole
             self._tell(r, Event("error", usage=r.usage(), error=reason))
+        for w in self._waiting:
+            self._tell(w.request, Event("error", error=reason))
         while not self._inbox.empty():
             item = self._inbox.get()
             if isinstance(item, Request):
-                self._waiting.append(item)
+                self._tell(item, Event("error", error=reason))
             elif isinstance(item, Job):
                 item.error = reason
                 item.done.set()
-        for w in self._waiting:
-            self._tell(w, Event("error", error=reason))
 
     def _take(self) -> bool:
         """What came in so far; waits if there is nothing else to do. False: close."""
-        idle = not self._running and not self._waiting
+        idle = not self._running and not any(w.prepared for w in self._waiting)
         # Not until the inbox is empty: others may fill it as fast as it is emptied.
         for _ in range(max(self._inbox.qsize(), idle)):
             item = self._inbox.get()
             if isinstance(item, Close):
                 return False
             if isinstance(item, Request):
-                self._waiting.append(item)
+                self._receive(item)
+            elif isinstance(item, Ready):
+                self._ready(item)
             elif isinstance(item, Cancel):
                 self._cancel(item.id)
             else:
                 self._call(item)
         return True
+
+    def _receive(self, request: Request) -> None:
+        self._waiting.append(Waiting(request.id, request))
+        self._preparer.begin(request.request, lambda prepared: self._inbox.put(Ready(request.id, prepared)))
+
+    def _ready(self, ready: Ready) -> None:
+        for w in [w for w in self._waiting if w.id == ready.id]:  # it may have been cancelled
+            if isinstance(ready.prepared, Prepared):
+                w.prepared = ready.prepared
+            else:
+                self._waiting.remove(w)
+                self._tell(w.request, Event("error", error=logged(ready.prepared)))
 
     def _call(self, job: Job[Any]) -> None:
         if not job.abandoned and self._gate.enter(frozenset((job.id,))):
@@ -199,44 +124,55 @@ class Loop:
             self._finish(r, "cancelled")
         for w in [w for w in self._waiting if w.id == request_id]:
             self._waiting.remove(w)
-            self._tell(w, Event("done", finish_reason="cancelled"))
+            self._tell(w.request, Event("done", finish_reason="cancelled"))
 
     def _admit(self) -> None:
-        """Give waiting requests a place, in order of arrival."""
-        while self._waiting and len(self._running) < self._model.max_sequences:
-            waiting = self._waiting.pop(0)
+        """Give requests that are prepared a place, in order of arrival."""
+        for w in [w for w in self._waiting if w.prepared]:
+            if len(self._running) == self._model.max_sequences:
+                return
+            self._waiting.remove(w)
             try:
-                self._running.append(self._begin(waiting))
+                self._running.append(self._begin(w.request, w.prepared or Prepared()))
             except Exception as e:
-                self._tell(waiting, Event("error", error=logged(e)))
+                self._tell(w.request, Event("error", error=logged(e)))
 
-    def _begin(self, w: Request) -> Running:
-        tokens = prompt_tokens(self._loaded, w.request)
-        params = w.request.params
+    def _begin(self, r: Request, prepared: Prepared) -> Running:
+        tokens = prompt_tokens(self._loaded, r.request, prepared.text)
+        params = r.request.params
         params.check_vocabulary(self._model.n_vocab)
         room = self._model.context - len(tokens)
-        if room < 1:
+        if room < (params.max_tokens != 0):
             raise ContextFull(
                 f"the prompt has {len(tokens)} tokens, but the context holds {self._model.context} with the "
                 "answer; shorten it, or ask for more with --ctx"
             )
         return Running(
-            id=w.id,
-            request=w.request,
-            on_event=w.on_event,
+            id=r.id,
+            request=r.request,
+            on_event=r.on_event,
             tokens=tokens,
             n_prompt=len(tokens),
             limit=room if params.max_tokens is None else min(params.max_tokens, room),
-            sampler=self._sampler(params),
+            most=most_tokens(params, self._model.n_vocab),
+            sampler=self._sampler(params, tokens, prepared.constraint),
             decoder=StreamDecoder(tuple(params.stop)),
-            arrived=w.arrived,
+            arrived=r.arrived,
             began=perf_counter(),
             seq=self._model.alloc(),
         )
 
-    def _sampler(self, params: SamplingParams) -> Sampler:
-        own = self._loaded.temperature
-        return make_sampler(params) if own is None else make_sampler(params, default_temperature=own)
+    def _sampler(self, params: SamplingParams, prompt: list[int], constraint: Constraint | None) -> Sampler:
+        own, tokenizer = self._loaded.temperature, self._loaded.tokenizer
+        return make_sampler(
+            params,
+            DEFAULT_TEMPERATURE if own is None else own,
+            prompt=prompt,
+            context=self._model.context,
+            pieces=tokenizer.pieces if tokenizer else None,
+            ends=tokenizer.ends if tokenizer and params.ignore_eos else (),
+            constraint=constraint,
+        )
 
     def _step(self) -> None:
         start, native = perf_counter(), self._model.native_seconds
@@ -255,14 +191,31 @@ class Loop:
         finally:
             self._gate.leave()
         now, row = perf_counter(), 0
-        for r, n in chosen:
+        for (r, n), chunk in zip(chosen, step.chunks, strict=True):
+            rows = logits[row : row + len(chunk.wanted)]
+            row += len(rows)
             self._turn += 1
             r.turn = self._turn
             r.computed += n
-            if not r.missing:
-                self._next(r, logits[row], now)
-                row += 1
+            self._took(r, n, rows, now)
         self._model.stats.step(perf_counter() - start, self._model.native_seconds - native)
+
+    def _took(self, r: Running, n: int, rows: Floats, now: float) -> None:
+        """A step has seen n more tokens of a sequence."""
+        if r.scored and r.computed - n < r.n_prompt and not self._tell(r, self._scores(r, n, rows)):
+            self._drop(r)
+        elif not r.missing and not r.limit:
+            self._finish(r, "length")
+        elif not r.missing:
+            self._next(r, rows[-1], now)
+
+    def _scores(self, r: Running, n: int, rows: Floats) -> Event:
+        """How probable the prompt's own tokens were behind each other."""
+        followed = r.tokens[r.computed - n + 1 : min(r.computed + 1, r.n_prompt)]
+        top = r.request.params.prompt_logprobs or 0
+        found = of_prompt(rows[: len(followed)], followed, top) if followed else []
+        scores = (self._logprob(token, *score) for token, score in zip(followed, found, strict=True))
+        return Event("prompt", prompt_logprobs=tuple(scores))
 
     def _next(self, r: Running, logits: Floats, now: float) -> None:
         """Take the next token of a sequence and say so; end it where it ends."""
@@ -270,16 +223,20 @@ class Loop:
         try:
             event = self._choose(r, logits)
         except Exception as e:
-            self._fail(r, logged(e))
+            self._fail(r, logged(self._explained(e)))
             return
         if event is None:
             self._finish(r, "stop")
         elif not self._tell(r, event):
             self._drop(r)
-        elif r.decoder.stopped is not None:
+        elif r.decoder.stopped is not None or r.sampler.finished:
             self._finish(r, "stop")
         elif r.generated >= r.limit:
             self._finish(r, "length")
+
+    def _explained(self, error: Exception) -> Exception:
+        """Logits that are no numbers come from weights that are none, mostly."""
+        return (isinstance(error, BackendError) and self._loaded.diagnose()) or error
 
     def _choose(self, r: Running, logits: Floats) -> Event | None:
         """The next token; None where the model says that it has finished."""
@@ -289,16 +246,15 @@ class Loop:
             return None
         text = r.decoder.push(tokenizer.piece(choice.token)) if tokenizer else ""
         r.tokens.append(choice.token)
-        return Event("token", text, choice.token, self._logprob(choice))
+        score = None if choice.logprob is None else self._logprob(choice.token, choice.logprob, choice.top)
+        return Event("token", text, choice.token, score)
 
-    def _logprob(self, choice: Choice) -> TokenLogprob | None:
-        if choice.logprob is None:
-            return None
+    def _logprob(self, token: int, logprob: float, top: tuple[tuple[int, float], ...]) -> TokenLogprob:
         tokenizer = self._loaded.tokenizer
         if tokenizer is None:
-            return TokenLogprob(choice.token, choice.logprob, choice.top)
-        pieces = tuple(tokenizer.piece(t) for t, _ in choice.top)
-        return TokenLogprob(choice.token, choice.logprob, choice.top, tokenizer.piece(choice.token), pieces)
+            return TokenLogprob(token, logprob, top)
+        pieces = tuple(tokenizer.piece(t) for t, _ in top)
+        return TokenLogprob(token, logprob, top, tokenizer.piece(token), pieces)
 
     def _finish(self, r: Running, reason: FinishReason) -> None:
         self._drop(r)
@@ -330,37 +286,17 @@ def logged(error: Exception) -> Exception:
     return error
 
 
+def most_tokens(params: SamplingParams, n_vocab: int) -> int:
+    """How many tokens of one sequence a step may have."""
+    if params.prompt_logprobs is None:
+        return sys.maxsize
+    return max(PROMPT_ROWS // (4 * n_vocab), 1)
+
+
 def _chunk(r: Running, n: int) -> Chunk:
     tokens = np.array(r.tokens[r.computed : r.computed + n], np.int64)
+    if r.scored and r.computed < r.n_prompt:
+        return Chunk(r.seq, tokens, np.arange(n))
     if n < r.missing:
         return Chunk(r.seq, tokens, NOTHING)
     return Chunk(r.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64))
-
-
-def tokenizer_of(loaded: Loaded) -> Tokenizer:
-    """The tokenizer, which must be there."""
-    if loaded.tokenizer is None:
-        raise OptionError(
-            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
-        )
-    return loaded.tokenizer
-
-
-def prompt_tokens(loaded: Loaded, request: GenerateRequest) -> list[int]:
-    """The tokens of a request's prompt."""
-    if request.tokens is not None:
-        tokens = list(request.tokens)
-        for i, token in enumerate(tokens):
-            if not 0 <= token < loaded.model.n_vocab:
-                last = loaded.model.n_vocab - 1
-                raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
-    else:
-        tokenizer = tokenizer_of(loaded)
-        if request.messages is None:
-            tokens = tokenizer.encode(request.text or "")
-        else:
-            assert loaded.render is not None
-            tokens = tokenizer.encode(loaded.render(request.messages))
-    if not tokens:
-        raise OptionError("the prompt is empty; give at least one token")
-    return tokens

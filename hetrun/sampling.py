@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import Any, Protocol, TypeAlias
@@ -91,11 +91,58 @@ def random_seed() -> int:
     return int.from_bytes(os.urandom(4), "little")
 
 
-def make_sampler(params: SamplingParams, default_temperature: float = DEFAULT_TEMPERATURE) -> Sampler:
+def make_sampler(
+    params: SamplingParams,
+    default_temperature: float = DEFAULT_TEMPERATURE,
+    *,
+    prompt: Sequence[int] = (),
+    context: int = 0,
+    pieces: Callable[[], Sequence[bytes]] | None = None,
+    ends: Collection[int] = (),
+    constraint: Constraint | None = None,
+) -> Sampler:
     """A sampler at its first token; `default_temperature` is what counts when `params` names none."""
     temperature = default_temperature if params.temperature is None else params.temperature
     seed = random_seed() if params.seed is None else params.seed
-    return _ChainSampler(params, temperature_of("default_temperature", temperature), seed)
+    sampler = _ChainSampler(params, temperature_of("default_temperature", temperature), seed)
+    return sampler if constraint is None else _Constrained(sampler, constraint)
+
+
+class _Constrained:
+    def __init__(self, inner: Sampler, constraint: Constraint) -> None:
+        self._inner, self._constraint = inner, constraint
+        constraint.begin()
+
+    @property
+    def seed(self) -> int:
+        return self._inner.seed
+
+    @property
+    def finished(self) -> bool:
+        return self._constraint.finished
+
+    def sample(self, logits: Floats) -> Choice:
+        return self._inner.sample(np.where(self._constraint.allowed(), logits, -np.inf))
+
+    def accept(self, token: int) -> None:
+        self._inner.accept(token)
+        self._constraint.accept(token)
+        self._constraint.begin()
+
+    def rollback(self, n: int) -> None:
+        self._inner.rollback(n)
+        self._constraint.rollback(n)
+
+    def clone(self) -> Sampler:
+        return _Constrained(self._inner.clone(), self._constraint.clone())
+
+
+def of_prompt(
+    rows: Floats, tokens: Sequence[int], n: int
+) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+    """The log-probabilities of the tokens that really followed, and the n best of each row."""
+    choices = [_with_logprobs(row, token, n) for row, token in zip(rows, tokens, strict=True)]
+    return [(c.logprob or 0.0, c.top) for c in choices]
 
 
 class _ChainSampler:

@@ -29,6 +29,7 @@ class Running:
     tokens: list[int]  # prompt and answer
     n_prompt: int
     limit: int  # tokens of the answer
+    most: int  # tokens that a step may have of it
     sampler: Sampler
     decoder: StreamDecoder
     arrived: float
@@ -42,6 +43,11 @@ class Running:
     def missing(self) -> int:
         """Tokens that the model has not seen yet."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's own tokens want their log-probabilities."""
+        return self.request.params.prompt_logprobs is not None
 
     @property
     def generated(self) -> int:
@@ -73,6 +79,11 @@ class Pending(Protocol):
         """Tokens that the model has not seen yet."""
         ...
 
+    @property
+    def most(self) -> int:
+        """How many of them a step may have."""
+        ...
+
 
 P = TypeVar("P", bound=Pending)
 
@@ -87,7 +98,7 @@ def schedule(sequences: Sequence[P], budget: int) -> list[tuple[P, int]]:
         return [(s, 1) for s in waited[:budget]]
     chosen = [(s, 1) for s in running]
     for s in prompts:
-        n = min(s.missing, left)
+        n = min(s.missing, s.most, left)
         if n:
             chosen.append((s, n))
             left -= n

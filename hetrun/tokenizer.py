@@ -84,6 +84,20 @@ class Tokenizer:
             self._ends[token] = self._vocabulary.is_end(token)
         return self._ends[token]
 
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token."""
+        return [self.piece(token) for token in range(self.n_tokens)]
+
+    @property
+    def control(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return frozenset()
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Tokens with which a model says that it has finished."""
+        return frozenset(token for token in range(self.n_tokens) if self.is_end(token))
+
     def check(self, tokens: list[int] | tuple[int, ...]) -> None:
         """Refuse numbers that are not tokens."""
         for i, token in enumerate(tokens):

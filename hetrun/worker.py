@@ -198,7 +198,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
 
     def answer(key: int, event: Event) -> None:
         """Runs on the engine's thread."""
-        if event.kind != "token":
+        if event.last:
             # Through the queue, because `submit` below may not have returned the engine's number yet.
             orders.put(Answer(key, event))
         if event.error is not None:

@@ -26,7 +26,7 @@ class Answer:
     def __call__(self, event: Event) -> None:
         assert not self.over.is_set(), "an event behind the last one"
         self.events.append(event)
-        if event.kind != "token":
+        if event.last:
             self.over.set()
 
     def wait(self) -> Answer:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetrun.engine import Loaded
 from hetrun.errors import Cancelled
+from hetrun.events import Message
 from hetrun.executor import Step
+from hetrun.loaded import Loaded
 from hetrun.model import MAX_SEQUENCES
 from hetrun.plan import PlanSet
+from hetrun.prepare import Renderer
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer
 
@@ -79,8 +81,9 @@ class FakeModel:
             raise Cancelled("stopped")
         rows = []
         for c in step.chunks:
+            before = len(self.texts[c.seq])
             self.texts[c.seq] += c.tokens.tolist()
-            rows += [self._logits(c.seq) for _ in c.wanted]
+            rows += [self._logits(c.seq, before + int(i) + 1) for i in c.wanted]
         return np.array(rows, np.float32).reshape(-1, self.n_vocab)
 
     def alloc(self) -> int:
@@ -119,9 +122,12 @@ class FakeModel:
         assert self.cancelled.wait(30), "nobody cancelled the step"
         raise Cancelled("stopped")
 
-    def _logits(self, seq: int) -> np.ndarray:
+    def _logits(self, seq: int, length: int) -> np.ndarray:
         """The script's next byte has the highest logit; how far it is counts from the prompt's end."""
-        text, logits = self.texts[seq], np.zeros(self.n_vocab, np.float32)
+        text, logits = self.texts[seq][:length], np.zeros(self.n_vocab, np.float32)
+        if length < len(self.texts[seq]):  # inside the prompt: it expects what came before once more
+            logits[text[-1]] = 10
+            return logits
         if not self.prompts[seq]:
             self.prompts[seq] = len(text)
         script = self.scripts.get(chr(text[0]), b"")
@@ -130,10 +136,13 @@ class FakeModel:
         return logits
 
 
-def loaded(model: FakeModel, tokenizer: bool = True, temperature: float | None = 0.0) -> Loaded:
+def joined(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+    """A template that writes the contents, one behind the other."""
+    return "".join(str(m["content"]) for m in messages)
+
+
+def loaded(
+    model: FakeModel, tokenizer: bool = True, temperature: float | None = 0.0, render: Renderer = joined
+) -> Loaded:
     """What an engine with this model runs."""
-
-    def render(messages: tuple[Mapping[str, object], ...]) -> str:
-        return "".join(str(m["content"]) for m in messages)
-
     return Loaded(model, Tokenizer(Bytes()) if tokenizer else None, render, temperature)

@@ -15,7 +15,8 @@ import pytest
 from hetrun.engine import Engine
 from hetrun.errors import EngineStopped, ModelFileError
 from hetrun.events import Event
-from hetrun.loop import Job, Loaded
+from hetrun.inbox import Job
+from hetrun.loaded import Loaded
 from hetrun.model import Model
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded

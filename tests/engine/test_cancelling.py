@@ -11,7 +11,7 @@ import pytest
 from hetrun.errors import BackendError, OptionError
 from hetrun.events import Event
 from hetrun.executor import Step
-from hetrun.loop import Gate
+from hetrun.inbox import Gate
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import END, FakeModel
 
@@ -154,8 +154,8 @@ def test_an_error_that_nobody_raised_on_purpose_is_logged(
 
 def test_logits_that_are_no_numbers_end_their_own_sequence_only(open_engine: Open) -> None:
     class Broken(FakeModel):
-        def _logits(self, seq: int) -> np.ndarray:
-            logits = super()._logits(seq)
+        def _logits(self, seq: int, length: int) -> np.ndarray:
+            logits = super()._logits(seq, length)
             return logits * np.nan if seq == 0 and len(self.texts[0]) == 3 else logits
 
     first, second = ask_together(open_engine(Broken(SCRIPTS)), "a", "b")
@@ -170,8 +170,8 @@ def test_a_token_that_the_tokenizer_does_not_have(open_engine: Open) -> None:
     class Wide(FakeModel):
         n_vocab = END + 10
 
-        def _logits(self, seq: int) -> np.ndarray:
-            logits = super()._logits(seq)
+        def _logits(self, seq: int, length: int) -> np.ndarray:
+            logits = super()._logits(seq, length)
             if self.texts[seq] == list(b"bad"):
                 logits[END + 5] = 100
             return logits

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hetrun import LLM, SamplingParams, registry
 from hetrun.backend import Available, Descriptor
-from hetrun.engine import Loaded
 from hetrun.errors import BudgetError
 from hetrun.events import Event, GenerateRequest
+from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from tests.models import tiny
 from tests.models.cases import GQA

@@ -19,6 +19,7 @@ class Text:
     name: str
     missing: int
     turn: int = 0
+    most: int = 1000
     served: list[int] = field(default_factory=list)
 
 
@@ -72,3 +73,8 @@ def test_nobody_waits_for_ever(missing: list[int], budget: int) -> None:
     for s, n in zip(sequences, missing, strict=True):
         gaps = [b - a for a, b in pairwise([0, *s.served])]
         assert max(gaps[-1:] if n > 1 else gaps) <= longest
+
+
+def test_a_sequence_that_takes_few_at_a_time_leaves_room_for_others() -> None:
+    first, second = Text("a", 100, most=3), Text("b", 100)
+    assert schedule([first, second], 10) == [(first, 3), (second, 7)]

@@ -110,7 +110,7 @@ class ChatScreen(Screen[None]):
         async with aclosing(self._client.stream(request)) as events:
             async for event in events:
                 await turn.write(event.text)
-                if event.kind != "token":
+                if event.last:
                     self._last = event
                     break
                 count += 1

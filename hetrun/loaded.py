@@ -1,0 +1,49 @@
+"""What the engine runs: a model with its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetrun.errors import OptionError
+from hetrun.events import GenerateRequest
+from hetrun.model import Model
+from hetrun.prepare import Renderer
+from hetrun.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What the engine runs."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    render: Renderer | None
+    temperature: float | None  # the model's own default
+    load_s: float = 0.0
+    # Looks for what is wrong with the weights, when their results are no numbers.
+    diagnose: Callable[[], Exception | None] = lambda: None
+
+
+def tokenizer_of(loaded: Loaded) -> Tokenizer:
+    """The tokenizer, which must be there."""
+    if loaded.tokenizer is None:
+        raise OptionError(
+            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
+        )
+    return loaded.tokenizer
+
+
+def prompt_tokens(loaded: Loaded, request: GenerateRequest, messages: str | None) -> list[int]:
+    """The tokens of a request's prompt; `messages` is the text of its messages."""
+    if request.tokens is not None:
+        tokens = list(request.tokens)
+        for i, token in enumerate(tokens):
+            if not 0 <= token < loaded.model.n_vocab:
+                last = loaded.model.n_vocab - 1
+                raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
+    else:
+        tokens = tokenizer_of(loaded).encode(messages or request.text or "")
+    if not tokens:
+        raise OptionError("the prompt is empty; give at least one token")
+    return tokens

@@ -1,0 +1,102 @@
+"""What is done with a request before the model takes it: on other threads, and without stopping anybody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from hetrun.engine import Engine
+from hetrun.errors import EngineStopped, OptionError, TemplateError
+from hetrun.events import GenerateRequest, Message
+from hetrun.params import SamplingParams
+from hetrun.prepare import Renderer
+from tests.engine.asking import SCRIPTS, Answer, ask
+from tests.engine.fakemodel import FakeModel, loaded
+
+
+def engine_with(render: Renderer) -> Engine:
+    return Engine(lambda: loaded(FakeModel(SCRIPTS), render=render))
+
+
+def ask_with_messages(engine: Engine, content: str, **options: object) -> Answer:
+    answer = Answer()
+    messages = ({"role": "user", "content": content},)
+    request = GenerateRequest(SamplingParams(), messages=messages, template_options=options)
+    answer.id = engine.submit(request, answer)
+    return answer
+
+
+def test_a_template_gets_its_options_and_another_thread() -> None:
+    heard: list[tuple[Mapping[str, object], int]] = []
+
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+        heard.append((options, threading.get_ident()))
+        return "b"
+
+    engine = engine_with(render)
+    try:
+        assert ask_with_messages(engine, "?", enable_thinking=False).wait().text == "123456789"
+        assert heard[0][0] == {"enable_thinking": False}
+        assert heard[0][1] != engine.thread_id
+    finally:
+        engine.close()
+
+
+def test_a_slow_template_stops_nobody_and_can_be_cancelled() -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+        inside.set()
+        assert go.wait(30)
+        return "a"
+
+    engine = engine_with(render)
+    try:
+        slow, doomed = ask_with_messages(engine, "slow"), ask_with_messages(engine, "doomed")
+        assert inside.wait(30)
+        assert ask(engine, "b").wait().text == "123456789"
+        engine.cancel(doomed.id)
+        assert doomed.wait().last.finish_reason == "cancelled"
+        assert not slow.events
+        go.set()
+        assert slow.wait().text == "Hello, world"
+        assert len(doomed.events) == 1
+    finally:
+        go.set()
+        engine.close()
+
+
+def test_a_template_that_fails_fails_its_request_alone() -> None:
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+        raise TemplateError("line 1: no")
+
+    engine = engine_with(render)
+    try:
+        assert isinstance(ask_with_messages(engine, "?").wait().last.error, TemplateError)
+        assert ask(engine, "b").wait().text == "123456789"
+    finally:
+        engine.close()
+
+
+def test_closing_answers_those_that_are_being_prepared() -> None:
+    go = threading.Event()
+
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+        assert go.wait(30)
+        return "a"
+
+    engine = engine_with(render)
+    waiting = ask_with_messages(engine, "?")
+    engine.close()
+    assert isinstance(waiting.wait().last.error, EngineStopped)
+    go.set()
+
+
+def test_a_grammar_needs_a_tokenizer() -> None:
+    engine = Engine(lambda: loaded(FakeModel(SCRIPTS), tokenizer=False))
+    try:
+        answer = Answer()
+        engine.submit(GenerateRequest(SamplingParams(regex="a+"), tokens=(97,)), answer)
+        assert isinstance(answer.wait().last.error, OptionError)
+    finally:
+        engine.close()

@@ -1,0 +1,68 @@
+"""Log-probabilities of the prompt's own tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hetrun import loop
+from hetrun.events import TokenLogprob
+from tests.engine.asking import SCRIPTS, Answer, Open, ask
+from tests.engine.fakemodel import N_VOCAB, FakeModel
+
+LIKELY = 10 - math.log(
+    math.exp(10) + N_VOCAB - 1
+)  # the fake model expects inside a prompt what was there last
+UNLIKELY = LIKELY - 10
+
+
+def scores(answer: Answer) -> list[TokenLogprob]:
+    return [score for event in answer.events for score in event.prompt_logprobs]
+
+
+def test_every_token_behind_the_first_has_one(open_engine: Open) -> None:
+    answer = ask(open_engine(), "bbbc", prompt_logprobs=1).wait()
+    found = scores(answer)
+    assert [s.token for s in found] == list(b"bbc")
+    assert [s.logprob for s in found] == pytest.approx([LIKELY, LIKELY, UNLIKELY], abs=1e-4)
+    assert [(s.top[0][0], s.piece, s.top_pieces) for s in found] == [
+        (98, b"b", (b"b",)),
+        (98, b"b", (b"b",)),
+        (98, b"c", (b"b",)),
+    ]
+    assert answer.text == "123456789"
+    assert [e.kind for e in answer.events[:2]] == ["prompt", "token"]
+
+
+def test_a_long_prompt_is_scored_in_pieces_of_bounded_size(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "PROMPT_ROWS", 4 * N_VOCAB * 5)
+    model = FakeModel(SCRIPTS)
+    answer = ask(open_engine(model), "b" * 23, prompt_logprobs=0).wait()
+    assert [n for step in model.steps for _, n in step][:5] == [5, 5, 5, 5, 3]
+    assert len(scores(answer)) == 22
+    assert answer.last.usage.prompt_tokens == 23
+
+
+def test_nothing_but_the_prompt(open_engine: Open) -> None:
+    model = FakeModel(SCRIPTS, context=4)
+    answer = ask(open_engine(model), "bbbb", prompt_logprobs=0, max_tokens=0).wait()
+    assert len(scores(answer)) == 3
+    assert (answer.text, answer.last.finish_reason) == ("", "length")
+    assert answer.last.usage.completion_tokens == 0
+    assert model.freed == [0]
+
+
+def test_one_token_has_nothing_before_it(open_engine: Open) -> None:
+    answer = ask(open_engine(), "b", prompt_logprobs=3).wait()
+    assert [e.kind for e in answer.events[:2]] == ["prompt", "token"]
+    assert scores(answer) == []
+
+
+def test_beside_another_sequence(open_engine: Open) -> None:
+    engine = open_engine()
+    scored, plain = engine.call(lambda _: (ask(engine, "bbb", prompt_logprobs=0), ask(engine, "a")))
+    assert [s.logprob for s in scores(scored.wait())] == pytest.approx([LIKELY] * 2, abs=1e-4)
+    assert (scored.text, plain.wait().text) == ("123456789", "Hello, world")
