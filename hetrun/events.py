@@ -73,9 +73,9 @@ class TokenLogprob:
 class Event:
     """One thing that happened to a request.
 
-    `prompt` events come first, if asked for: log-probabilities of the prompt's tokens from the second on, piece
-    by piece. `token` events carry `token` and the `text` that became certain with it (possibly empty: half a
-    character, or what may be the beginning of a stop string). The `done` event carries the rest of the text.
+    `prompt` events come first, if asked for: log-probabilities of the prompt's tokens from the second on,
+    piece by piece. `token` events carry `token` and the `text` that became certain with it (possibly empty:
+    half a character, or what may begin a stop string). The `done` event carries the rest of the text.
     """
 
     kind: Literal["prompt", "token", "done", "error"]
