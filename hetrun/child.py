@@ -1,8 +1,21 @@
-"""How a child process of ours begins."""
+"""Child processes of ours: how one begins, and how one that may crash is asked about a file."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
+from collections.abc import Callable
+from typing import IO, NoReturn
+
+from hetrun.errors import BackendUnavailable, HetrunError, ModelFileError
+
+REFUSED, UNAVAILABLE = 3, 4  # exit codes of a child that says on stdout what is wrong
+MOST_SAID = 64 << 10  # bytes of a child's log that are read
+MOST_QUOTED = 200  # characters
+TROUBLE = ("GGML_ASSERT", "rror", "failed")  # a line of a log that has one of these says what went wrong
+AGAIN = "get or convert it again"
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -11,3 +24,68 @@ def python(code: str, *arguments: str) -> list[str]:
     -P keeps the working directory out of the path: nobody wants to import a json.py that lies there.
     """
     return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
+
+
+def ask(code: str, path: str, seconds: float, who: str) -> str:
+    """What a child that runs `code` on a file answers; ModelFileError if the file is its end.
+
+    `who` is the library that opens the file there, for messages.
+    """
+    import subprocess  # on use: whatever begins with a child of ours imports this module
+    import tempfile
+
+    with tempfile.TemporaryFile() as log:
+        try:
+            ended = subprocess.run(
+                python(code, path),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ModelFileError(path, f"{who} did not open it within {seconds:.0f} s; {AGAIN}") from None
+        said = ended.stdout.decode(errors="replace")
+        if ended.returncode == 0:
+            return said
+        if ended.returncode == UNAVAILABLE:
+            raise BackendUnavailable(said)
+        raise ModelFileError(path, _reason(ended.returncode, said, log, who))
+
+
+def _reason(code: int, said: str, log: IO[bytes], who: str) -> str:
+    if code == REFUSED:
+        quoted = _last_words(log, TROUBLE)
+        return f"{said} ({quoted})" if quoted else said
+    if code == -signal.SIGKILL:
+        return f"{who} was killed (SIGKILL) while it opened it, mostly for want of memory"
+    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+    quoted = _last_words(log, (*TROUBLE, "")) or "it said nothing"
+    return f"{who} {how} when it opened it: {quoted}; {AGAIN}"
+
+
+def _last_words(log: IO[bytes], signs: tuple[str, ...]) -> str:
+    """The last line of a log that has the first sign that any line has."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - MOST_SAID))
+    text = log.read().decode(errors="replace")
+    lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
+    for sign in signs:
+        for line in reversed(lines):
+            if line and sign in line:
+                # Neither the function's name nor where its source lay when it was compiled.
+                return re.sub(r"^(\w+: |\S*/)(error loading model: (\w+: )?)?", "", line)[:MOST_QUOTED]
+    return ""
+
+
+def answer(work: Callable[[str], str]) -> NoReturn:
+    """The child's own part: what `work` finds out of the file named on the command line, to stdout."""
+    code = 0
+    try:
+        said = work(sys.argv[1])
+    except HetrunError as e:
+        said = e.reason if isinstance(e, ModelFileError) else str(e)
+        code = UNAVAILABLE if isinstance(e, BackendUnavailable) else REFUSED
+    sys.stdout.write(said)
+    sys.stdout.flush()
+    sys.exit(code)
