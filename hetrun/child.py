@@ -51,13 +51,14 @@ def ask(code: str, path: str, seconds: float, who: str) -> str:
             return said
         if ended.returncode == UNAVAILABLE:
             raise BackendUnavailable(said)
-        raise ModelFileError(path, _reason(ended.returncode, said, log, who))
+        if ended.returncode == REFUSED:
+            where, _, reason = said.partition("\0")
+            quoted = _last_words(log, TROUBLE)
+            raise ModelFileError(where, f"{reason} ({quoted})" if quoted else reason)
+        raise ModelFileError(path, _reason(ended.returncode, log, who))
 
 
-def _reason(code: int, said: str, log: IO[bytes], who: str) -> str:
-    if code == REFUSED:
-        quoted = _last_words(log, TROUBLE)
-        return f"{said} ({quoted})" if quoted else said
+def _reason(code: int, log: IO[bytes], who: str) -> str:
     if code == -signal.SIGKILL:
         return f"{who} was killed (SIGKILL) while it opened it, mostly for want of memory"
     how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
@@ -80,12 +81,15 @@ def _last_words(log: IO[bytes], signs: tuple[str, ...]) -> str:
 
 def answer(work: Callable[[str], str]) -> NoReturn:
     """The child's own part: what `work` finds out of the file named on the command line, to stdout."""
-    code = 0
+    path, code = sys.argv[1], 0
     try:
-        said = work(sys.argv[1])
+        said = work(path)
+    except ModelFileError as e:
+        said, code = f"{e.path}\0{e.reason}", REFUSED
+    except BackendUnavailable as e:
+        said, code = str(e), UNAVAILABLE
     except HetrunError as e:
-        said = e.reason if isinstance(e, ModelFileError) else str(e)
-        code = UNAVAILABLE if isinstance(e, BackendUnavailable) else REFUSED
+        said, code = f"{path}\0{e}", REFUSED
     sys.stdout.write(said)
     sys.stdout.flush()
     sys.exit(code)

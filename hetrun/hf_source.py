@@ -12,6 +12,7 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.huggingface import Folder, read_folder
 from hetrun.graph import Weight
 from hetrun.hf import Config, HfModel, Imported, Importer
+from hetrun.stamp import Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class HfSource:
     def nbytes(self) -> int:
         """Bytes of all shards."""
         return self.folder.nbytes
+
+    @property
+    def stamps(self) -> Mapping[str, Stamp]:
+        """All shards."""
+        return {shard.path: shard.stamp for shard in self.folder.shards}
 
     def find(self, name: str) -> Weight | None:
         """A weight by its GGUF name."""

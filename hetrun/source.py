@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from hetrun.graph import Architecture, Extent, Graph, GraphBuilder, ModelMeta, Weight, WeightSource
 from hetrun.quant import QuantType
+from hetrun.stamp import Stamp
 from hetrun.tokenizer import Vocabulary
 
 
@@ -48,6 +49,11 @@ class ModelSource(ModelMeta, WeightSource, Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of all its files."""
+        ...
+
+    @property
+    def stamps(self) -> Mapping[str, Stamp]:
+        """The files with its weights by path, as they were when their headers were read."""
         ...
 
     def weights(self) -> Iterator[Weight]:
@@ -92,6 +98,11 @@ class GGUFModel:
     def nbytes(self) -> int:
         """The file's size, or that of all parts."""
         return self.file.size
+
+    @property
+    def stamps(self) -> Mapping[str, Stamp]:
+        """The file, or all parts."""
+        return self.file.stamps
 
     def find(self, name: str) -> Weight | None:
         """A tensor as a matrix."""

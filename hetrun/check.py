@@ -1,0 +1,122 @@
+"""Whether a model can be opened: everything that loading would find wrong with it, without loading it.
+
+Native libraries read a stranger's vocabulary in a process of its own here, which may crash, and has limits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hetrun import child
+from hetrun.anatomy import entries
+from hetrun.chat import ChatTemplate
+from hetrun.errors import BackendUnavailable
+from hetrun.formats.gguf_values import shown
+from hetrun.planner import LARGEST_UBATCH
+from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
+from hetrun.stamp import Stamp, unchanged
+from hetrun.weightcheck import first_bad_value
+from hetrun.whole_plan import MOST_CONTEXT, needs
+
+READER = "the library that reads vocabularies"
+READER_S = 30.0  # that it has for one
+READER_BYTES = 4 << 30  # of address space: the largest in use take some hundred megabytes
+PIECE = 1 << 20  # bytes that are hashed in one go
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A model that was found good, and what it is."""
+
+    architecture: str
+    parameters: int
+    type: str  # that most of its bytes are of
+    tensors: int
+    vocabulary: int  # tokens; 0: it has none
+    template: bool  # whether it has one of its own
+    files: Mapping[str, Stamp]  # those with its weights
+    unchecked: tuple[str, ...]  # what could not be looked at here
+
+
+def check_model(path: Path, weights: bool = False, progress: Progress | None = None) -> Checked:
+    """Look at everything, at each weight only if asked to; a UserError says what is wrong."""
+    source = open_model(path)
+    unchecked = [*_check_settings(source)]
+    vocabulary = 0
+    try:
+        vocabulary = _check_vocabulary(source)
+    except BackendUnavailable as e:
+        unchecked.append(f"its vocabulary ({e})")
+    ChatTemplate.of_model(source.chat_template).check()
+    if weights and (bad := first_bad_value(source, progress)):
+        raise bad
+    found = list(entries(source))
+    types: Counter[str] = Counter()
+    for entry in found:
+        types[entry.type] += entry.nbytes
+    return Checked(
+        architecture=source.architecture,
+        parameters=sum(entry.weights for entry in found),
+        type=max(types, key=lambda kind: types[kind], default="no type"),
+        tensors=len(found),
+        vocabulary=vocabulary,
+        template=source.chat_template is not None,
+        files=source.stamps,
+        unchecked=tuple(unchecked),
+    )
+
+
+def _check_settings(source: ModelSource) -> tuple[str, ...]:
+    """Everything that is decided from settings and the tensors' shapes; what nobody here could judge."""
+    source.require_int("context_length", 1, MOST_CONTEXT)
+    _ = source.name, source.temperature  # of a wrong type they would be refused later
+    if is_known(source.architecture):
+        build_graph(source)
+        return ()
+    needs(source, "f16", LARGEST_UBATCH)
+    return (f"the other settings of {shown(source.architecture)}, which hetrun has no file for",)
+
+
+def _check_vocabulary(source: ModelSource) -> int:
+    """Have it read, and some of it used; how many tokens it has."""
+    if not source.vocabulary:
+        return 0
+    with unchanged(source.stamps):
+        return int(child.ask("from hetrun.check import main; main()", source.path, READER_S, READER))
+
+
+def main() -> NoReturn:
+    """The child that reads a vocabulary."""
+    resource.setrlimit(resource.RLIMIT_AS, (READER_BYTES, READER_BYTES))
+    child.answer(_read_vocabulary)
+
+
+def _read_vocabulary(path: str) -> str:
+    vocabulary = open_vocabulary(open_model(Path(path)))
+    if vocabulary is None:
+        raise BackendUnavailable("nothing is registered that reads it; reinstall hetrun")
+    return str(vocabulary.n_tokens)
+
+
+def digests(files: Mapping[str, Stamp], progress: Progress | None = None) -> dict[str, str]:
+    """The sha256 of files that were checked."""
+    total, done, out = sum(stamp.size for stamp in files.values()) or 1, 0, {}
+    with unchanged(files):
+        for path in files:
+            digest = hashlib.sha256()
+            with open(path, "rb") as file:
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+                    done += len(piece)
+                    if progress:
+                        progress(min(1.0, done / total))
+            out[path] = digest.hexdigest()
+    return out
