@@ -6,6 +6,7 @@ The last message (or the text) of a request says what happens:
     forever WORD    answers with this (or "ha") until it is cancelled, or `max_tokens` is reached
     refuse          is refused when it is submitted
     fail            fails after two tokens
+    unfit KIND      is found to have a structure of this kind that cannot be compiled
     odd             fails with an error that cannot be pickled
     crash           kills the process after two tokens, as a native assertion does
     options         answers with the options it was made with
@@ -20,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hetrun.errors import BackendError, ContextFull, ModelFileError
+from hetrun.errors import BackendError, ContextFull, ModelFileError, OptionError
 from hetrun.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
 
 INFO = ModelInfo(
@@ -131,6 +132,10 @@ class FakeEngine:
         params = job.request.params
         if job.cancelled:
             return self._finish(job, "cancelled")
+        if params.prompt_logprobs is not None and not job.done:
+            best = ((65, -0.1), (66, -0.2))[: params.prompt_logprobs]
+            scores = (TokenLogprob(66, -0.2, best, b"B", (b"A", b"B")[: params.prompt_logprobs]),)
+            job.on_event(Event("prompt", prompt_logprobs=scores))
         if params.max_tokens is not None and job.done >= params.max_tokens:
             return self._finish(job, "length")
         try:
@@ -176,6 +181,8 @@ def _reply(prompt: str, options: Mapping[str, object]) -> Iterator[str]:
                 raise LockedError
             os.kill(os.getpid(), signal.SIGABRT)
             threading.Event().wait()
+        case "unfit":
+            raise OptionError(f"{words}: there is a mistake in it")
         case "options":
             yield repr(dict(sorted(options.items())))
         case "say":

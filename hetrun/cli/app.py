@@ -8,6 +8,7 @@ import click
 
 from hetrun import __version__
 from hetrun.cli import options
+from hetrun.cli import sampling_options as sampling
 from hetrun.config import Settings
 
 
@@ -32,54 +33,49 @@ def run_command(arguments: list[str]) -> int:
     return int(hetrun.main(arguments, prog_name="hetrun", standalone_mode=False) or 0)
 
 
-@hetrun.command()
+@hetrun.command(cls=sampling.Command)
 @click.argument("prompt", required=False)
 @options.settings("model", *options.ANSWERING)
 @click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
-@click.option("--top-k", default=40, show_default=True, help="draw from the k likeliest tokens; 0: all")
-@click.option(
-    "--top-p", default=0.95, show_default=True, help="draw from the likeliest that have this probability"
-)
-@click.option(
-    "--min-p", default=0.05, show_default=True, help="only tokens this likely, the likeliest counting as 1"
-)
+@sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
 @options.as_json
 @options.verbose
-def run(
-    prompt: str | None,
-    raw: bool,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    as_json: bool,
-    verbose: bool,
-    **given: object,
-) -> None:
+@sampling.options(*sampling.SAMPLING)
+def run(prompt: str | None, raw: bool, as_json: bool, verbose: bool, **given: object) -> None:
     """Answer one PROMPT; - or nothing reads it from stdin."""
-    from hetrun.cli.run import Sampling, answer
+    from hetrun.cli.run import answer
 
+    chosen = sampling.taken(given)
     settings = Settings.resolve(environ=None, **given)
-    answer(settings, prompt, Sampling(top_k, top_p, min_p), raw=raw, as_json=as_json, verbose=verbose)
+    answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
 
 
-@hetrun.command()
+@hetrun.command(cls=sampling.Command)
 @options.settings("model", *options.ANSWERING, *options.RUNNING)
+@sampling.options(*sampling.SAMPLING)
 def chat(**given: object) -> None:
     """Talk to a model in the terminal."""
     from hetrun.cli.fronts import talk
 
-    talk(Settings.resolve(environ=None, **given))
+    chosen = sampling.taken(given)
+    talk(Settings.resolve(environ=None, **given), chosen)
 
 
-@hetrun.command()
-@options.settings("model", "host", "port", "uds", "api_key", "strict", "chat_template", *options.RUNNING)
+@hetrun.command(cls=sampling.Command)
+@options.settings("model", "host", "port", "uds", "api_key", "strict", "temperature", "chat_template")
+@options.settings(*options.RUNNING)
 @options.verbose
+@sampling.options(*sampling.SAMPLING)
 def serve(verbose: bool, **given: object) -> None:
-    """Serve OpenAI's chat API on this machine."""
+    """Serve OpenAI's chat API on this machine.
+
+    Options of sampling hold for requests that do not say otherwise.
+    """
     from hetrun.cli.fronts import serve_forever
 
-    serve_forever(Settings.resolve(environ=None, **given), verbose)
+    chosen = sampling.taken(given)
+    serve_forever(Settings.resolve(environ=None, **given), chosen, verbose)
 
 
 @hetrun.command()

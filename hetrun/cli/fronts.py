@@ -6,7 +6,9 @@ import asyncio
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping
 
+from hetrun.cli import sampling_options
 from hetrun.cli.progress import loading
 from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
@@ -16,17 +18,19 @@ from hetrun.params import SamplingParams
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
 
-def serve_forever(settings: Settings, verbose: bool) -> None:
+def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: bool) -> None:
     """Bind first, so that a wrong address is said before a model is loaded."""
     from hetrun.server import listen
 
     address = listen.Address(settings.host, settings.port, settings.uds)
     listen.check_exposure(address, settings.api_key)
     with listen.listening(address) as bound:
-        asyncio.run(_serve(settings, bound, verbose))
+        asyncio.run(_serve(settings, sampling, bound, verbose))
 
 
-async def _serve(settings: Settings, bound: socket.socket, verbose: bool) -> None:
+async def _serve(
+    settings: Settings, sampling: Mapping[str, object], bound: socket.socket, verbose: bool
+) -> None:
     client = WorkerClient(settings)
     try:
         # Imported while the worker loads.
@@ -38,11 +42,12 @@ async def _serve(settings: Settings, bound: socket.socket, verbose: bool) -> Non
         await _loaded(client, stop)
         if stop.is_set():
             return
-        app = create_app(client, strict=settings.strict, api_key=settings.api_key)
-        name = (await client.info()).id
+        info = await client.info()
+        SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
+        app = create_app(client, strict=settings.strict, api_key=settings.api_key, sampling=sampling)
 
         def started() -> None:
-            print(f"hetrun: {name} on {listen.url(bound)}/v1 (Ctrl-C stops)", file=sys.stderr)
+            print(f"hetrun: {info.id} on {listen.url(bound)}/v1 (Ctrl-C stops)", file=sys.stderr)
 
         await listen.serve(app, bound, stop, started, access_log=verbose)
     finally:
@@ -66,13 +71,11 @@ async def _loaded(client: ChatClient, stop: asyncio.Event) -> None:
         asked.cancel()
 
 
-def talk(settings: Settings) -> int:
+def talk(settings: Settings, sampling: Mapping[str, object]) -> int:
     """The terminal chat and its exit code; what the engine prints goes to a file, for the screen is taken."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("chat needs a terminal; to answer a prompt from a pipe or a script: hetrun run")
-    params = SamplingParams(
-        max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed
-    )
+    params = sampling_options.params_of(settings, sampling)
     with tempfile.TemporaryFile() as log:
         client = WorkerClient(settings, log=log)
         try:

@@ -4,44 +4,46 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from hetrun.cli.progress import loading
+from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.config import Settings
-from hetrun.errors import UserError
-from hetrun.events import Event, GenerateRequest
+from hetrun.errors import OptionError, UserError
+from hetrun.events import Event, GenerateRequest, TokenLogprob
 from hetrun.llm import LLM, completion
 from hetrun.params import SamplingParams
-from hetrun.sampling import random_seed
+from hetrun.sampling import DEFAULT_TEMPERATURE, random_seed
 from hetrun.visible import visible
 
 MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling options that only `run` has."""
-
-    top_k: int
-    top_p: float
-    min_p: float
-
-
 def answer(
-    settings: Settings, prompt: str | None, sampling: Sampling, *, raw: bool, as_json: bool, verbose: bool
+    settings: Settings,
+    prompt: str | None,
+    sampling: Mapping[str, object],
+    *,
+    raw: bool,
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     """Answer a prompt; with `as_json` all at once, else as it comes."""
-    request = make_request(settings, read_prompt(prompt), sampling, raw)
+    params = make_params(settings, sampling)
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in sampling and not as_json:
+            raise OptionError(f"{ROWS[name].flag} is shown with --json only: add it")
+    request = make_request(settings, read_prompt(prompt), params, raw)
     with open_llm(settings) as llm:
         if verbose:
-            print(llm.plan.to_text(), file=sys.stderr)
+            print(described(llm, request), file=sys.stderr)
         events = list(shown(llm.stream_request(request), not as_json))
         if as_json:
-            print(json.dumps(as_object(llm, events), ensure_ascii=False))
+            print(json.dumps(as_object(llm, events, params), ensure_ascii=False))
         elif verbose or sys.stderr.isatty():
-            print(summary(events[-1], request.params), file=sys.stderr)
+            print(summary(events[-1], params), file=sys.stderr)
 
 
 @contextmanager
@@ -73,18 +75,14 @@ def read_prompt(prompt: str | None) -> str:
         ) from None
 
 
-def make_request(settings: Settings, prompt: str, sampling: Sampling, raw: bool) -> GenerateRequest:
-    """The prompt as a request; a seed is chosen here, so that it can be printed."""
-    params = SamplingParams(
-        max_tokens=settings.max_tokens,
-        temperature=settings.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=settings.seed,
-    )
-    if params.seed is None:
-        params = replace(params, seed=random_seed())
+def make_params(settings: Settings, sampling: Mapping[str, object]) -> SamplingParams:
+    """How to sample; a seed is chosen here, so that it can be printed."""
+    found = params_of(settings, sampling)
+    return found if found.seed is not None else replace(found, seed=random_seed())
+
+
+def make_request(settings: Settings, prompt: str, params: SamplingParams, raw: bool) -> GenerateRequest:
+    """The prompt as a request."""
     if raw:
         return GenerateRequest(params, text=prompt)
     system = [{"role": "system", "content": settings.system}] if settings.system is not None else []
@@ -107,10 +105,10 @@ def shown(events: Iterator[Event], show: bool) -> Iterator[Event]:
             sys.stdout.write("\n")
 
 
-def as_object(llm: LLM, events: list[Event]) -> dict[str, object]:
+def as_object(llm: LLM, events: list[Event], params: SamplingParams) -> dict[str, object]:
     """What `run --json` prints."""
     done = completion(events)
-    return {
+    found: dict[str, object] = {
         "text": done.text,
         "tokens": done.tokens,
         "finish_reason": done.finish_reason,
@@ -118,6 +116,46 @@ def as_object(llm: LLM, events: list[Event]) -> dict[str, object]:
         "timings": asdict(done.timings),
         "plan": llm.plan.to_json(),
     }
+    if params.logprobs is not None:
+        found["logprobs"] = [scored(entry) for entry in done.logprobs]
+    if params.prompt_logprobs is not None:
+        found["prompt_logprobs"] = [entry and scored(entry) for entry in done.prompt_logprobs]
+    return found
+
+
+def scored(entry: TokenLogprob) -> dict[str, object]:
+    """A token's log-probability and those of the best, in the words of llama.cpp's server."""
+    pieces = entry.top_pieces or (None,) * len(entry.top)
+    top = [_scored(*pair, piece) for pair, piece in zip(entry.top, pieces, strict=True)]
+    return _scored(entry.token, entry.logprob, entry.piece) | {"top_logprobs": top}
+
+
+def _scored(token: int, logprob: float, piece: bytes | None) -> dict[str, object]:
+    # Half a character cannot be shown as text; the bytes are exact.
+    text, numbers = (None, None) if piece is None else (piece.decode(errors="replace"), list(piece))
+    return {"id": token, "token": text, "bytes": numbers, "logprob": logprob}
+
+
+def described(llm: LLM, request: GenerateRequest) -> str:
+    """What was chosen for a request, and why: the plan, the template, how tokens are drawn."""
+    template = "none (--raw)" if request.messages is None else llm.info.template_origin
+    drawn = ", ".join(deviations(request.params, llm.info.temperature))
+    return f"{llm.plan.to_text()}\ntemplate: {template}\nsampling: {drawn}"
+
+
+def deviations(params: SamplingParams, own: float | None) -> Iterator[str]:
+    """The temperature (`own` is what the model recommends), what is not at its default, and the seed."""
+    if params.temperature is not None:
+        yield f"temperature {params.temperature:g}"
+    else:
+        yield f"temperature {DEFAULT_TEMPERATURE:g}" if own is None else f"temperature {own:g} (the model's)"
+    default = SamplingParams()
+    for row in SAMPLING:
+        if (value := getattr(params, row.name)) != getattr(default, row.name):
+            yield f"{row.name} " + (" ".join(map(repr, value)) if isinstance(value, tuple) else repr(value))
+    yield f"seed {params.seed}"
+    if params.structure:
+        yield f"{params.structure.kind} of {len(params.structure.text)} characters"
 
 
 def summary(last: Event, params: SamplingParams) -> str:

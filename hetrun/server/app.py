@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,9 +18,15 @@ from hetrun.server.service import Service
 ENDPOINTS = (chat.routes, models.routes, health.routes)
 
 
-def create_app(client: ChatClient, *, strict: bool = False, api_key: str | None = None) -> Starlette:
+def create_app(
+    client: ChatClient,
+    *,
+    strict: bool = False,
+    api_key: str | None = None,
+    sampling: Mapping[str, object] | None = None,
+) -> Starlette:
     """The server in front of this client, which stays the caller's to close."""
-    service = Service(client, strict)
+    service = Service(client, strict, sampling or {})
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[] if api_key is None else [Middleware(RequireKey, key=api_key)],

@@ -13,9 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hetrun import __version__
-from hetrun.events import Event, ModelInfo, Usage
+from hetrun.errors import OptionError
+from hetrun.events import Event, ModelInfo, TokenLogprob, Usage
 from hetrun.server.body import json_object
-from hetrun.server.errors import api_error
+from hetrun.server.errors import ApiError, api_error
 from hetrun.server.fields import ChatOrder, chat_order
 from hetrun.server.gone import ClientGone, unless_gone
 from hetrun.server.service import Service
@@ -28,13 +29,13 @@ def routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await json_object(request)
         info = await service.client.info()
-        order = chat_order(body, info, service.strict)
+        order = chat_order(body, info, service)
         events = service.client.stream(order.request)
         try:
             # What is wrong with a request shows before its first token, while a status can still be sent.
             first = await unless_gone(request.receive, _next(events))
             if first.kind == "error":
-                raise api_error(first.error, info.context)
+                raise _refusal(first.error, order, info)
             answer = Answer(info)
             if order.stream:
                 return EventStream(_chunks(answer, order, first, events))
@@ -50,6 +51,15 @@ def routes(service: Service) -> list[Route]:
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event:
     return await anext(events)
+
+
+def _refusal(error: Exception | None, order: ChatOrder, info: ModelInfo) -> ApiError:
+    """The answer to a request that failed before its first token."""
+    structure = order.request.params.structure
+    if order.form and structure and isinstance(error, OptionError) and str(error).startswith(structure.kind):
+        # A schema or grammar is looked at where the vocabulary is: the client called it by another name.
+        return ApiError(f"{order.form}{str(error).removeprefix(structure.kind)}", order.form, "invalid_value")
+    return api_error(error, info.context)
 
 
 @dataclass(frozen=True)
@@ -69,12 +79,14 @@ async def _whole(answer: Answer, order: ChatOrder, first: Event, rest: AsyncGene
     """The answer in one piece."""
     text: list[str] = []
     logprobs: list[Json] = []
+    prompt: list[Json | None] = [None]  # nothing comes before the first token
     event = first
     while True:
         if event.kind == "error":
             raise api_error(event.error, answer.info.context)
         text.append(event.text)
         logprobs += _logprobs(event)
+        prompt += map(_ranked, event.prompt_logprobs)
         if event.kind == "done":
             break
         event = await anext(rest)
@@ -82,7 +94,8 @@ async def _whole(answer: Answer, order: ChatOrder, first: Event, rest: AsyncGene
     wanted = order.request.params.logprobs is not None
     choice: Json = {"index": 0, "message": message, "finish_reason": _finish_reason(event)}
     choice["logprobs"] = {"content": logprobs, "refusal": None} if wanted else None
-    return answer.body("chat.completion", [choice], usage=_usage(event.usage))
+    more: Json = {} if order.request.params.prompt_logprobs is None else {"prompt_logprobs": prompt}
+    return answer.body("chat.completion", [choice], usage=_usage(event.usage), **more)
 
 
 async def _chunks(
@@ -141,3 +154,18 @@ def _scored(token: int, logprob: float, piece: bytes | None) -> Json:
     if piece is None:
         return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
     return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+
+
+def _ranked(entry: TokenLogprob) -> Json:
+    """One token of the prompt and the best there, by their ids, as vLLM says it."""
+    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+    pieces = dict(zip(ranks, entry.top_pieces, strict=False)) | {entry.token: entry.piece}
+    scores = {entry.token: entry.logprob} | dict(entry.top)
+    return {
+        str(token): {
+            "logprob": score,
+            "rank": ranks.get(token),
+            "decoded_token": None if (piece := pieces.get(token)) is None else piece.decode(errors="replace"),
+        }
+        for token, score in scores.items()
+    }

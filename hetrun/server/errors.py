@@ -58,6 +58,10 @@ def api_error(error: Exception | None, context: int | None = None) -> ApiError:
     return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=headers)
 
 
+def wrong_type(param: str, wanted: str, value: object) -> ApiError:
+    return ApiError(f"{param} must be {wanted}, not {type(value).__name__}", param, "invalid_type")
+
+
 def not_found(model: str) -> ApiError:
     return ApiError(f"The model '{model}' does not exist here", "model", "model_not_found", status=404)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetrun.client import ChatClient
@@ -14,4 +15,5 @@ class Service:
 
     client: ChatClient
     strict: bool = False  # refuse unknown fields and models, and OpenAI's own limits hold
+    sampling: Mapping[str, object] = field(default_factory=dict)  # for requests that do not say otherwise
     created: int = field(default_factory=lambda: int(time.time()))

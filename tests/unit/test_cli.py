@@ -24,7 +24,7 @@ from hetrun.cli import app as commands
 from hetrun.cli import reports
 from tests.models.tiny import TinyLlama, write_gguf
 
-COMMANDS = ("run", "chat", "serve", "bench", "eval", "plan", "convert", "inspect", "devices")
+COMMANDS = ("run", "chat", "serve", "bench", "eval", "plan", "convert", "inspect", "check", "devices")
 TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=20_000)
 
 Run = Callable[..., "Result"]
@@ -104,8 +104,6 @@ def test_every_command_has_help_and_offers_nothing_that_is_not_built(run: Run, c
         "--precision",
         "--spec",
         "--url",
-        "--grammar",
-        "--json-schema",
         "--resume",
     }
 
@@ -128,7 +126,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["run", "hi", "--ctx", "lots"], "ctx (--ctx) must be an integer of 1 or more, not 'lots'"),
         (["run", "hi", "--seed", "1.5"], "seed (--seed) must be"),
         (["run", "hi", "--temp", "-1"], "temperature (--temp) must be"),
-        (["run", "hi", "--top-p", "3", "-m", "TINY"], "top_p must be a number from 0 to 1"),
+        (["run", "hi", "--top-p", "3", "-m", "TINY"], "top_p (--top-p) must be a number from 0 to 1"),
         (["run", "hi", "-m", "TINY", "--backend", "nope"], "there is no backend 'nope'"),
         (["run", "", "-m", "TINY", "--raw", "--backend", "reference"], "the prompt is empty"),
         (["run", "\udcff", "-m", "TINY", "--backend", "reference"], "valid UTF-8"),

@@ -1,0 +1,265 @@
+"""Options of sampling under llama.cpp's names: one table makes the flags, their help and `SamplingParams`."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hetrun.config import Settings
+from hetrun.errors import OptionError
+from hetrun.params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
+
+HEADING = "Sampling, with defaults in brackets"
+ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+BIAS = re.compile(r"\s*([0-9]{1,10})\s*([+-].+)")
+
+
+# --- from what was typed to a value; what it may be is checked where SamplingParams checks it
+
+
+def number(where: str, typed: str) -> object:
+    """A number; another text is left for the check to refuse."""
+    for kind in (int, float):
+        try:
+            return kind(typed)
+        except ValueError:
+            continue
+    return typed
+
+
+def as_typed(where: str, typed: object) -> object:
+    """What click made of it."""
+    return typed
+
+
+def texts(where: str, typed: tuple[str, ...]) -> tuple[str, ...]:
+    """Texts in which \\n is a line end, as llama.cpp reads them: not every shell can type one."""
+    return tuple(re.sub(r"\\([nrt\\'\"])", lambda found: ESCAPED[found[1]], text) for text in typed)
+
+
+def breakers(where: str, typed: tuple[str, ...]) -> tuple[str, ...]:
+    """Texts; "none" forgets those before it."""
+    after = max((i + 1 for i, text in enumerate(typed) if text == "none"), default=0)
+    return texts(where, typed[after:])
+
+
+def biases(where: str, typed: tuple[str, ...]) -> dict[int, float]:
+    """TOKEN+BIAS or TOKEN-BIAS each; -inf forbids the token."""
+    found = {}
+    for text in typed:
+        match = BIAS.fullmatch(text)
+        bias = number(where, match[2]) if match else None
+        if match is None or not isinstance(bias, int | float) or math.isnan(bias):
+            raise OptionError(f"{where} must be like 15043+1, 15043-0.5 or 15043-inf, not {text!r}")
+        found[int(match[1])] = bias
+    return found
+
+
+def structure(where: str, typed: str) -> str:
+    """The schema or grammar in a file, unless it was typed itself."""
+    return typed if _is_structure(typed) else _content(where, typed)
+
+
+def _is_structure(typed: str) -> bool:
+    # No file is called so: a JSON object, a rule of GBNF, or a grammar of several lines.
+    return typed.lstrip().startswith("{") or "::=" in typed or "\n" in typed
+
+
+def _content(where: str, path: str) -> str:
+    """A text file, which must be one and be small: neither a pipe nor a model is waited for."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise OptionError(f"{where} is not a regular file")
+            if status.st_size > MOST_STRUCTURE:
+                raise OptionError(f"{where} has {status.st_size} bytes; it may have {MOST_STRUCTURE}")
+            content = os.read(file, MOST_STRUCTURE)
+        finally:
+            os.close(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "that is no path"
+        raise OptionError(f"{where}: {reason}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"{where} is not UTF-8 text: byte {error.start} is {content[error.start]:#x}"
+        ) from None
+
+
+# --- the table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One field of SamplingParams on the command line."""
+
+    name: str
+    flags: tuple[str, ...]
+    help: str
+    off: str = ""  # the value that switches it off, in words where there is more to say
+    metavar: str | None = "N"  # None: a flag without a value
+    read: Callable[[str, Any], object] = number
+    repeated: bool = False
+    aliases: tuple[str, ...] = ()  # taken, not listed
+
+    @property
+    def flag(self) -> str:
+        """How errors call it."""
+        return self.flags[-1]
+
+    @property
+    def help_text(self) -> str:
+        default = getattr(SamplingParams, self.name, None)
+        shown = f"{default:g}" if isinstance(default, int | float) and self.metavar else ""
+        notes = [shown] if shown and not self.off.startswith(f"{shown}:") else []
+        notes += [self.off] if self.off else []
+        return f"{self.help}  [{'; '.join(notes)}]" if notes else self.help
+
+    def value(self, typed: object) -> object:
+        """The value for SamplingParams; OptionError names the flag."""
+        where = f"{self.name} ({self.flag})"
+        if self.read is structure and isinstance(typed, str) and not _is_structure(typed):
+            where = f"{self.flag} {typed}"
+        return CHECKS[self.name](where, self.read(where, typed))
+
+
+SHAPE = (
+    Row("json_schema", ("-j", "--json-schema"), "answer in JSON by this schema", "", "FILE", structure),
+    Row("grammar", ("--grammar",), "answer by this grammar: GBNF or Lark", "", "FILE", structure),
+    Row("regex", ("--regex",), "answer by this regular expression", "", "TEXT", as_typed),
+)
+SCORES = (
+    Row("logprobs", ("--logprobs",), "with --json: log-probabilities, also of the N best"),
+    Row("prompt_logprobs", ("--prompt-logprobs",), "the same for the tokens of the prompt"),
+)
+SAMPLING = (
+    Row("top_k", ("--top-k",), "the N likeliest tokens", "0: all"),
+    Row("top_p", ("--top-p",), "the likeliest that sum up to N", "1: off"),
+    Row("min_p", ("--min-p",), "N times as likely as the best", "0: off"),
+    Row("typical_p", ("--typical",), "the most typical that sum up to N", "1: off", aliases=("--typical-p",)),
+    Row(
+        "top_n_sigma",
+        ("--top-nsigma",),
+        "within N deviations of the best",
+        "-1: off",
+        aliases=("--top-n-sigma",),
+    ),
+    Row("min_keep", ("--min-keep",), "tokens the filters leave over at least"),
+    Row("xtc_probability", ("--xtc-probability",), "how often to drop the likeliest", "0: off"),
+    Row("xtc_threshold", ("--xtc-threshold",), "the probability that counts as likely"),
+    Row("dynatemp_range", ("--dynatemp-range",), "temperature goes N up and down", "0: off"),
+    Row("dynatemp_exponent", ("--dynatemp-exp",), "how it follows the entropy"),
+    Row("repeat_penalty", ("--repeat-penalty",), "divides tokens that were there", "1: off"),
+    Row("presence_penalty", ("--presence-penalty",), "subtracted if a token was there", "0: off"),
+    Row("frequency_penalty", ("--frequency-penalty",), "subtracted for each time it was", "0: off"),
+    Row("repeat_last_n", ("--repeat-last-n",), "tokens to look back", "0: off, -1: all"),
+    Row("dry_multiplier", ("--dry-multiplier",), "penalises repeated sequences", "0: off"),
+    Row("dry_base", ("--dry-base",), "factor for each further token"),
+    Row("dry_allowed_length", ("--dry-allowed-length",), "tokens of a sequence that are free"),
+    Row("dry_penalty_last_n", ("--dry-penalty-last-n",), "tokens to look back", "0: off, -1: all"),
+    Row(
+        "dry_sequence_breakers",
+        ("--dry-sequence-breaker",),
+        "text that ends a sequence; repeatable",
+        '\\n : " *; none: no text',
+        "TEXT",
+        breakers,
+        repeated=True,
+    ),
+    Row("mirostat", ("--mirostat",), "1 or 2: instead of the others", "0: off"),
+    Row("mirostat_eta", ("--mirostat-lr",), "learning rate"),
+    Row("mirostat_tau", ("--mirostat-ent",), "target entropy"),
+    Row("samplers", ("--samplers",), "which, in order, as top_k;top_p;temperature", "", "NAMES", as_typed),
+    Row(
+        "logit_bias",
+        ("-l", "--logit-bias"),
+        "5+1 favours token 5, 5-inf forbids it; repeatable",
+        "",
+        "TOKEN+BIAS",
+        biases,
+        repeated=True,
+    ),
+    Row("ignore_eos", ("--ignore-eos",), "go on where the model would end", "", None, as_typed),
+    Row(
+        "stop",
+        ("-r", "--stop"),
+        "ends the answer, \\n: line end; repeatable",
+        "",
+        "TEXT",
+        texts,
+        repeated=True,
+        aliases=("--reverse-prompt",),
+    ),
+)
+ROWS = {row.name: row for row in (*SHAPE, *SCORES, *SAMPLING)}
+
+
+# --- click
+
+
+class Option(click.Option):
+    """An option of the table; its help leaves out the aliases."""
+
+    def __init__(self, declarations: Sequence[str], row: Row) -> None:
+        names = (*row.flags, *row.aliases, *declarations)
+        if row.metavar is None:
+            super().__init__(names, help=row.help_text, is_flag=True, default=None)
+        else:
+            super().__init__(names, help=row.help_text, metavar=row.metavar, multiple=row.repeated)
+        self.row = row
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        flags = ", ".join(self.row.flags)
+        return f"{flags} {self.row.metavar}" if self.row.metavar else flags, self.row.help_text
+
+
+class Command(click.Command):
+    """Its help has the usual options first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        usual: list[tuple[str, str]] = []
+        sampling: list[tuple[str, str]] = []
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
+                under = sampling if isinstance(option, Option) and option.row in SAMPLING else usual
+                under.append(record)
+        for heading, records in (("Options", usual), (HEADING, sampling)):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def options(*rows: Row) -> Callable[[Callable[..., Any]], Any]:
+    """Options of the table; `taken` reads them."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for row in reversed(rows):
+            command = click.option(row.name, cls=Option, row=row)(command)
+        return command
+
+    return decorate
+
+
+def taken(given: dict[str, object]) -> dict[str, object]:
+    """Take what was typed of the table out of what click gives, as values for SamplingParams."""
+    typed = {name: given.pop(name) for name in ROWS if name in given}
+    found = {name: ROWS[name].value(value) for name, value in typed.items() if value not in (None, ())}
+    several = [ROWS[name].flag for name in STRUCTURES if name in found]
+    if len(several) > 1:
+        raise OptionError(f"{' and '.join(several)} are both given: an answer can follow only one")
+    return found
+
+
+def params_of(settings: Settings, sampling: Mapping[str, object]) -> SamplingParams:
+    """What all options together say about sampling."""
+    own = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "seed": settings.seed}
+    return SamplingParams.from_mapping(own | dict(sampling))

@@ -1,0 +1,200 @@
+"""What a request says about sampling and about the form of its answer; names are OpenAI's and llama.cpp's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from reprlib import repr as short
+from typing import Any
+
+from hetrun.errors import OptionError
+from hetrun.events import ModelInfo
+from hetrun.params import CHECKS, STRUCTURES, SamplingParams
+from hetrun.server.errors import ApiError, wrong_type
+
+DEFAULT_TEMPERATURE = 1.0  # OpenAI's
+MOST_TOP_LOGPROBS = 20
+ANY_OBJECT: Mapping[str, object] = {"type": "object"}
+
+LIMITS = ("max_tokens", "max_completion_tokens")  # the newer name wins
+SCORES = ("logprobs", "top_logprobs", "prompt_logprobs")
+FORMS = ("response_format", *STRUCTURES)  # at most one of these
+# Handed to SamplingParams under their own names.
+SAMPLING = tuple(name for name in CHECKS if name not in (*LIMITS, *SCORES, *FORMS))
+NAMES = (*SAMPLING, *LIMITS, *SCORES, *FORMS)
+
+STRICT_RANGES: Mapping[str, tuple[float, float]] = {  # OpenAI's
+    "temperature": (0, 2),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+STRICT_STOPS = 4
+STRICT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+
+Body = Mapping[str, object]
+
+
+def sampling_params(body: Body, info: ModelInfo, defaults: Mapping[str, object]) -> SamplingParams:
+    """The request's parameters; `defaults` are those of the server for what it does not say."""
+    own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
+    values: dict[str, object] = {"temperature": own, **defaults}
+    values |= {name: body[name] for name in SAMPLING if body.get(name) is not None}
+    for name, value in values.items():
+        _check(name, name, value)
+    values["logprobs"] = _logprobs(body)
+    values["prompt_logprobs"] = _prompt_logprobs(body)
+    values["max_tokens"] = _max_tokens(body)
+    form = form_field(body)
+    if form is not None:
+        name, value = _structure(form, body[form])
+        _check(form, name, value)
+        values[name] = value
+    params = SamplingParams.from_mapping(values)
+    try:
+        params.check_vocabulary(info.n_vocab)
+    except OptionError as error:
+        raise ApiError(str(error), "logit_bias", "invalid_value") from None
+    return params
+
+
+def check_strictly(body: Body) -> None:
+    """OpenAI's own limits."""
+    for name, (least, most) in STRICT_RANGES.items():
+        value = body.get(name)
+        if isinstance(value, int | float) and value > most:
+            raise ApiError(f"{name} must be {most:g} or less", name, "decimal_above_max_value")
+        if isinstance(value, int | float) and value < least:
+            raise ApiError(f"{name} must be {least:g} or more", name, "decimal_below_min_value")
+    stop = body.get("stop")
+    if isinstance(stop, list) and len(stop) > STRICT_STOPS:
+        message = f"stop may hold {STRICT_STOPS} strings, not {len(stop)}"
+        raise ApiError(message, "stop", "array_above_max_length")
+    _check_schema_name(body.get("response_format"))
+
+
+def _check_schema_name(form: object) -> None:
+    described = form.get("json_schema") if isinstance(form, dict) else None
+    if not isinstance(described, dict):
+        return
+    name, where = described.get("name"), "response_format.json_schema.name"
+    if name is None:
+        raise ApiError(f"{where} is missing", where, "missing_required_parameter")
+    if not (isinstance(name, str) and STRICT_NAME.fullmatch(name)):
+        raise ApiError(f"{where} must be 1 to 64 letters, digits, _ or -", where, "invalid_value")
+
+
+def form_field(body: Body) -> str | None:
+    """The field that says what the answer must look like."""
+    given = [name for name in FORMS if body.get(name) is not None and not _asks_nothing(name, body[name])]
+    if len(given) > 1:
+        message = f"{' and '.join(given)} are both given: an answer can follow only one"
+        raise ApiError(message, given[1], "invalid_value")
+    return given[0] if given else None
+
+
+def _asks_nothing(name: str, value: object) -> bool:
+    if name == "response_format":
+        return isinstance(value, dict) and value.get("type") == "text"
+    return name == "grammar" and value == ""
+
+
+def _structure(form: str, value: object) -> tuple[str, object]:
+    """A parameter's name and value."""
+    if form == "response_format":
+        return "json_schema", _response_schema(value)
+    if form == "json_schema":
+        return form, _or_any_object(value)
+    return form, value
+
+
+def _response_schema(form: object) -> object:
+    """The schema in OpenAI's response_format."""
+    where = "response_format"
+    if not isinstance(form, dict):
+        raise wrong_type(where, "an object", form)
+    match form.get("type"):
+        case "json_object":
+            return _or_any_object(form.get("schema", {}))
+        case "json_schema":
+            described = _required(form, "json_schema", where)
+            where = f"{where}.json_schema"
+            if not isinstance(described, dict):
+                raise wrong_type(where, "an object", described)
+            flag(described, "strict", f"{where}.")  # it is always followed to the letter
+            schema = _required(described, "schema", where)
+            if not isinstance(schema, dict):
+                raise wrong_type(f"{where}.schema", "an object", schema)
+            return _or_any_object(schema)
+        case None:
+            raise ApiError(f"{where}.type is missing", f"{where}.type", "missing_required_parameter")
+        case other:
+            message = f"{where}.type must be text, json_object or json_schema, not {short(other)}"
+            raise ApiError(message, f"{where}.type", "invalid_value")
+
+
+def _or_any_object(schema: object) -> object:
+    # By the standard an empty schema allows every value; llama.cpp and its clients mean an object by it.
+    return ANY_OBJECT if schema == {} else schema
+
+
+def _required(values: Mapping[str, object], name: str, where: str) -> object:
+    if values.get(name) is None:
+        raise ApiError(f"{where}.{name} is missing", f"{where}.{name}", "missing_required_parameter")
+    return values[name]
+
+
+def _max_tokens(body: Body) -> int | None:
+    limit: int | None = None
+    for name in LIMITS:
+        if (value := body.get(name)) is not None:
+            limit = _check(name, "max_tokens", value)
+            if limit == 0 and body.get("prompt_logprobs") is None:
+                raise ApiError(f"{name} must be 1 or more, not 0", name, "invalid_value")
+    return limit
+
+
+def _logprobs(body: Body) -> int | None:
+    """How many alternatives are wanted for each token; None without log-probabilities."""
+    wanted = flag(body, "logprobs")
+    top = _count(body, "top_logprobs")
+    if top is None:
+        return 0 if wanted else None
+    if not wanted:
+        raise ApiError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
+    return top
+
+
+def _prompt_logprobs(body: Body) -> int | None:
+    """vLLM's field; its answer has no form for a stream."""
+    count = _count(body, "prompt_logprobs")
+    if count is not None and flag(body, "stream"):
+        raise ApiError("prompt_logprobs needs stream: false", "prompt_logprobs", "invalid_value")
+    return count
+
+
+def _count(body: Body, name: str) -> int | None:
+    count = body.get(name)
+    if count is None:
+        return None
+    if type(count) is not int or not 0 <= count <= MOST_TOP_LOGPROBS:
+        message = f"{name} must be an integer from 0 to {MOST_TOP_LOGPROBS}, not {short(count)}"
+        raise ApiError(message, name, "invalid_value")
+    return count
+
+
+def _check(field: str, name: str, value: object) -> Any:  # noqa: ANN401 - each has its own type
+    """The value of a parameter; the error names the field as the client called it."""
+    try:
+        return CHECKS[name](field, value)
+    except OptionError as error:
+        raise ApiError(str(error), field, "invalid_value") from None
+
+
+def flag(body: Body, name: str, prefix: str = "") -> bool:
+    """A boolean that is false where it is not given."""
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise wrong_type(prefix + name, "true or false", value)
+    return value
