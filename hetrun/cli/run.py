@@ -144,16 +144,16 @@ def described(llm: LLM, request: GenerateRequest) -> str:
 
 
 def deviations(params: SamplingParams, own: float | None) -> Iterator[str]:
-    """The temperature (`own` is what the model recommends), what is not at its default, and the seed."""
-    if params.temperature is not None:
-        yield f"temperature {params.temperature:g}"
-    else:
-        yield f"temperature {DEFAULT_TEMPERATURE:g}" if own is None else f"temperature {own:g} (the model's)"
+    """The temperature (`own` is what the model recommends), what else is not at its default, and the seed."""
+    chosen, whose = params.temperature, ""
+    if chosen is None:
+        chosen, whose = (DEFAULT_TEMPERATURE, "") if own is None else (own, " (the model's)")
+    yield f"temperature {chosen:g}{whose}"
     default = SamplingParams()
     for row in SAMPLING:
         if (value := getattr(params, row.name)) != getattr(default, row.name):
             yield f"{row.name} " + (" ".join(map(repr, value)) if isinstance(value, tuple) else repr(value))
-    yield f"seed {params.seed}"
+    yield f"seed {params.seed}" if chosen else "greedy"
     if params.structure:
         yield f"{params.structure.kind} of {len(params.structure.text)} characters"
 

@@ -261,5 +261,7 @@ def taken(given: dict[str, object]) -> dict[str, object]:
 
 def params_of(settings: Settings, sampling: Mapping[str, object]) -> SamplingParams:
     """What all options together say about sampling."""
+    if settings.max_tokens == 0 and "prompt_logprobs" not in sampling:
+        raise OptionError("max_tokens (--max-tokens) must be 1 or more; 0 goes with prompt_logprobs only")
     own = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "seed": settings.seed}
     return SamplingParams.from_mapping(own | dict(sampling))

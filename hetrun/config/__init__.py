@@ -107,7 +107,7 @@ class Settings:
     max_tokens: int | None = field(
         default=None,
         metadata=option(
-            "most tokens of an answer", values.integer(1), "-n", "--max-tokens", shows="until the model ends"
+            "most tokens of an answer", values.integer(0), "-n", "--max-tokens", shows="until the model ends"
         ),
     )
     temperature: float | None = field(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import httpx
 import openai
+import pydantic
 import pytest
 
 from hetrun.client import LocalClient
@@ -64,6 +66,49 @@ async def test_the_stream_helper(sdk: openai.AsyncOpenAI) -> None:
     assert kinds.count("content.delta") == 3  # the first is the empty one that carries the role
     assert kinds[-1] == "content.done"
     assert answer.choices[0].message.content == "hello world"
+
+
+class Point(pydantic.BaseModel):
+    x: int
+    y: int
+
+
+async def test_a_structured_answer(sdk: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    """The library makes the schema of a class, and the class's object of the answer."""
+    answer = await sdk.chat.completions.parse(
+        model="fake",
+        messages=[{"role": "user", "content": 'say {"x": 1, "y": 2}'}],
+        response_format=Point,
+        presence_penalty=0.5,
+        extra_body={"min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}},
+    )
+    assert answer.choices[0].message.parsed == Point(x=1, y=2)
+    (request,) = engine.requests
+    assert request.params.structure is not None
+    assert json.loads(request.params.structure.text)["required"] == ["x", "y"]
+    assert (request.params.presence_penalty, request.params.min_p) == (0.5, 0.1)
+    assert request.template_options == {"enable_thinking": False}
+
+
+async def test_a_schema_that_cannot_be_used(sdk: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="mistake") as bad:
+            await sdk.chat.completions.create(
+                model="fake",
+                messages=[{"role": "user", "content": "unfit json_schema"}],
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "x"}},
+                },
+                stream=stream,
+            )
+        assert bad.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError, match="must be text, json_object or json_schema"):
+        await sdk.chat.completions.create(
+            model="fake",
+            messages=[{"role": "user", "content": "hi"}],
+            response_format=cast("Any", {"type": "xml"}),
+        )
 
 
 async def test_models(sdk: openai.AsyncOpenAI) -> None:

@@ -126,6 +126,11 @@ def test_help_imports_nothing_heavy() -> None:
         (["run", "hi", "--ctx", "lots"], "ctx (--ctx) must be an integer of 1 or more, not 'lots'"),
         (["run", "hi", "--seed", "1.5"], "seed (--seed) must be"),
         (["run", "hi", "--temp", "-1"], "temperature (--temp) must be"),
+        (["run", "hi", "-n", "0"], "max_tokens (--max-tokens) must be 1 or more"),
+        (["run", "hi", "--logprobs", "2"], "--logprobs is shown with --json only"),
+        (["run", "hi", "--json-schema", "missing.json"], "--json-schema missing.json: No such file"),
+        (["run", "hi", "-j", "{}", "--grammar", "x"], "--grammar x: No such file"),
+        (["run", "hi", "-m", "TINY", "--logit-bias", "99999+1"], "token 99999 does not exist"),
         (["run", "hi", "--top-p", "3", "-m", "TINY"], "top_p (--top-p) must be a number from 0 to 1"),
         (["run", "hi", "-m", "TINY", "--backend", "nope"], "there is no backend 'nope'"),
         (["run", "", "-m", "TINY", "--raw", "--backend", "reference"], "the prompt is empty"),
@@ -192,10 +197,16 @@ def test_run_writes_the_answer_and_nothing_else(answer: Run) -> None:
     assert answer("hello", "-n", "6").out == first.out
 
 
-def test_run_verbose_says_how_it_went(answer: Run) -> None:
+def test_run_verbose_says_what_was_chosen_and_how_it_went(answer: Run) -> None:
     err = answer("hello", "-n", "6", "-v").err
     assert "reference" in err
+    assert re.search("^template: .*the model", err, re.MULTILINE)
+    assert "sampling: temperature 0, greedy\n" in err
     assert "6 tokens at " in err
+    more = ("--dry-multiplier", "0.8", "--stop", "X", "--stop", "Y", "--raw")
+    err = answer("hello", "-n", "6", "-v", *more).err
+    assert "template: none (--raw)" in err
+    assert "sampling: temperature 0, dry_multiplier 0.8, stop 'X' 'Y', greedy\n" in err
 
 
 def test_run_json_is_one_object(answer: Run) -> None:
@@ -207,6 +218,25 @@ def test_run_json_is_one_object(answer: Run) -> None:
     assert set(done["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
     assert set(done["timings"]) == {"load_s", "ttft_s", "prompt_tok_s", "decode_tok_s"}
     assert done["plan"]["plans"][0]["stages"][0][0]["backend"] == "reference"
+
+
+def test_run_json_with_log_probabilities(answer: Run) -> None:
+    done = json.loads(answer("hello", "-n", "2", "--json", "--logprobs", "2", "--prompt-logprobs", "0").out)
+    assert [entry["id"] for entry in done["logprobs"]] == done["tokens"]
+    best = done["logprobs"][0]["top_logprobs"]
+    assert best[0]["id"] == done["tokens"][0]  # it was greedy
+    assert len(best) == 2
+    assert set(best[0]) == {"id", "token", "bytes", "logprob"}
+    nothing, *scores = done["prompt_logprobs"]
+    assert nothing is None
+    assert len(scores) == done["usage"]["prompt_tokens"] - 1
+    assert all(entry["logprob"] < 0 and entry["top_logprobs"] == [] for entry in scores)
+
+
+def test_run_scores_a_prompt_and_writes_nothing(answer: Run) -> None:
+    done = json.loads(answer("hello", "--raw", "-n", "0", "--json", "--prompt-logprobs", "1").out)
+    assert (done["text"], done["tokens"], done["finish_reason"]) == ("", [], "length")
+    assert len(done["prompt_logprobs"]) == done["usage"]["prompt_tokens"]
 
 
 def test_run_prompts_go_through_the_template_unless_raw(answer: Run) -> None:
