@@ -28,9 +28,9 @@ class ModelFileError(UserError):
     """A model file cannot be used."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
         self.path = path
-        self.reason = reason
+        self.reason = _printable(reason)
+        super().__init__(f"{_printable(path)}: {self.reason}")
 
     def __reduce__(self) -> tuple[type[ModelFileError], tuple[str, str]]:
         # The worker process sends errors through a pipe; the default would pass one argument.
@@ -67,3 +67,8 @@ class BackendError(HetrunError):
 
 class EngineStopped(HetrunError):
     """The engine has stopped and answers nothing any more."""
+
+
+def _printable(text: str) -> str:
+    """Reasons quote strangers' files, which may hold what a terminal obeys, and half characters."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -44,13 +44,14 @@ class Pieces:
 
 
 class TokenizerFile:
-    """tokenizer.json, as the `tokenizers` library reads it and as it is written."""
+    """tokenizer.json, as the `tokenizers` library reads it."""
 
     def __init__(self, folder: Folder) -> None:
         """Read it; what the library refuses is refused."""
         self.path = str(folder.path / "tokenizer.json")
-        self.tokenizer, raw = read_tokenizer(self.path)
-        self.json: dict[str, Any] = json.loads(raw)
+        self.tokenizer = read_tokenizer(self.path)[0]
+        # As the library says it again: of the right types, nothing twice, and no default left out.
+        self.json: dict[str, Any] = json.loads(self.tokenizer.to_str())
         self.model: dict[str, Any] = self.json["model"]
         self.settings = [folder.settings(f) for f in ("tokenizer_config.json", "special_tokens_map.json")]
         self.ids = (folder.settings("generation_config.json"), folder.config)

@@ -16,13 +16,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
+from random import Random
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.hostile.mutations import Case, cases
+from tests.hostile.mutations import Case, make_case
 from tests.hostile.pool import Pool
 from tests.hostile.trial import Outcome, attempt
 
@@ -91,20 +91,8 @@ def fuzz(n: int, jobs: int, number: int, report: Report) -> None:
             progress.update(task, description=f"{sum(report.findings.values())} findings")
 
         with Pool(Path(room), jobs, done) as pool:
-
-            @seed(number)
-            @settings(
-                max_examples=n,
-                phases=[Phase.generate],
-                database=None,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            )
-            @given(cases())
-            def each(case: Case) -> None:
-                pool.submit(case)
-
-            each()
+            for i in range(n):
+                pool.submit(make_case(Random(f"{number}/{i}")))
             pool.drain()
 
 

@@ -1,14 +1,15 @@
 """Changes to a valid model that leave its syntax legal and make its meaning absurd, and changes of bytes.
 
-A `Case` is a seed and some edits, all plain data, drawn by hypothesis: so it is the same in every run, and a
-case that fails is made smaller before anybody looks at it.
+A `Case` is a seed and some edits, all plain data. Tests let hypothesis choose them, which makes a case that
+fails smaller; `fuzz` takes the choices of a random number generator, which repeats itself less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from random import Random
 from typing import Literal
 
 from hypothesis import strategies as st
@@ -138,91 +139,85 @@ def _safe(name: str) -> str:
 # --- what is drawn
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases() -> st.SearchStrategy[Case]:
+    """Cases whose every choice is hypothesis's, so that one that fails is made smaller."""
+    return st.randoms(use_true_random=False).map(make_case)
+
+
+def make_case(random: Random) -> Case:
     """A seed with one to four edits: of its meaning, of its bytes, or of both."""
-    seed = draw(st.sampled_from(seeds()))
-    n = draw(st.sampled_from((1, 1, 1, 2, 2, 3, 4)))
-    kind = draw(st.sampled_from(("meaning", "meaning", "meaning", "meaning", "bytes", "both")))
-    n_patches = {"meaning": 0, "bytes": n, "both": max(1, n // 2)}[kind]
-    edits: list[Edit] = []
-    for _ in range(n - n_patches if kind == "both" else 0 if kind == "bytes" else n):
-        edits += draw(_edits(seed))
-    return Case(seed, tuple(edits), tuple(draw(_patch(seed)) for _ in range(n_patches)))
+    seed = random.choice(seeds())
+    n = random.choice((1, 1, 1, 2, 2, 3, 4))
+    kind = random.choice(("meaning", "meaning", "meaning", "meaning", "bytes", "both"))
+    n_edits = {"meaning": n, "bytes": 0, "both": -(-n // 2)}[kind]
+    edits = [edit for _ in range(n_edits) for edit in _edits(random, seed)]
+    return Case(
+        seed, tuple(edits), tuple(_patch(random, seed) for _ in range(max(n - n_edits, kind == "both")))
+    )
 
 
-@st.composite
-def _edits(draw: st.DrawFn, seed: Seed) -> list[Edit]:
+def _edits(random: Random, seed: Seed) -> list[Edit]:
     """One edit somewhere in the tree, or two where a type and its value change together."""
-    path, keys, parent, value = draw(_place(seed))
-    if keys[-1] in ("kind", "items") and draw(st.booleans()):
-        return draw(_retyping(path, parent))
-    op = draw(st.sampled_from(OPS if isinstance(parent, Table) else OPS[:-3]))
-    other = draw(st.integers(0, 400)) if op in ("swap", "repeat") else 0
+    path, keys, parent, value = _place(random, seed)
+    if keys[-1] in ("kind", "items") and isinstance(parent, Table) and random.random() < 0.5:
+        return _retyping(random, path, parent)
+    op = random.choice(OPS if isinstance(parent, Table) else OPS[:-3])
     if op == "replace":
-        return [Edit(path, op, draw(absurd(value, keys)))]
+        return [Edit(path, op, absurd(random, value, keys))]
     if op == "rename":
+        known = tuple(k for k, _ in _known(keys)) or STRINGS
         return [
-            Edit(
-                path, op, key=draw(st.sampled_from((*_names(keys), *STRINGS, keys[-1] + "x", keys[-1][:-1])))
-            )
+            Edit(path, op, key=random.choice((*known, keys[-1] + "x", keys[-1][:-1], random.choice(STRINGS))))
         ]
     if op == "insert":
-        key, new = draw(st.sampled_from(_known(keys) or ((keys[-1], value),)))
-        if draw(st.booleans()):
-            new = draw(_absurd_item(new, keys, key))
-        return [Edit(path, op, new, key)]
-    return [Edit(path, op, other=other)]
+        key, new = random.choice(_known(keys) or ((keys[-1], value),))
+        return [
+            Edit(
+                path, op, new if random.random() < 0.5 else _absurd_item(random, new, (*keys[:-1], key)), key
+            )
+        ]
+    return [Edit(path, op, other=random.randrange(400))]
 
 
-def _absurd_item(item: Node, keys: tuple[str, ...], key: str) -> st.SearchStrategy[Node]:
+def _absurd_item(random: Random, item: Node, keys: tuple[str, ...]) -> Node:
     """Something absurd of an item that is inserted; a GGUF pair keeps its type."""
-    if not (isinstance(item, Table) and "value" in (k for k, _ in item.items)):
-        return absurd(item, (*keys[:-1], key))
-    table = item
-    return absurd(table.get("value"), (*keys[:-1], key, "value")).map(lambda v: table.set("value", v))
+    if isinstance(item, Table) and any(k == "value" for k, _ in item.items):
+        return item.set("value", absurd(random, item.get("value"), (*keys, "value")))
+    return absurd(random, item, keys)
 
 
-@st.composite
-def _place(draw: st.DrawFn, seed: Seed) -> tuple[tuple[int, ...], tuple[str, ...], Node, Node]:
+def _place(random: Random, seed: Seed) -> tuple[tuple[int, ...], tuple[str, ...], Node, Node]:
     """A node: its path, the keys on the way, what it lies in, and itself."""
     path: list[int] = []
     keys: list[str] = []
     parent: Node = None
     node: Node = seed.files
-    least = draw(st.sampled_from((1, 3, 3, 3, 3, 3)))  # how deep it lies; high up is little to choose from
-    while children(node) and (len(path) < least or draw(st.integers(0, 3))):
-        parent, below = node, children(node)
-        weights = [i for i, child in enumerate(below) for _ in range(8 if children(child) else 1)]
-        at = draw(st.sampled_from(weights))
+    least = 1 if random.random() < 0.06 else 3  # how deep it lies: high up is little to choose from
+    while (below := children(node)) and (len(path) < least or random.random() < 0.7):
+        parent = node
+        # Of a GGUF file the pairs and tensors, and not the numbers of them.
+        often = 20 if len(path) == 1 and isinstance(parent, Table) and parent.form != "json" else 3
+        weights = [often if children(child) or not path else 1 for child in below]
+        at = random.choices(range(len(below)), weights)[0]
         path.append(at)
         keys.append(parent.items[at][0] if isinstance(parent, Table) else keys[-1])
         node = below[at]
     return tuple(path), tuple(keys), parent, node
 
 
-@st.composite
-def _retyping(draw: st.DrawFn, path: tuple[int, ...], parent: Node) -> list[Edit]:
+def _retyping(random: Random, path: tuple[int, ...], parent: Table) -> list[Edit]:
     """A GGUF value as one of another type."""
-    kind = draw(st.sampled_from((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 255)))
-    assert isinstance(parent, Table)
+    kind = random.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 255))
     found = [i for i, (k, _) in enumerate(parent.items) if k == "value"]
-    if not found or (isinstance(parent.get("value"), tuple) and kind == 13):
-        return [Edit(path, "replace", kind)]
-    value = retyped(parent.get("value"), kind)
-    return [Edit(path, "replace", kind), Edit((*path[:-1], found[0]), "replace", value)]
-
-
-# --- what seeds of the same kind have: keys that this one may lack
+    edit = Edit(path, "replace", kind)
+    if not found:
+        return [edit]
+    return [edit, Edit((*path[:-1], found[0]), "replace", retyped(parent.get("value"), kind))]
 
 
 def _known(keys: tuple[str, ...]) -> tuple[tuple[str, Node], ...]:
     """Items that may lie where these keys lead, from all seeds and the lists above."""
     return _inventory().get(_where(keys), ())
-
-
-def _names(keys: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(k for k, _ in _known(keys))
 
 
 def _where(keys: tuple[str, ...]) -> str:
@@ -255,57 +250,42 @@ def _inventory() -> Mapping[str, tuple[tuple[str, Node], ...]]:
 # --- bytes
 
 
-@st.composite
-def _patch(draw: st.DrawFn, seed: Seed) -> Patch:
+def _patch(random: Random, seed: Seed) -> Patch:
     """One change of bytes, mostly among the first ones, where the structure lies."""
-    file = draw(st.integers(0, len(seed.files.items) - 1))
+    file = random.randrange(len(seed.files.items))
     raw = _pristine(seed)[file]
-    end = draw(st.sampled_from((32, 1024, 8192, 8192, len(raw))))
-    at = draw(st.integers(0, max(0, min(end, len(raw)) - 1)))
-    make = draw(st.sampled_from(PATCHES))
-    return draw(make(file, at, raw))
+    end = random.choice((32, 1024, 8192, 8192, len(raw)))
+    at = random.randrange(max(1, min(end, len(raw))))
+    return random.choice(PATCHES)(random, file, at, raw)
 
 
-Maker = Callable[[int, int, bytes], st.SearchStrategy[Patch]]
+def _flip(random: Random, file: int, at: int, raw: bytes) -> Patch:
+    return Patch(file, at, 1, bytes([(raw[at] if raw else 0) ^ 1 << random.randrange(8)]))
 
 
-def _flip(file: int, at: int, raw: bytes) -> st.SearchStrategy[Patch]:
-    byte = raw[at] if raw else 0
-    return st.integers(0, 7).map(lambda bit: Patch(file, at, 1, bytes([byte ^ 1 << bit])))
+def _number(random: Random, file: int, at: int, raw: bytes) -> Patch:
+    size = random.choice((1, 2, 4, 8))
+    value = random.choice((*INTS, len(raw), len(raw) - at)) % (1 << 8 * size)
+    return Patch(file, at, size, value.to_bytes(size, "little"))
 
 
-def _number(file: int, at: int, raw: bytes) -> st.SearchStrategy[Patch]:
-    def patch(size: int, value: int) -> Patch:
-        return Patch(file, at, size, (value % (1 << 8 * size)).to_bytes(size, "little"))
-
-    return st.builds(patch, st.sampled_from((1, 2, 4, 8)), st.sampled_from((*INTS, len(raw), len(raw) - at)))
+def _insert(random: Random, file: int, at: int, raw: bytes) -> Patch:
+    some = (b"\0", b"\xff", b"{", b"[", b'"', b",", b"\n", b"GGUF", b"\x80", b"1e999", raw[at : at + 40])
+    return Patch(file, at, 0, random.choice(some), random.choice((1, 1, 2, 8, 4096)))
 
 
-def _insert(file: int, at: int, raw: bytes) -> st.SearchStrategy[Patch]:
-    some = st.sampled_from(
-        (b"\0", b"\xff", b"{", b"[", b'"', b",", b"\n", b"GGUF", b"\x80", b"1e999", raw[at : at + 40])
-    )
-    return st.builds(lambda new, n: Patch(file, at, 0, new, n), some, st.sampled_from((1, 1, 2, 8, 4096)))
+def _cut(random: Random, file: int, at: int, raw: bytes) -> Patch:
+    return Patch(file, at, random.choice((1, 4, 8, 32, 1000, len(raw))), b"")
 
 
-def _cut(file: int, at: int, raw: bytes) -> st.SearchStrategy[Patch]:
-    return st.sampled_from((1, 4, 8, 32, 1000, len(raw))).map(lambda n: Patch(file, at, n, b""))
+def _copy(random: Random, file: int, at: int, raw: bytes) -> Patch:
+    source, n = random.randrange(len(raw) + 1), random.choice((1, 8, 64, 4096))
+    return Patch(file, at, random.choice((0, n)), raw[source : source + n])
 
 
-def _copy(file: int, at: int, raw: bytes) -> st.SearchStrategy[Patch]:
-    def patch(source: int, n: int, over: bool) -> Patch:
-        return Patch(file, at, n if over else 0, raw[source : source + n])
-
-    return st.builds(patch, st.integers(0, len(raw)), st.sampled_from((1, 8, 64, 4096)), st.booleans())
+def _fill(random: Random, file: int, at: int, raw: bytes) -> Patch:
+    n = random.choice((1, 8, 64, 4096))
+    return Patch(file, at, n, random.choice((b"\0", b"\xff", b"\x7f", b" ")), n)
 
 
-def _fill(file: int, at: int, raw: bytes) -> st.SearchStrategy[Patch]:
-    def patch(n: int, byte: bytes) -> Patch:
-        return Patch(file, at, n, byte, n)
-
-    return st.builds(
-        patch, st.sampled_from((1, 8, 64, 4096)), st.sampled_from((b"\0", b"\xff", b"\x7f", b" "))
-    )
-
-
-PATCHES: tuple[Maker, ...] = (_flip, _number, _number, _insert, _cut, _copy, _fill)
+PATCHES = (_flip, _number, _number, _insert, _cut, _copy, _fill)

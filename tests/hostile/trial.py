@@ -83,11 +83,12 @@ def attempt(path: Path, begin: Callable[[str], None]) -> Outcome:
 def _judged(outcome: Outcome, error: UserError | None, path: Path, before: int) -> Outcome:
     """A refusal must be a sentence that names the file, and nothing may take much memory."""
     peak = _memory("VmHWM") - before
-    size = sum(p.stat().st_size for p in (path.parent if path.is_file() else path).iterdir())
+    folder = path if path.is_dir() else path.parent
+    size = sum(p.stat().st_size for p in folder.iterdir())
     fault = ""
     if error is not None:
         text = str(error)
-        if isinstance(error, ModelFileError) and str(path.parent if path.is_file() else path) not in text:
+        if isinstance(error, ModelFileError) and str(folder) not in text:
             fault = "the error does not name the file"
         elif not text.isprintable():
             fault = "the error is not printable"
