@@ -228,7 +228,18 @@ def load(
         model.close()
         raise
     temperature = settings.temperature if settings.temperature is not None else source.temperature
-    return Loaded(model, tokenizer, renderer(template, tokenizer), temperature)
+    render = renderer(template, tokenizer)
+    return Loaded(model, tokenizer, render, temperature, diagnose=lambda: bad_weights(source))
+
+
+def bad_weights(source: ModelSource) -> UserError | None:
+    """What is wrong with the weights, if their results are no numbers."""
+    from hetrun.weightcheck import first_bad_value  # on use: it reads the whole file
+
+    try:
+        return first_bad_value(source)
+    except UserError as error:  # the file has changed meanwhile, which explains enough
+        return error
 
 
 def template_of(source: ModelSource, settings: Settings) -> ChatTemplate:
