@@ -16,7 +16,8 @@ from typing import NoReturn
 from hetrun import child
 from hetrun.anatomy import entries
 from hetrun.chat import ChatTemplate
-from hetrun.errors import BackendUnavailable
+from hetrun.chat.renderer import TemplateWorker
+from hetrun.errors import BackendUnavailable, ModelFileError, TemplateError
 from hetrun.formats.gguf_values import shown
 from hetrun.planner import LARGEST_UBATCH
 from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
@@ -55,7 +56,7 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
         vocabulary = _check_vocabulary(source)
     except BackendUnavailable as e:
         unchecked.append(f"its vocabulary ({e})")
-    ChatTemplate.of_model(source.chat_template).check()
+    _check_template(source)
     if weights and (bad := first_bad_value(source, progress)):
         raise bad
     found = list(entries(source))
@@ -68,7 +69,7 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
         type=max(types, key=lambda kind: types[kind], default="no type"),
         tensors=len(found),
         vocabulary=vocabulary,
-        template=source.chat_template is not None,
+        template=bool(source.chat_templates),
         files=source.stamps,
         unchecked=tuple(unchecked),
     )
@@ -91,6 +92,14 @@ def _check_vocabulary(source: ModelSource) -> int:
         return 0
     with unchanged(source.stamps):
         return int(child.ask("from hetrun.check import main; main()", source.path, READER_S, READER))
+
+
+def _check_template(source: ModelSource) -> None:
+    try:
+        with TemplateWorker(ChatTemplate.of_model(source)) as worker:
+            worker.check()
+    except TemplateError as e:
+        raise ModelFileError(source.path, str(e)) from e
 
 
 def main() -> NoReturn:

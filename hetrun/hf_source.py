@@ -14,6 +14,11 @@ from hetrun.graph import Weight
 from hetrun.hf import Config, HfModel, Imported, Importer
 from hetrun.stamp import Stamp
 
+TOKENIZER = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
+MAX_TEMPLATES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class HfSource:
@@ -44,10 +49,14 @@ class HfSource:
         return "huggingface" if has_vocabulary(self.folder) else ""
 
     @property
-    def chat_template(self) -> str | None:
-        """The template's own file, else the one among the tokenizer's settings."""
-        own = self.folder.text("chat_template.jinja")
-        return own or template_in(self.folder.settings("tokenizer_config.json"))
+    def chat_templates(self) -> Mapping[str, str]:
+        """Files of their own, else those among the tokenizer's settings, as transformers has it."""
+        return template_files(self.folder) or templates_in(self.folder.settings(TOKENIZER))
+
+    @property
+    def chat_template_place(self) -> str:
+        """The files."""
+        return " and ".join(p for p in (TEMPLATE, MORE_TEMPLATES) if self.folder.has(p)) or TOKENIZER
 
     @property
     def temperature(self) -> float | None:
@@ -132,17 +141,30 @@ def has_vocabulary(folder: Folder) -> bool:
     """Whether the folder has a tokenizer.json, or the two files of GPT-2's tokenizer, as OPT's have."""
     if folder.has("tokenizer.json"):
         return True
-    kind = folder.settings("tokenizer_config.json").get("tokenizer_class")
+    kind = folder.settings(TOKENIZER).get("tokenizer_class")
     gpt2 = kind in ("GPT2Tokenizer", "GPT2TokenizerFast")
     return gpt2 and folder.has("vocab.json") and folder.has("merges.txt")
 
 
-def template_in(settings: Config) -> str | None:
-    """The chat template among a tokenizer's settings: a text, or the one named default among several."""
+def template_files(folder: Folder) -> dict[str, str]:
+    """The chat templates that have files of their own."""
+    files = {"default": TEMPLATE}
+    more = sorted((folder.path / MORE_TEMPLATES).glob("*.jinja"))[:MAX_TEMPLATES]
+    files |= {path.stem: f"{MORE_TEMPLATES}/{path.name}" for path in more}
+    found = {name: folder.text(file) for name, file in files.items()}
+    return {name: text for name, text in found.items() if text}
+
+
+def templates_in(settings: Config) -> dict[str, str]:
+    """The chat templates among a tokenizer's settings: a text, or a list of named ones."""
     found = settings.get("chat_template")
-    if isinstance(found, list):
-        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-        found = named.get("default") or next(iter(named.values()), None)
-    if found is not None and not isinstance(found, str):
-        raise ModelFileError(settings.path, "chat_template must be a text, or a list of named ones")
-    return found or None
+    if isinstance(found, str):
+        found = [{"name": "default", "template": found}]
+    named = {}
+    for one in found if isinstance(found, list) else [found] if found else []:
+        name, text = (one.get("name"), one.get("template")) if isinstance(one, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ModelFileError(settings.path, "chat_template must be a text, or a list of named ones")
+        if text:
+            named[name] = text
+    return named

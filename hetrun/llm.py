@@ -245,8 +245,8 @@ def bad_weights(source: ModelSource) -> UserError | None:
 def template_of(source: ModelSource, settings: Settings) -> ChatTemplate:
     """The chat template in use, which knows where it comes from."""
     if settings.chat_template:
-        return ChatTemplate.from_file(settings.chat_template)
-    return ChatTemplate.of_model(source.chat_template)
+        return ChatTemplate.named(settings.chat_template)
+    return ChatTemplate.of_model(source)
 
 
 def renderer(template: ChatTemplate, tokenizer: Tokenizer | None) -> Renderer:

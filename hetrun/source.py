@@ -37,8 +37,13 @@ class ModelSource(ModelMeta, WeightSource, Protocol):
         ...
 
     @property
-    def chat_template(self) -> str | None:
-        """The template that it was trained with."""
+    def chat_templates(self) -> Mapping[str, str]:
+        """The templates that it was trained with, by name; most models have one, named default."""
+        ...
+
+    @property
+    def chat_template_place(self) -> str:
+        """Where they lie, for people."""
         ...
 
     @property
@@ -84,9 +89,19 @@ class GGUFModel:
         return "" if self.file.get_str("tokenizer.ggml.model", "none") in ("none", "no_vocab") else "gguf"
 
     @property
-    def chat_template(self) -> str | None:
-        """The template in the file."""
-        return self.file.get_str("tokenizer.chat_template", "") or None
+    def chat_templates(self) -> Mapping[str, str]:
+        """The default one, and others with their names behind its key."""
+        place = self.chat_template_place
+        keys = {"default": place} | {
+            k[len(place) + 1 :]: k for k in self.file.metadata if k.startswith(f"{place}.")
+        }
+        found = {name: self.file.get_str(key, "") for name, key in keys.items()}
+        return {name: text for name, text in found.items() if text}
+
+    @property
+    def chat_template_place(self) -> str:
+        """A key."""
+        return "tokenizer.chat_template"
 
     @property
     def temperature(self) -> float | None:

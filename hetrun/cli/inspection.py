@@ -79,7 +79,7 @@ def summary(source: ModelSource, found: Sequence[Entry]) -> dict[str, Any]:
         "context": source.get_int("context_length", 0, 0, 1 << 31),
         "vocabulary": _vocabulary(source),
         "tokenizer": _tokenizer(source),
-        "template": ChatTemplate.of_model(source.chat_template).origin,
+        "template": ChatTemplate.of_model(source).origin,
     }
 
 

@@ -167,9 +167,18 @@ def describe(source: ModelSource, recipe: Recipe) -> tuple[dict[str, MetaValue],
     for key, value in source.imported.settings.items():
         metadata[f"{source.architecture}.{key}"] = _setting(value)
     metadata |= vocabulary.keys
-    if source.chat_template:
-        metadata["tokenizer.chat_template"] = source.chat_template
+    metadata |= _templates(source.chat_templates)
     return metadata, [*vocabulary.notes, *_ignored(source)]
+
+
+def _templates(named: Mapping[str, str]) -> dict[str, MetaValue]:
+    """Chat templates under the keys that GGUF has for them."""
+    key = "tokenizer.chat_template"
+    others = {re.sub(r"\W", "_", name): text for name, text in named.items() if name != "default"}
+    keys: dict[str, MetaValue] = {f"{key}.{name}": text for name, text in others.items()}
+    if others:
+        keys[f"{key}s"] = list(others)
+    return {key: named["default"], **keys} if "default" in named else keys
 
 
 def _name(name: str, vocabulary: Mapping[str, MetaValue]) -> str:

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hetrun import LLM, SamplingParams
 from hetrun import model as models
 from hetrun.anatomy import entries
 from hetrun.chat import ChatTemplate
+from hetrun.chat.renderer import TemplateWorker
 from hetrun.cli import inspection
 from hetrun.convert import describe, plan
 from hetrun.convert.recipe import by_option
@@ -167,7 +169,13 @@ def vocabulary(source: ModelSource, path: Path) -> None:
 
 def template(source: ModelSource, path: Path) -> None:
     """A conversation through the model's template."""
-    ChatTemplate.of_model(source.chat_template).render(MESSAGES, bos_token="<s>", eos_token="</s>")
+    worker_of(ChatTemplate.of_model(source)).render(MESSAGES, bos_token="<s>", eos_token="</s>")
+
+
+@lru_cache(maxsize=2)
+def worker_of(template: ChatTemplate) -> TemplateWorker:
+    """Most mutations leave the template alone, and need no process of their own."""
+    return TemplateWorker(template)
 
 
 def converted(source: ModelSource, path: Path) -> None:

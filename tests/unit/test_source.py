@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -84,31 +85,61 @@ def test_the_name_in_the_cache_of_hugging_face(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "file", "expected"),
+    ("said", "files", "expected", "place"),
     [
-        ({"chat_template": "one"}, None, "one"),
-        ({"chat_template": None}, None, None),
-        ({"chat_template": ""}, None, None),
-        ({"chat_template": "one"}, "file", "file"),
+        ("one", {}, {"default": "one"}, "tokenizer_config.json"),
+        (None, {}, {}, "tokenizer_config.json"),
+        ("", {}, {}, "tokenizer_config.json"),
+        ("one", {"chat_template.jinja": "file"}, {"default": "file"}, "chat_template.jinja"),
         (
-            {"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]},
-            None,
-            "d",
+            [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}],
+            {},
+            {"tool_use": "t", "default": "d"},
+            "tokenizer_config.json",
         ),
-        ({"chat_template": [{"name": "rag", "template": "r"}]}, None, "r"),
+        ([{"name": "rag", "template": "r"}], {}, {"rag": "r"}, "tokenizer_config.json"),
+        (
+            "one",
+            {"chat_template.jinja": "file", "additional_chat_templates/rag.jinja": "r"},
+            {"default": "file", "rag": "r"},
+            "chat_template.jinja and additional_chat_templates",
+        ),
     ],
 )
-def test_chat_template(folder: Path, said: dict[str, Any], file: str | None, expected: str | None) -> None:
-    write(folder, "tokenizer_config.json", **said)
-    if file:
-        (folder / "chat_template.jinja").write_text(file)
-    assert opened(folder).chat_template == expected
+def test_chat_templates(
+    folder: Path, said: object, files: dict[str, str], expected: dict[str, str], place: str
+) -> None:
+    write(folder, "tokenizer_config.json", chat_template=said)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    found = opened(folder)
+    assert (found.chat_templates, found.chat_template_place) == (expected, place)
 
 
-def test_a_template_of_another_kind_is_named(folder: Path) -> None:
-    write(folder, "tokenizer_config.json", chat_template=3)
+def test_chat_templates_of_a_gguf_file(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_chat_template(
+        [
+            {"name": "rag", "template": "r"},
+            {"name": "default", "template": "d"},
+            {"name": "no", "template": ""},
+        ]
+    )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = open_model(tmp_path / "x.gguf")
+    assert found.chat_templates == {"default": "d", "rag": "r"}
+    assert found.chat_template_place == "tokenizer.chat_template"
+
+
+@pytest.mark.parametrize("said", [3, [3], [{"name": "x"}], {"default": "x"}])
+def test_a_template_of_another_kind_is_named(folder: Path, said: object) -> None:
+    write(folder, "tokenizer_config.json", chat_template=said)
     with pytest.raises(ModelFileError, match=r"tokenizer_config.json: chat_template must be a text"):
-        _ = opened(folder).chat_template
+        _ = opened(folder).chat_templates
 
 
 @pytest.mark.parametrize(
@@ -207,7 +238,7 @@ def test_a_folder_answers_as_transformers_does(folder: Path, backend: str) -> No
             messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )
         assert llm.chat(messages, GREEDY).usage.prompt_tokens == len(theirs)
-        assert llm.info.template_origin == "the model's tokenizer.chat_template"
+        assert llm.info.template_origin == "the model's own (tokenizer_config.json)"
         np.testing.assert_allclose(llm.logits(ids), hf.logits(folder, ids), rtol=0, atol=1e-3)
 
 
