@@ -17,6 +17,7 @@ from hetrun.hf import Config
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_SHARDS = 4096
+MAX_NAME = 255  # bytes of a file's name, on every system
 
 
 class Tensors(Mapping[str, Weight]):
@@ -137,13 +138,20 @@ def _read_index(folder: Path) -> dict[str, str]:
         raise ModelFileError(path, "weight_map must be a table that says which file each tensor lies in")
     for tensor, name in found.items():
         # The name comes from a stranger and becomes a path: it may only lead into this folder.
-        if not isinstance(name, str) or not name.endswith(".safetensors") or {*name} & {*"/\\\0"}:
+        if not _is_name(name):
             raise ModelFileError(
                 path,
                 f"the tensor {shown(tensor)} lies in {shown(str(name))}, which is not the name of a "
                 ".safetensors file in this folder",
             )
     return found
+
+
+def _is_name(name: object) -> bool:
+    """Whether it can be the name of a file in a folder, and of no other."""
+    if not isinstance(name, str) or not name.endswith(".safetensors") or {*name} & {*"/\\\0"}:
+        return False
+    return len(name.encode("utf-8", "replace")) <= MAX_NAME
 
 
 def _read_shards(folder: Path, index: Mapping[str, str]) -> dict[str, SafetensorsFile]:

@@ -142,6 +142,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "NUL": (evil("x\0.safetensors"), NOT_A_NAME),
     "another kind": (evil("config.json"), NOT_A_NAME),
     "no text": (evil(3), NOT_A_NAME),
+    "too long": (evil("x" * 300 + ".safetensors"), NOT_A_NAME),
+    "half a character": (evil("\ud800.safetensors"), "is missing: download the rest"),
     "missing shard": (lambda f: (f / TWO).unlink(), f"'{TWO}' is missing: download the rest of the model"),
     "missing shards": (
         lambda f: remove(f, ONE, TWO),
