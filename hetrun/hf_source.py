@@ -12,6 +12,7 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.huggingface import Folder, read_folder
 from hetrun.graph import Weight
 from hetrun.hf import Config, HfModel, Imported, Importer
+from hetrun.source import recommended
 from hetrun.stamp import Stamp
 
 TOKENIZER = "tokenizer_config.json"
@@ -61,8 +62,7 @@ class HfSource:
     @property
     def temperature(self) -> float | None:
         """What the folder recommends."""
-        found = self.folder.settings("generation_config.json").get_float("temperature", -1.0)
-        return found if found >= 0 else None
+        return recommended(self.folder.settings("generation_config.json").get_float("temperature", -1.0))
 
     @property
     def nbytes(self) -> int:

@@ -17,6 +17,8 @@ from hetrun.quant import QuantType
 from hetrun.stamp import Stamp
 from hetrun.tokenizer import Vocabulary
 
+LEAST_TEMPERATURE = 1e-6  # of those above 0, as for requests
+
 
 class ModelSource(ModelMeta, WeightSource, Protocol):
     """All that is known of a model before it runs: settings and weights in GGUF's words, and its texts."""
@@ -106,8 +108,7 @@ class GGUFModel:
     @property
     def temperature(self) -> float | None:
         """What the file recommends."""
-        found = self.file.get_float("general.sampling.temp", -1.0)
-        return found if found >= 0 else None
+        return recommended(self.file.get_float("general.sampling.temp", -1.0))
 
     @property
     def nbytes(self) -> int:
@@ -157,6 +158,13 @@ class GGUFModel:
 
     def _key(self, key: str) -> str:
         return f"{self.architecture}.{key}"
+
+
+def recommended(temperature: float) -> float | None:
+    """A recommended temperature that can be followed: below 0 it is none, and next to 0 it is 0."""
+    if temperature < 0:
+        return None
+    return temperature if temperature >= LEAST_TEMPERATURE else 0.0
 
 
 def _weight(info: TensorInfo) -> Weight:

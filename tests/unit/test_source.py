@@ -143,7 +143,8 @@ def test_a_template_of_another_kind_is_named(folder: Path, said: object) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [({}, None), ({"temperature": 0.6}, 0.6), ({"temperature": None}, None)]
+    ("said", "expected"),
+    [({}, None), *(({"temperature": t}, e) for t, e in ((0.6, 0.6), (None, None), (-1, None), (1e-30, 0)))],
 )
 def test_temperature(folder: Path, said: dict[str, Any], expected: float | None) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
