@@ -54,6 +54,7 @@ class HfVocabulary:
         self._spelling = spelling_of(self.path, self._tokenizer)
         self._added = {i: t.content for i, t in self._tokenizer.get_added_tokens_decoder().items()}
         self._special = {i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
+        self._unknown = getattr(self._tokenizer.model, "unk_token", None)
         self.n_tokens = max(n_rows, self._tokenizer.get_vocab_size(), *(i + 1 for i in self._added))
         self.bos = self._token(folder, "bos_token")
         self.eos = self._token(folder, "eos_token")
@@ -62,9 +63,8 @@ class HfVocabulary:
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         self._tokenizer.encode_special_tokens = not parse_special
-        plain = text.encode("utf-8", "replace").decode()  # half a character cannot be passed on
         with _library(self.path, "cannot tokenise this text"):
-            ids = self._tokenizer.encode(plain, add_special_tokens=add_special).ids
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special).ids
         for token in ids:
             if token >= self._n_rows:
                 written = self.piece(token).decode("utf-8", "replace")
@@ -75,11 +75,22 @@ class HfVocabulary:
 
     def piece(self, token: int) -> bytes:
         text = self._tokenizer.id_to_token(token)
-        if text is None:
-            return b""  # a row that pads the model's table
-        if token in self._special:
-            return text.encode()
-        return self._spelling.bytes_of(text, token in self._added)
+        return b"" if text is None else self._bytes_of(token, text)  # none: a row that pads the model's table
+
+    def pieces(self) -> list[bytes]:
+        out = [b""] * self.n_tokens
+        for text, token in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            out[token] = self._bytes_of(token, text)
+        return out
+
+    def _bytes_of(self, token: int, text: str) -> bytes:
+        return (
+            text.encode() if token in self._special else self._spelling.bytes_of(text, token in self._added)
+        )
+
+    def is_control(self, token: int) -> bool:
+        text = self._tokenizer.id_to_token(token)
+        return text is None or token in self._special or text == self._unknown
 
     def is_end(self, token: int) -> bool:
         return token in self._ends
@@ -166,8 +177,8 @@ class Spelling:
         """The bytes that a token stands for."""
         if self.byte_level:
             try:
-                return text.encode() if added else bytes(STAND_INS[c] for c in text)
-            except KeyError:
+                return text.encode() if added else text.translate(_BYTES).encode("latin-1")
+            except UnicodeEncodeError:
                 return text.encode()
         if self.byte_fallback and (found := _BYTE.fullmatch(text)):
             return bytes([int(found[1], 16)])
@@ -206,3 +217,13 @@ def _stand_ins() -> dict[str, int]:
 
 
 STAND_INS = _stand_ins()
+
+
+class _Bytes(dict[int, int]):
+    """From a stand-in's number to its byte's; other letters to one that no byte has."""
+
+    def __missing__(self, letter: int) -> int:
+        return 0xFFFF
+
+
+_BYTES = _Bytes({ord(letter): byte for letter, byte in STAND_INS.items()})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Protocol
 
 from hetrun.errors import OptionError
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Vocabulary(Protocol):
@@ -17,15 +20,23 @@ class Vocabulary(Protocol):
     add_bos: bool
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of a text."""
+        """The tokens of a text that UTF-8 can write."""
         ...
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; special tokens as they are written in templates."""
         ...
 
+    def pieces(self) -> list[bytes]:
+        """`piece` of every token."""
+        ...
+
     def is_end(self, token: int) -> bool:
         """Whether a model says with this token that it has finished."""
+        ...
+
+    def is_control(self, token: int) -> bool:
+        """Whether this token is no text: a mark of a template, an unknown text, an unused row."""
         ...
 
     def close(self) -> None:
@@ -64,7 +75,7 @@ class Tokenizer:
         The first is the one that begins a sequence, where the model wants that; a text may say it itself.
         """
         says_it = bool(self.bos_text) and text.startswith(self.bos_text)
-        return self._vocabulary.tokenize(text, add_special=not says_it, parse_special=True)
+        return self._vocabulary.tokenize(whole(text), add_special=not says_it, parse_special=True)
 
     def decode(self, tokens: list[int]) -> str:
         """The text of some tokens."""
@@ -77,26 +88,35 @@ class Tokenizer:
             self._pieces[token] = self._vocabulary.piece(token)
         return self._pieces[token]
 
+    def pieces(self) -> list[bytes]:
+        """The bytes of every token, in order; tens of milliseconds the first time."""
+        return self._all_pieces
+
+    @cached_property
+    def _all_pieces(self) -> list[bytes]:
+        return self._vocabulary.pieces()
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens with which the model has finished."""
+        return frozenset(filter(self._vocabulary.is_end, range(self.n_tokens)))
+
+    @cached_property
+    def control(self) -> frozenset[int]:
+        """The tokens that are no text."""
+        return frozenset(filter(self._vocabulary.is_control, range(self.n_tokens)))
+
+    def is_control(self, token: int) -> bool:
+        """Whether this token is no text."""
+        self.check([token])
+        return self._vocabulary.is_control(token)
+
     def is_end(self, token: int) -> bool:
         """Whether the model has finished with this token."""
         if token not in self._ends:
             self.check([token])
             self._ends[token] = self._vocabulary.is_end(token)
         return self._ends[token]
-
-    def pieces(self) -> list[bytes]:
-        """The bytes of every token."""
-        return [self.piece(token) for token in range(self.n_tokens)]
-
-    @property
-    def control(self) -> frozenset[int]:
-        """Tokens that are no text."""
-        return frozenset()
-
-    @cached_property
-    def ends(self) -> frozenset[int]:
-        """Tokens with which a model says that it has finished."""
-        return frozenset(token for token in range(self.n_tokens) if self.is_end(token))
 
     def check(self, tokens: list[int] | tuple[int, ...]) -> None:
         """Refuse numbers that are not tokens."""
@@ -109,3 +129,12 @@ class Tokenizer:
     def close(self) -> None:
         """Give the vocabulary back."""
         self._vocabulary.close()
+
+
+def whole(text: str) -> str:
+    """Half a character (a surrogate without its other half) cannot be passed on: U+FFFD stands for it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text

@@ -32,6 +32,16 @@ class StringArray(Sequence[str]):
     def __len__(self) -> int:
         return len(self._starts) - 1
 
+    @property
+    def blob(self) -> bytes:
+        """All of it as the file has it: each string behind eight bytes of length."""
+        return self._blob
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Where in `blob` each string's length lies, and the end of the last string."""
+        return self._starts
+
     def raw(self, index: int) -> bytes:
         """The bytes of one string."""
         if not -len(self) <= index < len(self):

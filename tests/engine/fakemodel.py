@@ -40,6 +40,12 @@ class Bytes:
     def piece(self, token: int) -> bytes:
         return b"" if token == END else bytes([token])
 
+    def pieces(self) -> list[bytes]:
+        return [self.piece(token) for token in range(self.n_tokens)]
+
+    def is_control(self, token: int) -> bool:
+        return token >= 256
+
     def is_end(self, token: int) -> bool:
         return token == END
 

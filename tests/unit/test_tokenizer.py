@@ -37,6 +37,12 @@ class Bytes:
         self.asked.append(("piece", token))
         return {BOS: b"<s>", EOS: b"</s>"}.get(token, bytes([token % 256]))
 
+    def pieces(self) -> list[bytes]:
+        return [self.piece(token) for token in range(self.n_tokens)]
+
+    def is_control(self, token: int) -> bool:
+        return token >= 256
+
     def is_end(self, token: int) -> bool:
         self.asked.append(("is_end", token))
         return token == EOS

@@ -1,0 +1,133 @@
+"""A GGUF file's vocabulary, read by llama.cpp from a copy that holds what we have checked."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32
+from itertools import repeat
+from typing import Protocol
+
+from hetrun.backends.llamacpp import llama
+from hetrun.backends.llamacpp.vocabulary.checks import Checked, checked
+from hetrun.backends.llamacpp.vocabulary.copying import copied
+from hetrun.backends.llamacpp.vocabulary.texts import TextLimits
+from hetrun.errors import ModelFileError, OptionError
+from hetrun.formats.gguf import GGUFFile
+
+TOKEN_BYTES = 64  # first guess for the bytes of a piece
+
+# Bits of what llama.cpp knows of a token; none at all is an undefined one.
+_UNKNOWN, _UNUSED, _CONTROL = 1, 2, 8
+_NO_TEXT = _UNKNOWN | _UNUSED | _CONTROL
+
+
+class HasFile(Protocol):
+    """A model that is a GGUF file."""
+
+    @property
+    def file(self) -> GGUFFile: ...
+
+
+def open_vocabulary(source: HasFile) -> LlamaVocabulary:
+    """The vocabulary of a file."""
+    return LlamaVocabulary(checked(source.file))
+
+
+class LlamaVocabulary:
+    """llama.cpp's view of a vocabulary."""
+
+    def __init__(self, found: Checked) -> None:
+        self._lib = llama.library()
+        self._path = found.path
+        params = self._lib.llama_model_default_params()
+        params.vocab_only = True
+        params.use_extra_bufts = False
+        params.n_gpu_layers = 0
+        with copied(found.keys) as path:
+            self._model = self._lib.llama_model_load_from_file(path.encode(), params)
+        if not self._model:
+            raise ModelFileError(
+                found.path,
+                f"llama.cpp cannot read its tokenizer, with {found.kind!r} as 'tokenizer.ggml.model' and "
+                f"{found.cutter!r} as 'tokenizer.ggml.pre': convert it again, or update llama-cpp-python",
+            )
+        self._vocab = self._lib.llama_model_get_vocab(self._model)
+        self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
+        self.bos = self._token(self._lib.llama_vocab_bos(self._vocab))
+        self.eos = self._token(self._lib.llama_vocab_eos(self._vocab))
+        self.add_bos = bool(self._lib.llama_vocab_get_add_bos(self._vocab))
+        self._check_added(found.kind == "bert")
+        self._limits = TextLimits(found)
+
+    def _token(self, token: int) -> int | None:
+        return token if 0 <= token < self.n_tokens else None
+
+    def _check_added(self, always: bool) -> None:
+        """llama.cpp ends the process where it is to add a token that there is not."""
+        sep = self._token(self._lib.llama_vocab_sep(self._vocab)) if always else None
+        add_eos = not always and self._lib.llama_vocab_get_add_eos(self._vocab)
+        for name, added, token in (
+            ("bos", self.add_bos or always, self.bos),
+            ("eos", add_eos, self.eos),
+            ("seperator", always, sep),
+        ):
+            if added and token is None:
+                self.close()
+                raise ModelFileError(
+                    self._path,
+                    f"metadata key 'tokenizer.ggml.{name}_token_id' is missing; that token belongs around "
+                    "each text: convert the model again",
+                )
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        raw = text.encode()
+        ids = self._limits.guarded(text, raw, lambda: self._tokenize(raw, add_special, parse_special))
+        if ids and not (0 <= min(ids) and max(ids) < self.n_tokens):
+            raise OptionError(
+                "the text has characters for which the model has no token, nor one for what it does not know"
+            )
+        return ids
+
+    def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        room = len(raw) + 8  # a token is at least a byte, but for the few that are added
+        out = (c_int32 * room)()
+        n = self._lib.llama_tokenize(self._vocab, raw, len(raw), out, room, add_special, parse_special)
+        if n < 0:
+            room = -n
+            out = (c_int32 * room)()
+            n = self._lib.llama_tokenize(self._vocab, raw, len(raw), out, room, add_special, parse_special)
+        return list(out[:n])
+
+    def piece(self, token: int) -> bytes:
+        buffer = ctypes.create_string_buffer(TOKEN_BYTES)
+        n = self._lib.llama_token_to_piece(self._vocab, token, buffer, TOKEN_BYTES, 0, True)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = self._lib.llama_token_to_piece(self._vocab, token, buffer, -n, 0, True)
+        return buffer.raw[: max(n, 0)]
+
+    def pieces(self) -> list[bytes]:
+        n, size = self.n_tokens, TOKEN_BYTES
+        room = ctypes.create_string_buffer(n * size)  # a place for each: one call for each, and nothing else
+        begin = ctypes.addressof(room)
+        places = range(begin, begin + n * size, size)
+        ask = self._lib.llama_token_to_piece
+        lengths = map(ask, repeat(self._vocab), range(n), places, repeat(size), repeat(0), repeat(True))
+        found = list(lengths)
+        raw = room.raw
+        return [
+            raw[i * size : i * size + length] if length >= 0 else self.piece(i)
+            for i, length in enumerate(found)
+        ]
+
+    def is_end(self, token: int) -> bool:
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def is_control(self, token: int) -> bool:
+        known = self._lib.llama_vocab_get_attr(self._vocab, token)
+        return not known or bool(known & _NO_TEXT)
+
+    def close(self) -> None:
+        if self._model:
+            self._lib.llama_model_free(self._model)
+            self._model = None
