@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from array import array
 from functools import reduce
 from typing import Any
 
@@ -13,9 +14,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import hetrun.sampling as sampling
 from hetrun.errors import BackendError, OptionError
-from hetrun.sampling import Sampler, SamplingParams, make_sampler
+from hetrun.sampling import Sampler, SamplingParams, make_sampler, pruning
+from hetrun.sampling.candidates import Candidates, Past
+from hetrun.sampling.chain import Setting, build
+from hetrun.sampling.draw import falls_on, uniform
+from hetrun.sampling.pruning import best
 
 Row = npt.NDArray[np.float32]
 
@@ -84,10 +88,11 @@ def naive(logits: Row, params: SamplingParams, temperature: float) -> dict[int, 
 
 
 def pruned(logits: Row, params: SamplingParams, temperature: float) -> dict[int, float]:
-    listed = sampling.shortlist(logits, params)
-    kept = reduce(lambda candidates, rule: rule(candidates), sampling.rules(params, temperature), listed)
-    weights = np.exp(kept.logits - kept.logits.max())
-    return dict(zip(kept.ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
+    chain, past = build(Setting(params, temperature, 0, None, None)), Past(0, array("i"))
+    kept = reduce(lambda candidates, rule: rule(candidates, past), chain, Candidates(None, logits))
+    weights = kept.weights()
+    ids = range(len(weights)) if kept.ids is None else kept.ids.tolist()
+    return dict(zip(ids, (weights / weights.sum()).tolist(), strict=True))
 
 
 @settings(max_examples=200)
@@ -118,22 +123,22 @@ def test_pruning_leaves_the_distribution_as_it_is(
 @example(logits=np.zeros(4096, np.float32), k=40)
 @example(logits=np.tile(np.arange(1024, dtype=np.float32), 8), k=40)  # all the best in the same columns
 def test_the_k_best_are_found_without_sorting(logits: Row, k: int) -> None:
-    assert sampling._top(logits, k).tolist() == ranked(logits)[:k]
+    assert best(logits, k).tolist() == ranked(logits)[:k]
 
 
 def test_the_default_rules_sort_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    argsort = np.argsort
+    ranked = pruning._ranked
 
-    def watched(values: Row, **options: Any) -> npt.NDArray[np.intp]:  # noqa: ANN401
-        sizes.append(len(values))
-        return argsort(values, **options)
+    def watched(values: Row, places: npt.NDArray[np.intp], k: int) -> npt.NDArray[np.intp]:
+        sizes.append(len(places))
+        return ranked(values, places, k)
 
-    monkeypatch.setattr(np, "argsort", watched)
+    monkeypatch.setattr(pruning, "_ranked", watched)
     for seed in range(20):
         make_sampler(SamplingParams(seed=seed)).sample(row(seed, 49_152, 2.0, False, 0.0))
     assert len(sizes) == 20
-    assert max(sizes) < 100
+    assert max(sizes) < pruning.FEW
 
 
 @pytest.mark.parametrize(("p", "kept"), [(0.0, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.76, 4)])
@@ -148,19 +153,18 @@ def test_top_p_meets_its_bar_and_stops(p: float, kept: int) -> None:
 def test_a_draw_falls_where_the_probabilities_say(logits: Row, temperature: float, u: float) -> None:
     everything = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
     ends = everything.cumsum() / everything.sum()
-    assert everything[sampling.draw_from_all(logits, temperature, u)] > 0
+    whole = Candidates(None, logits.astype(np.float64) / temperature)
+    assert everything[whole.draw(u)] > 0
     assume(np.abs(ends - u).min() > 1e-9)
     expected = int(np.argmax(ends > u))
-    assert sampling.draw_from_all(logits, temperature, u) == expected
+    assert whole.draw(u) == expected
     ids = np.flatnonzero(logits > -np.inf)
-    kept = sampling.Candidates(ids, logits[ids].astype(np.float64) / temperature)
-    assert sampling.draw(kept, u) == expected
+    assert whole.pick(ids).draw(u) == expected
 
 
 def test_a_draw_never_falls_behind_the_last_candidate() -> None:
-    weights = sampling.Candidates(np.arange(3), np.array([0.0, 0.0, -800.0]))
-    assert sampling.draw(weights, math.nextafter(1, 0)) == 1
-    assert sampling._falls_on(np.array([0.5, 1.0, 1.0]), 1.0) == 1
+    assert Candidates(None, np.array([0.0, 0.0, -800.0])).draw(math.nextafter(1, 0)) == 1
+    assert falls_on(np.array([0.5, 1.0, 1.0]), 1.0) == 1
 
 
 def chi_square_limit(freedom: int) -> float:
@@ -187,7 +191,7 @@ def test_frequencies_are_the_probabilities(way: str) -> None:
 
 
 def test_random_numbers_are_even_and_in_range() -> None:
-    numbers = np.array([sampling.uniform(seed, i) for seed in range(30) for i in range(200)])
+    numbers = np.array([uniform(seed, i) for seed in range(30) for i in range(200)])
     assert 0 <= numbers.min()
     assert numbers.max() < 1
     counts = np.bincount((numbers * 20).astype(int), minlength=20)
@@ -215,8 +219,8 @@ def test_a_seed_repeats_and_another_differs() -> None:
 
 def test_seeds_mean_the_same_everywhere() -> None:
     # Written down once: a seed noted today must give the same text tomorrow.
-    assert sampling.uniform(1, 0) == pytest.approx(0.30356803, abs=1e-8)
-    assert sampling.uniform(2**64 - 1, 100) == pytest.approx(0.02539801, abs=1e-8)
+    assert uniform(1, 0) == pytest.approx(0.30356803, abs=1e-8)
+    assert uniform(2**64 - 1, 100) == pytest.approx(0.02539801, abs=1e-8)
 
 
 @pytest.mark.parametrize("seed", [None, -1])

@@ -1,0 +1,26 @@
+"""Log-probabilities: the model's own, before any rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from hetrun.sampling.draw import Floats, masses
+from hetrun.sampling.pruning import best, check_peak
+
+Scores: TypeAlias = tuple[float, tuple[tuple[int, float], ...]]
+
+
+def of_token(logits: Floats, token: int, n: int) -> Scores:
+    """A token's, and those of the n best."""
+    peak = float(logits.max())
+    check_peak(peak)
+    norm = peak + math.log(masses(logits, peak).sum())
+    top = best(logits, n).tolist() if n else ()
+    return float(logits[token]) - norm, tuple((i, float(logits[i]) - norm) for i in top)
+
+
+def of_prompt(rows: Floats, tokens: Sequence[int], n: int) -> list[Scores]:
+    """Those of the tokens that really followed, and of the n best of each row; one row at a time."""
+    return [of_token(row, token, n) for row, token in zip(rows, tokens, strict=True)]

@@ -1,0 +1,66 @@
+"""What a sampler gives, is, and may be bound by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hetrun.sampling.draw import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The token chosen; log-probabilities are the model's own, before any rule, and only when asked for."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler(Protocol):
+    """Chooses the tokens of one sequence.
+
+    `sample` changes nothing; `accept` says that a token was taken, `rollback` takes the last n of them back.
+    """
+
+    @property
+    def seed(self) -> int: ...
+
+    def sample(self, logits: Floats) -> Choice: ...
+
+    def accept(self, token: int) -> None: ...
+
+    def rollback(self, n: int) -> None: ...
+
+    def clone(self) -> Sampler: ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can follow: the grammar is at its end."""
+        ...
+
+
+class Constraint(Protocol):
+    """Which tokens may come next, by a grammar. One for each sequence."""
+
+    def begin(self) -> None:
+        """Begin to work out the next token's mask beside what else is done, such as the model's step."""
+        ...
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """The mask of the next token, one for each token of the vocabulary; waits until it is there."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing can follow."""
+        ...
+
+    def accept(self, token: int) -> None: ...
+
+    def rollback(self, n: int) -> None: ...
+
+    def clone(self) -> Constraint: ...

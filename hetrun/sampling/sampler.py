@@ -1,0 +1,155 @@
+"""The sampler: folds the chain of rules over the candidates, and draws from those that are left.
+
+This runs on the engine thread between two decode steps, so the vocabulary is looked at in a few vectorised
+passes; the rules then see only the few candidates that can still win.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from hetrun.errors import OptionError
+from hetrun.params import SamplingParams, temperature_of
+from hetrun.sampling import few, mirostat
+from hetrun.sampling.candidates import Candidates, Past, Rule
+from hetrun.sampling.chain import Pieces, Setting, build, steady_temperature
+from hetrun.sampling.draw import Floats
+from hetrun.sampling.dry import Encode
+from hetrun.sampling.logprobs import of_token
+from hetrun.sampling.pruning import best, check_peak
+from hetrun.sampling.roles import Choice, Constraint, Sampler
+
+DEFAULT_TEMPERATURE = 0.8  # llama.cpp's
+
+
+def random_seed() -> int:
+    """A seed nobody chose; `secrets` would do, but it loads OpenSSL."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
+def make_sampler(
+    params: SamplingParams,
+    default_temperature: float = DEFAULT_TEMPERATURE,
+    *,
+    prompt: Sequence[int] = (),
+    context: int = 0,
+    pieces: Pieces | None = None,
+    encode: Encode | None = None,
+    ends: Collection[int] = (),
+    constraint: Constraint | None = None,
+) -> Sampler:
+    """A sampler at its first token; `default_temperature` is what counts when `params` names none.
+
+    Penalties and DRY look back into `prompt`. `pieces`, the bytes of every token, and `encode`, the tokens of
+    a plain text, are for DRY's sequence breakers only; `ends`, which end an answer, for `ignore_eos`.
+    """
+    chosen = default_temperature if params.temperature is None else params.temperature
+    temperature = temperature_of("default_temperature", chosen)
+    setting = Setting(params, temperature, context, pieces, encode)
+    back = max(setting.back(params.repeat_last_n), setting.back(params.dry_penalty_last_n))
+    past = Past(
+        random_seed() if params.seed is None else params.seed,
+        array("i", prompt[max(len(prompt) - back, 0) :]),
+    )
+    bias = dict(params.logit_bias) | dict.fromkeys(ends if params.ignore_eos else (), -np.inf)
+    steady = mirostat.make(params)
+    chain = tuple(steady_temperature(temperature)) if steady else build(setting)
+    return _Sampler(params, chain, bias, past, constraint, steady)
+
+
+class _Sampler:
+    def __init__(
+        self,
+        params: SamplingParams,
+        chain: tuple[Rule, ...],
+        bias: Mapping[int, float],
+        past: Past,
+        constraint: Constraint | None,
+        steady: mirostat.Mirostat | None,
+    ) -> None:
+        self._params = params
+        self._chain = chain
+        self._short = None if steady else few.shorten(chain)
+        self._bias = bias
+        self._bias_ids = np.fromiter(bias.keys(), np.intp)
+        self._biases = np.fromiter(bias.values(), np.float32)
+        self._past = past
+        self._constraint = constraint
+        self._steady = steady
+        if constraint:
+            constraint.begin()
+
+    @property
+    def seed(self) -> int:
+        return self._past.seed
+
+    @property
+    def finished(self) -> bool:
+        return self._constraint is not None and self._constraint.finished
+
+    def sample(self, logits: Floats) -> Choice:
+        row = self._permitted(logits) if self._bias or self._constraint else logits
+        if not math.isfinite(row[row.argmax()]):  # the first NaN, if there is one
+            self._refuse(logits)
+        token = self._choose(row)
+        if self._params.logprobs is None:
+            return Choice(token)
+        return Choice(token, *of_token(logits, token, self._params.logprobs))
+
+    def _choose(self, row: Floats) -> int:
+        if self._short and self._short[0] < len(row):
+            k, short = self._short
+            ids = best(row, k)
+            ranked: few.Ranked = row[ids].tolist()
+            for cut in short:
+                ranked = cut(ranked)
+            return int(ids[few.draw(ranked, self._past.chance(0))])
+        c = Candidates(None, row)
+        for rule in self._chain:
+            c = rule(c, self._past)
+        left = self._steady(c) if self._steady else c
+        return left.draw(self._past.chance(0))
+
+    def accept(self, token: int) -> None:
+        self._past.accept(token)
+        if self._steady:
+            self._steady.accept(token)
+        if self._constraint:
+            self._constraint.accept(token)
+            self._constraint.begin()
+
+    def rollback(self, n: int) -> None:
+        self._past.rollback(n)
+        if self._steady:
+            self._steady.rollback(n)
+        if self._constraint:
+            self._constraint.rollback(n)
+
+    def clone(self) -> Sampler:
+        constraint = self._constraint.clone() if self._constraint else None
+        steady = self._steady.clone() if self._steady else None
+        return _Sampler(self._params, self._chain, self._bias, self._past.clone(), constraint, steady)
+
+    def _permitted(self, logits: Floats) -> npt.NDArray[np.float32]:
+        """With the biases added, and -inf wherever the constraint says no."""
+        self._params.check_vocabulary(len(logits))
+        row = logits.astype(np.float32)
+        row[self._bias_ids] += self._biases
+        if self._constraint:
+            allowed = self._constraint.allowed()
+            row[: len(allowed)][~allowed[: len(row)]] = -np.inf
+            row[len(allowed) :] = -np.inf
+        return row
+
+    def _refuse(self, logits: Floats) -> NoReturn:
+        check_peak(logits.max())
+        what = "the grammar" if self._constraint else "logit_bias"
+        also = " with logit_bias or ignore_eos" if self._constraint and self._bias else ""
+        raise OptionError(f"{what}{also} forbids every token, so the answer cannot go on")
