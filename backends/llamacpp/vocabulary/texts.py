@@ -29,9 +29,7 @@ MAX_FOUND = 1 << 15  # special tokens in a text: some two seconds
 SAFE_RUN = 4096  # characters that every stack has room for
 MAX_RUN = 1 << 19  # characters in one match
 STACK_PER_CHARACTER = 512
-MAX_SQUARES = (
-    1 << 27
-)  # of the lengths of runs, where an expression tries each end of each: some three seconds
+MAX_SQUARES = 1 << 27  # of the lengths of runs, where an expression tries each end of each: a second
 
 # What cuts without std::regex, or with expressions that match single characters.
 _BY_HAND = frozenset(
@@ -56,7 +54,9 @@ _BY_HAND = frozenset(
     )
 )
 _CUTTING = ("gpt2", "hybriddna", "whitespace")  # kinds whose texts are cut by the name of a cutter
-_QUADRATIC = ("superbpe", "deepseek-llm")
+# Runs of these are gone through again from each of their characters.
+_SPACES, _DIGITS = re.compile(r"\s{64,}"), re.compile("[0-9]{64,}")
+_QUADRATIC = {"deepseek-llm": _SPACES, "jais-2": _SPACES, "superbpe": _DIGITS}
 
 # Where every cutter ends a match: before a space behind something, behind line ends, before a wide comma.
 _ENDS = re.compile(r"(?<=\S) |(?<=\n)(?=[^\n])|(?<=[一-龥ぁ-ヿ가-힣])[，。、]")  # noqa: RUF001
@@ -104,13 +104,18 @@ class TextLimits:
 
     def _longest_run(self, text: str) -> int:
         """The longest stretch that one match may span."""
-        lengths = [len(part) + 2 for part in self._ends.split(text)]
-        longest = max(lengths)
-        where = f"characters in a row that its way of cutting words, {self._cutter!r}, takes as one"
+        longest = max(map(len, self._ends.split(text))) + 2
+        where = f"that its way of cutting words, {self._cutter!r},"
         if longest > MAX_RUN:
-            raise OptionError(f"the text has {longest} {where}; hetrun reads up to {MAX_RUN}")
-        if self._cutter in _QUADRATIC and sum(n * n for n in lengths) > MAX_SQUARES:
-            raise OptionError(f"the text has up to {longest} {where}, which would take too long")
+            raise OptionError(
+                f"the text has {longest} characters in a row {where} takes as one; up to {MAX_RUN} can be"
+            )
+        if (slow := _QUADRATIC.get(self._cutter)) is not None:
+            runs = list(map(len, slow.findall(text)))
+            if sum(n * n for n in runs) > MAX_SQUARES:
+                raise OptionError(
+                    f"the text has {max(runs)} spaces or digits in a row {where} would take too long for"
+                )
         return longest
 
 
