@@ -76,7 +76,7 @@ class Report:
             self.console.print(f"{n:6} x {stage}: {what}", markup=False)
 
 
-def fuzz(n: int, jobs: int, number: int, report: Report) -> None:
+def fuzz(n: int, jobs: int, number: int, every: int, report: Report) -> None:
     """Draw so many cases and try them all."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
@@ -92,13 +92,13 @@ def fuzz(n: int, jobs: int, number: int, report: Report) -> None:
 
         with Pool(Path(room), jobs, done) as pool:
             for i in range(n):
-                pool.submit(make_case(Random(f"{number}/{i}")))
+                pool.submit(make_case(Random(f"{number}/{i}")), check=every > 0 and i % every == 0)
             pool.drain()
 
 
 def replay(path: Path) -> Outcome:
     """Try one model in this process, where a debugger can look at it."""
-    return attempt(path, lambda stage: print(f"... {stage}", flush=True))
+    return attempt(path, lambda stage: print(f"... {stage}", flush=True), check=True)
 
 
 def main() -> int:
@@ -109,6 +109,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--check", type=int, default=20, help="ask `hetrun check` about each Nth case; 0: none"
+    )
     parser.add_argument(
         "--keep", type=Path, help="where findings go; a new folder for temporary files if not given"
     )
@@ -121,7 +124,7 @@ def main() -> int:
     folder = given_.keep or Path(tempfile.mkdtemp(prefix="hetrun-findings-"))
     report = Report(folder, Console(width=150))
     try:
-        fuzz(given_.cases, given_.jobs, given_.seed, report)
+        fuzz(given_.cases, given_.jobs, given_.seed, given_.check, report)
     finally:
         report.show()
     return bool(report.findings)

@@ -48,13 +48,13 @@ class Child:
         self._said = b""
         self._process = self._spawn()
 
-    def start(self, case: Case) -> None:
+    def start(self, case: Case, check: bool) -> None:
         """Write a case's files and hand them to the process."""
         self.case, self.stage = case, "start"
         path = write_case(case, self.model)
         self._begin, self._cpu = time.monotonic(), self._cpu_seconds()
         assert self._process.stdin
-        self._process.stdin.write(json.dumps(str(path)).encode() + b"\n")
+        self._process.stdin.write(json.dumps({"path": str(path), "check": check}).encode() + b"\n")
 
     def wait(self, seconds: float) -> Outcome | None:
         """How the case ended, if it does within so many seconds."""
@@ -148,11 +148,11 @@ class Pool:
         self._children = [Child(each) for each in rooms]
         self._done = done
 
-    def submit(self, case: Case) -> None:
-        """Begin a case."""
+    def submit(self, case: Case, check: bool = False) -> None:
+        """Begin a case; `check` compares with what `hetrun check` says, which takes longer."""
         while not (free := next((c for c in self._children if c.case is None), None)):
             self._collect()
-        free.start(case)
+        free.start(case, check)
 
     def drain(self) -> None:
         """Wait for what is under way."""

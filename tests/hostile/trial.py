@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,18 @@ from hetrun import model as models
 from hetrun.anatomy import entries
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
+from hetrun.check import check_model
 from hetrun.cli import inspection
 from hetrun.convert import describe, plan
 from hetrun.convert.recipe import by_option
-from hetrun.errors import BackendError, ModelFileError, UserError
+from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.planner import Options, Wishes
 from hetrun.source import ModelSource, build_graph, open_model, open_vocabulary
 from hetrun.tokenizer import Tokenizer
+from hetrun.weightcheck import first_bad_value
 
 TEXT = "The engine, <|im_end|> </s> runs\n\tdéjà vu 你好 \U0001f600 \x00\x80"
-MESSAGES = ({"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi!"})
+MESSAGES = ({"role": "system", "content": "Hm."}, {"role": "user", "content": "Hi!"})
 BACKENDS = ("reference", "llamacpp")
 MOST_GROWTH = 64 << 20
 LONGEST = 1000  # characters of a sentence
@@ -50,68 +51,105 @@ class Outcome:
     peak: int = 0  # bytes above what the process had before
 
 
-def attempt(path: Path, begin: Callable[[str], None]) -> Outcome:
-    """Do everything with one model; `begin` hears the name of each stage."""
-    _reset_peak()
-    before = _memory("VmRSS")
-    refused = nan = None
-    stage = "open"
+class Finding(Exception):
+    """What must not happen."""
+
+
+def attempt(path: Path, begin: Callable[[str], None], check: bool = False) -> Outcome:
+    """Do everything with one model; `begin` hears the name of each stage, `check` asks `hetrun check` too."""
+    stage, peak = "open", 0
+
+    def watched(name: str) -> None:
+        nonlocal stage
+        stage = name
+        begin(name)
+
     try:
-        begin(stage)
+        before = _reset_peak()
+        refusals = _try_all(path, watched, check)
+        peak = _memory("VmHWM") - before
+        if peak > MOST_GROWTH + sum(p.stat().st_size for p in _folder(path).iterdir()):
+            raise Finding(f"memory grew by {peak >> 20} MiB")
+    except Exception as e:
+        return Outcome("finding", stage, f"{_kind(e)} ({_place(e)})", traceback.format_exc())
+    for stage, error in sorted(refusals.items(), key=lambda item: _is_nan(item[1])):
+        return Outcome("nan" if _is_nan(error) else "refused", stage, str(error), peak=peak)
+    return Outcome("loaded", peak=peak)
+
+
+def _try_all(path: Path, begin: Callable[[str], None], check: bool) -> dict[str, HetrunError]:
+    """What each stage was refused with; anything else is raised."""
+    begin("open")
+    try:
         source = open_model(path)
     except UserError as e:
-        return _judged(Outcome("refused", stage, str(e)), e, path, before)
-    except Exception as e:
-        return _finding(stage, e)
+        _judge(e, "open", path)
+        return {"open": e}
+    refusals: dict[str, HetrunError] = {}
     for stage, work in STAGES.items():
         begin(stage)
         try:
             work(source, path)
-        except UserError as e:
-            judged = _judged(Outcome("refused", stage, str(e)), e, path, before)
-            if judged.end == "finding":
-                return judged
-            if stage != "convert":  # what has no file of GGUF may run all the same
-                refused = refused or judged
-        except BackendError as e:
-            if "NaN" not in str(e):
-                return _finding(stage, e)
-            nan = nan or Outcome("nan", stage, str(e))
-        except Exception as e:
-            return _finding(stage, e)
-    return _judged(refused or nan or Outcome("loaded"), None, path, before)
+        except (UserError, BackendError) as e:
+            _judge(e, stage, path)
+            refusals[stage] = e
+    # What cannot be converted may run all the same, and so may weights of which some are no numbers.
+    refusals = {stage: e for stage, e in refusals.items() if stage not in ("convert", "weights")}
+    if check:
+        begin("check")
+        _compare(path, refusals)
+    return refusals
 
 
-def _judged(outcome: Outcome, error: UserError | None, path: Path, before: int) -> Outcome:
-    """A refusal must be a sentence that names the file, and nothing may take much memory."""
-    peak = _memory("VmHWM") - before
-    folder = path if path.is_dir() else path.parent
-    size = sum(p.stat().st_size for p in folder.iterdir())
-    fault = ""
-    if error is not None:
-        text = str(error)
-        if isinstance(error, ModelFileError) and str(folder) not in text:
-            fault = "the error does not name the file"
-        elif not text.isprintable():
-            fault = "the error is not printable"
-        elif len(text) > LONGEST:
-            fault = "the error is longer than a sentence"
-    if peak > size + MOST_GROWTH:
-        fault = "memory grew by more than the file and 64 MiB"
-    if fault:
-        trace = traceback.format_exc() if error else ""
-        what = f"{fault} ({_place(error)})" if error else fault
-        return Outcome("finding", outcome.stage, what, f"{trace}\n{outcome.what!r}, {peak >> 20} MiB", peak)
-    return Outcome(outcome.end, outcome.stage, outcome.what, peak=peak)
+def _compare(path: Path, refusals: Mapping[str, HetrunError]) -> None:
+    """`hetrun check` must refuse what is refused later, and nothing else."""
+    files = [e for e in refusals.values() if isinstance(e, ModelFileError) and not _is_nan(e)]
+    try:
+        check_model(path)
+    except UserError as e:
+        _judge(e, "check", path)
+        if not refusals:
+            raise Finding("check refuses what runs") from e
+    else:
+        if files:
+            raise Finding(f"check does not see {_place(files[0])}") from files[0]
 
 
-def _finding(stage: str, error: BaseException) -> Outcome:
-    return Outcome("finding", stage, f"{type(error).__name__} ({_place(error)})", traceback.format_exc())
+def _judge(error: UserError | BackendError, stage: str, path: Path) -> None:
+    """A refusal must be a sentence that names the file."""
+    text = str(error)
+    if isinstance(error, BackendError) and not _is_nan(error):
+        raise error
+    if isinstance(error, ModelFileError) and str(_folder(path)) not in text:
+        raise Finding("the error does not name the file") from error
+    # The user asked for nothing that could be wrong, but for tokens that the model may not have.
+    if (
+        isinstance(error, OptionError)
+        and stage not in ("convert", "vocabulary")
+        and "the text has" not in text
+    ):
+        raise Finding("the user's options are blamed") from error
+    if not text.isprintable():
+        raise Finding("the error is not printable") from error
+    if len(text) > LONGEST:
+        raise Finding("the error is longer than a sentence") from error
+
+
+def _is_nan(error: HetrunError) -> bool:
+    return "NaN" in str(error)
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _kind(error: BaseException) -> str:
+    return str(error) if isinstance(error, Finding) else type(error).__name__
 
 
 def _place(error: BaseException) -> str:
-    """Where an error was raised: the innermost line of ours."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Where an error, or what it is about, was raised: the innermost line of ours."""
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
     ours = [f for f in frames if "site-packages" not in f.filename and "/lib/python" not in f.filename]
     last = (ours or frames)[-1]
     return f"{Path(last.filename).parent.name}/{Path(last.filename).name}:{last.lineno}"
@@ -122,12 +160,19 @@ def _memory(field: str) -> int:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
-def _reset_peak() -> None:
+def _reset_peak() -> int:
+    """Bytes that the process has now, from which on the most that it has is counted."""
     with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
+    return _memory("VmRSS")
 
 
 # --- the stages
+
+
+def opened(source: ModelSource | None, path: Path) -> ModelSource:
+    """The header of each file."""
+    return open_model(path)
 
 
 def look(source: ModelSource, path: Path) -> None:
@@ -169,13 +214,22 @@ def vocabulary(source: ModelSource, path: Path) -> None:
 
 def template(source: ModelSource, path: Path) -> None:
     """A conversation through the model's template."""
-    worker_of(ChatTemplate.of_model(source)).render(MESSAGES, bos_token="<s>", eos_token="</s>")
+    wanted = ChatTemplate.of_model(source)
+    # Most mutations leave it alone, and need no process of their own.
+    if not _workers or _workers[0].template != wanted:
+        for old in _workers:
+            old.close()
+        _workers[:] = [TemplateWorker(wanted)]
+    _workers[0].render(MESSAGES, bos_token="<s>", eos_token="</s>")
 
 
-@lru_cache(maxsize=2)
-def worker_of(template: ChatTemplate) -> TemplateWorker:
-    """Most mutations leave the template alone, and need no process of their own."""
-    return TemplateWorker(template)
+_workers: list[TemplateWorker] = []
+
+
+def weights(source: ModelSource, path: Path) -> None:
+    """What `hetrun check --weights` reads."""
+    if bad := first_bad_value(source):
+        raise bad
 
 
 def converted(source: ModelSource, path: Path) -> None:
@@ -189,7 +243,7 @@ def run(backend: str) -> Callable[[ModelSource, Path], None]:
     """Load the weights and generate two tokens, of numbers and of messages."""
 
     def runs(source: ModelSource, path: Path) -> None:
-        ctx = 64 if backend == "reference" else None
+        ctx = 128 if backend == "reference" else None
         with LLM(path, backends=[backend], threads=1, ctx=ctx) as llm:
             two = SamplingParams(max_tokens=2, temperature=0)
             llm.generate([[t % llm.n_vocab for t in (2, 40, 77)]], two)
@@ -206,6 +260,7 @@ STAGES: Mapping[str, Callable[[ModelSource, Path], None]] = {
     "vocabulary": vocabulary,
     "template": template,
     "convert": converted,
+    "weights": weights,
     **{f"run on {name}": run(name) for name in BACKENDS},
 }
 
@@ -224,11 +279,12 @@ def main() -> None:
         answers.write(json.dumps(facts) + "\n")
 
     for good in sys.argv[1:]:  # so that libraries are not counted as somebody's memory
-        if (outcome := attempt(Path(good), lambda stage: None)).end != "loaded":
+        if (outcome := attempt(Path(good), lambda stage: None, check=True)).end != "loaded":
             sys.exit(f"{good} should load: {outcome}")
     say(stage="ready")
     for line in sys.stdin:
-        outcome = attempt(Path(json.loads(line)), lambda stage: say(stage=stage))
+        asked = json.loads(line)
+        outcome = attempt(Path(asked["path"]), lambda stage: say(stage=stage), asked["check"])
         say(**asdict(outcome))
 
 
