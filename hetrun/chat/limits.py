@@ -13,7 +13,7 @@ MEMORY_PER_BYTE = 32
 
 # Waiting, by the clock on the wall: the machine may be busy.
 START_S = 10.0
-WALL_PER_CPU = 3
+WALL_PER_CPU = 2.4
 
 MOST_INPUT = 32 * MIB  # bytes of messages: more than any context holds
 MOST_OUTPUT = MIB  # characters, and
