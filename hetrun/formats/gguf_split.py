@@ -55,10 +55,17 @@ def _check_part(first: GGUFFile, part: GGUFFile, index: int, count: int) -> None
         )
     # The later parts may leave the model's own settings out.
     for key in ("split.tensors.count", "general.architecture", "general.name"):
-        if key in part.metadata and part.metadata[key] != first.metadata.get(key):
+        if (said := _says(part, key)) is not None and said != _says(first, key):
             raise ModelFileError(
                 part.path, f"belongs to another model than {Path(first.path).name}: their {key} differ"
             )
+
+
+def _says(file: GGUFFile, key: str) -> int | str | None:
+    """What a part says of the whole model; None where it says nothing."""
+    if key not in file.metadata:
+        return None
+    return file.require_int(key, 0, 1 << 31) if key.startswith("split.") else file.require_str(key)
 
 
 def _join_tensors(parts: Sequence[GGUFFile]) -> dict[str, TensorInfo]:

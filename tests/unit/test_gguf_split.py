@@ -17,6 +17,7 @@ from hetrun.llm import LLM
 from hetrun.params import SamplingParams
 from hetrun.reader import FileReader
 from hetrun.source import open_model, parameters
+from tests.hostile.trees import Table, parse_gguf, write_gguf
 from tests.models.cases import GQA
 from tests.rig import model_file
 
@@ -121,6 +122,14 @@ def patched(paths: list[Path], key: bytes, value: int) -> None:
         path.write_bytes(raw)
 
 
+def lists(paths: list[Path], key: str) -> None:
+    """Say several numbers where one belongs."""
+    for path in paths:
+        tree = parse_gguf(path.read_bytes())
+        pairs = tree.get("pairs").set(key, Table((("value", (1, 2, 3)),)))
+        path.write_bytes(write_gguf(tree.set("pairs", pairs)))
+
+
 BROKEN: dict[str, tuple[Callable[[list[Path]], object], str]] = {
     "one is missing": (lambda p: p[1].unlink(), "one of 3 parts, but 'm-00002-of-00003.gguf' is missing"),
     "two are missing": (
@@ -138,6 +147,11 @@ BROKEN: dict[str, tuple[Callable[[list[Path]], object], str]] = {
         more_tensors,
         "belongs to another model than m-00001-of-00003.gguf: their split.tens",
     ),
+    "of several counts": (
+        lambda p: lists(p[1:2], "split.tensors.count"),
+        "m-00002-of-00003.gguf: metadata key 'split.tensors.count' must be a whole number, it is an array of 3",
+    ),
+    "of several names": (lambda p: lists(p[:2], "general.name"), "'general.name' must be a string"),
     "too few tensors": (
         lambda p: patched(p, b"split.tensors.count", 9),
         "its 3 parts have 5 tensors, but it says 9: they are of two models",
