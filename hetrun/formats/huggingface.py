@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf_values import shown
-from hetrun.formats.jsonfile import MAX_BYTES, read_bytes, read_object
+from hetrun.formats.jsonfile import MAX_BYTES, once, read_bytes, read_object
 from hetrun.formats.safetensors import SafetensorsFile, read_safetensors
 from hetrun.graph import Weight
 from hetrun.hf import Config
@@ -133,7 +133,7 @@ def _only_file(folder: Path) -> str:
 def _read_index(folder: Path) -> dict[str, str]:
     """Which file each tensor lies in."""
     path = str(folder / INDEX)
-    found = read_object(path, unique=True).get("weight_map")
+    found = read_object(path, once).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ModelFileError(path, "weight_map must be a table that says which file each tensor lies in")
     for tensor, name in found.items():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetrun.errors import ModelFileError
@@ -12,16 +13,17 @@ from hetrun.formats.cursor import DAMAGED, open_cursor
 from hetrun.formats.gguf_values import shown
 
 # Settings and templates have some hundred kilobytes, the index of the largest models ten megabytes.
-MAX_BYTES = 64 << 20
+MAX_BYTES = 32 << 20
 # A value in JSON takes two bytes and a comma, and in memory a hundred; the largest index has 150,000.
 MAX_ITEMS = 1 << 20
 
+Make = Callable[[list[tuple[str, Any]]], object]
 
-def read_object(path: str | os.PathLike[str], unique: bool = False) -> dict[str, object]:
-    """The object that a whole file holds; `unique` refuses names that are there twice."""
-    raw = read_bytes(path, MAX_BYTES)
+
+def read_object(path: str | os.PathLike[str], make: Make | None = None) -> dict[str, object]:
+    """The object that a whole file holds; `make` puts each object in it together."""
     try:
-        return parse_object(raw, unique)
+        return parse_object(read_bytes(path, MAX_BYTES), make)
     except ValueError as e:
         raise ModelFileError(os.fspath(path), f"is not a JSON object: {e}; {DAMAGED}") from e
 
@@ -33,12 +35,14 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
         return cursor.take(cursor.size, "it")
 
 
-def parse_object(raw: bytes, unique: bool = False) -> dict[str, object]:
+def parse_object(raw: bytes, make: Make | None = None) -> dict[str, object]:
     """The object in these bytes; ValueError says what is wrong with them."""
     if (commas := raw.count(b",")) > MAX_ITEMS:
         raise ValueError(f"it has {commas} commas, hetrun reads up to {MAX_ITEMS}")
     try:
-        found = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_once if unique else None)
+        text = raw.decode("utf-8-sig")
+        del raw  # nobody else has it, and it may be large
+        found = json.loads(text, object_pairs_hook=make)
     except UnicodeDecodeError as e:
         raise ValueError(f"byte {e.start} is not UTF-8") from None
     except RecursionError:
@@ -48,10 +52,10 @@ def parse_object(raw: bytes, unique: bool = False) -> dict[str, object]:
     return found
 
 
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{shown(name)} is there twice")
-        found[name] = value
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object that has no name twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{shown(twice)} is there twice")
     return found

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from hetrun.errors import ModelFileError
 from hetrun.formats.cursor import DAMAGED, U64, Cursor, mistaken, open_cursor
 from hetrun.formats.gguf_values import shown
-from hetrun.formats.jsonfile import parse_object
+from hetrun.formats.jsonfile import once, parse_object
 from hetrun.graph import Extent, Weight
 from hetrun.quant import by_name
 from hetrun.stamp import Stamp
@@ -32,6 +33,7 @@ _BITS = {
     "F4": 4,
 }
 _READ = ("F32", "F16", "BF16")
+_FIELDS = ("dtype", "shape", "data_offsets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     with open_cursor(path, 8 + MAX_HEADER) as cursor:
         header = _read_header(cursor)
         tensors: dict[str, Tensor] = {}
-        for name, entry in header.items():
-            cursor.where = f"tensor {shown(name)}"
-            tensors[name] = _read_tensor(cursor, name, entry)
+        for name in list(header):
+            tensors[name] = _read_tensor(cursor, name, header.pop(name))
         _check_extents(cursor, tensors)
         return SafetensorsFile(cursor.path, cursor.stamp, tensors)
 
@@ -100,11 +101,11 @@ def _read_header(cursor: Cursor) -> dict[str, object]:
     length = cursor.number(U64, "its length")
     if not 2 <= length <= MAX_HEADER:
         cursor.fail(f"it is {length} bytes long, it must be 2 to {MAX_HEADER}: {DAMAGED}", 0)
-    raw = cursor.take(length, "its JSON")
-    if not raw.startswith(b"{"):
-        cursor.fail(f"it begins with {raw[:4]!r}, not with a brace: {DAMAGED}", 8)
+    cursor.need(length, "its JSON")
+    if start[8:9] != b"{":
+        cursor.fail(f"it begins with {start[8:12]!r}, not with a brace: {DAMAGED}", 8)
     try:
-        header = parse_object(raw, unique=True)
+        header = parse_object(cursor.take(length, "its JSON"), _made)
     except ValueError as e:
         cursor.fail(f"it is not a JSON object: {e}; {DAMAGED}", 8)
     notes = header.pop("__metadata__", {})
@@ -113,53 +114,85 @@ def _read_header(cursor: Cursor) -> dict[str, object]:
     return header
 
 
+class _Entry(NamedTuple):
+    """What the header says of a tensor, unchecked. There may be very many: tuples take a third of tables."""
+
+    dtype: object
+    shape: object
+    offsets: object
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> _Entry:
+        """The fields of a table, None where it lacks one."""
+        dtype, shape, offsets = map(table.get, _FIELDS)
+        return cls(sys.intern(dtype) if isinstance(dtype, str) else dtype, _frozen(shape), _frozen(offsets))
+
+
+def _frozen(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _made(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any] | _Entry:
+    """The objects of the header, as they are parsed."""
+    found = once(pairs)
+    is_entry = found.keys() == {*_FIELDS} and isinstance(found["dtype"], str)
+    return _Entry.of(found) if is_entry else found
+
+
 def _read_tensor(cursor: Cursor, name: str, entry: object) -> Tensor:
-    if not isinstance(entry, dict):
-        cursor.fail("it must be a table with dtype, shape and data_offsets", 8)
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if isinstance(entry, dict):
+        entry = _Entry.of(entry)
+    if not isinstance(entry, _Entry):
+        _fail(cursor, name, "it must be a table with dtype, shape and data_offsets")
+    dtype, shape, offsets = entry
     if not isinstance(dtype, str) or dtype not in _BITS:
-        cursor.fail(
-            f"its dtype {shown(str(dtype))} is not one that hetrun knows: "
-            "it is newer than this hetrun, or the file is damaged",
-            8,
-        )
+        _fail(cursor, name, f"its dtype {shown(str(dtype))} is not one that hetrun knows: it is newer than "
+              "this hetrun, or the file is damaged")  # fmt: skip
     if not _are_sizes(shape) or len(shape) > MAX_DIMS:
-        cursor.fail(f"its shape {shown(str(shape))} must be up to {MAX_DIMS} whole numbers: {DAMAGED}", 8)
+        _fail(cursor, name, f"its shape {_said(shape)} must be up to {MAX_DIMS} whole numbers: {DAMAGED}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        cursor.fail(f"its data_offsets {shown(str(offsets))} must be where it begins and ends: {DAMAGED}", 8)
+        _fail(cursor, name, f"its data_offsets {_said(offsets)} must be where it begins and ends: {DAMAGED}")
     begin, end = offsets
     bits = math.prod(shape) * _BITS[dtype]
     if bits != 8 * (end - begin):
-        cursor.fail(
-            f"{dtype} of the shape {shown(str(shape))} takes {-(-bits // 8)} bytes, "
-            f"but its data_offsets leave {end - begin}: {DAMAGED}",
-            8,
-        )
-    return Tensor(name, dtype, tuple(shape), cursor.pos + begin, end - begin)
+        _fail(cursor, name, f"{dtype} of the shape {_said(shape)} takes {-(-bits // 8)} bytes, "
+              f"but its data_offsets leave {end - begin}: {DAMAGED}")  # fmt: skip
+    return Tensor(name, dtype, shape, cursor.pos + begin, end - begin)
 
 
-def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    """Whether it is a list of whole numbers, none below 0 or beyond what a file can have."""
-    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+def _fail(cursor: Cursor, name: str, reason: str) -> NoReturn:
+    cursor.where = f"tensor {shown(name)}"
+    cursor.fail(reason, 8)
+
+
+def _are_sizes(value: object) -> TypeGuard[tuple[int, ...]]:
+    """Whether they are whole numbers, none below 0 or beyond what a file can have."""
+    if not isinstance(value, tuple) or not {*map(type, value)} <= {int}:
+        return False
+    return not value or (min(value) >= 0 and max(value) < 1 << 63)
+
+
+def _said(value: object) -> str:
+    return shown(str([*value] if isinstance(value, tuple) else value))
 
 
 def _check_extents(cursor: Cursor, tensors: Mapping[str, Tensor]) -> None:
     """The tensors follow each other from the header's end to the file's, as the format demands."""
-    end, before = cursor.pos, "the header"
+    end, before = cursor.pos, None
     for t in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
-        name, last = shown(t.name), t.offset + t.nbytes
+        last = t.offset + t.nbytes
         if last > cursor.size:
             raise ModelFileError(
                 cursor.path,
-                f"the file is {cursor.size} bytes but tensor {name} needs bytes {t.offset}..{last}: "
+                f"the file is {cursor.size} bytes but tensor {shown(t.name)} needs bytes {t.offset}..{last}: "
                 "it is truncated, download it again",
             )
         if t.offset < end:
-            raise ModelFileError(
-                cursor.path, f"{before} and tensor {name} share bytes {t.offset}..{min(end, last)}: {DAMAGED}"
-            )
+            other = f"tensor {shown(before)}" if before is not None else "the header"
+            shared = f"{t.offset}..{min(end, last)}: {DAMAGED}"
+            raise ModelFileError(cursor.path, f"{other} and tensor {shown(t.name)} share bytes {shared}")
         if t.offset > end:
             raise ModelFileError(cursor.path, f"no tensor has the bytes {end}..{t.offset}: {DAMAGED}")
-        end, before = last, f"tensor {name}"
+        end, before = last, t.name
     if end < cursor.size:
         raise ModelFileError(cursor.path, f"no tensor has the bytes {end}..{cursor.size}: {DAMAGED}")

@@ -1,0 +1,56 @@
+"""The checklist of bad files through `hetrun check`: one sentence with place and reason, quickly."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from hetrun import cli
+from tests.hostile import cases_folder, cases_gguf
+from tests.hostile.checklist import Case, good_gguf, write_folder
+from tests.hostile.trees import write_gguf
+
+CASES = (*cases_gguf.CASES, *cases_folder.CASES)
+MOST_S = 1.0
+
+
+def cpu() -> float:
+    """Seconds that this process and its children computed; the machine may be busy with other things."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def test_the_good_models_are_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or else the cases below would prove nothing."""
+    path = tmp_path / "good.gguf"
+    path.write_bytes(write_gguf(good_gguf()))
+    folder = write_folder(tmp_path)
+    assert cli.exit_code(["check", "--weights", str(path), str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    facts = (
+        "ok: llama, 328 k parameters, F32, 21 tensors, vocabulary of 320, chat template, all weights finite"
+    )
+    assert captured.out == f"{path}: {facts}\n{folder}: {facts}\n"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_bad_model_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = case.make(tmp_path)
+    before = cpu()
+    code = cli.exit_code(["check", *(["--weights"] if case.weights else []), str(path)])
+    took = cpu() - before
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.startswith(f"hetrun: {tmp_path}")
+    assert case.says in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.rstrip("\n").isprintable()
+    assert took < MOST_S
+
+
+def test_names_of_cases_are_unique() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
