@@ -51,6 +51,7 @@ class TemplateWorker:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -64,14 +65,15 @@ class TemplateWorker:
         `variables` are the template's own, such as enable_thinking, and other special tokens.
         """
         number = 1 if tools and len(self._all) > 1 else 0
-        given = {
-            "messages": checked_messages(messages),
-            "tools": checked_objects("tools", tools),
-            "documents": checked_objects("documents", documents),
+        variables |= {
             "add_generation_prompt": add_generation_prompt,
             "bos_token": bos_token,
             "eos_token": eos_token,
-            **plain("the template's variables", variables),
+        }
+        given = plain("the template's variables", variables) | {
+            "messages": checked_messages(messages),
+            "tools": checked_objects("tools", tools),
+            "documents": checked_objects("documents", documents),
         }
         return self._ask(number, {"variables": given})
 

@@ -14,6 +14,7 @@ from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import UserError
 from hetrun.params import SamplingParams
+from hetrun.visible import visible
 
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
@@ -48,6 +49,7 @@ async def _serve(
 
         def started() -> None:
             print(f"hetrun: {info.id} on {listen.url(bound)}/v1 (Ctrl-C stops)", file=sys.stderr)
+            print(f"hetrun: chat template: {visible(info.template_origin)}", file=sys.stderr)
 
         await listen.serve(app, bound, stop, started, access_log=verbose)
     finally:

@@ -27,6 +27,7 @@ def routes(service: Service) -> list[Route]:
             "n_vocab": info.n_vocab,
             "n_params": info.parameters,
             "size": info.file_bytes,
+            "chat_template": info.template_origin,
         }
         model = {"id": info.id, "object": "model", "created": service.created, "owned_by": "hetrun"}
         return model | {"meta": meta}

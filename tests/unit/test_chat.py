@@ -208,6 +208,15 @@ def test_chatml_by_hand(worker_of: Any) -> None:  # noqa: ANN401
     assert worker.render(HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
+def test_variables_of_the_template(worker_of: Any) -> None:  # noqa: ANN401
+    worker = worker_of("{{ self_ | default(0) }}{{ mood }}{{ tools }}{{ documents }}{{ deep.a[0].b }}")
+    assert worker.render(HI, **{"self": 1, "mood": "x", "deep": {"a": [{"b": None}]}}) == "0xNoneNoneNone"
+    with pytest.raises(OptionError, match=r"variables.deep holds a object, which is not JSON"):
+        worker.render(HI, deep=object())
+    with pytest.raises(OptionError, match=r"variables.mood holds U\+D800, half of a character"):
+        worker.render(HI, mood="\ud800")
+
+
 def test_the_date(worker_of: Any) -> None:  # noqa: ANN401
     before = datetime.now()
     found = worker_of("{{ strftime_now('%Y-%m-%d %H:%M') }}").render(HI)

@@ -366,6 +366,8 @@ def test_serve_answers_and_cleans_up(tiny: str, tmp_path: Path) -> None:
         assert process.stderr is not None
         said = process.stderr.readline().decode()
         assert said == f"hetrun: tiny on unix:{path}/v1 (Ctrl-C stops)\n"
+        said = process.stderr.readline().decode()
+        assert said == "hetrun: chat template: the model's own (tokenizer.chat_template)\n"
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as http:
             body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0}
             answered = http.post("/v1/chat/completions", json=body).json()

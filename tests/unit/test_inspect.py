@@ -146,6 +146,7 @@ def test_text_keeps_to_80_columns_and_says_what_matters(run: Run, model: Path) -
         "KV f16",
         "general.name",
         "blk.2.ffn_up.weight",
+        "the model's own (tokenizer.chat_template)",
     ):
         assert said in text
 

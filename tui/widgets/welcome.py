@@ -7,6 +7,7 @@ from textual.containers import Vertical
 from textual.widgets import ProgressBar, Static
 
 from hetrun.events import ModelInfo
+from hetrun.visible import visible
 
 
 class Welcome(Vertical):
@@ -31,7 +32,10 @@ class Welcome(Vertical):
         self._bar.display = False
         self._title.update(info.id)
         size = f"{_count(info.parameters)} parameters in {_bytes(info.file_bytes)}"
-        self._detail.update(f"{info.architecture} · {size} · {info.context} tokens of context")
+        self._detail.update(
+            f"{info.architecture} · {size} · {info.context} tokens of context\n"
+            f"chat template: {visible(info.template_origin)}"
+        )
 
 
 def _count(n: int) -> str:
