@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from hetrun import model as models
 from hetrun.backend import Floats
 from hetrun.chat import ChatTemplate
+from hetrun.chat.renderer import TemplateWorker
 from hetrun.config import Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError, UserError
@@ -69,18 +70,24 @@ class LLM:
         self._open(Settings.resolve(environ=None, model=name, **options), progress)
 
     @classmethod
-    def of(cls, settings: Settings, progress: Progress | None = None) -> LLM:
-        """The model of settings that were resolved already."""
+    def of(cls, settings: Settings, progress: Progress | None = None, *, chatting: bool = False) -> LLM:
+        """The model of settings that were resolved already; `chatting` says that messages will come soon."""
         llm = cls.__new__(cls)
-        llm._open(settings, progress)
+        llm._open(settings, progress, chatting)
         return llm
 
-    def _open(self, settings: Settings, progress: Progress | None) -> None:
+    def _open(self, settings: Settings, progress: Progress | None, chatting: bool = False) -> None:
         self.settings = settings
         source = open_model(model_path(settings))
-        template = template_of(source, settings)
-        self._engine = Engine(lambda: load(source, template, settings, progress), template.prepare)
-        self.info = self._engine.call(lambda loaded: describe(source, template, loaded))
+        self._templates = templates = TemplateWorker(template_of(source, settings))
+        if chatting:
+            templates.warm()  # a process begins while the model is loaded
+        try:
+            self._engine = Engine(lambda: load(source, templates, settings, progress))
+            self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
+        except BaseException:
+            templates.close()
+            raise
 
     @property
     def plan(self) -> PlanSet:
@@ -152,6 +159,7 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine and give the memory back."""
+        self._templates.close()
         self._engine.close()
 
     def __enter__(self) -> LLM:
@@ -191,6 +199,11 @@ class LLM:
         return [completion(events) for events in collected]
 
 
+def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
+    """A model whose first message must not wait: what fronts run in a process of its own."""
+    return LLM.of(Settings.resolve(environ=None, **options), progress, chatting=True)
+
+
 def reason_of(event: Event) -> Exception:
     """The error of an error event."""
     return event.error or RuntimeError("the engine gave no reason")
@@ -218,7 +231,7 @@ def make_plan(settings: Settings) -> PlanSet:
 
 
 def load(
-    source: ModelSource, template: ChatTemplate, settings: Settings, progress: Progress | None
+    source: ModelSource, templates: TemplateWorker, settings: Settings, progress: Progress | None
 ) -> Loaded:
     """Everything that runs; called on the engine thread."""
     model = models.open_planned(source, as_options(settings), progress)
@@ -228,7 +241,7 @@ def load(
         model.close()
         raise
     temperature = settings.temperature if settings.temperature is not None else source.temperature
-    render = renderer(template, tokenizer)
+    render = renderer(templates, tokenizer)
     return Loaded(model, tokenizer, render, temperature, diagnose=lambda: bad_weights(source))
 
 
@@ -249,14 +262,17 @@ def template_of(source: ModelSource, settings: Settings) -> ChatTemplate:
     return ChatTemplate.of_model(source)
 
 
-def renderer(template: ChatTemplate, tokenizer: Tokenizer | None) -> Renderer:
-    """Messages to text by a template."""
+def renderer(templates: TemplateWorker, tokenizer: Tokenizer | None) -> Renderer:
+    """Messages to text by the template in use."""
 
     # Asked for here, because these are native calls.
     bos, eos = (tokenizer.bos_text, tokenizer.eos_text) if tokenizer else ("", "")
 
     def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
-        return template.render(messages, bos_token=bos, eos_token=eos)
+        if "messages" in options:
+            raise OptionError("messages is no variable that can be given to a template beside the messages")
+        variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos, **options}
+        return templates.render(messages, **variables)
 
     return render
 

@@ -26,7 +26,7 @@ from hetrun.events import Event, GenerateRequest, ModelInfo
 
 log = logging.getLogger(__name__)
 
-ENGINE = "hetrun.llm:LLM"
+ENGINE = "hetrun.llm:for_conversations"
 
 
 class Answerer(Protocol):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from hetrun.errors import TemplateError
 from hetrun.visible import visible
-
-if TYPE_CHECKING:
-    from hetrun.chat.renderer import TemplateWorker
 
 NO_TEMPLATE = "ChatML, because the model has none"
 CHATML = (
@@ -95,19 +91,3 @@ class ChatTemplate:
         raise TemplateError(
             f"--chat-template {path}: {reason}; give a file with a Jinja template, or a name: {names}"
         )
-
-    # --- until templates are rendered by whoever prepares requests
-
-    def prepare(self) -> None:
-        """Start the process that renders."""
-        self._worker.warm()
-
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:  # noqa: ANN401
-        """As `TemplateWorker.render` does it."""
-        return self._worker.render(messages, **variables)
-
-    @cached_property
-    def _worker(self) -> TemplateWorker:
-        from hetrun.chat.renderer import TemplateWorker
-
-        return TemplateWorker(self)

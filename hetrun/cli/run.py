@@ -36,7 +36,7 @@ def answer(
         if name in sampling and not as_json:
             raise OptionError(f"{ROWS[name].flag} is shown with --json only: add it")
     request = make_request(settings, read_prompt(prompt), params, raw)
-    with open_llm(settings) as llm:
+    with open_llm(settings, chatting=not raw) as llm:
         if verbose:
             print(described(llm, request), file=sys.stderr)
         events = list(shown(llm.stream_request(request), not as_json))
@@ -47,10 +47,10 @@ def answer(
 
 
 @contextmanager
-def open_llm(settings: Settings) -> Iterator[LLM]:
+def open_llm(settings: Settings, chatting: bool = False) -> Iterator[LLM]:
     """The model of the settings, with a progress bar while it loads."""
     with loading("loading") as progress:
-        llm = LLM.of(settings, progress)
+        llm = LLM.of(settings, progress, chatting=chatting)
     with llm:
         yield llm
 
