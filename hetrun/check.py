@@ -6,10 +6,11 @@ Native libraries read a stranger's vocabulary in a process of its own here, whic
 from __future__ import annotations
 
 import hashlib
+import json
 import resource
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,15 +23,26 @@ from hetrun.formats.gguf_values import shown
 from hetrun.planner import LARGEST_UBATCH
 from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
 from hetrun.stamp import Stamp, unchanged
+from hetrun.tokenizer import Tokenizer
 from hetrun.weightcheck import first_bad_value
 from hetrun.whole_plan import MOST_CONTEXT, needs
 
 READER = "the library that reads vocabularies"
 READER_S = 30.0  # that it has for one
 READER_BYTES = 4 << 30  # of address space: the largest in use take some hundred megabytes
+HELLO = "Hello, how are you? \u4f60\u597d \U0001f642"
 PIECE = 1 << 20  # bytes that are hashed in one go
 
 Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a child says of one; no tokens: there is none."""
+
+    tokens: int = 0
+    bos: str = ""
+    eos: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +63,16 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
     """Look at everything, at each weight only if asked to; a UserError says what is wrong."""
     source = open_model(path)
     unchecked = [*_check_settings(source)]
-    vocabulary = 0
-    try:
-        vocabulary = _check_vocabulary(source)
-    except BackendUnavailable as e:
-        unchecked.append(f"its vocabulary ({e})")
-    _check_template(source)
+    vocabulary = Vocabulary()
+    with TemplateWorker(ChatTemplate.of_model(source)) as worker:
+        if source.chat_templates:
+            worker.warm()  # it starts while the vocabulary is read
+        try:
+            vocabulary = _check_vocabulary(source)
+        except BackendUnavailable as e:
+            unchecked.append(f"its vocabulary ({e})")
+        if source.chat_templates:
+            _check_template(source, worker, vocabulary)
     if weights and (bad := first_bad_value(source, progress)):
         raise bad
     found = list(entries(source))
@@ -68,7 +84,7 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
         parameters=sum(entry.weights for entry in found),
         type=max(types, key=lambda kind: types[kind], default="no type"),
         tensors=len(found),
-        vocabulary=vocabulary,
+        vocabulary=vocabulary.tokens,
         template=bool(source.chat_templates),
         files=source.stamps,
         unchecked=tuple(unchecked),
@@ -86,20 +102,12 @@ def _check_settings(source: ModelSource) -> tuple[str, ...]:
     return (f"the other settings of {shown(source.architecture)}, which hetrun has no file for",)
 
 
-def _check_vocabulary(source: ModelSource) -> int:
-    """Have it read, and some of it used; how many tokens it has."""
+def _check_vocabulary(source: ModelSource) -> Vocabulary:
     if not source.vocabulary:
-        return 0
+        return Vocabulary()
     with unchanged(source.stamps):
-        return int(child.ask("from hetrun.check import main; main()", source.path, READER_S, READER))
-
-
-def _check_template(source: ModelSource) -> None:
-    try:
-        with TemplateWorker(ChatTemplate.of_model(source)) as worker:
-            worker.check()
-    except TemplateError as e:
-        raise ModelFileError(source.path, str(e)) from e
+        said = child.ask("from hetrun.check import main; main()", source.path, READER_S, READER)
+    return Vocabulary(**json.loads(said))
 
 
 def main() -> NoReturn:
@@ -112,7 +120,18 @@ def _read_vocabulary(path: str) -> str:
     vocabulary = open_vocabulary(open_model(Path(path)))
     if vocabulary is None:
         raise BackendUnavailable("nothing is registered that reads it; reinstall hetrun")
-    return str(vocabulary.n_tokens)
+    tokenizer = Tokenizer(vocabulary)
+    tokenizer.decode(tokenizer.encode(HELLO))
+    return json.dumps(asdict(Vocabulary(tokenizer.n_tokens, tokenizer.bos_text, tokenizer.eos_text)))
+
+
+def _check_template(source: ModelSource, worker: TemplateWorker, vocabulary: Vocabulary) -> None:
+    """Have a short conversation written."""
+    messages = [{"role": "user", "content": HELLO}]
+    try:
+        worker.render(messages, bos_token=vocabulary.bos, eos_token=vocabulary.eos)
+    except TemplateError as e:
+        raise ModelFileError(source.path, str(e)) from e
 
 
 def digests(files: Mapping[str, Stamp], progress: Progress | None = None) -> dict[str, str]:
