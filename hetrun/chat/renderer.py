@@ -94,8 +94,8 @@ class TemplateWorker:
         self.close()
 
     def _ask(self, number: int, request: Mapping[str, object]) -> str:
-        if len(self._all[number].source) > MOST_SOURCE:
-            raise self._failed(number, f"longer than {MOST_SOURCE:,} characters, which no template is")
+        if fault := _fault(self._all[number].source):
+            raise self._failed(number, fault)
         data = framed({"template": number, **request})
         if len(data) > limits.MOST_INPUT:
             raise OptionError(
@@ -139,13 +139,22 @@ class TemplateWorker:
             raise EngineStopped("the model was closed; open it again with LLM(...)")
         if self._process is None or not self._process.alive:
             self._end()
-            self._process = Process([template.source for template in self._all])
+            # One that cannot be used is never asked for, and need not travel.
+            sources = [template.source for template in self._all]
+            self._process = Process(["" if _fault(source) else source for source in sources])
         return self._process
 
     def _end(self) -> None:
         if self._process:
             self._process.end()
         self._process = None
+
+
+def _fault(source: str) -> str | None:
+    """Why a text is no template at all."""
+    if len(source) > MOST_SOURCE:
+        return f"longer than {MOST_SOURCE:,} characters, which no template is"
+    return None if _is_unicode(source) else "it holds half of a character (a lone surrogate)"
 
 
 def _is_unicode(text: str) -> bool:

@@ -340,6 +340,19 @@ def test_errors_name_the_template_and_the_line(source: str, said: str) -> None:
     assert str(caught.value).endswith("; use another with --chat-template FILE")
 
 
+@pytest.mark.parametrize(
+    ("source", "said"), [("x" * (1 << 24), "longer than 131,"), ("\ud800", "half of a char")]
+)
+def test_what_is_no_template_at_all(source: str, said: str) -> None:
+    """A JSON file may hold any of these."""
+    template = ChatTemplate("{{ messages[0].content }}", "x", ChatTemplate(source, "the other"))
+    with TemplateWorker(template) as worker:
+        worker.warm()
+        with pytest.raises(TemplateError, match=f"the other: .*{said}"):
+            worker.render(HI, tools=TOOLS)
+        assert worker.render(HI) == "Hi"
+
+
 def test_a_mistake_shows_before_the_first_message(worker_of: Any) -> None:  # noqa: ANN401
     with (
         TemplateWorker(ChatTemplate("{% if %}", "x")) as worker,
