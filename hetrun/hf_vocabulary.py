@@ -8,16 +8,21 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.huggingface import Folder
 from hetrun.formats.jsonfile import read_bytes, read_object
+from hetrun.formats.tokenizer_json import check_file, check_post_processor, check_pre_tokenizer, growth
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MAX_BYTES = 256 << 20  # the largest in use have 35 MiB
+MAX_BYTES = 64 << 20  # the largest in use have 35 MiB
+MAX_TEXT = 16 << 20  # bytes of a text: more than the longest contexts there are
+MAX_GROWN = 64 << 20  # and of what its normalizer may make of it
+MAX_BEYOND = 1 << 16  # added tokens that the model has no rows for
+MAX_WORD, MAX_PIECE = 1000, 1000  # characters, where the time is the product of both
 
 # With these a model has finished, whatever its settings say. The list is llama.cpp's.
 ENDS = (
@@ -51,8 +56,12 @@ class HfVocabulary:
         self.path = str(folder.path / ("tokenizer.json" if whole else "vocab.json"))
         self._n_rows = n_rows
         self._tokenizer = read_tokenizer(self.path)[0] if whole else gpt2_tokenizer(folder)
+        self._most = min(MAX_TEXT, MAX_GROWN // check_steps(self.path, self._tokenizer))
         self._spelling = spelling_of(self.path, self._tokenizer)
         self._added = {i: t.content for i, t in self._tokenizer.get_added_tokens_decoder().items()}
+        beyond = max(self._tokenizer.get_vocab_size(), n_rows) + MAX_BEYOND
+        if far := [i for i in self._added if i >= beyond]:
+            _fail(self.path, f"added_tokens has {self._added[far[0]][:40]!r} as token {far[0]}")
         self._special = {i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
         self._unknown = getattr(self._tokenizer.model, "unk_token", None)
         self.n_tokens = max(n_rows, self._tokenizer.get_vocab_size(), *(i + 1 for i in self._added))
@@ -63,6 +72,11 @@ class HfVocabulary:
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         self._tokenizer.encode_special_tokens = not parse_special
+        n = len(text.encode())
+        if n > self._most:
+            raise OptionError(
+                f"the text has {n} bytes; hetrun reads up to {self._most} at once with this tokenizer"
+            )
         with _library(self.path, "cannot tokenise this text"):
             ids = self._tokenizer.encode(text, add_special_tokens=add_special).ids
         for token in ids:
@@ -80,7 +94,8 @@ class HfVocabulary:
     def pieces(self) -> list[bytes]:
         out = [b""] * self.n_tokens
         for text, token in self._tokenizer.get_vocab(with_added_tokens=True).items():
-            out[token] = self._bytes_of(token, text)
+            if token < self.n_tokens:
+                out[token] = self._bytes_of(token, text)
         return out
 
     def _bytes_of(self, token: int, text: str) -> bytes:
@@ -120,6 +135,7 @@ class HfVocabulary:
 def read_tokenizer(path: str) -> tuple[Tokenizer, bytes]:
     """A tokenizer.json as the library reads it, and as it is written."""
     raw = read_bytes(path, MAX_BYTES)
+    check_file(path, raw)
     # Its threads would compete with those that compute; one text at a time needs none.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer
@@ -129,6 +145,29 @@ def read_tokenizer(path: str) -> tuple[Tokenizer, bytes]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, raw
+
+
+def check_steps(path: str, tokenizer: Tokenizer) -> int:
+    """Refuse what would not come to an end; the result is how many times longer a text may become."""
+    check_pre_tokenizer(path, _state(tokenizer.pre_tokenizer))
+    check_post_processor(path, _state(tokenizer.post_processor))
+    model = tokenizer.model
+    if getattr(model, "max_input_chars_per_word", 0) > MAX_WORD:
+        _fail(path, f"model.max_input_chars_per_word is more than {MAX_WORD}")
+    if type(model).__name__ == "Unigram":
+        longest = max(tokenizer.get_vocab(with_added_tokens=False), key=len, default="")
+        if len(longest) > MAX_PIECE:
+            _fail(path, f"model.vocab has a piece of {len(longest)} characters, {longest[:40]!r}...")
+    return growth(path, _state(tokenizer.normalizer))
+
+
+def _state(part: Any) -> Any:  # noqa: ANN401 - as the library has it
+    """What a part of a tokenizer is set to, it tells as JSON only."""
+    return part and json.loads(part.__getstate__())
+
+
+def _fail(path: str, reason: str) -> NoReturn:
+    raise ModelFileError(path, f"{reason}; it is not one that a model was trained with")
 
 
 def gpt2_tokenizer(folder: Folder) -> Tokenizer:
@@ -188,8 +227,8 @@ class Spelling:
 
 
 def spelling_of(path: str, tokenizer: Tokenizer) -> Spelling:
-    """What the tokenizer's decoder undoes; what a decoder is set to, it tells as JSON only."""
-    state = tokenizer.decoder and json.loads(tokenizer.decoder.__getstate__())
+    """What the tokenizer's decoder undoes."""
+    state = _state(tokenizer.decoder)
     steps = list(_steps(state)) if state else []
     kinds = {step["type"] if "Regex" not in step.get("pattern", ()) else "Replace by Regex" for step in steps}
     if unknown := kinds - {"ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse", "Strip"}:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from hetrun.backends.llamacpp.vocabulary import charsmap
+from hetrun.formats import charsmap
 from hetrun.backends.llamacpp.vocabulary.strings import Bytes, Ints, Strings
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import GGUFFile, Value
@@ -112,9 +113,9 @@ def _tokens(file: GGUFFile, longest: int) -> Strings:
         _fail_at(file, tokens, at, f"of {tokens.lengths[at]} bytes; such a tokenizer has up to {longest}")
     if np.square(tokens.lengths).sum() > MAX_SQUARES:
         fail(file, "tokens", "has too many long tokens: they would take minutes to look for in a text")
-    rows = file.tensors.get("token_embd.weight")
-    if rows is not None and len(tokens) > rows.shape[0]:
-        fail(file, "tokens", f"has {len(tokens)} tokens, but token_embd.weight only {rows.shape[0]} rows")
+    table = file.tensors.get("token_embd.weight")
+    if table is not None and len(tokens) != (rows := prod(table.shape[:-1])):
+        fail(file, "tokens", f"has {len(tokens)} tokens, but token_embd.weight has {rows} rows")
     _check_unique(file, tokens)
     return tokens
 

@@ -1,7 +1,7 @@
 """SentencePiece's table of what characters become before they are cut into pieces.
 
-It is an automaton over bytes, packed into an array, and the texts that it gives. llama.cpp walks it without
-asking how far, and ends the process where it leads nowhere.
+It is an automaton over bytes, packed into an array, and the texts that it gives. The libraries that walk it
+do not ask how far, and some end the process where it leads nowhere.
 """
 
 from __future__ import annotations
@@ -17,16 +17,24 @@ _LABEL, _HAS_VALUE, _WIDE, _IS_VALUE = 0xFF, 1 << 8, 1 << 9, 1 << 31
 
 def objection(raw: bytes) -> str | None:
     """What is wrong with a table, if something is."""
-    size = int.from_bytes(raw[:4], "little")
+    size = _size(raw)
     if len(raw) < 4 or size % 4 or not 4 <= size < len(raw) - 4:
         return "its first four bytes are not the size of the table behind them"
     if raw[-1]:
         return "its last text has no end"
-    texts = np.frombuffer(raw, np.uint8, offset=4 + size)
-    ends = np.flatnonzero(texts == 0)
-    if np.diff(ends, prepend=-1).max() > LONGEST_TEXT + 1:
+    if longest_text(raw) > LONGEST_TEXT:
         return f"it replaces characters by more than {LONGEST_TEXT} bytes"
-    return _walk(np.frombuffer(raw, "<u4", size // 4, 4), len(texts))
+    return _walk(np.frombuffer(raw, "<u4", size // 4, 4), len(raw) - 4 - size)
+
+
+def longest_text(raw: bytes) -> int:
+    """The bytes that come at most in the place of one."""
+    ends = np.flatnonzero(np.frombuffer(raw, np.uint8, offset=4 + _size(raw)) == 0)
+    return int(np.diff(ends, prepend=-1).max()) - 1
+
+
+def _size(raw: bytes) -> int:
+    return int.from_bytes(raw[:4], "little")
 
 
 def _walk(units: npt.NDArray[np.uint32], n_text: int) -> str | None:
