@@ -128,7 +128,7 @@ class Settings:
     chat_template: Path | None = field(
         default=None,
         metadata=option(
-            "file with a Jinja template", values.path, "--chat-template", shows="the model's own"
+            "file with a Jinja template, or chatml", values.path, "--chat-template", shows="the model's own"
         ),
     )
     host: str = field(default="127.0.0.1", metadata=option("address to listen on", values.text, "--host"))
