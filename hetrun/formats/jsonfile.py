@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from hetrun.formats.gguf_values import shown
 MAX_BYTES = 32 << 20
 # A value in JSON takes two bytes and a comma, and in memory a hundred; the largest index has 150,000.
 MAX_ITEMS = 1 << 20
+
+# Escapes that are halves of a character, and among all that might be those that have no other half.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_ALONE = re.compile(r"(?<!\\)(?:\\\\)*+(?:\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..))")
 
 Make = Callable[[list[tuple[str, Any]]], object]
 
@@ -42,6 +47,7 @@ def parse_object(raw: bytes, make: Make | None = None) -> dict[str, object]:
     try:
         text = raw.decode("utf-8-sig")
         del raw  # nobody else has it, and it may be large
+        _check_characters(text)
         found = json.loads(text, object_pairs_hook=make)
     except UnicodeDecodeError as e:
         raise ValueError(f"byte {e.start} is not UTF-8") from None
@@ -50,6 +56,13 @@ def parse_object(raw: bytes, make: Make | None = None) -> dict[str, object]:
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}")
     return found
+
+
+def _check_characters(text: str) -> None:
+    """Refuse what is no text: half of a character, which could not be printed, compared or passed on."""
+    for found in _ALONE.finditer(text) if _HALF.search(text) else ():
+        if found[1]:
+            raise ValueError(f"the {found[1]} at character {found.start(1)} is half of a character")
 
 
 def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

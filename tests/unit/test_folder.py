@@ -123,6 +123,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: write_config(f, "[]"),
         "config.json: is not a JSON object: it holds a list",
     ),
+    "config has half a character": (
+        lambda f: write_config(f, r'{"\\\ud83d\ude00": "\ude00\ud83d"}'),
+        r"config.json: is not a JSON object: the \ude00 at character 20 is half of a character",
+    ),
     "config is nested": (
         lambda f: write_config(f, '{"a":' + "[" * 100_000),
         "config.json: is not a JSON object: it is nested too deeply",
@@ -143,7 +147,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another kind": (evil("config.json"), NOT_A_NAME),
     "no text": (evil(3), NOT_A_NAME),
     "too long": (evil("x" * 300 + ".safetensors"), NOT_A_NAME),
-    "half a character": (evil("\ud800.safetensors"), "is missing: download the rest"),
+    "half a character": (evil("\ud800.safetensors"), r"the \ud800 at character 54 is half of a character"),
     "missing shard": (lambda f: (f / TWO).unlink(), f"'{TWO}' is missing: download the rest of the model"),
     "missing shards": (
         lambda f: remove(f, ONE, TWO),
