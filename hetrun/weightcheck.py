@@ -64,8 +64,8 @@ FLOATS = {
     "IQ1_M": Floats("<u4", 0x7000C000, 52),  # a float16 in four pieces; the exponent lies in these two
     "TQ1_0": _halves(52),
     "TQ2_0": _halves(64),
-    "MXFP4": Floats("u1", 0xFF),  # a power of two, or NaN
-    "NVFP4": Floats("u1", 0x7F, 0, 4),  # E4M3, which has a NaN and no infinity
+    "MXFP4": Floats("u1", 0xFC),  # powers of two: NaN, and those from which weights overflow
+    "NVFP4": Floats("u1", 0x7F, 0, 4),  # E4M3 has a NaN and no infinity
 }
 
 
