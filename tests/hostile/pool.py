@@ -75,6 +75,11 @@ class Child:
                 return self._replaced("")
             self._said += got
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def fileno(self) -> int:
         """For select."""
         assert self._process.stdout

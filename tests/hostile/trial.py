@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hetrun import LLM, SamplingParams
 from hetrun import model as models
 from hetrun.anatomy import entries
@@ -28,6 +30,7 @@ from hetrun.cli import inspection
 from hetrun.convert import describe, plan
 from hetrun.convert.recipe import by_option
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
+from hetrun.executor import Chunk, Step
 from hetrun.planner import Options, Wishes
 from hetrun.source import ModelSource, build_graph, open_model, open_vocabulary
 from hetrun.tokenizer import Tokenizer
@@ -38,11 +41,12 @@ MESSAGES = ({"role": "system", "content": "Hm."}, {"role": "user", "content": "H
 BACKENDS = ("reference", "llamacpp")
 MOST_GROWTH = 64 << 20
 LONGEST = 1000  # characters of a sentence
+MOST_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it ended: loaded, refused, nan (which the weights may well say), or a finding."""
+    """How it ended: loaded, refused, nan (results that are no numbers, as weights may give), or a finding."""
 
     end: str
     stage: str = ""
@@ -136,7 +140,7 @@ def _judge(error: UserError | BackendError, stage: str, path: Path) -> None:
 
 
 def _is_nan(error: HetrunError) -> bool:
-    return "NaN" in str(error)
+    return "the logits hold" in str(error) or "NaN or infinity" in str(error)
 
 
 def _folder(path: Path) -> Path:
@@ -215,15 +219,15 @@ def vocabulary(source: ModelSource, path: Path) -> None:
 def template(source: ModelSource, path: Path) -> None:
     """A conversation through the model's template."""
     wanted = ChatTemplate.of_model(source)
-    # Most mutations leave it alone, and need no process of their own.
-    if not _workers or _workers[0].template != wanted:
-        for old in _workers:
-            old.close()
-        _workers[:] = [TemplateWorker(wanted)]
-    _workers[0].render(MESSAGES, bos_token="<s>", eos_token="</s>")
+    # Most mutations leave it as their seed has it, and need no process of their own.
+    worker = _workers.pop(wanted, None) or TemplateWorker(wanted)
+    _workers[wanted] = worker
+    if len(_workers) > MOST_WORKERS:
+        _workers.pop(next(iter(_workers))).close()
+    worker.render(MESSAGES, bos_token="<s>", eos_token="</s>")
 
 
-_workers: list[TemplateWorker] = []
+_workers: dict[ChatTemplate, TemplateWorker] = {}
 
 
 def weights(source: ModelSource, path: Path) -> None:
@@ -239,18 +243,27 @@ def converted(source: ModelSource, path: Path) -> None:
     describe(source, recipe)
 
 
-def run(backend: str) -> Callable[[ModelSource, Path], None]:
-    """Load the weights and generate two tokens, of numbers and of messages."""
+def step(source: ModelSource, path: Path) -> None:
+    """Load the weights and take two steps on the reference backend, in this thread."""
+    model = models.open_planned(source, Options(Wishes(threads=1), ("reference",), 128))
+    try:
+        seq, last = model.alloc(), np.array([2, 40, 77]) % model.n_vocab
+        for _ in range(2):
+            logits = model.step(Step((Chunk(seq, last, np.array([len(last) - 1])),)))[-1]
+            if not np.isfinite(logits).all():
+                raise BackendError("the logits hold NaN or infinity")
+            last = np.array([logits.argmax()])
+    finally:
+        model.close()
 
-    def runs(source: ModelSource, path: Path) -> None:
-        ctx = 128 if backend == "reference" else None
-        with LLM(path, backends=[backend], threads=1, ctx=ctx) as llm:
-            two = SamplingParams(max_tokens=2, temperature=0)
-            llm.generate([[t % llm.n_vocab for t in (2, 40, 77)]], two)
-            if source.vocabulary:
-                llm.chat(MESSAGES, SamplingParams(max_tokens=2, seed=1))
 
-    return runs
+def answer(source: ModelSource, path: Path) -> None:
+    """Load the model as users do, and answer tokens and messages."""
+    with LLM(path, backends=["llamacpp"], threads=1) as llm:
+        two = SamplingParams(max_tokens=2, temperature=0)
+        llm.generate([[t % llm.n_vocab for t in (2, 40, 77)]], two)
+        if source.vocabulary:
+            llm.chat(MESSAGES, SamplingParams(max_tokens=2, seed=1))
 
 
 STAGES: Mapping[str, Callable[[ModelSource, Path], None]] = {
@@ -261,7 +274,8 @@ STAGES: Mapping[str, Callable[[ModelSource, Path], None]] = {
     "template": template,
     "convert": converted,
     "weights": weights,
-    **{f"run on {name}": run(name) for name in BACKENDS},
+    "step": step,
+    "answer": answer,
 }
 
 

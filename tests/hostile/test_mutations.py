@@ -1,0 +1,176 @@
+"""Mutated models end with success or a sentence; and the machinery that says so sees what it should see."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from hetrun.errors import ModelFileError, OptionError
+from tests.hostile import trial
+from tests.hostile.mutations import Case, Edit, Patch, cases, make_case
+from tests.hostile.pool import Child, Pool, write_case
+from tests.hostile.seeds import Seed, parsed, seeds, written
+from tests.hostile.trees import Nested, Raw, Table, children
+from tests.hostile.trial import Outcome, attempt
+
+QUICK, SLOW = 80, 3000
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """A process that tries models."""
+    found = Child(tmp_path_factory.mktemp("child"))
+    yield found
+    found.close()
+
+
+def outcome(child: Child, case: Case, check: bool = False) -> Outcome:
+    """What becomes of a case."""
+    child.start(case, check)
+    while not (found := child.wait(0.5)):
+        pass
+    return found
+
+
+# --- models
+
+
+@pytest.mark.parametrize("seed", seeds(), ids=str)
+def test_every_seed_loads(child: Child, seed: Seed) -> None:
+    assert outcome(child, Case(seed)).end == "loaded"
+
+
+@given(case=cases())
+@settings(max_examples=QUICK, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
+def test_what_hypothesis_changes_is_loaded_or_refused(child: Child, case: Case) -> None:
+    found = outcome(child, case)
+    assert found.end != "finding", f"{found.stage}: {found.what}\n{found.trace}"
+
+
+@pytest.mark.parametrize("n", [2 * QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
+def test_what_chance_changes_is_loaded_or_refused(tmp_path: Path, n: int) -> None:
+    findings = []
+
+    def done(case: Case, found: Outcome, model: Path) -> None:
+        if found.end == "finding":
+            findings.append(f"{found.stage}: {found.what}\n{case}\n{found.trace}")
+
+    with Pool(tmp_path, 1, done) as pool:
+        for i in range(n):
+            pool.submit(make_case(Random(f"suite/{i}")), check=i % 40 == 0)
+        pool.drain()
+    assert not findings, "\n".join(findings)
+
+
+# --- the machinery
+
+
+@pytest.mark.parametrize("seed", seeds(), ids=str)
+def test_a_tree_is_written_as_it_was_read(seed: Seed) -> None:
+    for name, raw in written(seed.files).items():
+        assert written(Table(((name, parsed(name, raw)),)))[name] == raw
+
+
+def test_cases_are_the_same_every_time_and_differ() -> None:
+    made = [repr(make_case(Random(f"x/{i}"))) for i in range(300)]
+    assert made == [repr(make_case(Random(f"x/{i}"))) for i in range(300)]
+    assert len(set(made)) > 290
+
+
+def test_every_case_can_be_written() -> None:
+    kinds = set()
+    for i in range(400):
+        case = make_case(Random(f"y/{i}"))
+        kinds.add(case.kind)
+        for name, raw in case.files().items():
+            assert os.sep not in name
+            assert len(raw) < 16 << 20
+    assert len(kinds) == 6
+
+
+def test_edits() -> None:
+    tree = Table((("a", 1), ("b", (1, 2, 3)), ("c", Table((("d", "x"),)))))
+
+    def edited(*edits: Edit) -> bytes:
+        changed = tree
+        for edit in edits:
+            changed = edit.apply(changed)
+        return written(Table((("f.json", changed),)))["f.json"]
+
+    assert edited(Edit((0,), "replace", Raw("1e999"))) == b'{"a": 1e999, "b": [1, 2, 3], "c": {"d": "x"}}'
+    assert edited(Edit((1, 1), "delete")) == b'{"a": 1, "b": [1, 3], "c": {"d": "x"}}'
+    assert edited(Edit((2, 0), "replace", Nested(3))) == b'{"a": 1, "b": [1, 2, 3], "c": {"d": [[[]]]}}'
+    assert edited(Edit((1,), "swap", other=0)) == b'{"a": [1, 2, 3], "b": 1, "c": {"d": "x"}}'
+    assert edited(Edit((0,), "repeat", other=2)) == b'{"a": 1, "b": [1, 2, 3], "a": 1, "c": {"d": "x"}}'
+    assert edited(Edit((2, 0), "rename", key="\\ud800"), Edit((1,), "delete")) == (
+        b'{"a": 1, "c": {"\\\\ud800": "x"}}'
+    )
+    assert edited(*[Edit((0,), "delete")] * 4, Edit((0, 0, 0), "insert", 1, "k")) == b"{}"
+    assert Patch(0, 1, 1, b"ab", 2).apply(b"xyz") == b"xababz"
+    assert len(children(tree)) == 3
+
+
+class Broken:
+    """Stages that do what must not happen."""
+
+    @staticmethod
+    def bug(*_: object) -> None:
+        raise KeyError("a bug")
+
+    @staticmethod
+    def nameless(*_: object) -> None:
+        raise ModelFileError("elsewhere", "is bad")
+
+    @staticmethod
+    def blames(*_: object) -> None:
+        raise OptionError("--ctx is bad")
+
+    @staticmethod
+    def greedy(*_: object) -> None:
+        bytearray(os.urandom(1 << 20) * 96)
+
+
+@pytest.mark.parametrize(
+    ("stage", "says"),
+    [
+        ("bug", "KeyError"),
+        ("nameless", "does not name the file"),
+        ("blames", "options are blamed"),
+        ("greedy", "memory grew"),
+    ],
+)
+def test_what_must_not_happen_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, says: str
+) -> None:
+    monkeypatch.setattr(trial, "STAGES", {stage: getattr(Broken, stage)})
+    found = attempt(write_case(Case(seeds()[0]), tmp_path / "m"), lambda stage: None)
+    assert (found.end, found.stage) == ("finding", stage)
+    assert says in found.what
+
+
+def test_a_process_that_dies_or_hangs_is_a_finding_and_is_replaced(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Case(seeds()[0])
+    child.start(good, False)
+    os.kill(child.pid, signal.SIGSEGV)
+    while not (died := child.wait(0.1)):
+        pass
+    assert died.end == "finding"
+    assert died.what.startswith("SIGSEGV")
+    monkeypatch.setattr("tests.hostile.pool.HANG_WALL_S", 0.2)
+    child.start(good, False)
+    os.kill(child.pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    hung = child.wait(0)
+    assert hung
+    assert hung.what.startswith("hangs")
+    monkeypatch.undo()
+    assert outcome(child, good).end == "loaded"
