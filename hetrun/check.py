@@ -19,13 +19,12 @@ from hetrun.anatomy import entries
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.errors import BackendUnavailable, ModelFileError, TemplateError
-from hetrun.formats.gguf_values import shown
 from hetrun.planner import LARGEST_UBATCH
 from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
 from hetrun.stamp import Stamp, unchanged
 from hetrun.tokenizer import Tokenizer
 from hetrun.weightcheck import first_bad_value
-from hetrun.whole_plan import MOST_CONTEXT, needs
+from hetrun.whole_plan import MOST_CONTEXT, backend_for, needs
 
 READER = "the library that reads vocabularies"
 READER_S = 30.0  # that it has for one
@@ -93,13 +92,18 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
 
 def _check_settings(source: ModelSource) -> tuple[str, ...]:
     """Everything that is decided from settings and the tensors' shapes; what nobody here could judge."""
-    source.require_int("context_length", 1, MOST_CONTEXT)
     _ = source.name, source.temperature  # of a wrong type they would be refused later
     if is_known(source.architecture):
         build_graph(source)
+        source.require_int("context_length", 1, MOST_CONTEXT)
         return ()
     needs(source, "f16", LARGEST_UBATCH)
-    return (f"the other settings of {shown(source.architecture)}, which hetrun has no file for",)
+    source.require_int("context_length", 1, MOST_CONTEXT)
+    backend = backend_for(source, None)
+    assert backend is not None
+    assert backend.whole is not None
+    backend.whole.look(source.stamps)
+    return (f"the shapes of its tensors, which only {backend.name} knows",)
 
 
 def _check_vocabulary(source: ModelSource) -> Vocabulary:

@@ -73,8 +73,10 @@ class WholeRunner(Protocol):
 class Whole:
     """A backend that runs a model as a whole, and what it cannot promise then.
 
-    It opens the parts of a model's file by path; they must be those that have these stamps.
+    It opens the parts of a model's file by path; they must be those that have these stamps. `look` has it
+    read the header, without weights, and refuses what it does not know.
     """
 
     open: Callable[[Mapping[str, Stamp], WholeSetup, Callable[[float], None] | None], WholeRunner]
     promises_off: tuple[str, ...]
+    look: Callable[[Mapping[str, Stamp]], None] = lambda files: None

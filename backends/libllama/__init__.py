@@ -48,6 +48,13 @@ def open_whole(
     return runner
 
 
+def look(files: Mapping[str, Stamp]) -> None:
+    """Have llama.cpp read the header, in a process of its own."""
+    from hetrun.backends.libllama import trial
+
+    trial.look(files)
+
+
 PROMISES_OFF = (
     "a choice of backends for parts of the model, and streaming: llama.cpp runs all of it on the CPU",
     "one bill: llama.cpp allocates by itself; the figures above are estimates, and so is the check of --ram",
@@ -63,5 +70,5 @@ descriptor = Descriptor(
     create,
     "llama.cpp as a whole, for architectures that hetrun does not know",
     preference=1,
-    whole=Whole(open_whole, PROMISES_OFF),
+    whole=Whole(open_whole, PROMISES_OFF, look),
 )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def check(files: Mapping[str, Stamp]) -> None:
         return
     seconds = LEAST_S + sum(s.size for s in files.values()) / SLOWEST
     with unchanged(files):
-        code = "from hetrun.backends.libllama.trial import main; main()"
+        code = "from hetrun import child; from hetrun.backends.libllama.trial import run; child.answer(run)"
         child.ask(code, str(paths[0]), seconds, "llama.cpp")
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -52,18 +53,41 @@ def _mark(facts: list[tuple[Path, int, int]]) -> Path:
     return dirs().cache / "opened" / hashlib.sha256(known.encode()).hexdigest()
 
 
-def main() -> NoReturn:
-    """The child: open the file and take one token in."""
-    child.answer(_open)
+def look(files: Mapping[str, Stamp]) -> None:
+    """Have its header read in another process: settings and vocabulary, which takes no weights."""
+    with unchanged(files):
+        code = "from hetrun import child; from hetrun.backends.libllama.trial import read; child.answer(read)"
+        child.ask(code, next(iter(files)), LEAST_S, "llama.cpp")
 
 
-def _open(path: str) -> str:
+def read(path: str) -> str:
+    """The child that reads the header."""
+    lib = _library()
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    params.n_gpu_layers = 0
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise ModelFileError(path, f"llama.cpp cannot load it; {child.AGAIN}")
+    lib.llama_model_free(model)
+    return ""
+
+
+def run(path: str) -> str:
+    """The child that opens the file and takes one token in."""
     from hetrun.backends.libllama.runner import LlamaRunner
 
-    llama.library().llama_log_set(None, None)  # to stderr, for the parent to quote
+    _library()
     runner = LlamaRunner(Path(path), WholeSetup(64, 1, 1, 16, 16, by_name("F16")), trial=True)
     one = np.zeros(1, np.int64)
     if np.isnan(runner.run(one, one, one, np.ones(1, np.bool_))).any():
         raise ModelFileError(path, f"its weights give results that are no numbers; {child.AGAIN}")
     runner.close()
     return ""
+
+
+def _library() -> Any:  # noqa: ANN401 - a ctypes library
+    """llama.cpp, which writes its log to stderr, for the parent to quote."""
+    lib = llama.library()
+    lib.llama_log_set(None, None)
+    return lib

@@ -169,10 +169,10 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 
 @hetrun.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("--weights", is_flag=True, help="read every weight too, and find those that are no numbers")
+@click.option("--weights", is_flag=True, help="read every weight too: find NaN and infinity")
 @options.as_json
 def check(files: tuple[Path, ...], weights: bool, as_json: bool) -> int:
-    """Whether FILEs, or folders, are models that can be opened; the weights are not loaded."""
+    """Find what is wrong with models, files or folders, without loading them."""
     from hetrun.cli import checking as tool
 
     return tool.check(files, weights, as_json)

@@ -72,14 +72,18 @@ def settings() -> Iterator[Case]:
     yield gguf("experts missing", says, experts | {f"{LLAMA}expert_used_count": 2})
     architectures: tuple[tuple[str, Node, str], ...] = (
         ("none", None, "metadata key 'general.architecture' is missing"),
-        ("empty", "", "metadata key '.context_length' is missing"),
-        ("unknown", "nothing", "metadata key 'nothing.context_length' is missing"),
-        ("with a NUL", "llama\0", "metadata key 'llama\\x00.context_length' is missing"),
-        ("a path", "../../etc", "metadata key '../../etc.context_length' is missing"),
+        ("empty", "", "metadata key '.block_count' is missing"),
+        ("of nobody", "nothing", "metadata key 'nothing.block_count' is missing"),
+        ("with a NUL", "llama\0", "metadata key 'llama\\x00.block_count' is missing"),
+        ("a path", "../../etc", "metadata key '../../etc.block_count' is missing"),
         ("a number", 3, "metadata key 'general.architecture' must be a string, it is 3"),
     )
     for name, value, says in architectures:
         yield gguf(f"architecture {name}", says, {"general.architecture": value})
+    keys = {key: pair for key, pair in good_gguf().get("pairs").items if key.startswith(LLAMA)}
+    renamed = {f"nothing.{key.removeprefix(LLAMA)}": pair for key, pair in keys.items()}
+    says = "llama.cpp cannot load it; get or convert it again (unknown model architecture: 'nothing')"
+    yield gguf("architecture unknown", says, {"general.architecture": "nothing", **renamed})
     yield gguf("name of a wrong type", "'general.name' must be a string", {"general.name": 3})
     says = "'general.sampling.temp' must be a finite number"
     yield gguf("temperature NaN", says, {"general.sampling.temp": NAN})

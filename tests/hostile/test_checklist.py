@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import pytest
 
 from hetrun import cli
-from tests.hostile import cases_folder, cases_gguf
+from tests.hostile import cases_folder
+from tests.hostile.all_cases import CASES, arguments, cpu
 from tests.hostile.checklist import Case, good_gguf, write_folder
 from tests.hostile.trees import write_gguf
 
-CASES = (*cases_gguf.CASES, *cases_folder.CASES)
 MOST_S = 1.0
-
-
-def cpu() -> float:
-    """Seconds that this process and its children computed; the machine may be busy with other things."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def test_the_good_models_are_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +33,7 @@ def test_the_good_models_are_good(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_bad_model_is_refused(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = case.make(tmp_path)
     before = cpu()
-    code = cli.exit_code(["check", *(["--weights"] if case.weights else []), str(path)])
+    code = cli.exit_code(arguments("check", path, case.weights))
     took = cpu() - before
     captured = capsys.readouterr()
     assert code == 2
@@ -50,6 +43,7 @@ def test_a_bad_model_is_refused(case: Case, tmp_path: Path, capsys: pytest.Captu
     assert captured.err.count("\n") == 1
     assert captured.err.rstrip("\n").isprintable()
     assert took < MOST_S
+    assert not (tmp_path / cases_folder.RAN).exists()
 
 
 def test_names_of_cases_are_unique() -> None:

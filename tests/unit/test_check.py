@@ -100,7 +100,7 @@ def test_what_cannot_be_judged_is_said(run: Check, tmp_path: Path) -> None:
     code, out, err = run(path)
     assert (code, err) == (0, "")
     assert ": ok: gpt2, " in out
-    assert "; not checked: the other settings of 'gpt2', which hetrun has no file for\n" in out
+    assert "; not checked: the shapes of its tensors, which only libllama knows\n" in out
 
 
 def test_a_file_without_vocabulary_and_template(run: Check, tmp_path: Path) -> None:
