@@ -170,7 +170,6 @@ class Loop:
             prompt=prompt,
             context=self._model.context,
             pieces=tokenizer.pieces if tokenizer else None,
-            ends=tokenizer.ends if tokenizer and params.ignore_eos else (),
             constraint=constraint,
         )
 

