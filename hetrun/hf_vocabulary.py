@@ -77,7 +77,7 @@ class HfVocabulary:
             raise OptionError(
                 f"the text has {n} bytes; hetrun reads up to {self._most} at once with this tokenizer"
             )
-        with _library(self.path, "cannot tokenise this text"):
+        with library(self.path, "cannot tokenise this text"):
             ids = self._tokenizer.encode(text, add_special_tokens=add_special).ids
         for token in ids:
             if token >= self._n_rows:
@@ -140,7 +140,7 @@ def read_tokenizer(path: str) -> tuple[Tokenizer, bytes]:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer
 
-    with _library(path, "is not a tokenizer that can be read"):
+    with library(path, "is not a tokenizer that can be read"):
         tokenizer = Tokenizer.from_buffer(raw)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -178,7 +178,7 @@ def gpt2_tokenizer(folder: Folder) -> Tokenizer:
     merges: Any = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    with _library(str(path), "and merges.txt are not a tokenizer that can be read"):
+    with library(str(path), "and merges.txt are not a tokenizer that can be read"):
         tokenizer = Tokenizer(models.BPE(vocab, merges))
     prefix = settings.get_bool("add_prefix_space", False)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
@@ -194,7 +194,7 @@ def gpt2_tokenizer(folder: Folder) -> Tokenizer:
 
 
 @contextmanager
-def _library(path: str, what: str) -> Iterator[None]:
+def library(path: str, what: str) -> Iterator[None]:
     """Rust's panics are no `Exception`s; of either kind, the file is to blame."""
     try:
         yield

@@ -13,7 +13,7 @@ from hetrun.convert import pretokenizers
 from hetrun.convert.writer import MetaValue
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.huggingface import Folder
-from hetrun.hf_vocabulary import read_tokenizer
+from hetrun.hf_vocabulary import MAX_BEYOND, library, read_tokenizer
 from hetrun.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -50,6 +50,15 @@ class TokenizerFile:
         """Read it; what the library refuses is refused."""
         self.path = str(folder.path / "tokenizer.json")
         self.tokenizer = read_tokenizer(self.path)[0]
+        vocab = self.tokenizer.get_vocab()
+        last = max(vocab, key=lambda text: vocab[text], default="")
+        if (
+            last and vocab[last] >= len(vocab) + MAX_BEYOND
+        ):  # the library counts up to it when it says it again
+            raise ModelFileError(
+                self.path,
+                f"has the token {last[:40]!r} as number {vocab[last]}, and only {len(vocab)} tokens",
+            )
         # As the library says it again: of the right types, nothing twice, and no default left out.
         self.json: dict[str, Any] = json.loads(self.tokenizer.to_str())
         self.model: dict[str, Any] = self.json["model"]
@@ -254,8 +263,9 @@ def _id(file: TokenizerFile, text: str | None) -> int | None:
 
 def _added(file: TokenizerFile) -> tuple[list[int], list[int]]:
     """The tokens that it puts before and behind a text, unasked."""
-    plain = file.tokenizer.encode("a", add_special_tokens=False).ids
-    full: list[int] = file.tokenizer.encode("a").ids
+    with library(file.path, "cannot tokenise a text"):
+        plain = file.tokenizer.encode("a", add_special_tokens=False).ids
+        full: list[int] = file.tokenizer.encode("a").ids
     for at in range(len(full) - len(plain) + 1):
         if full[at : at + len(plain)] == plain:
             return full[:at], full[at + len(plain) :]

@@ -1,4 +1,9 @@
-"""A model's folder as Hugging Face publishes it: settings in JSON, weights in safetensors files."""
+"""A model's folder as Hugging Face publishes it: settings in JSON, weights in safetensors files.
+
+Nothing in it is run, whatever its settings ask for. Names in the index lead to files of this folder and nowhere
+else, because they come from far away. Links are followed: caches of Hugging Face are made of them, and whoever
+made one could write here. What they lead to must be a regular file, and is checked like any other.
+"""
 
 from __future__ import annotations
 

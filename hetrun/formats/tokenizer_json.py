@@ -16,6 +16,7 @@ from typing import NoReturn
 from hetrun.errors import ModelFileError
 from hetrun.formats import charsmap
 from hetrun.formats.expressions import objection
+from hetrun.formats.jsonfile import MAX_ITEMS
 
 MAX_GROWTH = 256  # times longer; compatibility forms make 11 of one byte, a wide stand-in for spaces 3
 MAX_ADDED = 64 << 20  # bytes of all added tokens, as they are looked for
@@ -118,6 +119,9 @@ def _head(raw: bytes) -> dict[str, object] | None:
 
 
 def _whole(path: str, raw: bytes) -> dict[str, object]:
+    if raw.count(b",") > MAX_ITEMS:
+        raise ModelFileError(path, "is not laid out as the library tokenizers does it, and is too large")
+
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         out = dict(pairs)
         if len(out) < len(pairs):

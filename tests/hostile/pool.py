@@ -50,8 +50,13 @@ class Child:
 
     def start(self, case: Case, check: bool) -> None:
         """Write a case's files and hand them to the process."""
-        self.case, self.stage = case, "start"
         path = write_case(case, self.model)
+        self.case = case
+        self.ask(path, check)
+
+    def ask(self, path: Path, check: bool) -> None:
+        """Hand a model to the process."""
+        self.stage = "start"
         self._begin, self._cpu = time.monotonic(), self._cpu_seconds()
         assert self._process.stdin
         self._process.stdin.write(json.dumps({"path": str(path), "check": check}).encode() + b"\n")

@@ -72,7 +72,7 @@ def attempt(path: Path, begin: Callable[[str], None], check: bool = False) -> Ou
         before = _reset_peak()
         refusals = _try_all(path, watched, check)
         peak = _memory("VmHWM") - before
-        if peak > MOST_GROWTH + sum(p.stat().st_size for p in _folder(path).iterdir()):
+        if peak > MOST_GROWTH + _bytes_in(_folder(path)):
             raise Finding(f"memory grew by {peak >> 20} MiB")
     except Exception as e:
         return Outcome("finding", stage, f"{_kind(e)} ({_place(e)})", traceback.format_exc())
@@ -137,6 +137,11 @@ def _judge(error: UserError | BackendError, stage: str, path: Path) -> None:
         raise Finding("the error is not printable") from error
     if len(text) > LONGEST:
         raise Finding("the error is longer than a sentence") from error
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of a folder's files, without holes in them."""
+    return sum(min(f.st_size, 512 * f.st_blocks) for f in map(os.lstat, folder.iterdir()))
 
 
 def _is_nan(error: HetrunError) -> bool:

@@ -177,6 +177,31 @@ def test_a_missing_byte_is_refused(write: Write) -> None:
         tokenizer.convert(folder, N_VOCAB)
 
 
+def rewritten(folder: Folder, change: Callable[[dict[str, Any]], object]) -> Folder:
+    """The folder with a tokenizer.json that the library did not write."""
+    path = folder.path / "tokenizer.json"
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+    return read_folder(folder.path)
+
+
+def test_a_token_with_a_number_far_away_is_refused(write: Write) -> None:
+    """The library counts up to it, which takes minutes."""
+    folder = write(sentencepiece(prefix=True))
+    folder = rewritten(folder, lambda found: found["model"]["vocab"].update({"<0x41>": 1 << 31}))
+    with pytest.raises(ModelFileError, match="has the token '<0x41>' as number 2147483648, and only"):
+        tokenizer.convert(folder, N_VOCAB)
+
+
+def test_a_template_that_names_a_token_that_is_not_there_is_refused(write: Write) -> None:
+    """The library panics."""
+    folder = write(add_bos(sentencepiece(prefix=True)))
+    folder = rewritten(folder, lambda found: found["post_processor"]["special_tokens"].clear())
+    with pytest.raises(ModelFileError, match="cannot tokenise a text: "):
+        tokenizer.convert(folder, N_VOCAB)
+
+
 # --- tokens
 
 
