@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from random import Random
+from struct import pack
 from typing import Any
-
-from gguf import GGUFValueType, GGUFWriter
 
 from hetrun.hf_vocabulary import STAND_INS
 from tests.models.tiny import MERGES
@@ -29,24 +28,34 @@ WORDS = "▁t ▁a he in re on er ▁the at en ▁s or es it is ▁o ▁w nd ou 
 
 def written(path: Path, keys: Keys, **others: str) -> Path:
     """A GGUF file with these keys and no tensors; `others` are keys of `general`."""
-    writer = GGUFWriter(path, "llama")
-    for name, text in others.items():
-        writer.add_string(f"general.{name}", text)
-    for key, value in keys.items():
-        if isinstance(value, bool):
-            writer.add_bool(PREFIX + key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(PREFIX + key, value)
-        elif isinstance(value, str):
-            writer.add_string(PREFIX + key, value)
-        elif value is not None and len(value):
-            writer.add_array(PREFIX + key, value)
-        elif value is not None:
-            writer.add_key_value(PREFIX + key, [], GGUFValueType.ARRAY, sub_type=GGUFValueType.STRING)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    said = {f"general.{name}": text for name, text in {"architecture": "llama", **others}.items()}
+    said |= {PREFIX + key: value for key, value in keys.items() if value is not None}
+    pairs = b"".join(_text(key.encode()) + _value(value) for key, value in said.items())
+    path.write_bytes(b"GGUF" + pack("<IQQ", 3, 0, len(said)) + pairs)
     return path
+
+
+def _text(raw: bytes) -> bytes:
+    return pack("<Q", len(raw)) + raw
+
+
+def _value(value: Any) -> bytes:  # noqa: ANN401 - whatever a key may hold
+    match value:
+        case bool():
+            return pack("<I?", 7, value)
+        case int():
+            return pack("<II", 4, value)
+        case str():
+            return pack("<I", 8) + _text(value.encode())
+        case bytes():
+            return pack("<IIQ", 9, 0, len(value)) + value
+        case [int(), *_]:
+            return pack("<IIQ", 9, 5, len(value)) + pack(f"<{len(value)}i", *value)
+        case [float(), *_]:
+            return pack("<IIQ", 9, 6, len(value)) + pack(f"<{len(value)}f", *value)
+        case _:
+            raws = (text if isinstance(text, bytes) else text.encode() for text in value)
+            return pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, raws))
 
 
 def byte_level(pre: str = "gpt-2") -> dict[str, Any]:

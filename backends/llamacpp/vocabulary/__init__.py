@@ -46,11 +46,11 @@ class LlamaVocabulary:
         with copied(found.keys) as path:
             self._model = self._lib.llama_model_load_from_file(path.encode(), params)
         if not self._model:
-            raise ModelFileError(
-                found.path,
-                f"llama.cpp cannot read its tokenizer, with {found.kind!r} as 'tokenizer.ggml.model' and "
-                f"{found.cutter!r} as 'tokenizer.ggml.pre': convert it again, or update llama-cpp-python",
-            )
+            named = f"{found.kind!r} as 'tokenizer.ggml.model'"
+            if found.cutter:
+                named += f" and {found.cutter!r} as 'tokenizer.ggml.pre'"
+            why = f"llama.cpp cannot read its tokenizer, with {named}"
+            raise ModelFileError(found.path, f"{why}: convert the model again, or update llama-cpp-python")
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
         self.bos = self._token(self._lib.llama_vocab_bos(self._vocab))

@@ -16,9 +16,9 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from hetrun.formats import charsmap
 from hetrun.backends.llamacpp.vocabulary.strings import Bytes, Ints, Strings
 from hetrun.errors import ModelFileError
+from hetrun.formats import charsmap
 from hetrun.formats.gguf import GGUFFile, Value
 from hetrun.formats.gguf_values import Numbers, shown
 
