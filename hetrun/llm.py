@@ -234,11 +234,12 @@ def load(
     source: ModelSource, templates: TemplateWorker, settings: Settings, progress: Progress | None
 ) -> Loaded:
     """Everything that runs; called on the engine thread."""
-    model = models.open_planned(source, as_options(settings), progress)
+    tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
     try:
-        tokenizer = open_tokenizer(source)
+        model = models.open_planned(source, as_options(settings), progress)
     except BaseException:
-        model.close()
+        if tokenizer:
+            tokenizer.close()
         raise
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     render = renderer(templates, tokenizer)

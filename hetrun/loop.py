@@ -170,6 +170,7 @@ class Loop:
             prompt=prompt,
             context=self._model.context,
             pieces=tokenizer.pieces if tokenizer else None,
+            encode=tokenizer.encode_plain if tokenizer else None,
             constraint=constraint,
         )
 

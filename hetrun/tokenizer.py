@@ -77,6 +77,10 @@ class Tokenizer:
         says_it = bool(self.bos_text) and text.startswith(self.bos_text)
         return self._vocabulary.tokenize(whole(text), add_special=not says_it, parse_special=True)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """The tokens of a text as it stands: nothing added, nothing special in it."""
+        return self._vocabulary.tokenize(text, add_special=False, parse_special=False)
+
     def decode(self, tokens: list[int]) -> str:
         """The text of some tokens."""
         return b"".join(self.piece(t) for t in tokens).decode("utf-8", "replace")

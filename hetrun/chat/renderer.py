@@ -132,7 +132,9 @@ class TemplateWorker:
     def _failed(self, number: int, reason: str, line: int | None = None) -> TemplateError:
         where = f", line {line}" if line and 0 < line < MOST_LINE else ""
         said = " ".join(visible(reason[:MOST_REASON]).split())
-        return TemplateError(f"{self._all[number].origin}{where}: {said}; {NEXT}")
+        template = self._all[number]
+        whose = f"{visible(template.path)}: " if template.path else ""
+        return TemplateError(f"{whose}{template.origin}{where}: {said}; {NEXT}")
 
     def _running(self) -> Process:
         if self._closed:

@@ -30,6 +30,11 @@ class Templates(Protocol):
     """What a model says of its templates."""
 
     @property
+    def path(self) -> str:
+        """The model."""
+        ...
+
+    @property
     def chat_templates(self) -> Mapping[str, str]:
         """The templates it was trained with, by name."""
         ...
@@ -47,6 +52,7 @@ class ChatTemplate:
     source: str
     origin: str
     for_tools: ChatTemplate | None = None
+    path: str = ""  # of the model, if it is the model's own
 
     @classmethod
     def of_model(cls, model: Templates) -> ChatTemplate:
@@ -63,9 +69,10 @@ class ChatTemplate:
         elif others:
             origin += f", named {DEFAULT}; it also has {others}"
         if FOR_TOOLS not in named or name == FOR_TOOLS:
-            return cls(named[name], origin)
-        tools = cls(named[FOR_TOOLS], f"{own}, named {FOR_TOOLS}, because tools are given")
-        return cls(named[name], f"{origin} ({FOR_TOOLS} is used where tools are given)", tools)
+            return cls(named[name], origin, path=model.path)
+        why = f"{own}, named {FOR_TOOLS}, because tools are given"
+        tools = cls(named[FOR_TOOLS], why, path=model.path)
+        return cls(named[name], f"{origin} ({FOR_TOOLS} is used where tools are given)", tools, model.path)
 
     @classmethod
     def named(cls, given: str | Path) -> ChatTemplate:

@@ -238,6 +238,7 @@ def test_long_messages_are_allowed(worker_of: Any) -> None:  # noqa: ANN401
 class Model:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     chat_template_place: str = "the file"
+    path: str = "m.gguf"
 
 
 @pytest.mark.parametrize(
@@ -263,6 +264,7 @@ class Model:
 def test_the_models_own(named: dict[str, str], source: str, origin: str) -> None:
     found = ChatTemplate.of_model(Model(named))
     assert (found.source, found.origin) == (source, origin)
+    assert found.path == ("m.gguf" if named else "")
     assert (found.for_tools is not None) == ("tool_use" in named and "default" in named)
 
 
