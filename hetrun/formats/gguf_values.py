@@ -175,7 +175,7 @@ class GGUFFile:
 
     def _require(self, key: str) -> Value:
         if key not in self.metadata:
-            raise ModelFileError(self.path, f"metadata key {key!r} is missing: convert the model again")
+            raise ModelFileError(self.path, f"metadata key {shown(key)} is missing: convert the model again")
         return self.metadata[key]
 
     def _check_length(self, key: str, found: int, length: int | None) -> None:
@@ -184,7 +184,7 @@ class GGUFFile:
 
     def _wrong(self, key: str, wanted: str) -> NoReturn:
         found = _describe(self.metadata[key])
-        raise ModelFileError(self.path, f"metadata key {key!r} must be {wanted}, it is {found}")
+        raise ModelFileError(self.path, f"metadata key {shown(key)} must be {wanted}, it is {found}")
 
 
 def shown(name: str) -> str:

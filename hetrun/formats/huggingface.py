@@ -1,8 +1,8 @@
 """A model's folder as Hugging Face publishes it: settings in JSON, weights in safetensors files.
 
-Nothing in it is run, whatever its settings ask for. Names in the index lead to files of this folder and nowhere
-else, because they come from far away. Links are followed: caches of Hugging Face are made of them, and whoever
-made one could write here. What they lead to must be a regular file, and is checked like any other.
+Nothing in it is run, whatever its settings ask for. Names in the index lead to files of this folder and
+nowhere else, because they come from far away. Links are followed: caches of Hugging Face are made of them,
+and whoever made one could write here. What they lead to must be a regular file, checked like any other.
 """
 
 from __future__ import annotations

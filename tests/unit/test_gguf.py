@@ -189,6 +189,7 @@ def test_typed_getters(read: GGUFFile) -> None:
     ("ask", "says"),
     [
         (lambda f: f.require_int("absent", 0, 1), "'absent' is missing"),
+        (lambda f: f.require_int("k" * 70_000, 0, 1), f"key '{'k' * 77}...' is missing"),
         (lambda f: f.require_int("v.u8", 1, 9), "'v.u8' must be between 1 and 9, it is 255"),
         (lambda f: f.require_int("v.true", 0, 1), "'v.true' must be a whole number, it is true"),
         (lambda f: f.require_int("v.f32", 0, 1), "'v.f32' must be a whole number, it is 0.1"),
