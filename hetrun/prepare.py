@@ -19,7 +19,7 @@ from hetrun.params import Structure
 from hetrun.sampling import Constraint
 
 if TYPE_CHECKING:
-    from hetrun.grammar import Grammars
+    from hetrun.grammar.masks import Grammars
     from hetrun.tokenizer import Tokenizer
 
 THREADS = 4  # one hostile grammar then holds up nobody else
@@ -95,7 +95,7 @@ class Preparer:
 
     @cached_property
     def _built(self) -> Grammars:
-        from hetrun.grammar import Grammars  # on use: most requests have no grammar
+        from hetrun.grammar.masks import Grammars  # on use: most requests have no grammar
 
         t = self._tokenizer
         assert t is not None

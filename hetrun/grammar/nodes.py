@@ -1,0 +1,117 @@
+"""What the rules of a grammar are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+LAST = 0x10FFFF  # the last character
+SURROGATES = (0xD800, 0xDFFF)  # code points that are no characters
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of a set; the ranges are sorted and apart."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token by its number, or any but that one."""
+
+    id: int
+    other: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Whatever a rule allows."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """One after the other."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    """One of several."""
+
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A number of times; most None: without end."""
+
+    node: Node
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lexeme:
+    """A node without references and tokens that is matched as a regular expression."""
+
+    node: Node
+    regex: str
+
+
+Node: TypeAlias = Chars | Token | Ref | Seq | Alt | Repeat | Lexeme
+Rules: TypeAlias = dict[str, Node]
+
+EMPTY = Seq(())
+ROOT = "root"  # the rule with which every answer begins
+
+
+def chars(ranges: Iterable[tuple[int, int]], negated: bool = False) -> Chars:
+    """A set of characters from ranges in any order."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+        else:
+            joined.append((low, high))
+    if negated:
+        ends = [-1, *(end for pair in joined for end in pair), LAST + 1]
+        joined = [(a + 1, b - 1) for a, b in zip(ends[::2], ends[1::2], strict=True) if a + 1 < b]
+    return Chars(tuple(_without_surrogates(joined)))
+
+
+def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    first, last = SURROGATES
+    for low, high in ranges:
+        if low < first:
+            yield low, min(high, first - 1)
+        if high > last:
+            yield max(low, last + 1), high
+
+
+def inner(node: Node) -> tuple[Node, ...]:
+    """The nodes directly within a node."""
+    match node:
+        case Seq(parts):
+            return parts
+        case Alt(options):
+            return options
+        case Repeat(repeated):
+            return (repeated,)
+    return ()
+
+
+def refs(node: Node) -> Iterator[str]:
+    """The names of the rules that a node uses."""
+    todo = [node]
+    while todo:
+        found = todo.pop()
+        if isinstance(found, Ref):
+            yield found.name
+        todo += reversed(inner(found))

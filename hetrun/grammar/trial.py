@@ -1,0 +1,105 @@
+"""Compiling in a child process first what may take all time, memory or stack.
+
+What passes the trial costs as much here as it did there, so it may be compiled in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TypeVar
+
+from hetrun.child import python
+from hetrun.errors import OptionError
+from hetrun.grammar.spelling import Spelled
+
+SECONDS = 1.5  # of processor time, to compile and to find the place of a fault
+PATIENCE = 10.0  # seconds for all of it, on a machine that has much else to do
+MOST_MEMORY = 1 << 30  # of address space, 100 MiB of it the interpreter's
+STACK = 32 << 20  # bytes, of the thread that compiles; half of that in a child
+REFUSED = 3  # exit code of a child that says on stdout what is wrong
+
+T = TypeVar("T")
+
+
+def try_out(spelled: Spelled, n_vocab: int, control: Mapping[int, str]) -> None:
+    """Compile in a child; OptionError if that fails, or is the child's end.
+
+    A grammar may name the control tokens, and others by their numbers.
+    """
+    asked = {"spelled": asdict(spelled), "n_vocab": n_vocab, "control": list(control.items())}
+    too_much = OptionError(f"{spelled.kind}: it takes too much time or memory to compile; make it simpler")
+    try:
+        ended = subprocess.run(
+            python("from hetrun.grammar.trial import main; main()"),
+            input=json.dumps(asked).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise too_much from None
+    if ended.returncode == REFUSED:
+        raise OptionError(ended.stdout.decode())
+    if ended.returncode:
+        raise too_much
+
+
+def main() -> None:
+    """The child's own part."""
+    from hetrun.grammar.compiling import compile_spelled, make_tokenizer
+
+    asked = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, also in the middle of a call
+    pieces, control = _sketch(asked["n_vocab"], dict(asked["control"]))
+    try:
+        with_stack(
+            STACK // 2, lambda: compile_spelled(make_tokenizer(pieces, control), Spelled(**asked["spelled"]))
+        )
+    except OptionError as error:
+        sys.stdout.write(str(error))
+        sys.stdout.flush()
+        sys.exit(REFUSED)
+
+
+def _sketch(n_vocab: int, control: Mapping[int, str]) -> tuple[list[bytes], set[int]]:
+    """A vocabulary that compiles the same grammars: the real one's size and names, and every byte."""
+    pieces = [b""] * n_vocab
+    for token, text in control.items():
+        pieces[token] = text.encode()
+    free = (token for token in range(n_vocab) if token not in control)
+    for byte, token in zip(range(256), free, strict=False):
+        pieces[token] = bytes([byte])
+    return pieces, set(control)
+
+
+def with_stack(size: int, work: Callable[[], T]) -> T:
+    """Call a function on a thread with so much stack: compiling recurses as deeply as a grammar is nested."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="hetrun-compile")
+    before = threading.stack_size(size)  # of every thread that begins now; it is address space only
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
