@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
 from tests.hostile.trees import PARSERS, Node, Table, gguf_tree, write
-from tests.models import hf, tiny
+from tests.models import foreign, hf, tiny
 from tests.models.cases_hf import EXPERTS, LLAMA3, MIXED, SPARSE, TWO, YARN, longrope, rope
 from tests.models.hf import Row
 from tests.models.tiny import RopeScaling, TinyLlama
@@ -92,6 +92,9 @@ def _make(room: Path) -> list[Seed]:
         tree = _with_vocabulary(plain, pairs)
         out.append(Seed(f"gguf-{kind}", Table(((f"{kind}.gguf", tree),)), f"{kind}.gguf"))
     out.append(_split(plain))
+    for other in (foreign.GPT2, foreign.MAMBA):
+        path = foreign.write(other, room / f"{other.architecture}.gguf")
+        out.append(Seed(f"gguf-{other.architecture}", _files(path), path.name))
     for i, row in enumerate((*ROWS, OPT)):
         folder = room / row.name
         shutil.copytree(hf.folder(row), folder)

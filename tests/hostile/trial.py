@@ -32,7 +32,7 @@ from hetrun.convert.recipe import by_option
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.executor import Chunk, Step
 from hetrun.planner import Options, Wishes
-from hetrun.source import ModelSource, build_graph, open_model, open_vocabulary
+from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
 from hetrun.tokenizer import Tokenizer
 from hetrun.weightcheck import first_bad_value
 
@@ -102,6 +102,12 @@ def _try_all(path: Path, begin: Callable[[str], None], check: bool) -> dict[str,
     if check:
         begin("check")
         _compare(path, refusals)
+        begin("whole")
+        try:
+            whole(source, path)
+        except (UserError, BackendError) as e:
+            _judge(e, "whole", path)
+            refusals["whole"] = e
     return refusals
 
 
@@ -193,13 +199,15 @@ def look(source: ModelSource, path: Path) -> None:
 
 
 def graph(source: ModelSource, path: Path) -> None:
-    """The forward step."""
-    build_graph(source)
+    """The forward step, of those that hetrun has."""
+    if is_known(source.architecture):
+        build_graph(source)
 
 
 def planned(source: ModelSource, path: Path) -> None:
     """What `hetrun plan` shows, with each backend alone and with what hetrun chooses."""
-    for names in (*((name,) for name in BACKENDS), None):
+    alone = [(name,) for name in BACKENDS] if is_known(source.architecture) else []
+    for names in (*alone, None):
         models.describe(source, Options(Wishes(threads=1), names))
 
 
@@ -250,7 +258,9 @@ def converted(source: ModelSource, path: Path) -> None:
 
 def step(source: ModelSource, path: Path) -> None:
     """Load the weights and take two steps on the reference backend, in this thread."""
-    model = models.open_planned(source, Options(Wishes(threads=1), ("reference",), 128))
+    if not is_known(source.architecture):
+        return
+    model = models.open_planned(source, Options(Wishes(threads=1), ("reference",)))
     try:
         seq, last = model.alloc(), np.array([2, 40, 77]) % model.n_vocab
         for _ in range(2):
@@ -264,7 +274,19 @@ def step(source: ModelSource, path: Path) -> None:
 
 def answer(source: ModelSource, path: Path) -> None:
     """Load the model as users do, and answer tokens and messages."""
-    with LLM(path, backends=["llamacpp"], threads=1) as llm:
+    if is_known(source.architecture):
+        generate(source, LLM(path, backends=["llamacpp"], threads=1))
+
+
+def whole(source: ModelSource, path: Path) -> None:
+    """The same by libllama, which runs what hetrun has no file for; it takes a second."""
+    if not is_known(source.architecture):
+        generate(source, LLM(path, threads=1))
+
+
+def generate(source: ModelSource, llm: LLM) -> None:
+    """Two tokens behind some others, and two behind messages."""
+    with llm:
         two = SamplingParams(max_tokens=2, temperature=0)
         llm.generate([[t % llm.n_vocab for t in (2, 40, 77)]], two)
         if source.vocabulary:
