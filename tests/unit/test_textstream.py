@@ -64,6 +64,25 @@ def test_stop_strings_are_found_across_pieces(text: str, stop: list[str], cuts: 
     assert decoder.finished
 
 
+# Bytes that are now and then no characters, and stop strings that hold what then stands for them.
+broken = st.lists(
+    st.sampled_from([*FEW, b"\xe2\x82", b"\xf0\x9f", b"\x80", b"\xff", b"\xc3"]), max_size=25
+).map(lambda parts: b"".join(p.encode() if isinstance(p, str) else p for p in parts))
+marked = st.lists(st.text(alphabet=FEW + "\ufffd", min_size=1, max_size=4), max_size=4)
+
+
+@given(data=broken, stop=marked, cuts=st.lists(st.integers(0, 10**6)))
+@example(data=b"a\xe2\x82a", stop=["\ufffda"], cuts=[1, 2, 3])
+@example(data=b"\xf0\x9f", stop=["\ufffd"], cuts=[1])
+def test_stop_strings_are_found_in_broken_bytes(data: bytes, stop: list[str], cuts: list[int]) -> None:
+    """A half character is certain only when the next piece, or none, comes: the answer is the same."""
+    decoder = StreamDecoder(stop)
+    out = "".join(decoder.push(piece) for piece in pieces(data, cuts)) + decoder.flush()
+    expected, found = stopped_text(data.decode("utf-8", "replace"), stop)
+    assert (out, decoder.stopped) == (expected, found)
+    assert decoder.finished
+
+
 @given(text=texts, stop=stops, cuts=st.lists(st.integers(0, 10**6)))
 def test_what_is_certain_comes_at_once(text: str, stop: list[str], cuts: list[int]) -> None:
     decoder = StreamDecoder(stop)

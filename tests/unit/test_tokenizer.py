@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetrun.errors import OptionError
-from hetrun.tokenizer import Tokenizer, Vocabulary
+from hetrun.tokenizer import Tokenizer, Vocabulary, whole
 
 BOS, EOS = 256, 257
 
@@ -98,6 +98,35 @@ def test_a_number_that_is_no_token_never_reaches_the_vocabulary(token: int) -> N
     with pytest.raises(OptionError, match="goes from 0 to 257"):
         tokenizer.decode([65, token])
     assert vocabulary.asked in ([], [("piece", 65)])
+
+
+def test_all_tokens_at_once() -> None:
+    vocabulary = Bytes()
+    tokenizer = Tokenizer(vocabulary)
+    assert tokenizer.pieces() == [*(bytes([b]) for b in range(256)), b"<s>", b"</s>"]
+    asked = len(vocabulary.asked)
+    assert tokenizer.pieces() is tokenizer.pieces()
+    assert len(vocabulary.asked) == asked
+    assert tokenizer.ends == {EOS}
+    assert tokenizer.control == {BOS, EOS}
+    assert (tokenizer.is_control(BOS), tokenizer.is_control(65)) == (True, False)
+    with pytest.raises(OptionError, match="goes from 0 to 257"):
+        tokenizer.is_control(258)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("a\ud83db", "a\ufffdb"),
+        ("\ude00", "\ufffd"),
+        ("\ud83d\ude00", "\ufffd\ufffd"),
+        ("é🙂", "é🙂"),
+        ("", ""),
+    ],
+)
+def test_half_a_character_becomes_the_mark_of_what_is_none(text: str, wanted: str) -> None:
+    assert whole(text) == wanted
+    assert Tokenizer(Bytes()).decode(Tokenizer(Bytes()).encode(text)) == "<s>" + wanted
 
 
 def test_it_closes_its_vocabulary() -> None:
