@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
 
@@ -121,12 +122,10 @@ class TextLimits:
 
 def _with_stack(function: Callable[[], T], nbytes: int) -> T:
     """The function's result, from a thread with a stack of this size; it computes nothing with OpenMP."""
-    out: list[T] = []
-    before = threading.stack_size(max(nbytes, 1 << 20) // 4096 * 4096)
-    try:
-        thread = threading.Thread(target=lambda: out.append(function()), name="hetrun-tokenize")
-        thread.start()
-    finally:
-        threading.stack_size(before)
-    thread.join()
-    return out[0]
+    with ThreadPoolExecutor(1, "hetrun-tokenize") as pool:
+        before = threading.stack_size(max(nbytes, 1 << 20) // 4096 * 4096)
+        try:
+            later = pool.submit(function)  # starts the thread
+        finally:
+            threading.stack_size(before)
+        return later.result()
