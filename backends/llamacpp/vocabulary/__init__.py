@@ -13,6 +13,7 @@ from hetrun.backends.llamacpp.vocabulary.copying import copied
 from hetrun.backends.llamacpp.vocabulary.texts import TextLimits
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.gguf import GGUFFile
+from hetrun.formats.gguf_values import shown
 
 TOKEN_BYTES = 64  # first guess for the bytes of a piece
 
@@ -48,7 +49,7 @@ class LlamaVocabulary:
         if not self._model:
             named = f"{found.kind!r} as 'tokenizer.ggml.model'"
             if found.cutter:
-                named += f" and {found.cutter!r} as 'tokenizer.ggml.pre'"
+                named += f" and {shown(found.cutter)} as 'tokenizer.ggml.pre'"
             why = f"llama.cpp cannot read its tokenizer, with {named}"
             raise ModelFileError(found.path, f"{why}: convert the model again, or update llama-cpp-python")
         self._vocab = self._lib.llama_model_get_vocab(self._model)

@@ -59,12 +59,11 @@ class Strings:
         """A number for each string, the same for the same text: a sum over its words of eight bytes."""
         words = np.ndarray((len(self.data) - _WORD + 1,), "<u8", self.data, strides=(1,))
         out = self.lengths.astype(np.uint64)
-        which, at = np.arange(len(self)), 0
+        which, starts, left = np.arange(len(self)), self.starts, self.lengths
         for factor in _FACTORS:
-            has = np.minimum(self.lengths[which] - at, _WORD)
-            out[which] += (words[self.starts[which] + at] & _MASKS[has]) * factor
-            at += _WORD
-            which = which[self.lengths[which] > at]
+            out[which] += (words[starts] & _MASKS[np.minimum(left, _WORD)]) * factor
+            longer = np.flatnonzero(left > _WORD)
+            which, starts, left = which[longer], starts[longer] + _WORD, left[longer] - _WORD
         raw = self.array.raw
         out[which] = [hash(raw(i)) & _ALL for i in which.tolist()]  # a few of them are long
         return out
