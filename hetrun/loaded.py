@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetrun.errors import OptionError
+from hetrun.errors import OptionError, TemplateError
 from hetrun.events import GenerateRequest
 from hetrun.model import Model
 from hetrun.prepare import Renderer
@@ -44,6 +44,8 @@ def prompt_tokens(loaded: Loaded, request: GenerateRequest, messages: str | None
                 raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
     else:
         tokens = tokenizer_of(loaded).encode(messages or request.text or "")
+    if not tokens and messages is not None:
+        raise TemplateError("the chat template writes nothing for these messages; use --chat-template FILE")
     if not tokens:
         raise OptionError("the prompt is empty; give at least one token")
     return tokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun.errors import ContextFull, OptionError
+from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.events import GenerateRequest
 from hetrun.model import MAX_SEQUENCES
 from hetrun.params import SamplingParams
@@ -110,6 +110,7 @@ def test_messages_go_through_the_template(open_engine: Open) -> None:
     [
         (GenerateRequest(SamplingParams(), text=""), "the prompt is empty"),
         (GenerateRequest(SamplingParams(), tokens=()), "the prompt is empty"),
+        (GenerateRequest(SamplingParams(), messages=({"content": ""},)), "the chat template writes nothing"),
         (
             GenerateRequest(SamplingParams(), tokens=(1, 257)),
             "token 1 of the prompt is 257; the vocabulary goes",
@@ -126,7 +127,7 @@ def test_requests_that_cannot_be_run(open_engine: Open, request_: GenerateReques
     engine = open_engine(model)
     engine.submit(request_, answer)
     answer.wait()
-    assert isinstance(answer.last.error, OptionError)
+    assert isinstance(answer.last.error, (OptionError, TemplateError))
     assert said in str(answer.last.error)
     assert model.steps == []
     assert ask(engine).wait().text == "Hello, world"
