@@ -133,6 +133,7 @@ class _TokenMasks:
         self._took = 0.0  # seconds of the last mask
         self._ended = 0  # end tokens that came last
         self._taken = 0  # other tokens
+        self._stopped = self._has_stopped()  # read while the other thread has the matcher
 
     def begin(self) -> None:
         # Most masks take less than it costs to wake a thread, which then also takes a core from the step.
@@ -160,7 +161,7 @@ class _TokenMasks:
 
     @property
     def finished(self) -> bool:
-        return self._ended > 0 or (self._matcher.is_stopped() and not self._matcher.is_error())
+        return self._ended > 0 or self._stopped
 
     def accept(self, token: int) -> None:
         self._settle()
@@ -171,6 +172,7 @@ class _TokenMasks:
         self._taken += 1
         if not self._matcher.consume_token(token):
             self._check()
+        self._stopped = self._has_stopped()
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= self._ended + self._taken:
@@ -184,6 +186,7 @@ class _TokenMasks:
         self._taken -= n - ends
         if not self._matcher.rollback(n - ends):
             self._check()
+        self._stopped = self._has_stopped()
 
     def clone(self) -> Constraint:
         self._settle()
@@ -195,8 +198,12 @@ class _TokenMasks:
     def _work_out(self) -> None:
         began = perf_counter()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bits.nbytes)
+        self._stopped = self._has_stopped()
         self._took = perf_counter() - began
         self._known = True
+
+    def _has_stopped(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _settle(self) -> None:
         """Wait for the other thread: a matcher takes one call at a time."""
