@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from hetrun.client import LocalClient
+from hetrun.llm import LLM
 from hetrun.params import CHECKS, SamplingParams, Structure
 from hetrun.server.app import create_app
 from tests.fakes import FakeEngine
+from tests.models.tiny import TinyLlama, write_gguf
 from tests.server.test_api import CHAT, asking, error_of
 
 ANY_OBJECT = {"type": "object"}
@@ -244,6 +247,48 @@ async def test_what_cannot_be_compiled_is_refused_before_anything_is_sent(
     error = error_of(response)
     assert (error["param"], error["code"]) == (param, "invalid_value")
     assert error["message"] == f"{param}: there is a mistake in it"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = tmp_path_factory.mktemp("server") / "tiny.gguf"
+    model = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2)
+    with LLM(write_gguf(model, path), backends=["reference"]) as llm:
+        yield llm
+
+
+BAD_SCHEMAS: list[dict[str, object]] = [
+    {"type": "nonsense"},
+    {"type": "string", "pattern": "("},
+    {"$ref": "#"},
+    {"$ref": "http://example.com/schema.json"},
+    {"$ref": "#/$defs/missing"},
+    DEEP,
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("schema", BAD_SCHEMAS, ids=lambda x: str(x)[:50])
+async def test_a_schema_that_no_answer_can_follow(tiny: LLM, schema: dict[str, object], stream: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    app = create_app(LocalClient(tiny))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        response = await http.post(CHAT, json=asking(response_format=form, stream=stream, max_tokens=5))
+    assert response.status_code == 400
+    assert (error_of(response)["param"], error_of(response)["code"]) == ("response_format", "invalid_value")
+    assert error_of(response)["message"].startswith("response_format")
+
+
+async def test_an_answer_follows_its_schema(tiny: LLM) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    app = create_app(LocalClient(tiny))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        response = await http.post(CHAT, json=asking(response_format=form, temperature=0, max_tokens=200))
+    (choice,) = response.json()["choices"]
+    if choice["finish_reason"] == "stop":
+        assert set(json.loads(choice["message"]["content"])) == {"a"}
+    else:
+        assert choice["message"]["content"].startswith('{"a":')
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,33 @@ def test_run_json_is_one_object(answer: Run) -> None:
     assert done["plan"]["plans"][0]["stages"][0][0]["backend"] == "reference"
 
 
+def test_run_follows_a_form(answer: Run, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"a": {"enum": [1, true]}}, "required": ["a"]}')
+    grammar = tmp_path / "grammar.gbnf"
+    grammar.write_text('root ::= "- " [ab]{3} "\\n"\n')
+    assert json.loads(answer("hello", "-j", str(schema)).out)["a"] in (1, True)
+    assert re.fullmatch("- [ab]{3}\n", answer("hello", "--grammar", str(grammar)).out)
+    result = answer("hello", "--regex", "yes|no", "-v")
+    assert result.out in ("yes\n", "no\n")
+    assert "greedy, regex of 6 characters\n" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-j", '{"type": "nonsense"}'], "nonsense"),
+        (["-j", '{"type": "string", "pattern": "("}'], "unclosed group"),
+        (["--regex", "("], "unclosed group"),
+        (["--grammar", "root ::= nothing"], "nothing"),
+    ],
+)
+def test_a_form_that_cannot_be_is_one_sentence(answer: Run, arguments: list[str], said: str) -> None:
+    result = answer("hello", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.sentence
+
+
 def test_run_json_with_log_probabilities(answer: Run) -> None:
     done = json.loads(answer("hello", "-n", "2", "--json", "--logprobs", "2", "--prompt-logprobs", "0").out)
     assert [entry["id"] for entry in done["logprobs"]] == done["tokens"]
