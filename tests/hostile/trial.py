@@ -113,7 +113,10 @@ def _try_all(path: Path, begin: Callable[[str], None], check: bool) -> dict[str,
 
 def _compare(path: Path, refusals: Mapping[str, HetrunError]) -> None:
     """`hetrun check` must refuse what is refused later, and nothing else."""
-    files = [e for e in refusals.values() if isinstance(e, ModelFileError) and not _is_nan(e)]
+    # It reads no weights, if nobody asks for that.
+    files = [
+        e for e in refusals.values() if isinstance(e, ModelFileError) and "NaN or infinity" not in str(e)
+    ]
     try:
         check_model(path)
     except UserError as e:
@@ -151,7 +154,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _is_nan(error: HetrunError) -> bool:
-    return "the logits hold" in str(error) or "NaN or infinity" in str(error)
+    return isinstance(error, BackendError) and "the logits hold" in str(error)
 
 
 def _folder(path: Path) -> Path:
@@ -266,7 +269,7 @@ def step(source: ModelSource, path: Path) -> None:
         for _ in range(2):
             logits = model.step(Step((Chunk(seq, last, np.array([len(last) - 1])),)))[-1]
             if not np.isfinite(logits).all():
-                raise BackendError("the logits hold NaN or infinity")
+                return  # which tensor is to blame, `answer` must say
             last = np.array([logits.argmax()])
     finally:
         model.close()
