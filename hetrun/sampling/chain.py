@@ -32,7 +32,7 @@ class Setting:
 def build(setting: Setting) -> tuple[Rule, ...]:
     """The chain in the order that was asked for."""
     chain = [rule for name in setting.params.samplers for rule in RULES[name](setting)]
-    greedy = next((i for i, rule in enumerate(chain) if _is_greedy(rule)), None)
+    greedy = next((i for i, rule in enumerate(chain) if is_greedy(rule)), None)
     if greedy is None:
         return tuple(chain)
     # Behind it there is nothing to choose from, and what always keeps the best need not run right before it.
@@ -42,7 +42,8 @@ def build(setting: Setting) -> tuple[Rule, ...]:
     return (*before, chain[greedy])
 
 
-def _is_greedy(rule: Rule) -> bool:
+def is_greedy(rule: Rule) -> bool:
+    """Whether it leaves nothing but the best."""
     return isinstance(rule, partial) and rule.func is rules.temperature and rule.keywords["value"] == 0
 
 

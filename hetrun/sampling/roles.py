@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +10,7 @@ import numpy.typing as npt
 from hetrun.sampling.draw import Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):  # one for every token, and made sooner than a frozen dataclass
     """The token chosen; log-probabilities are the model's own, before any rule, and only when asked for."""
 
     token: int

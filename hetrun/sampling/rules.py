@@ -9,10 +9,11 @@ import math
 
 import numpy as np
 
-from hetrun.sampling.candidates import Candidates, Ints, Past
+from hetrun.sampling.candidates import MOST, Candidates, Ints, Past
 from hetrun.sampling.draw import Doubles
 from hetrun.sampling.pruning import best, leading
 
+LEAST = 2.0**-150  # what is less is 0 in float32, and greedy
 XTC = 1  # its stream of random numbers; the draw's is 0
 
 
@@ -87,17 +88,16 @@ def dynamic_temperature(
     """A temperature that grows with the candidates' entropy."""
     if c.size < 2:
         return c
-    mean = _mean(*_surprises(c))
-    share = mean / math.log(c.size)
-    # In float32 as llama.cpp has it: what is 0 there is greedy.
-    return temperature(c, past, value=float(np.float32(least + (most - least) * share**exponent)))
+    share = _mean(*_surprises(c)) / math.log(c.size)
+    value = least + (most - least) * share**exponent
+    return temperature(c, past, value=value if value > LEAST else 0.0)
 
 
 def _at_least(c: Candidates, bar: float) -> Ints:
     """Where the logits reach a bar."""
     if c.logits.dtype == np.float32:  # compared in float32, so the bar is rounded up to one
-        rounded = np.float32(bar)
-        bar = float(rounded if rounded >= bar else np.nextafter(rounded, np.float32(np.inf)))
+        rounded = np.float32(max(bar, -MOST))
+        bar = float(rounded if float(rounded) >= bar else np.nextafter(rounded, np.float32(np.inf)))
     return (c.logits >= bar).nonzero()[0]
 
 

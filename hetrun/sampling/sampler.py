@@ -6,20 +6,18 @@ passes; the rules then see only the few candidates that can still win.
 
 from __future__ import annotations
 
-import math
 import os
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from hetrun.errors import OptionError
+from hetrun.errors import BackendError, OptionError
 from hetrun.params import SamplingParams, temperature_of
 from hetrun.sampling import few, mirostat
 from hetrun.sampling.candidates import Candidates, Past, Rule
-from hetrun.sampling.chain import Pieces, Setting, build, steady_temperature
+from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, steady_temperature
 from hetrun.sampling.draw import Floats
 from hetrun.sampling.dry import Encode
 from hetrun.sampling.logprobs import of_token
@@ -61,10 +59,10 @@ def make_sampler(
     bias = dict(params.logit_bias) | dict.fromkeys(ends if params.ignore_eos else (), -np.inf)
     steady = mirostat.make(params)
     chain = tuple(steady_temperature(temperature)) if steady else build(setting)
-    return _Sampler(params, chain, bias, past, constraint, steady)
+    return ChainSampler(params, chain, bias, past, constraint, steady)
 
 
-class _Sampler:
+class ChainSampler:
     def __init__(
         self,
         params: SamplingParams,
@@ -77,6 +75,7 @@ class _Sampler:
         self._params = params
         self._chain = chain
         self._short = None if steady else few.shorten(chain)
+        self._greedy = len(chain) == 1 and is_greedy(chain[0])
         self._bias = bias
         self._bias_ids = np.fromiter(bias.keys(), np.intp)
         self._biases = np.fromiter(bias.values(), np.float32)
@@ -94,28 +93,41 @@ class _Sampler:
     def finished(self) -> bool:
         return self._constraint is not None and self._constraint.finished
 
+    @property
+    def mu(self) -> float | None:
+        """Mirostat's state, where it is on."""
+        return self._steady.mu if self._steady else None
+
     def sample(self, logits: Floats) -> Choice:
-        row = self._permitted(logits) if self._bias or self._constraint else logits
-        if not math.isfinite(row[row.argmax()]):  # the first NaN, if there is one
-            self._refuse(logits)
-        token = self._choose(row)
+        row = self.permitted(logits) if self._bias or self._constraint else logits
+        try:
+            token = self._choose(row)
+        except BackendError:
+            self._explain(logits)
+            raise
         if self._params.logprobs is None:
             return Choice(token)
         return Choice(token, *of_token(logits, token, self._params.logprobs))
 
     def _choose(self, row: Floats) -> int:
         if self._short and self._short[0] < len(row):
-            k, short = self._short
+            k, cuts = self._short
             ids = best(row, k)
             ranked: few.Ranked = row[ids].tolist()
-            for cut in short:
+            for cut in cuts:
                 ranked = cut(ranked)
             return int(ids[few.draw(ranked, self._past.chance(0))])
-        c = Candidates(None, row)
+        peak = row.argmax()  # the first NaN, if there is one, and the lowest id of equals
+        check_peak(row[peak])
+        if self._greedy:
+            return int(peak)
+        return self.left(Candidates(None, row)).draw(self._past.chance(0))
+
+    def left(self, c: Candidates) -> Candidates:
+        """What the chain leaves to draw from."""
         for rule in self._chain:
             c = rule(c, self._past)
-        left = self._steady(c) if self._steady else c
-        return left.draw(self._past.chance(0))
+        return self._steady(c) if self._steady else c
 
     def accept(self, token: int) -> None:
         self._past.accept(token)
@@ -135,9 +147,9 @@ class _Sampler:
     def clone(self) -> Sampler:
         constraint = self._constraint.clone() if self._constraint else None
         steady = self._steady.clone() if self._steady else None
-        return _Sampler(self._params, self._chain, self._bias, self._past.clone(), constraint, steady)
+        return ChainSampler(self._params, self._chain, self._bias, self._past.clone(), constraint, steady)
 
-    def _permitted(self, logits: Floats) -> npt.NDArray[np.float32]:
+    def permitted(self, logits: Floats) -> npt.NDArray[np.float32]:
         """With the biases added, and -inf wherever the constraint says no."""
         self._params.check_vocabulary(len(logits))
         row = logits.astype(np.float32)
@@ -148,8 +160,9 @@ class _Sampler:
             row[len(allowed) :] = -np.inf
         return row
 
-    def _refuse(self, logits: Floats) -> NoReturn:
-        check_peak(logits.max())
-        what = "the grammar" if self._constraint else "logit_bias"
-        also = " with logit_bias or ignore_eos" if self._constraint and self._bias else ""
-        raise OptionError(f"{what}{also} forbids every token, so the answer cannot go on")
+    def _explain(self, logits: Floats) -> None:
+        """Whose fault it is that nothing can be chosen: the step's, or that of what was asked for."""
+        if np.isfinite(logits.max()):
+            what = "the grammar" if self._constraint else "logit_bias"
+            also = " with logit_bias or ignore_eos" if self._constraint and self._bias else ""
+            raise OptionError(f"{what}{also} forbids every token, so the answer cannot go on")
