@@ -7,6 +7,7 @@ that would continue it. Sequence breakers end repetitions: none reaches back ove
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from hetrun.sampling.candidates import Candidates, Past
 BREAKER_BYTES = 40
 TAIL_TOKENS = 20
 
+SEPARATOR = b"\xff"  # not in UTF-8, so in no breaker
 LOG_MOST = 88.7228391  # what llama.cpp takes for the logarithm of float32's greatest number
 
 Tokens = npt.NDArray[np.int32]
@@ -76,16 +78,18 @@ def continuations(text: Tokens, least: int, most: int) -> dict[int, int]:
 
     A repetition is compared up to `most` tokens, and only within the text.
     """
-    n = len(text)
-    ends = np.arange(n - 1)  # where the earlier one may end; what follows it is in the text
-    found: dict[int, int] = {}
-    for length in range(most + 1):
-        if length >= least:
-            found.update(dict.fromkeys(text[ends + 1].tolist(), length))
-        ends = ends[(ends >= length) & (text[ends - length] == text[n - 1 - length])]
-        if not len(ends):
+    others = len(text) - 1
+    same = np.ones(others, np.bool_)  # an earlier repetition that ends here is as long as asked for so far
+    lengths = np.zeros(others, np.intp)
+    for length in range(most):
+        same[:length] = False
+        same[length:] &= text[: others - length] == text[others - length]
+        if not same.any():
             break
-    return found
+        lengths += same
+    ends = (lengths >= least).nonzero()[0]
+    ends = ends[lengths[ends].argsort(kind="stable")]  # the longest last: it stays
+    return dict(zip(text[ends + 1].tolist(), lengths[ends].tolist(), strict=True))
 
 
 def find_breakers(strings: Sequence[str], pieces: Sequence[bytes], encode: Encode | None) -> Breakers:
@@ -94,16 +98,24 @@ def find_breakers(strings: Sequence[str], pieces: Sequence[bytes], encode: Encod
     Without `encode` only breakers within one token count.
     """
     found: dict[int, list[tuple[int, ...]]] = {}
+    text = SEPARATOR.join((*pieces, b""))
+    starts = np.cumsum([0, *(len(piece) + 1 for piece in pieces)])
+
+    def tokens_with(what: bytes) -> list[int]:
+        places = [match.start() for match in re.finditer(re.escape(what), text)]
+        tokens: list[int] = np.unique(starts.searchsorted(places, "right") - 1).tolist()
+        return tokens
+
     for string in strings:
-        breaker = string.encode()[:BREAKER_BYTES]
-        for token in [t for t, piece in enumerate(pieces) if breaker in piece]:
+        breaker = string.encode("utf-8", "surrogatepass")[:BREAKER_BYTES]
+        holders = set(tokens_with(breaker))
+        for token in holders:
             found.setdefault(token, []).append(())
         if encode is None:
             continue
-        beginnings = {n: breaker[:n] for n in range(1, len(breaker))}
-        either = tuple(beginnings.values())
-        tails = {n: tuple(encode(breaker[n:].decode("utf-8", "replace")))[:TAIL_TOKENS] for n in beginnings}
-        for token in [t for t, piece in enumerate(pieces) if piece.endswith(either) and breaker not in piece]:
-            ways = (n for n, beginning in beginnings.items() if pieces[token].endswith(beginning))
-            found.setdefault(token, []).extend(tails[n] for n in ways)
+        for n in range(1, len(breaker)):
+            tail = tuple(encode(breaker[n:].decode("utf-8", "replace")))[:TAIL_TOKENS]
+            for token in tokens_with(breaker[:n] + SEPARATOR):
+                if token not in holders and pieces[token].endswith(breaker[:n]):
+                    found.setdefault(token, []).append(tail)
     return found

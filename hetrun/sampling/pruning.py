@@ -36,18 +36,22 @@ def best(values: Floats, k: int) -> Ints:
     """
     k = min(k, len(values))
     maxima = _maxima(values, k)
-    order = maxima.argsort(kind="stable")
-    if not math.isfinite(maxima[order[-1]]):  # NaN comes last
-        check_peak(maxima[order[-1]])
-    least = maxima[order[-k]]
+    if len(maxima) <= FEW:
+        order = maxima.argsort(kind="stable")
+        peak, least = maxima[order[-1]], maxima[order[-k]]
+    else:
+        ranked = np.partition(maxima, (-k, -1))
+        peak, least = ranked[-1], ranked[-k]
+    if not math.isfinite(peak):  # NaN is sorted behind everything
+        check_peak(peak)
     places = (values >= least if least > -np.inf else values > least).nonzero()[0]
     if len(places) > max(FEW, 4 * k):
         listed = values[places]
         places = places[listed >= np.partition(listed, -k)[-k]]
     # From behind, so that a stable sort, turned round, has the lower of two equals first.
     places = places[::-1]
-    ranked: Ints = places[values[places].argsort(kind="stable")[: -k - 1 : -1]]
-    return ranked
+    found: Ints = places[values[places].argsort(kind="stable")[: -k - 1 : -1]]
+    return found
 
 
 def _maxima(values: Floats, k: int) -> Floats:
