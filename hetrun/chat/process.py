@@ -74,9 +74,11 @@ class Process:
             raise Gone("what its process sent is no answer") from None
 
     def _wait_until_ready(self) -> None:
+        # What it said long ago may have been waiting since then.
+        end = max(self._began + limits.START_S, monotonic() + GRACE_S)
         try:
             if not self._ready:
-                self._ready = self._receive(64, self._began + limits.START_S) == {"ready": True}
+                self._ready = self._receive(64, end) == {"ready": True}
         except (EOFError, OSError, ValueError, RecursionError) as error:
             raise HetrunError(
                 f"the process for chat templates did not start ({type(error).__name__}, exit code "

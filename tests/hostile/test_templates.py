@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -290,6 +291,16 @@ def test_stopped_from_outside() -> None:
         with pytest.raises(TemplateError, match=LONG):
             worker.render(HI)
         assert 1.0 < time.monotonic() - began < WITHIN_S
+        assert worker.render(HI)
+
+
+def test_asked_long_after_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it said then is still there to be read."""
+    with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
+        worker.warm()
+        assert worker._process
+        assert select.select([worker._process._socket], [], [], 30)[0]
+        monkeypatch.setattr(processes.limits, "START_S", 0.0)
         assert worker.render(HI)
 
 
