@@ -44,8 +44,8 @@ def best(values: Floats, k: int) -> Ints:
         peak, least = ranked[-1], ranked[-k]
     if not math.isfinite(peak):  # NaN is sorted behind everything
         check_peak(peak)
-    places = (values >= least if least > -np.inf else values > least).nonzero()[0]
-    if len(places) > max(FEW, 4 * k):
+    places = (values >= least if math.isfinite(least) else values > least).nonzero()[0]
+    if len(places) > FEW + 4 * k:
         listed = values[places]
         places = places[listed >= np.partition(listed, -k)[-k]]
     # From behind, so that a stable sort, turned round, has the lower of two equals first.

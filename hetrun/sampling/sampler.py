@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SamplingParams, temperature_of
-from hetrun.sampling import few, mirostat
+from hetrun.sampling import mirostat
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, steady_temperature
 from hetrun.sampling.draw import Floats
 from hetrun.sampling.dry import Encode
+from hetrun.sampling.few import usual
 from hetrun.sampling.logprobs import of_token
 from hetrun.sampling.pruning import best, check_peak
 from hetrun.sampling.roles import Choice, Constraint, Sampler
@@ -74,7 +75,7 @@ class ChainSampler:
     ) -> None:
         self._params = params
         self._chain = chain
-        self._short = None if steady else few.shorten(chain)
+        self._usual = None if steady else usual(chain)
         self._greedy = len(chain) == 1 and is_greedy(chain[0])
         self._bias = bias
         self._bias_ids = np.fromiter(bias.keys(), np.intp)
@@ -110,13 +111,9 @@ class ChainSampler:
         return Choice(token, *of_token(logits, token, self._params.logprobs))
 
     def _choose(self, row: Floats) -> int:
-        if self._short and self._short[0] < len(row):
-            k, cuts = self._short
-            ids = best(row, k)
-            ranked: few.Ranked = row[ids].tolist()
-            for cut in cuts:
-                ranked = cut(ranked)
-            return int(ids[few.draw(ranked, self._past.chance(0))])
+        if self._usual and self._usual.k < len(row):
+            ids = best(row, self._usual.k)
+            return int(ids[self._usual.draw(row[ids].tolist(), self._past.chance(0))])
         peak = row.argmax()  # the first NaN, if there is one, and the lowest id of equals
         check_peak(row[peak])
         if self._greedy:

@@ -14,6 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
+from hetrun.params import SAMPLERS
 from hetrun.sampling import Sampler, SamplingParams, make_sampler, pruning
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
@@ -126,15 +127,26 @@ def test_the_k_best_are_found_without_sorting(logits: Row, k: int) -> None:
     assert best(logits, k).tolist() == ranked(logits)[:k]
 
 
-@given(logits=rows, k=st.integers(1, 128), min_keep=st.sampled_from([0, 3]), seed=st.integers(0, 9))
-def test_plain_floats_choose_as_numpy_does(logits: Row, k: int, min_keep: int, seed: int) -> None:
-    params = SamplingParams(
-        top_k=k, min_keep=min_keep, seed=seed, samplers=("top_k", "min_p", "temperature", "top_p")
-    )
+@settings(max_examples=200)
+@given(
+    logits=rows,
+    params=st.builds(
+        SamplingParams,
+        top_k=st.integers(1, 130),
+        top_p=st.sampled_from([0, 0.3, 0.95, 1]),
+        min_p=st.sampled_from([0, 0.05, 0.7, 1]),
+        temperature=st.sampled_from([1e-6, 0.8, 1, 3]),
+        min_keep=st.sampled_from([0, 0, 3]),
+        samplers=st.sampled_from([SAMPLERS, SAMPLERS[::-1], ("top_k", "min_p"), ("top_k",)]),
+        seed=st.integers(0, 9),
+    ),
+)
+def test_plain_floats_choose_as_numpy_does(logits: Row, params: SamplingParams) -> None:
     sampler = make_sampler(params)
     assert isinstance(sampler, ChainSampler)
+    assert params.seed is not None
     left = sampler.left(Candidates(None, logits))
-    assert sampler.sample(logits).token == left.draw(uniform(seed, 0))
+    assert sampler.sample(logits).token == left.draw(uniform(params.seed, 0))
 
 
 def test_the_default_rules_sort_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
