@@ -106,6 +106,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         tokens("byte level", t9="", t12="[EMPTY_9]"),
         "token 12, .* empty token 9",
     ),
+    "a text twice up to a NUL": (
+        "byte level",
+        tokens("byte level", t50="<s>\0x"),
+        r"token 50, '<s>\\x00x', which is the token 0 up to its NUL",
+    ),
     "a long token": ("byte level", tokens("byte level", t9=LONG), "token 9, 'xxx.*, of 5000 bytes"),
     "a long token in a trie": ("unigram", tokens("unigram", t9="x" * 300), "token 9, .*, of 300 bytes"),
     "many long tokens": (

@@ -119,6 +119,8 @@ def _tokens(file: GGUFFile, longest: int) -> Strings:
     if table is not None and len(tokens) != (rows := prod(table.shape[:-1])):
         fail(file, "tokens", f"has {len(tokens)} tokens, but token_embd.weight has {rows} rows")
     _check_unique(file, tokens)
+    if tokens.hold_nul():
+        _check_cut(file, tokens)
     return tokens
 
 
@@ -132,6 +134,15 @@ def _check_unique(file: GGUFFile, tokens: Strings) -> None:
         for i in long.tolist():
             if (other := names.get(tokens.array.raw(i))) is not None:
                 _fail_at(file, tokens, i, f"which is how llama.cpp calls the empty token {other}")
+
+
+def _check_cut(file: GGUFFile, tokens: Strings) -> None:
+    """llama.cpp reads each text up to its first NUL."""
+    seen: dict[bytes, int] = {}
+    for i in range(len(tokens)):
+        text = tokens.array.raw(i).partition(b"\0")[0] or f"[EMPTY_{i}]".encode()
+        if (before := seen.setdefault(text, i)) != i:
+            _fail_at(file, tokens, i, f"which is the token {before} up to its NUL, where llama.cpp ends it")
 
 
 def _types(file: GGUFFile, tokens: Strings, kind: _Kind) -> Numbers:

@@ -48,6 +48,11 @@ class Strings:
                 return before, i
         return None
 
+    def hold_nul(self) -> bool:
+        """Whether a string has a NUL in it; as a rule only the lengths hold bytes of 0."""
+        in_lengths = 8 * len(self) - np.count_nonzero(self.lengths.astype("<i8").view(np.uint8))
+        return bool(len(self.data) - _WORD - np.count_nonzero(self.data) > in_lengths)
+
     def find(self, text: str) -> int | None:
         """Which string has this text."""
         raw = text.encode()
