@@ -109,12 +109,12 @@ def _xtc(s: Setting) -> list[Rule]:
 def _temperature(s: Setting) -> list[Rule]:
     around, exponent = s.params.dynatemp_range, s.params.dynatemp_exponent
     if around == 0:
-        return steady_temperature(s.temperature)
+        return one_temperature(s.temperature)
     least, most = max(s.temperature - around, 0.0), s.temperature + around
     return [partial(rules.dynamic_temperature, least=least, most=most, exponent=exponent)]
 
 
-def steady_temperature(value: float) -> list[Rule]:
+def one_temperature(value: float) -> list[Rule]:
     return [] if value == 1 else [partial(rules.temperature, value=value)]
 
 

@@ -90,7 +90,7 @@ class Mirostat:
         return self.mu - self.eta * (surprise - self.tau)
 
 
-def make(params: SamplingParams) -> Mirostat | None:
+def make_mirostat(params: SamplingParams) -> Mirostat | None:
     """The version that was asked for."""
     if params.mirostat == 0:
         return None

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SamplingParams, temperature_of
-from hetrun.sampling import mirostat
 from hetrun.sampling.candidates import Candidates, Past, Rule
-from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, steady_temperature
+from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_temperature
 from hetrun.sampling.draw import Floats
 from hetrun.sampling.dry import Encode
 from hetrun.sampling.few import usual
 from hetrun.sampling.logprobs import of_token
+from hetrun.sampling.mirostat import Mirostat, make_mirostat
 from hetrun.sampling.pruning import best, check_peak
 from hetrun.sampling.roles import Choice, Constraint, Sampler
 
@@ -58,9 +58,9 @@ def make_sampler(
         array("i", prompt[max(len(prompt) - back, 0) :]),
     )
     bias = dict(params.logit_bias) | dict.fromkeys(ends if params.ignore_eos else (), -np.inf)
-    steady = mirostat.make(params)
-    chain = tuple(steady_temperature(temperature)) if steady else build(setting)
-    return ChainSampler(params, chain, bias, past, constraint, steady)
+    mirostat = make_mirostat(params)
+    chain = tuple(one_temperature(temperature)) if mirostat else build(setting)
+    return ChainSampler(params, chain, bias, past, constraint, mirostat)
 
 
 class ChainSampler:
@@ -71,18 +71,18 @@ class ChainSampler:
         bias: Mapping[int, float],
         past: Past,
         constraint: Constraint | None,
-        steady: mirostat.Mirostat | None,
+        mirostat: Mirostat | None,
     ) -> None:
         self._params = params
         self._chain = chain
-        self._usual = None if steady else usual(chain)
+        self._usual = None if mirostat else usual(chain)
         self._greedy = len(chain) == 1 and is_greedy(chain[0])
         self._bias = bias
         self._bias_ids = np.fromiter(bias.keys(), np.intp)
         self._biases = np.fromiter(bias.values(), np.float32)
         self._past = past
         self._constraint = constraint
-        self._steady = steady
+        self._mirostat = mirostat
         if constraint:
             constraint.begin()
 
@@ -97,7 +97,7 @@ class ChainSampler:
     @property
     def mu(self) -> float | None:
         """Mirostat's state, where it is on."""
-        return self._steady.mu if self._steady else None
+        return self._mirostat.mu if self._mirostat else None
 
     def sample(self, logits: Floats) -> Choice:
         row = self.permitted(logits) if self._bias or self._constraint else logits
@@ -124,33 +124,34 @@ class ChainSampler:
         """What the chain leaves to draw from."""
         for rule in self._chain:
             c = rule(c, self._past)
-        return self._steady(c) if self._steady else c
+        return self._mirostat(c) if self._mirostat else c
 
     def accept(self, token: int) -> None:
         self._past.accept(token)
-        if self._steady:
-            self._steady.accept(token)
+        if self._mirostat:
+            self._mirostat.accept(token)
         if self._constraint:
             self._constraint.accept(token)
             self._constraint.begin()
 
     def rollback(self, n: int) -> None:
         self._past.rollback(n)
-        if self._steady:
-            self._steady.rollback(n)
+        if self._mirostat:
+            self._mirostat.rollback(n)
         if self._constraint:
             self._constraint.rollback(n)
 
     def clone(self) -> Sampler:
         constraint = self._constraint.clone() if self._constraint else None
-        steady = self._steady.clone() if self._steady else None
-        return ChainSampler(self._params, self._chain, self._bias, self._past.clone(), constraint, steady)
+        mirostat = self._mirostat.clone() if self._mirostat else None
+        return ChainSampler(self._params, self._chain, self._bias, self._past.clone(), constraint, mirostat)
 
     def permitted(self, logits: Floats) -> npt.NDArray[np.float32]:
         """With the biases added, and -inf wherever the constraint says no."""
         self._params.check_vocabulary(len(logits))
         row = logits.astype(np.float32)
-        row[self._bias_ids] += self._biases
+        known = self._bias_ids < len(row)  # a vocabulary may have more tokens than its model
+        row[self._bias_ids[known]] += self._biases[known]
         if self._constraint:
             allowed = self._constraint.allowed()
             row[: len(allowed)][~allowed[: len(row)]] = -np.inf
