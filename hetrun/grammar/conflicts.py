@@ -36,6 +36,10 @@ def _leaves(node: Node) -> Iterator[Lexeme | Token]:
         yield from _leaves(part)
 
 
+def _size(node: Node) -> int:
+    return 1 + sum(map(_size, inner(node)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """Whether a text of a node may be empty, and the places with which texts begin and end."""
@@ -59,8 +63,9 @@ class _Search:
         self._follow: list[Places] = [0] * len(leaves)
         self._shapes = dict.fromkeys(rules, _Shape())
         before: dict[str, _Shape] = {}
+        size = sum(map(_size, rules.values()))
         while before != self._shapes:
-            questions.spend(len(leaves))
+            questions.spend(20 * size)
             before = dict(self._shapes)
             for name, node in reversed(rules.items()):
                 self._shapes[name] = self._shape(node)
@@ -86,7 +91,7 @@ class _Search:
             for place in _places(here):
                 new = there & ~beside[place]
                 beside[place] |= new
-                self._questions.spend(1 + new.bit_count())
+                self._questions.spend(4 + 4 * new.bit_count())
                 for other in _places(new):
                     if self._meet(place, other):
                         todo.append((self._follow[place], self._follow[other]))
@@ -137,6 +142,7 @@ class _Search:
         return _Shape(a.empty and b.empty, first, a.last | b.last if b.empty else b.last)
 
     def _link(self, last: Places, first: Places) -> None:
+        self._questions.spend(last.bit_count() * (4 + len(self._leaves) // 256))
         for place in _places(last):
             self._follow[place] |= first
 

@@ -15,7 +15,6 @@ from hetrun.grammar.nodes import (
     EMPTY,
     LAST,
     ROOT,
-    SURROGATES,
     Alt,
     Chars,
     Node,
@@ -162,7 +161,9 @@ class _Parser:
         parts: list[Node] = []
         while not self._text.startswith('"', self._at):
             c = self._char(start, "this text has no end")
-            parts.append(chars([(c, c)]))
+            if not (char := chars([(c, c)])).ranges:
+                self._fail(f"before this stands U+{c:04X}, which is no character")
+            parts.append(char)
         self._at += 1
         return parts[0] if len(parts) == 1 else Seq(tuple(parts))
 
@@ -239,7 +240,7 @@ class _Parser:
         if not re.fullmatch(f"[0-9a-fA-F]{{{n_digits}}}", digits):
             self._fail(f"{n_digits} hexadecimal digits should follow")
         code = int(digits, 16)
-        if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
+        if code > LAST:
             self._fail(f"{digits} is no character")
         self._at += 2 + n_digits
         return code

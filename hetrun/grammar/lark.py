@@ -52,10 +52,14 @@ class _Writer:
             case Ref(name):
                 return self._names[name]
             case Repeat(repeated, least, most):
-                return self._item(repeated) + times(least, most)
+                item = self._item(repeated)
+                return (self._group(item) if isinstance(repeated, Repeat) else item) + times(least, most)
+        return self._group(self._options(node))
+
+    def _group(self, text: str) -> str:
         self._groups += 1
         name = f"group{self._groups}"
-        self._lines.append(f"{name}: {self._options(node)}")
+        self._lines.append(f"{name}: {text}")
         return name
 
     def _lexeme(self, regex: str) -> str:

@@ -32,7 +32,8 @@ from hetrun.grammar.nodes import (
 from hetrun.grammar.regex import regex_of
 
 MOST_STEPS = 4_000_000  # of all analysis, half a second or so
-MOST_SIZE = 2000  # nodes of a rule that is written out where it is used
+MOST_SIZE = 2000  # nodes of a rule that is written out where it is used,
+MOST_DEPTH = 60  # and those in each other: all that looks at them is recursive
 
 Split = set[str] | None  # the regular expressions that may not be lexemes; None: all but single characters
 
@@ -40,11 +41,13 @@ Split = set[str] | None  # the regular expressions that may not be lexemes; None
 def cut(rules: Rules) -> Rules:
     """The same grammar made of lexemes, references and tokens."""
     plain = _written_out(rules)
+    size = sum(map(_size, plain.values()))
     split: set[str] = set()
     questions = Questions(MOST_STEPS)
     while True:
         covered = {name: _cover(node, split) for name, node in plain.items()}
         try:
+            questions.spend(40 * size)
             wrong = conflicts(covered, questions)
         except TooMuch:  # single characters are always right, but slow
             return {name: _cover(node, None) for name, node in plain.items()}
@@ -109,7 +112,7 @@ def _regular(node: Node) -> bool:
 
 
 def _written_out(rules: Rules) -> Rules:
-    """Rules without recursion, tokens or great length put in the place of their names."""
+    """Rules without recursion, tokens or great size put in the place of their names."""
     unsolved = {name: len(set(refs(node))) for name, node in rules.items()}
     users: defaultdict[str, list[str]] = defaultdict(list)
     for name, node in rules.items():
@@ -120,7 +123,7 @@ def _written_out(rules: Rules) -> Rules:
     while ready:
         name = ready.pop()
         node = _with(rules[name], written)
-        if not _regular(node) or _size(node) > MOST_SIZE:
+        if not _regular(node) or _size(node) > MOST_SIZE or _depth(node) > MOST_DEPTH:
             continue
         written[name] = node
         for user in users[name]:
@@ -145,3 +148,7 @@ def _with(node: Node, written: Rules) -> Node:
 
 def _size(node: Node) -> int:
     return 1 + sum(map(_size, inner(node)))
+
+
+def _depth(node: Node) -> int:
+    return 1 + max(map(_depth, inner(node)), default=0)

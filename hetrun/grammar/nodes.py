@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 LAST = 0x10FFFF  # the last character
-SURROGATES = (0xD800, 0xDFFF)  # code points that are no characters
+NO_CHARACTERS = ((0, 0), (0xD800, 0xDFFF))  # the NUL is in no text, and half a surrogate pair is nothing
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -83,16 +83,17 @@ def chars(ranges: Iterable[tuple[int, int]], negated: bool = False) -> Chars:
     if negated:
         ends = [-1, *(end for pair in joined for end in pair), LAST + 1]
         joined = [(a + 1, b - 1) for a, b in zip(ends[::2], ends[1::2], strict=True) if a + 1 < b]
-    return Chars(tuple(_without_surrogates(joined)))
+    return Chars(tuple(pair for low, high in joined for pair in _real(low, high)))
 
 
-def _without_surrogates(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    first, last = SURROGATES
-    for low, high in ranges:
-        if low < first:
-            yield low, min(high, first - 1)
-        if high > last:
-            yield max(low, last + 1), high
+def _real(low: int, high: int) -> Iterator[tuple[int, int]]:
+    for first, last in NO_CHARACTERS:
+        if low < first <= high:
+            yield low, first - 1
+        if first <= high and low <= last:
+            low = last + 1
+    if low <= high:
+        yield low, high
 
 
 def inner(node: Node) -> tuple[Node, ...]:
