@@ -90,7 +90,7 @@ def _try_all(path: Path, begin: Callable[[str], None], check: bool) -> dict[str,
         _judge(e, "open", path)
         return {"open": e}
     refusals: dict[str, HetrunError] = {}
-    for stage, work in STAGES.items():
+    for stage, work in (STAGES | {"whole": whole} if check else STAGES).items():
         begin(stage)
         try:
             work(source, path)
@@ -102,21 +102,16 @@ def _try_all(path: Path, begin: Callable[[str], None], check: bool) -> dict[str,
     if check:
         begin("check")
         _compare(path, refusals)
-        begin("whole")
-        try:
-            whole(source, path)
-        except (UserError, BackendError) as e:
-            _judge(e, "whole", path)
-            refusals["whole"] = e
     return refusals
 
 
 def _compare(path: Path, refusals: Mapping[str, HetrunError]) -> None:
-    """`hetrun check` must refuse what is refused later, and nothing else."""
-    # It reads no weights, if nobody asks for that.
-    files = [
-        e for e in refusals.values() if isinstance(e, ModelFileError) and "NaN or infinity" not in str(e)
-    ]
+    """`hetrun check` must refuse what is refused later, and nothing else.
+
+    It reads no weights, and does not try all that a library tries which runs the whole model.
+    """
+    early = [e for stage, e in refusals.items() if stage != "whole" and "NaN or infinity" not in str(e)]
+    files = [e for e in early if isinstance(e, ModelFileError)]
     try:
         check_model(path)
     except UserError as e:
