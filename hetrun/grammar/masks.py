@@ -43,24 +43,21 @@ class Grammars:
 
     `pieces` are the bytes of every token; `control` those that stand for no text, though a grammar may name
     them; `ends` those with which a model says that it has finished: each of them may come where the grammar
-    may end, as it could without one. `n_vocab` is the number of logits, if that is not the number of pieces.
+    may end, as it could without one, and none of them is a part of the text.
     """
 
-    def __init__(
-        self,
-        pieces: Sequence[bytes],
-        control: Collection[int],
-        ends: Collection[int],
-        n_vocab: int | None = None,
-    ) -> None:
-        self.n_vocab = len(pieces) if n_vocab is None else n_vocab
-        beyond = [b""] * (self.n_vocab - len(pieces))
-        self._pieces = [*pieces[: self.n_vocab], *beyond]
-        self._control = {token for token in control if token < self.n_vocab}
-        self.ends = frozenset(token for token in ends if token < self.n_vocab)
-        self.end_ids = np.array(sorted(self.ends), np.intp)
+    def __init__(self, pieces: Sequence[bytes], control: Collection[int], ends: Collection[int]) -> None:
+        self._pieces = pieces
+        self._control = frozenset(control).union(ends)
+        self.ends = frozenset(ends)
+        self.end_ids = np.array(sorted(ends), np.intp)
         self._kept: OrderedDict[Structure, _Compiled] = OrderedDict()
         self._lock = Lock()
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the vocabulary."""
+        return len(self._pieces)
 
     def constraint(self, structure: Structure) -> Constraint:
         """A constraint at its beginning; OptionError for a structure that cannot be.
@@ -90,7 +87,7 @@ class Grammars:
         spelled = spell(structure, self._named.get)
         if spelled.risky:
             names = {t: self._pieces[t].decode("utf-8", "replace") for t in self._control}
-            try_out(spelled, self.n_vocab, names)
+            try_out(spelled, self.n_tokens, names)
         tokenizer = self._ready()
         return _Compiled(*with_stack(STACK, lambda: compile_spelled(tokenizer, spelled)))
 
@@ -122,9 +119,8 @@ class _TokenMasks:
         self._grammars = grammars
         self._structure = structure
         self._matcher = matcher
-        self._bits = np.zeros(
-            (grammars.n_vocab + 32) // 32 * 4, np.uint8
-        )  # llguidance's own token is the last
+        # A bit for each token, and the last for the one that llguidance has for the end; in whole words.
+        self._bits = np.zeros((grammars.n_tokens + 32) // 32 * 4, np.uint8)
         self._address = self._bits.ctypes.data
         self._known = mask is not None  # whether `_bits` is the next token's mask
         if mask is not None:
@@ -145,7 +141,7 @@ class _TokenMasks:
             self._working = self._grammars.threads.submit(self._work_out)
 
     def allowed(self) -> Mask:
-        n, ends = self._grammars.n_vocab, self._grammars.end_ids
+        n, ends = self._grammars.n_tokens, self._grammars.end_ids
         if self.finished:
             mask = np.zeros(n, np.bool_)
             mask[ends] = True

@@ -28,12 +28,12 @@ REFUSED = 3  # exit code of a child that says on stdout what is wrong
 T = TypeVar("T")
 
 
-def try_out(spelled: Spelled, n_vocab: int, control: Mapping[int, str]) -> None:
+def try_out(spelled: Spelled, n_tokens: int, control: Mapping[int, str]) -> None:
     """Compile in a child; OptionError if that fails, or is the child's end.
 
     A grammar may name the control tokens, and others by their numbers.
     """
-    asked = {"spelled": asdict(spelled), "n_vocab": n_vocab, "control": list(control.items())}
+    asked = {"spelled": asdict(spelled), "n_tokens": n_tokens, "control": list(control.items())}
     too_much = OptionError(f"{spelled.kind}: it takes too much time or memory to compile; make it simpler")
     try:
         ended = subprocess.run(
@@ -60,7 +60,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process, also in the middle of a call
-    pieces, control = _sketch(asked["n_vocab"], dict(asked["control"]))
+    pieces, control = _sketch(asked["n_tokens"], dict(asked["control"]))
     try:
         with_stack(
             STACK // 2, lambda: compile_spelled(make_tokenizer(pieces, control), Spelled(**asked["spelled"]))
@@ -71,12 +71,12 @@ def main() -> None:
         sys.exit(REFUSED)
 
 
-def _sketch(n_vocab: int, control: Mapping[int, str]) -> tuple[list[bytes], set[int]]:
+def _sketch(n_tokens: int, control: Mapping[int, str]) -> tuple[list[bytes], set[int]]:
     """A vocabulary that compiles the same grammars: the real one's size and names, and every byte."""
-    pieces = [b""] * n_vocab
+    pieces = [b""] * n_tokens
     for token, text in control.items():
         pieces[token] = text.encode()
-    free = (token for token in range(n_vocab) if token not in control)
+    free = (token for token in range(n_tokens) if token not in control)
     for byte, token in zip(range(256), free, strict=False):
         pieces[token] = bytes([byte])
     return pieces, set(control)

@@ -30,11 +30,10 @@ PIECES = [
 ]
 EMPTY, CONTROL, END, OTHER_END = range(len(PIECES) - 4, len(PIECES))
 TWICE = [token for token, piece in enumerate(PIECES) if piece == b"a"]
-BEYOND = 3  # logits without a token
 
 
-def grammars(n_vocab: int | None = len(PIECES) + BEYOND) -> Grammars:
-    return Grammars(PIECES, {CONTROL, END, OTHER_END}, {END, OTHER_END}, n_vocab)
+def grammars() -> Grammars:
+    return Grammars(PIECES, {CONTROL, END, OTHER_END}, {END, OTHER_END})
 
 
 def of_schema(schema: object) -> Structure:

@@ -17,7 +17,6 @@ from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
 from tests.schemas import FEATURES
 from tests.unit.grammars import (
-    BEYOND,
     CONTROL,
     EMPTY,
     END,
@@ -127,17 +126,19 @@ def test_no_token_without_a_text_is_ever_allowed(shared: Grammars) -> None:
     constraint = shared.constraint(of_schema(FEATURES["more properties"]))
     for _ in steps(constraint, 5):
         mask = constraint.allowed()
-        assert len(mask) == len(PIECES) + BEYOND
+        assert len(mask) == len(PIECES)
         assert not mask[[EMPTY, CONTROL]].any()
-        assert not mask[len(PIECES) :].any()
         assert mask[END] == mask[OTHER_END]
         assert len(set(mask[TWICE])) == 1
 
 
-def test_a_model_may_have_fewer_logits_than_tokens() -> None:
-    constraint = grammars(n_vocab=200).constraint(of_schema({"type": "boolean"}))
-    assert len(constraint.allowed()) == 200
-    write(constraint, "true")
+def test_an_end_is_no_part_of_a_text() -> None:
+    """Also where a file does not call it a control token: the answer would stop in the middle of a string."""
+    ends = {PIECES.index(b"abc")}
+    constraint = Grammars(PIECES, set(), ends).constraint(of_schema({"type": "string"}))
+    write(constraint, '"')
+    assert not constraint.allowed()[sorted(ends)].any()
+    write(constraint, 'abc"')
     assert at_end(constraint)
 
 
