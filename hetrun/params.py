@@ -66,7 +66,7 @@ class SamplingParams:
     seed: int | None = None  # None or -1: random
     # A str is a sequence of str for the type checker too: one string or several are taken, a tuple is kept.
     stop: Sequence[str] = ()
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # a token that ends texts is then one like any other
     logprobs: int | None = None  # n: the chosen token's log-probability and those of the n best
     prompt_logprobs: int | None = None  # the same for every token of the prompt but the first
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)

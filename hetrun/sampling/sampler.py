@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -41,13 +41,12 @@ def make_sampler(
     context: int = 0,
     pieces: Pieces | None = None,
     encode: Encode | None = None,
-    ends: Collection[int] = (),
     constraint: Constraint | None = None,
 ) -> Sampler:
     """A sampler at its first token; `default_temperature` is what counts when `params` names none.
 
     Penalties and DRY look back into `prompt`. `pieces`, the bytes of every token, and `encode`, the tokens of
-    a plain text, are for DRY's sequence breakers only; `ends`, which end an answer, for `ignore_eos`.
+    a plain text, are for DRY's sequence breakers only.
     """
     chosen = default_temperature if params.temperature is None else params.temperature
     temperature = temperature_of("default_temperature", chosen)
@@ -57,10 +56,9 @@ def make_sampler(
         random_seed() if params.seed is None else params.seed,
         array("i", prompt[max(len(prompt) - back, 0) :]),
     )
-    bias = dict(params.logit_bias) | dict.fromkeys(ends if params.ignore_eos else (), -np.inf)
     mirostat = make_mirostat(params)
     chain = tuple(one_temperature(temperature)) if mirostat else build(setting)
-    return ChainSampler(params, chain, bias, past, constraint, mirostat)
+    return ChainSampler(params, chain, params.logit_bias, past, constraint, mirostat)
 
 
 class ChainSampler:
@@ -162,5 +160,5 @@ class ChainSampler:
         """Whose fault it is that nothing can be chosen: the step's, or that of what was asked for."""
         if np.isfinite(logits.max()):
             what = "the grammar" if self._constraint else "logit_bias"
-            also = " with logit_bias or ignore_eos" if self._constraint and self._bias else ""
+            also = " with logit_bias" if self._constraint and self._bias else ""
             raise OptionError(f"{what}{also} forbids every token, so the answer cannot go on")

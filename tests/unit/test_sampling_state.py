@@ -165,14 +165,6 @@ def test_greedy_sees_what_comes_before_it() -> None:
     assert sampler_of("greedy", (1, 9, 4, 8, 9), dry_multiplier=1).sample(flat).token == 4
 
 
-def test_ignore_eos_forbids_the_ends() -> None:
-    best = int(ROWS[0].argmax())
-    for ignore, same in ((True, False), (False, True)):
-        params = SamplingParams(temperature=0, ignore_eos=ignore, logit_bias={best: 5.0})
-        token = make_sampler(params, ends=frozenset((best, 3))).sample(ROWS[0]).token
-        assert (token == best) is same
-
-
 # --- what no chain may do
 
 
@@ -313,7 +305,7 @@ def test_who_forbids_everything_is_told() -> None:
     with pytest.raises(OptionError, match="logit_bias forbids every token"):
         make_sampler(SamplingParams(logit_bias=forbidden)).sample(ROWS[0])
     odd = {i: -math.inf for i in range(0, SIZE, 2)}
-    with pytest.raises(OptionError, match="the grammar with logit_bias or ignore_eos forbids every token"):
+    with pytest.raises(OptionError, match="the grammar with logit_bias forbids every token"):
         make_sampler(SamplingParams(logit_bias=odd), constraint=Even([])).sample(ROWS[0])
 
 
