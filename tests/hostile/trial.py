@@ -90,7 +90,7 @@ def _try_all(path: Path, begin: Callable[[str], None], check: bool) -> dict[str,
         _judge(e, "open", path)
         return {"open": e}
     refusals: dict[str, HetrunError] = {}
-    for stage, work in (STAGES | {"whole": whole} if check else STAGES).items():
+    for stage, work in {**STAGES, **({"whole": whole} if check else {})}.items():
         begin(stage)
         try:
             work(source, path)
