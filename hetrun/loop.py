@@ -197,7 +197,10 @@ class Loop:
             self._turn += 1
             r.turn = self._turn
             r.computed += n
-            self._took(r, n, rows, now)
+            try:
+                self._took(r, n, rows, now)
+            except Exception as e:
+                self._fail(r, logged(self._explained(e)))
         self._model.stats.step(perf_counter() - start, self._model.native_seconds - native)
 
     def _took(self, r: Running, n: int, rows: Floats, now: float) -> None:
@@ -220,11 +223,7 @@ class Loop:
     def _next(self, r: Running, logits: Floats, now: float) -> None:
         """Take the next token of a sequence and say so; end it where it ends."""
         r.first, r.last = r.first or now, now
-        try:
-            event = self._choose(r, logits)
-        except Exception as e:
-            self._fail(r, logged(self._explained(e)))
-            return
+        event = self._choose(r, logits)
         if event is None:
             self._finish(r, "stop")
         elif not self._tell(r, event):

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 from hetrun.errors import OptionError
 from hetrun.events import GenerateRequest, Message
-from hetrun.params import Structure
 from hetrun.sampling import Constraint
 
 if TYPE_CHECKING:
@@ -45,19 +43,22 @@ class Preparer:
     def __init__(self, render: Renderer | None, tokenizer: Tokenizer | None) -> None:
         self._render = render
         self._tokenizer = tokenizer
-        self._lock = Lock()
 
     def begin(self, request: GenerateRequest, then: Callable[[Prepared | Exception], None]) -> None:
         """Prepare a request and call `then`, here if there is nothing to do, else on another thread.
 
-        Called on the engine thread: the bytes of all tokens are native calls.
+        Called on the engine thread: what each token is, only native calls say.
         """
-        if request.messages is None and request.params.structure is None:
+        structure = request.params.structure
+        if request.messages is None and structure is None:
             then(Prepared())
             return
-        if request.params.structure and self._tokenizer:
-            self._tokenizer.pieces()
-        self._pool.submit(self._finish, request, then)
+        try:
+            grammars = self._grammars if structure else None
+        except Exception as error:
+            then(error)
+            return
+        self._pool.submit(self._finish, request, grammars, then)
 
     def close(self) -> None:
         """Nothing more is asked for; what runs ends by its own limits."""
@@ -68,9 +69,25 @@ class Preparer:
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(THREADS, "hetrun-prepare")
 
-    def _finish(self, request: GenerateRequest, then: Callable[[Prepared | Exception], None]) -> None:
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from hetrun.grammar.masks import Grammars  # on use: most requests have no grammar
+
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise OptionError("an answer of a given form needs a tokenizer, and this model has none")
+        return Grammars(tokenizer.pieces(), tokenizer.control, tokenizer.ends)
+
+    def _finish(
+        self,
+        request: GenerateRequest,
+        grammars: Grammars | None,
+        then: Callable[[Prepared | Exception], None],
+    ) -> None:
+        structure = request.params.structure
         try:
-            then(Prepared(self._text(request), self._constraint(request.params.structure)))
+            constraint = grammars.constraint(structure) if grammars and structure else None
+            then(Prepared(self._text(request), constraint))
         except Exception as error:
             then(error)
 
@@ -80,23 +97,3 @@ class Preparer:
         if self._render is None:
             raise OptionError("this model takes no messages; give it a text or tokens")
         return self._render(request.messages, request.template_options)
-
-    def _constraint(self, structure: Structure | None) -> Constraint | None:
-        if structure is None:
-            return None
-        if self._tokenizer is None:
-            raise OptionError(f"{structure.kind} needs a tokenizer, and this model has none")
-        return self._grammars.constraint(structure)
-
-    @property
-    def _grammars(self) -> Grammars:
-        with self._lock:  # it is built once; the first requests may come together
-            return self._built
-
-    @cached_property
-    def _built(self) -> Grammars:
-        from hetrun.grammar.masks import Grammars  # on use: most requests have no grammar
-
-        t = self._tokenizer
-        assert t is not None
-        return Grammars(t.pieces(), t.control, t.ends)

@@ -10,8 +10,9 @@ from hetrun.errors import EngineStopped, OptionError, TemplateError
 from hetrun.events import GenerateRequest, Message
 from hetrun.params import SamplingParams
 from hetrun.prepare import Renderer
+from hetrun.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Answer, ask
-from tests.engine.fakemodel import FakeModel, loaded
+from tests.engine.fakemodel import Bytes, FakeModel, loaded
 
 
 def engine_with(render: Renderer) -> Engine:
@@ -90,6 +91,28 @@ def test_closing_answers_those_that_are_being_prepared() -> None:
     engine.close()
     assert isinstance(waiting.wait().last.error, EngineStopped)
     go.set()
+
+
+def test_only_the_engine_thread_asks_the_vocabulary() -> None:
+    asked: set[int] = set()
+
+    class Watched(Bytes):
+        def is_control(self, token: int) -> bool:
+            asked.add(threading.get_ident())
+            return super().is_control(token)
+
+        def is_end(self, token: int) -> bool:
+            asked.add(threading.get_ident())
+            return super().is_end(token)
+
+    watched = loaded(FakeModel(SCRIPTS))
+    watched.tokenizer = Tokenizer(Watched())
+    engine = Engine(lambda: watched)
+    try:
+        assert ask(engine, "b", regex="[0-9]{3}").wait().text == "123"
+        assert asked == {engine.thread_id}
+    finally:
+        engine.close()
 
 
 def test_a_grammar_needs_a_tokenizer() -> None:

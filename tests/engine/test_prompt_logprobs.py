@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from hetrun import loop
+from hetrun.errors import BackendError
 from hetrun.events import TokenLogprob
+from hetrun.executor import Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import N_VOCAB, FakeModel
 
-LIKELY = 10 - math.log(
-    math.exp(10) + N_VOCAB - 1
-)  # the fake model expects inside a prompt what was there last
+# The fake model expects inside a prompt what was there last.
+LIKELY = 10 - math.log(math.exp(10) + N_VOCAB - 1)
 UNLIKELY = LIKELY - 10
 
 
@@ -66,3 +68,19 @@ def test_beside_another_sequence(open_engine: Open) -> None:
     scored, plain = engine.call(lambda _: (ask(engine, "bbb", prompt_logprobs=0), ask(engine, "a")))
     assert [s.logprob for s in scores(scored.wait())] == pytest.approx([LIKELY] * 2, abs=1e-4)
     assert (scored.text, plain.wait().text) == ("123456789", "Hello, world")
+
+
+class Wrong(FakeModel):
+    """Its results for prompts of more than one token are no numbers."""
+
+    def step(self, step: Step) -> np.ndarray:
+        rows = super().step(step)
+        return rows if len(step.chunks[0].tokens) == 1 else rows * np.float32("nan")
+
+
+def test_results_that_are_no_numbers_end_the_request_alone(open_engine: Open) -> None:
+    model = Wrong(SCRIPTS)
+    engine = open_engine(model)
+    assert isinstance(ask(engine, "bbb", prompt_logprobs=0).wait().last.error, BackendError)
+    assert model.freed == [0]
+    assert ask(engine, "b").wait().text == "123456789"
