@@ -82,6 +82,11 @@ def entries(source: ModelSource) -> Iterator[Entry]:
         yield Entry(w.name, w.quant.name, w.shape if w.shape[0] > 1 else w.shape[1:], w.nbytes, *where)
 
 
+def parameters(source: ModelSource) -> int:
+    """Numbers in all tensors."""
+    return sum(e.weights for e in entries(source))
+
+
 def by_type(found: Sequence[Entry]) -> list[TypeSize]:
     """The types, the largest first."""
     tensors: dict[str, list[int]] = defaultdict(list)

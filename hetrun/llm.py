@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from hetrun import model as models
+from hetrun.anatomy import parameters
 from hetrun.backend import Floats
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
@@ -35,7 +37,7 @@ from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
 from hetrun.prepare import Renderer
-from hetrun.source import ModelSource, open_model, open_vocabulary, parameters
+from hetrun.source import ModelSource, open_model, open_vocabulary
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer
 from hetrun.weights import Progress
@@ -80,14 +82,14 @@ class LLM:
         self.settings = settings
         source = open_model(model_path(settings))
         self._templates = templates = TemplateWorker(template_of(source, settings))
-        if chatting:
-            templates.warm()  # a process begins while the model is loaded
-        try:
+        with ExitStack() as undo:
+            undo.callback(templates.close)
+            if chatting:
+                templates.warm()  # a process begins while the model is loaded
             self._engine = Engine(lambda: load(source, templates, settings, progress))
+            undo.callback(self._engine.close)
             self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
-        except BaseException:
-            templates.close()
-            raise
+            undo.pop_all()
 
     @property
     def plan(self) -> PlanSet:

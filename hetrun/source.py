@@ -181,11 +181,6 @@ def _weight(info: TensorInfo) -> Weight:
     return Weight(info.name, (rows, cols), info.quant, (part,))
 
 
-def parameters(source: ModelSource) -> int:
-    """Numbers in all tensors."""
-    return sum(w.shape[0] * w.shape[1] for w in source.weights())
-
-
 def is_folder(path: Path) -> bool:
     """Whether a path means a model's folder; it may be named by a file in it."""
     return path.is_dir() or path.suffix in (".safetensors", ".json")

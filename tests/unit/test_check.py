@@ -13,8 +13,9 @@ import pytest
 
 from hetrun import check, child, cli
 from hetrun.errors import BackendUnavailable, ModelFileError
-from tests.hostile.checklist import gguf, good_gguf, write_folder
-from tests.hostile.trees import write_gguf
+from hetrun.llm import LLM
+from tests.hostile.checklist import changed, gguf, good_gguf, write_folder
+from tests.hostile.trees import Table, write_gguf
 from tests.models import foreign
 from tests.unit.test_gguf_split import split_llama
 
@@ -51,6 +52,15 @@ def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None
     first, second = err.splitlines()
     assert first.startswith(f"hetrun: {cut}: the file is {cut.stat().st_size} bytes but tensor '")
     assert second == f"hetrun: {empty}: is empty: download it again"
+
+
+def test_a_tensor_that_is_no_weight_is_in_nobodys_way(run: Check, tmp_path: Path) -> None:
+    path = tmp_path / "more.gguf"
+    ids = Table((("dims", (32, 10)), ("type", 26), ("offset", None), ("data", bytes(1280))))
+    path.write_bytes(write_gguf(changed(tensors={"ids": ids})))
+    assert run(path) == (0, f"{path}: {FACTS.replace('21', '22').replace('328', '329')}\n", "")
+    with LLM(path, threads=1) as llm:
+        assert llm.info.parameters == 328_320 + 320
 
 
 def test_a_record_for_each_file(run: Check, good: Path, tmp_path: Path) -> None:

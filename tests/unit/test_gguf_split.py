@@ -11,12 +11,13 @@ import gguf
 import numpy as np
 import pytest
 
+from hetrun.anatomy import parameters
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import read_gguf
 from hetrun.llm import LLM
 from hetrun.params import SamplingParams
 from hetrun.reader import FileReader
-from hetrun.source import open_model, parameters
+from hetrun.source import open_model
 from tests.hostile.trees import Table, parse_gguf, write_gguf
 from tests.models.cases import GQA
 from tests.rig import model_file

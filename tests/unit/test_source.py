@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import gguf
 import numpy as np
@@ -17,13 +18,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hetrun import registry
+from hetrun.anatomy import parameters
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.graph import Weight
 from hetrun.hf import HfModel, Imported
 from hetrun.hf_source import HfSource
 from hetrun.llm import LLM, open_tokenizer
 from hetrun.params import SamplingParams
-from hetrun.source import build_graph, open_model, parameters
+from hetrun.source import build_graph, open_model
 from tests.models import hf, tiny
 from tests.models.cases import GQA
 from tests.rig import model_file
@@ -271,3 +273,13 @@ def test_a_padded_table(folder: Path) -> None:
 def test_a_path_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"does not exist; give a .gguf file, or a folder with safetensors"):
         LLM("no/such/model")
+
+
+def test_a_model_that_cannot_be_described_is_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OptionError("no")
+
+    monkeypatch.setattr("hetrun.llm.describe", fail)
+    with pytest.raises(OptionError, match="no"):
+        LLM(folder, threads=1)
+    assert not [t for t in threading.enumerate() if t.name == "hetrun-engine" and t.is_alive()]
