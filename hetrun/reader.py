@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import ModelFileError
+from hetrun.files import open_regular
 from hetrun.graph import Constant, Extent, Weight
 from hetrun.stamp import Stamp
 
@@ -62,10 +63,10 @@ class FileReader:
         path = part.path
         if path not in self._files:
             try:
-                # O_NONBLOCK: what was a file when its header was read may be a named pipe by now.
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                file = open_regular(path)
             except OSError as e:
-                raise ModelFileError(path, f"cannot be opened: {e.strerror}") from e
+                reason = f"was changed while in use: {e.strerror}; open it again"
+                raise ModelFileError(path, reason) from e
             self._files[path] = file, part.stamp
             _check(path, file, part.stamp)
         return self._files[path][0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetrun.errors import TemplateError
+from hetrun.files import read_text
 from hetrun.visible import visible
 
 NO_TEMPLATE = "ChatML, because the model has none"
@@ -86,15 +87,9 @@ class ChatTemplate:
     def from_file(cls, path: str | Path) -> ChatTemplate:
         """The template in a file."""
         try:
-            with open(path, "rb") as file:
-                source = file.read(4 * MOST_SOURCE + 1).decode("utf-8-sig")
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-        except UnicodeDecodeError as error:
-            reason = f"byte {error.start} is not UTF-8 text"
-        else:
-            return cls(source, f"--chat-template {path}")
-        names = ", ".join(BUILT_IN)
-        raise TemplateError(
-            f"--chat-template {path}: {reason}; give a file with a Jinja template, or a name: {names}"
-        )
+            return cls(read_text(path, 4 * MOST_SOURCE), f"--chat-template {path}")
+        except ValueError as error:
+            names = ", ".join(BUILT_IN)
+            raise TemplateError(
+                f"--chat-template {path}: {error}; give a file with a Jinja template, or a name: {names}"
+            ) from None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,7 @@ import click
 
 from hetrun.config import Settings
 from hetrun.errors import OptionError
+from hetrun.files import read_text
 from hetrun.params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
 
 HEADING = "Sampling, with defaults in brackets"
@@ -73,27 +72,10 @@ def _is_structure(typed: str) -> bool:
 
 
 def _content(where: str, path: str) -> str:
-    """A text file, which must be one and be small: neither a pipe nor a model is waited for."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                raise OptionError(f"{where} is not a regular file")
-            if status.st_size > MOST_STRUCTURE:
-                raise OptionError(f"{where} has {status.st_size} bytes; it may have {MOST_STRUCTURE}")
-            content = os.read(file, MOST_STRUCTURE)
-        finally:
-            os.close(file)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "that is no path"
-        raise OptionError(f"{where}: {reason}") from None
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise OptionError(
-            f"{where} is not UTF-8 text: byte {error.start} is {content[error.start]:#x}"
-        ) from None
+        return read_text(path, MOST_STRUCTURE)
+    except ValueError as error:
+        raise OptionError(f"{where}: {error}") from None
 
 
 # --- the table

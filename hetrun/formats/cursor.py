@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from struct import Struct
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
+from hetrun.files import NotAFile, open_regular
 from hetrun.stamp import Stamp
 
 DAMAGED = "the file is damaged, download it again"
@@ -39,16 +39,11 @@ def open_cursor(path: str | os.PathLike[str], limit: int) -> Iterator[Cursor]:
     """A cursor over the first `limit` bytes of a file; what the system refuses becomes ModelFileError."""
     name = os.fspath(path)
     try:
-        # O_NONBLOCK: opening a named pipe must not wait for someone to write into it.
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
+        fd = open_regular(name)
+    except OSError as error:
         raise ModelFileError(name, _cannot_open(error)) from error
     try:
         status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelFileError(name, "is a directory, not a model file")
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(name, "is not a regular file")
         if status.st_size == 0:
             raise ModelFileError(name, "is empty: download it again")
         yield Cursor(fd, name, Stamp.of(status), limit)
@@ -145,11 +140,9 @@ class Cursor:
         return data
 
 
-def _cannot_open(error: OSError | ValueError) -> str:
+def _cannot_open(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, PermissionError):
         return "may not be read: check its permissions"
-    if isinstance(error, OSError):
-        return f"cannot be opened: {error.strerror}"
-    return "is not a path: it holds a NUL"
+    return f"{error.strerror}" if isinstance(error, NotAFile) else f"cannot be opened: {error.strerror}"

@@ -290,12 +290,15 @@ def test_a_template_from_a_file(tmp_path: Path, worker_of: Any) -> None:  # noqa
         ChatTemplate.named(path)
     with pytest.raises(TemplateError, match=r"missing: No such file or directory; .* or a name: chatml$"):
         ChatTemplate.named(tmp_path / "missing")
-    with pytest.raises(TemplateError, match=r"Is a directory"):
+    with pytest.raises(TemplateError, match=r"is a directory, not a file"):
         ChatTemplate.named(tmp_path)
     path.write_text("a" * (MOST_SOURCE + 1), encoding="utf-8")
     with pytest.raises(TemplateError, match=r"x.jinja: longer than 131,072 characters"):
         TemplateWorker(ChatTemplate.named(path)).render(HI)
-    assert ChatTemplate.named("/dev/zero").source.startswith("\0")
+    os.mkfifo(tmp_path / "pipe")
+    for name in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(TemplateError, match=f"{name}: is not a regular file; give a file with a Jinja"):
+            ChatTemplate.named(name)
 
 
 def test_a_template_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,6 +486,7 @@ def test_the_child_imports_little() -> None:
     modules = found.stdout.split()
     assert {m for m in modules if m.startswith("hetrun.") and not m.startswith("hetrun.chat")} <= {
         "hetrun.errors",
+        "hetrun.files",
         "hetrun.visible",
     }
     assert not {"numpy", "subprocess", "asyncio", "socket", "multiprocessing", "ctypes"} & {*modules}

@@ -254,7 +254,7 @@ def test_the_file_on_which_other_readers_hang(tmp_path: Path) -> None:
 
 def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(tmp_path / "none.gguf") == "there is no such file"
-    assert refused(tmp_path) == "is a directory, not a model file"
+    assert refused(tmp_path) == "is a directory, not a file"
     assert refused("nul\0.gguf") == "is not a path: it holds a NUL"
     assert refused(str(tmp_path / ("x" * 300))) == "cannot be opened: File name too long"
     (tmp_path / "empty.gguf").touch()

@@ -90,7 +90,7 @@ def test_a_file_that_was_cut_while_in_use(numbers: Path) -> None:
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"nowhere\.bin: cannot be opened: No such file or directory"):
+    with pytest.raises(ModelFileError, match=r"nowhere\.bin: was changed while in use: No such file"):
         read(row(tmp_path / "nowhere.bin", 0))
 
 

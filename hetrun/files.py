@@ -1,0 +1,42 @@
+"""Files that somebody named: what is no regular file is refused, not waited for, nor read without end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+
+class NotAFile(OSError):
+    """What a path leads to is no regular file; strerror says what it is."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a regular file, for reading; OSError says why there is none."""
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for someone to write into it.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError as error:
+        raise NotAFile(errno.EINVAL, "is not a path: it holds a NUL") from error
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    raise NotAFile(
+        errno.EINVAL, "is a directory, not a file" if stat.S_ISDIR(mode) else "is not a regular file"
+    )
+
+
+def read_text(path: str | os.PathLike[str], most: int) -> str:
+    """A text file of at most so many bytes; ValueError says what is wrong with it."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            content = file.read(most + 1)
+            if len(content) > most:
+                raise ValueError(f"has {os.fstat(file.fileno()).st_size} bytes; it may have {most}")
+    except OSError as error:
+        raise ValueError(error.strerror) from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8 text") from None
