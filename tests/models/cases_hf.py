@@ -5,6 +5,7 @@ Rows of one family that differ in a setting only have the same weights.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -217,9 +218,14 @@ NAMES = {
 }
 
 
-def parameter(row: Row) -> ParameterSet:
+def parameter(row: Row, quick: Collection[str] = QUICK) -> ParameterSet:
     """A row as a test's parameter, left out of the quick suite unless it stands for many."""
-    return pytest.param(row, id=str(row), marks=() if str(row) in QUICK else pytest.mark.slow)
+    return pytest.param(row, id=str(row), marks=() if str(row) in quick else pytest.mark.slow)
+
+
+def representative(rows: Iterable[Row]) -> list[ParameterSet]:
+    """Rows as parameters, of which the quick suite takes one for each architecture and thing."""
+    return [parameter(row, NAMES) for row in rows]
 
 
 EACH = [parameter(row) for row in ROWS if str(row) in NAMES]

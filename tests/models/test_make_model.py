@@ -49,6 +49,7 @@ def test_llama_cpp_runs_what_was_written(quant: str, tmp_path: Path) -> None:
     assert 1 < logits.std() < 5
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     first, again, other = (tmp_path / name for name in ("first.gguf", "again.gguf", "other.gguf"))
     for path, seed in ((first, "1"), (again, "1"), (other, "2")):
@@ -57,6 +58,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
     assert first.read_bytes() != other.read_bytes()
 
 
+@pytest.mark.slow
 def test_weights_are_gaussian_behind_the_quantisation(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     make_model.main(["--shape", "tiny", "--quant", "Q4_K_M", "-o", str(path)])

@@ -12,6 +12,9 @@ from tests.models import cases, oracle, tiny
 from tests.models.tiny import F32, TinyLlama
 from tests.peer import llama_cpp
 
+# Nothing of hetrun is tried here: what the other tests compare with changes only with the libraries.
+pytestmark = pytest.mark.slow
+
 TOKENS = tiny.random_tokens(40)
 F32_TYPE = 0  # of the KV cache: GGML_TYPE_F32
 

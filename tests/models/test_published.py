@@ -134,7 +134,9 @@ CHANGES: Mapping[str, Callable[[Tensors], Tensors]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["SmolLM2", "Phi-4-mini", "opt-350m"])
+@pytest.mark.parametrize(
+    "name", ["SmolLM2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Phi-4-mini", "opt-350m"))]
+)
 @pytest.mark.parametrize("change", CHANGES)
 def test_published_tensors(name: str, change: str, tmp_path: Path) -> None:
     check(write(tmp_path, name, CHANGES[change]))
