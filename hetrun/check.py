@@ -18,7 +18,7 @@ from hetrun import child
 from hetrun.anatomy import entries
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
-from hetrun.errors import BackendUnavailable, ModelFileError, TemplateError
+from hetrun.errors import BackendUnavailable
 from hetrun.planner import LARGEST_UBATCH
 from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
 from hetrun.stamp import Stamp, unchanged
@@ -71,7 +71,7 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
         except BackendUnavailable as e:
             unchecked.append(f"its vocabulary ({e})")
         if source.chat_templates:
-            _check_template(source, worker, vocabulary)
+            _check_template(worker, vocabulary)
     if weights and (bad := first_bad_value(source, progress)):
         raise bad
     found = list(entries(source))
@@ -129,13 +129,10 @@ def _read_vocabulary(path: str) -> str:
     return json.dumps(asdict(Vocabulary(tokenizer.n_tokens, tokenizer.bos_text, tokenizer.eos_text)))
 
 
-def _check_template(source: ModelSource, worker: TemplateWorker, vocabulary: Vocabulary) -> None:
+def _check_template(worker: TemplateWorker, vocabulary: Vocabulary) -> None:
     """Have a short conversation written."""
     messages = [{"role": "user", "content": HELLO}]
-    try:
-        worker.render(messages, bos_token=vocabulary.bos, eos_token=vocabulary.eos)
-    except TemplateError as e:
-        raise ModelFileError(source.path, str(e)) from e
+    worker.render(messages, bos_token=vocabulary.bos, eos_token=vocabulary.eos)
 
 
 def digests(files: Mapping[str, Stamp], progress: Progress | None = None) -> dict[str, str]:

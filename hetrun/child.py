@@ -37,7 +37,7 @@ def ask(code: str, path: str, seconds: float, who: str) -> str:
     with tempfile.TemporaryFile() as log:
         try:
             ended = subprocess.run(
-                python(code, path),
+                python(code, _for_a_child(path)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -56,6 +56,11 @@ def ask(code: str, path: str, seconds: float, who: str) -> str:
             quoted = _last_words(log, TROUBLE)
             raise ModelFileError(where, f"{reason} ({quoted})" if quoted else reason)
         raise ModelFileError(path, _reason(ended.returncode, log, who))
+
+
+def _for_a_child(path: str) -> str:
+    """A path through our own descriptors means other files there, or none."""
+    return os.path.realpath(path) if path.startswith(("/proc/self/", "/dev/fd/", "/dev/std")) else path
 
 
 def _reason(code: int, log: IO[bytes], who: str) -> str:

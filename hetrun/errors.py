@@ -29,8 +29,8 @@ class ModelFileError(UserError):
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
-        self.reason = _printable(reason)
-        super().__init__(f"{_printable(path)}: {self.reason}")
+        self.reason = printable(reason)
+        super().__init__(f"{printable(path)}: {self.reason}")
 
     def __reduce__(self) -> tuple[type[ModelFileError], tuple[str, str]]:
         # The worker process sends errors through a pipe; the default would pass one argument.
@@ -69,6 +69,6 @@ class EngineStopped(HetrunError):
     """The engine has stopped and answers nothing any more."""
 
 
-def _printable(text: str) -> str:
-    """Reasons quote strangers' files, which may hold what a terminal obeys, and half characters."""
+def printable(text: str) -> str:
+    """On one line of a terminal: names and texts of strangers may hold what it obeys, and half characters."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -24,6 +24,7 @@ from hetrun.bench.peer import Peer, check_peer
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
 from hetrun.executor import Chunk, Step
+from hetrun.files import read_text
 from hetrun.llm import LLM, model_path
 from hetrun.loaded import Loaded
 from hetrun.source import build_graph, is_known, open_model
@@ -33,6 +34,7 @@ Doubles = NDArray[np.float64]
 REFERENCE = "reference"
 AGAINST = (REFERENCE, "llama.cpp")
 TOKENS = 2048
+MOST_TEXT = 64 << 20  # bytes of a text
 FEW_ROWS = 32  # compared at once: some tens of megabytes in float64
 MANY_ROWS = 512  # computed at once, where the model's own step is not larger
 
@@ -92,9 +94,9 @@ def main(settings: Settings, options: EvalOptions) -> None:
     if options.tokens < 2:
         raise OptionError(f"--tokens must be 2 or more, not {options.tokens}")
     try:
-        text = options.file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{options.file} cannot be read as UTF-8 text: {error}") from None
+        text = read_text(options.file, MOST_TEXT)
+    except ValueError as error:
+        raise UserError(f"{options.file}: {error}; give a text file with -f") from None
     report = evaluate_settings(settings, text, options.against, options.tokens)
     print(json.dumps(report.to_json(), indent=2) if options.json else report.to_text())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -155,6 +156,10 @@ class LLM:
         """The text of some tokens."""
         return self.call(lambda loaded: tokenizer_of(loaded).decode(list(tokens)))
 
+    def check_template(self) -> None:
+        """Raise what is wrong with the chat template, as far as it shows before there are messages."""
+        self._templates.check()
+
     def call(self, work: Callable[[Loaded], R]) -> R:
         """Call a function with the loaded model on the engine thread."""
         return self._engine.call(work)
@@ -203,7 +208,13 @@ class LLM:
 
 def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
     """A model whose first message must not wait: what fronts run in a process of its own."""
-    return LLM.of(Settings.resolve(environ=None, **options), progress, chatting=True)
+    llm = LLM.of(Settings.resolve(environ=None, **options), progress, chatting=True)
+    try:
+        llm.check_template()
+    except BaseException:
+        llm.close()
+        raise
+    return llm
 
 
 def reason_of(event: Event) -> Exception:
@@ -216,7 +227,7 @@ def model_path(settings: Settings) -> Path:
     if settings.model is None:
         return default_model()
     path = Path(settings.model).expanduser()
-    if not path.exists():
+    if not os.path.exists(path):  # which says no to what cannot be a path, too
         raise UserError(f"{path} does not exist; give a .gguf file, or a folder with safetensors")
     return path
 

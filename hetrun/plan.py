@@ -11,11 +11,13 @@ from typing import Any
 
 from hetrun.backend import Segment
 from hetrun.errors import OptionError
+from hetrun.files import read_text
 from hetrun.graph import Graph, Op, Value, in_scope
 
 BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-64", "65-256", "257+")
 _ENDS = (1, 4, 8, 16, 64, 256)
 FORMAT = 1
+MOST_BYTES = 16 << 20  # of a file with a plan
 
 
 def bucket_of(tokens: int) -> str:
@@ -149,7 +151,7 @@ class SavedPlan:
 def load_plan(path: Path, graph: Graph) -> SavedPlan:
     """A plan as `hetrun plan --json` writes it, for this graph."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path, MOST_BYTES))
         if data["format"] != FORMAT:
             raise OptionError(
                 f"{path}: plan format {data['format']} is not known; this version reads {FORMAT}"
@@ -158,7 +160,7 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
         saved = SavedPlan(_count(data, "ubatch"), {b: buckets[b] for b in BUCKETS if b in buckets})
     except KeyError as e:
         raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: it lacks {e}") from e
-    except (OSError, ValueError, TypeError, AttributeError) as e:
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: {e}") from e
     if missing := [b for b in BUCKETS if b not in buckets]:
         raise OptionError(f"{path} has no plan for steps of {', '.join(missing)} tokens")

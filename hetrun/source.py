@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -183,7 +184,7 @@ def _weight(info: TensorInfo) -> Weight:
 
 def is_folder(path: Path) -> bool:
     """Whether a path means a model's folder; it may be named by a file in it."""
-    return path.is_dir() or path.suffix in (".safetensors", ".json")
+    return os.path.isdir(path) or path.suffix in (".safetensors", ".json")
 
 
 def open_model(path: Path) -> ModelSource:

@@ -21,6 +21,7 @@ from hetrun.bench.report import Limit, PeerResult, Row, to_csv, to_json, to_tabl
 from hetrun.bench.rounds import Duel, measure
 from hetrun.config import Settings
 from hetrun.llm import model_path
+from hetrun.visible import visible
 
 # What a caller learns of the progress: samples done, samples in all, what runs.
 Tell = Callable[[int, int, str], None]
@@ -41,7 +42,7 @@ def main(settings: Settings, options: BenchOptions) -> None:
     elif options.output == "csv":
         print(to_csv(rows))
     else:
-        print(to_table(rows, options.explain))
+        print(visible(to_table(rows, options.explain)))
 
 
 def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> list[Row]:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import NoReturn
 
-from hetrun.errors import UserError
+from hetrun.errors import UserError, printable
 
 WRONG_INPUT, OUR_FAULT, STOPPED = 2, 1, 130
 
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal has every letter
     sys.exit(exit_code(sys.argv[1:]))
 
 
@@ -48,8 +51,18 @@ def exit_code(arguments: list[str]) -> int:
 
 
 def say(text: str) -> None:
-    """A remark or an error, on stderr."""
-    print(f"hetrun: {text}", file=sys.stderr)
+    """A remark or an error, on one line of stderr."""
+    print(f"hetrun: {printable(text)}", file=sys.stderr)
+
+
+def in_json(value: object, indent: int | None = None) -> str:
+    """JSON that can be read: only what a terminal would obey, or not show, is escaped."""
+    import json
+
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def _our_fault(error: Exception, verbose: bool) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hetrun.check import Checked, check_model, digests
-from hetrun.cli import WRONG_INPUT, say
+from hetrun.cli import WRONG_INPUT, in_json, say
 from hetrun.cli.progress import loading
-from hetrun.errors import UserError
-from hetrun.visible import visible
+from hetrun.errors import UserError, printable
 
 Record = dict[str, Any]
 
@@ -21,16 +19,16 @@ def check(paths: Sequence[Path], weights: bool, as_json: bool) -> int:
     records: list[Record] = []
     for path in paths:
         try:
-            with loading(f"checking {visible(path.name)}") as progress:
+            with loading(f"checking {printable(path.name)}") as progress:
                 found = check_model(path, weights, progress)
             records.append(to_json(path, found, weights) if as_json else {"ok": True})
             if not as_json:
-                print(visible(f"{path}: {to_text(found, weights)}"), flush=True)
+                print(printable(f"{path}: {to_text(found, weights)}"), flush=True)
         except UserError as e:
-            say(visible(str(e)))
+            say(str(e))
             records.append({"path": str(path), "ok": False, "reason": str(e)})
     if as_json:
-        print(json.dumps(records, indent=1, ensure_ascii=False))
+        print(in_json(records, indent=1))
     return 0 if all(record["ok"] for record in records) else WRONG_INPUT
 
 

@@ -14,6 +14,7 @@ from hetrun.cli.inspection import size
 from hetrun.cli.progress import loading
 from hetrun.convert import Report, Wish, convert_model
 from hetrun.convert.recipe import by_option
+from hetrun.errors import printable
 
 
 def convert(
@@ -27,7 +28,7 @@ def convert(
         report = convert_model(wish, tell)
     for note in report.notes:
         say(note)
-    print(json.dumps(to_json(report), indent=1) if as_json else to_text(report))
+    print(json.dumps(to_json(report), indent=1) if as_json else printable(to_text(report)))
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:

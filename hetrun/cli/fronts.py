@@ -8,13 +8,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
-from hetrun.cli import sampling_options
+from hetrun.cli import sampling_options, say
 from hetrun.cli.progress import loading
 from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import UserError
 from hetrun.params import SamplingParams
-from hetrun.visible import visible
 
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
@@ -48,8 +47,8 @@ async def _serve(
         app = create_app(client, strict=settings.strict, api_key=settings.api_key, sampling=sampling)
 
         def started() -> None:
-            print(f"hetrun: {info.id} on {listen.url(bound)}/v1 (Ctrl-C stops)", file=sys.stderr)
-            print(f"hetrun: chat template: {visible(info.template_origin)}", file=sys.stderr)
+            say(f"{info.id} on {listen.url(bound)}/v1 (Ctrl-C stops)")
+            say(f"chat template: {info.template_origin}")
 
         await listen.serve(app, bound, stop, started, access_log=verbose)
     finally:

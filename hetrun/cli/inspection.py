@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -14,11 +13,12 @@ import numpy as np
 from hetrun import anatomy
 from hetrun.anatomy import PARTS, Entry, LayerSize, Memory
 from hetrun.chat import ChatTemplate
+from hetrun.cli import in_json
+from hetrun.errors import printable
 from hetrun.formats.gguf_values import StringArray, Value
 from hetrun.hf import Setting
 from hetrun.hf_source import HfSource
 from hetrun.source import GGUFModel, ModelSource, open_model
-from hetrun.visible import visible
 
 WIDTH = 80
 SHOWN = 64  # elements of an array that JSON has, unless all are asked for
@@ -29,7 +29,7 @@ def print_model(path: Path, tensors: bool, full: bool, as_json: bool) -> None:
     source = open_model(path)
     found = list(anatomy.entries(source))
     if as_json:
-        print(json.dumps(to_json(source, found, tensors, full), indent=1, ensure_ascii=False))
+        print(in_json(to_json(source, found, tensors, full), indent=1))
     else:
         print("\n".join(to_text(source, found, tensors)))
 
@@ -134,12 +134,12 @@ def to_text(source: ModelSource, found: Sequence[Entry], tensors: bool) -> Itera
     yield from _memory(sum(e.nbytes for e in found), anatomy.memory(source))
     yield from ("", "metadata")
     for key, value in metadata(source).items():
-        yield _cut(f"  {visible(key):<42} {_line(value)}")
+        yield _cut(f"  {printable(key):<42} {_line(value)}")
     if tensors:
         yield from ("", f"{'tensors':<41} {'type':<8} {'shape':<18} {'bytes':>10}")
         for e in found:
             shape = " x ".join(map(str, e.shape))
-            yield f"  {visible(e.name):<39} {e.type:<8} {shape:<18} {size(e.nbytes):>10}"
+            yield f"  {printable(e.name):<39} {e.type:<8} {shape:<18} {size(e.nbytes):>10}"
 
 
 def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
         "template": facts["template"],
     }
     for name, value in rows.items():
-        yield f"{name:<14} {visible(str(value))}"
+        yield f"{name:<14} {printable(str(value))}"
 
 
 def _types(found: Sequence[Entry]) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _parts(layers: Sequence[LayerSize]) -> Iterator[str]:
         name = alike[0].name + (f"-{alike[-1].name[4:]}" if len(alike) > 1 else "")
         cells = "".join(f" {size(parts[p]) if p in parts else '':>10}" for p in used)
         each = sum(parts.values())
-        yield f"  {visible(name):<12}{cells} {size(each):>10} {size(each * len(alike)):>10}"
+        yield f"  {printable(name):<12}{cells} {size(each):>10} {size(each * len(alike)):>10}"
 
 
 def _memory(weights: int, memory: Memory) -> Iterator[str]:
@@ -191,17 +191,17 @@ def _memory(weights: int, memory: Memory) -> Iterator[str]:
     else:
         yield from ("", "memory")
     if memory.note:
-        yield f"  {visible(memory.note)}"
+        yield f"  {printable(memory.note)}"
 
 
 def _line(value: Value | Setting) -> str:
     if isinstance(value, StringArray | np.ndarray | tuple):
         first = ", ".join(repr(v) if isinstance(v, str) else f"{v:g}" for v in _items(value, 8))
-        return visible(f"{len(value):,}: {first}{', ...' if len(value) > 8 else ''}")
+        return printable(f"{len(value):,}: {first}{', ...' if len(value) > 8 else ''}")
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str):
-        return visible(value.replace("\n", "\\n"))
+        return printable(value)
     return str(value).lower()
 
 

@@ -42,8 +42,9 @@ class _Bar:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+        progress = Progress(*columns, console=Console(stderr=True), transient=True)
         task = progress.add_task(self._what, total=1.0)
         progress.start()
         self._close = progress.stop

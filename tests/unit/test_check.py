@@ -113,6 +113,18 @@ def test_what_cannot_be_judged_is_said(run: Check, tmp_path: Path) -> None:
     assert "; not checked: the shapes of its tensors, which only libllama knows\n" in out
 
 
+def test_a_path_through_our_descriptors_is_the_same_file(run: Check, good: Path) -> None:
+    with good.open("rb") as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        assert run(path) == (0, f"{path}: {FACTS}\n", "")
+
+
+def test_the_file_is_named_once(run: Check, tmp_path: Path) -> None:
+    path = gguf("bad", "", {"tokenizer.chat_template": "{% if"}).make(tmp_path)
+    code, _, err = run(path)
+    assert (code, err.count(str(path)), err.count("\n")) == (2, 1, 1)
+
+
 def test_a_file_without_vocabulary_and_template(run: Check, tmp_path: Path) -> None:
     keys = [key for key, _ in good_gguf().get("pairs").items if key.startswith("tokenizer.")]
     path = gguf("bare", "", dict.fromkeys(keys)).make(tmp_path)

@@ -139,6 +139,13 @@ def test_help_imports_nothing_heavy() -> None:
         (["plan", "-m", "TINY", "--plan", "missing.json"], "missing.json"),
         (["inspect", "/"], "has no config.json"),
         (["inspect", "/dev/null"], "is not a regular file"),
+        (["check", "a" * 300], "cannot be opened: File name too long"),
+        (["plan", "-m", "a" * 300], "does not exist"),
+        (["plan", "-m", "a\x1b[2J\nb"], "a\\x1b[2J\\nb does not exist"),
+        (["plan", "-m", "TINY", "--plan", "/dev/zero"], "is not a regular file"),
+        (["eval", "-m", "TINY", "-f", "/dev/zero"], "is not a regular file"),
+        (["convert", "TINY", "-q", "q8_0", "-o", "/dev/null", "--force"], "is a device"),
+        (["convert", "TINY", "-q", "q8_0", "-o", "a" * 300], "File name too long"),
         (["bench", "-p", "x"], "-p must be a number"),
         (["serve", "--port", "99999"], "port (--port) must be"),
         (["serve", "--host", "0.0.0.0"], "--api-key"),
@@ -404,6 +411,15 @@ def test_serve_answers_and_cleans_up(tiny: str, tmp_path: Path) -> None:
         assert process.wait(10) == 0
         assert process.stderr.read() == b""
     assert not path.exists()
+
+
+def test_serve_with_a_template_that_is_none_does_not_begin(tiny: str, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% if")
+    with start("serve", "-m", tiny, "--port", "0", "--chat-template", str(template)) as process:
+        assert process.stderr is not None
+        assert process.wait(20) == 2
+        assert b"line 1: unexpected 'end of template'" in process.stderr.read()
 
 
 def test_serve_with_a_bad_model_leaves_nothing(tmp_path: Path) -> None:

@@ -175,7 +175,8 @@ def test_what_is_refused_explicitly(given: dict[str, object], said: str) -> None
         ("HETRUN_CONFGI", "1", "unknown environment variable HETRUN_CONFGI: did you mean HETRUN_CONFIG?"),
         ("HETRUN_XYZZY", "", "unknown environment variable HETRUN_XYZZY: known are HETRUN_MODEL, "),
         ("HETRUN_CONFIG", "/no/such.toml", "HETRUN_CONFIG names /no/such.toml, which does not exist"),
-        ("HETRUN_CONFIG", "/", "/ cannot be read: Is a directory"),
+        ("HETRUN_CONFIG", "/", "/: is a directory, not a file"),
+        ("HETRUN_CONFIG", "/dev/zero", "/dev/zero: is not a regular file"),
     ],
 )
 def test_what_is_refused_in_the_environment(
@@ -195,7 +196,9 @@ def test_what_is_refused_in_the_environment(
         (b"thraeds = 2", "{path}: unknown option thraeds: did you mean threads?"),
         (b"[server]\nport = 1", "{path}: unknown option server: "),
         (b"ctx = ", "{path} is not valid TOML: Invalid value"),
-        (b"\xff", "{path} is not valid TOML: 'utf-8' codec"),
+        (b"\xff", "{path}: byte 0 is not UTF-8 text"),
+        (b"ctx = " + b"9" * 5000, "{path} is not valid TOML: Exceeds the limit"),
+        (b"#" * (1 << 20) + b"\n", "{path}: has 1048577 bytes; it may have 1048576"),
         (b"ctx = " + b"[" * 100_000, "{path} is not valid TOML: "),
         (b'spec = "auto"', "spec in {path}: 'auto' needs speculation"),
     ],

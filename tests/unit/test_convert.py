@@ -262,6 +262,18 @@ def test_a_gguf_file_of_floats_is_converted_again(tmp_path: Path) -> None:
     assert again.read_bytes()[a.data_offset :] == direct.read_bytes()[b.data_offset :]
 
 
+def test_what_is_no_model_is_not_converted(tmp_path: Path) -> None:
+    path = folder(Row("convert-heads", "llama", {}))
+    config = json.loads((path / "config.json").read_text())
+    for file in path.iterdir():
+        if file.name != "config.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 7}))
+    with pytest.raises(ModelFileError, match="7 heads"):
+        convert_model(Wish(tmp_path, by_option("q8_0"), tmp_path / "out.gguf"))
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     first = tmp_path / "first.gguf"
     convert_to(first)

@@ -163,10 +163,10 @@ def test_the_command_prints_json_or_a_table(
 def test_what_cannot_be_evaluated_is_refused(path: Path, tmp_path: Path) -> None:
     settings = Settings.resolve(model=str(path), backends=["reference"])
     file = tmp_path / "text.txt"
-    with pytest.raises(UserError, match=r"text\.txt cannot be read"):
+    with pytest.raises(UserError, match=r"text\.txt: No such file"):
         evaluate.main(settings, EvalOptions(file))
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="cannot be read as UTF-8"):
+    with pytest.raises(UserError, match="byte 0 is not UTF-8"):
         evaluate.main(settings, EvalOptions(file))
     file.write_text("a", encoding="utf-8")
     with pytest.raises(UserError, match="fewer than 2 tokens"):

@@ -163,11 +163,15 @@ def test_texts_from_a_file_cannot_command_the_terminal(run: Run, tmp_path: Path)
     path = tmp_path / "x.gguf"
     evil: dict[str, MetaValue] = {
         "general.architecture": "x",
-        "general.name": "a\x1b[2Jb",
+        "general.name": "a\x1b[2Jb\x9b31m\nparameters     none",
         "x.list": ["\x1b]0;t\x07"],
     }
     write_model(path, evil, [], [])
-    assert "\x1b" not in run(path)
+    text, facts = run(path), run(path, "--json")
+    for control in "\x1b\x07\x9b":
+        assert control not in text + facts
+    assert "\nparameters     none" not in text
+    assert json.loads(facts)["name"] == evil["general.name"]
 
 
 def test_sizes_as_people_say_them() -> None:

@@ -8,6 +8,7 @@ from textual.widgets import Static
 
 from hetrun.events import ModelInfo
 from hetrun.tui.messages import Measured
+from hetrun.visible import visible
 
 
 class StatusLine(Horizontal):
@@ -27,7 +28,7 @@ class StatusLine(Horizontal):
 
     def loaded(self, info: ModelInfo) -> None:
         self._capacity = info.context
-        self.say(info.id)
+        self.say(visible(info.id))
         self.show(Measured())
 
     def show(self, measured: Measured) -> None:

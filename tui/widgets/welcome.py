@@ -30,7 +30,7 @@ class Welcome(Vertical):
 
     def loaded(self, info: ModelInfo) -> None:
         self._bar.display = False
-        self._title.update(info.id)
+        self._title.update(visible(info.id))
         size = f"{_count(info.parameters)} parameters in {_bytes(info.file_bytes)}"
         self._detail.update(
             f"{info.architecture} · {size} · {info.context} tokens of context\n"
