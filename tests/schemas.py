@@ -83,6 +83,7 @@ FEATURES: dict[str, Schema] = {
         "additionalProperties": False,
     },
     "not empty": {"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1},
+    "as many as are required": obj({"a": COUNT, "b": COUNT, "c": COUNT}, "c", minProperties=2),
     "nested": obj({"a": obj({"b": obj({"c": arr(obj({"d": TEXT}), 1, 2)})})}),
     "keys that need escapes": obj({'"': COUNT, "\\": COUNT, "a b": COUNT, "\n": COUNT, "": COUNT}),
     "unicode keys": obj({"größe": COUNT, "名前": TEXT, "🙂": {"type": "boolean"}}),

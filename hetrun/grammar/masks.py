@@ -71,7 +71,7 @@ class Grammars:
             compiled = self._compile(structure)
             with self._lock:
                 self._keep(structure, compiled)
-        return _TokenMasks(self, structure, compiled.matcher.deep_copy(), compiled.first)
+        return TokenMasks(self, structure, compiled.matcher.deep_copy(), compiled.first)
 
     def forget(self, structure: Structure) -> None:
         """Compile it again the next time: its copies share a lexer, and one has spoilt it."""
@@ -110,7 +110,7 @@ class Grammars:
         return {piece: token for token, piece in enumerate(self._pieces) if piece.startswith(b"<")}
 
 
-class _TokenMasks:
+class TokenMasks:
     """One sequence's place in a structure. It is used by one thread at a time."""
 
     def __init__(
@@ -187,7 +187,7 @@ class _TokenMasks:
     def clone(self) -> Constraint:
         self._settle()
         mask = self._bits.tobytes() if self._known else None
-        copy = _TokenMasks(self._grammars, self._structure, self._matcher.deep_copy(), mask)
+        copy = TokenMasks(self._grammars, self._structure, self._matcher.deep_copy(), mask)
         copy._took, copy._ended, copy._taken = self._took, self._ended, self._taken
         return copy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,14 +96,24 @@ def _read_schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         refuse("json_schema", Fault("it must be an object, or true"))
-    if _depth(schema) > MOST_DEPTH:
-        refuse("json_schema", Fault(f"it is nested deeper than {MOST_DEPTH} levels"))
+    for depth, values in enumerate(_levels(schema), 1):
+        if depth > MOST_DEPTH:
+            refuse("json_schema", Fault(f"it is nested deeper than {MOST_DEPTH} levels"))
+        if any(isinstance(value, dict) and _wants_distinct_keys(value) for value in values):
+            reason = "minProperties above 1 needs keys that differ: name as many in required"
+            refuse("json_schema", Fault(reason))
     return schema
 
 
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
+def _levels(value: object) -> Iterator[list[Any]]:
+    """The lists and objects at each depth."""
+    level: list[Any] = [value]
     while level := [v for v in level if isinstance(v, dict | list)]:
-        depth += 1
+        yield level
         level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
-    return depth
+
+
+def _wants_distinct_keys(schema: dict[str, Any]) -> bool:
+    """llguidance counts a key that comes twice as two; a reader of the JSON will not."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    return isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0)

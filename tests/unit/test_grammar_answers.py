@@ -1,0 +1,22 @@
+"""A real model, bound to schemas: `python -m tests.schema_answers` asks for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetrun.llm import LLM
+from tests.make_model import smollm2_file
+from tests.schema_answers import INVALID, VALID, answers
+from tests.schemas import catalogue
+
+
+@pytest.mark.slow
+def test_answers_at_temperature_one_are_valid_or_cut() -> None:
+    with LLM(smollm2_file(), ctx=2048) as llm:
+        report = answers(llm, catalogue(200)[5::14], max_tokens=100, together=4)
+    assert not report.kinds[INVALID], "\n".join(report.wrong)
+    assert report.kinds[VALID] > 3
+
+
+def test_the_schemas_are_distinct() -> None:
+    assert len(catalogue(200)) == 200
