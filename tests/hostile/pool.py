@@ -22,9 +22,8 @@ HANG_S = 5.0  # of processor time, and on the clock, where others use the machin
 HANG_WALL_S = 30.0
 START_S = 60.0
 
-Done = Callable[
-    [Case, Outcome, Path], None
-]  # the case, how it ended, and its files, which stay until it returns
+# Hears of a case, how it ended, and its files, which stay until it returns.
+Done = Callable[[Case, Outcome, Path], None]
 
 
 def write_case(case: Case, folder: Path) -> Path:
@@ -79,6 +78,12 @@ class Child:
             if not got:
                 return self._replaced("")
             self._said += got
+
+    def finish(self) -> Outcome:
+        """How the case ended."""
+        while not (found := self.wait(0.5)):
+            pass
+        return found
 
     @property
     def pid(self) -> int:

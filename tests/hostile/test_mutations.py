@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -19,23 +18,13 @@ from tests.hostile.seeds import Seed, parsed, seeds, written
 from tests.hostile.trees import Nested, Raw, Table, children
 from tests.hostile.trial import Outcome, attempt
 
-QUICK, SLOW = 80, 2000
-
-
-@pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """A process that tries models."""
-    found = Child(tmp_path_factory.mktemp("child"))
-    yield found
-    found.close()
+QUICK, SLOW = 40, 2000
 
 
 def outcome(child: Child, case: Case, check: bool = False) -> Outcome:
     """What becomes of a case."""
     child.start(case, check)
-    while not (found := child.wait(0.5)):
-        pass
-    return found
+    return child.finish()
 
 
 # --- models
@@ -53,8 +42,15 @@ def test_what_hypothesis_changes_is_loaded_or_refused(child: Child, case: Case) 
     assert found.end != "finding", f"{found.stage}: {found.what}\n{found.trace}"
 
 
-@pytest.mark.parametrize("n", [2 * QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
-def test_what_chance_changes_is_loaded_or_refused(tmp_path: Path, n: int) -> None:
+def test_what_chance_changes_is_loaded_or_refused(child: Child) -> None:
+    for i in range(QUICK):
+        case = make_case(Random(f"suite/{i}"))
+        found = outcome(child, case, check=i % 10 == 0)
+        assert found.end != "finding", f"{found.stage}: {found.what}\n{case}\n{found.trace}"
+
+
+@pytest.mark.slow
+def test_thousands_of_changes(tmp_path: Path) -> None:
     findings = []
 
     def done(case: Case, found: Outcome, model: Path) -> None:
@@ -62,7 +58,7 @@ def test_what_chance_changes_is_loaded_or_refused(tmp_path: Path, n: int) -> Non
             findings.append(f"{found.stage}: {found.what}\n{case}\n{found.trace}")
 
     with Pool(tmp_path, 1, done) as pool:
-        for i in range(n):
+        for i in range(SLOW):
             pool.submit(make_case(Random(f"suite/{i}")), check=i % 40 == 0)
         pool.drain()
     assert not findings, "\n".join(findings)
@@ -154,6 +150,7 @@ def test_what_must_not_happen_is_a_finding(
     assert says in found.what
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_or_hangs_is_a_finding_and_is_replaced(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:

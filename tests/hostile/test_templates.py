@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from jinja2.exceptions import SecurityError
 
 from hetrun.chat import ChatTemplate
 from hetrun.chat import process as processes
 from hetrun.chat.renderer import TemplateWorker
+from hetrun.chat.sandbox import compiled, rendered
 from hetrun.chat.template import CHATML, MOST_SOURCE
 from hetrun.errors import TemplateError
 
@@ -234,14 +236,22 @@ def honest() -> Iterator[TemplateWorker]:
         yield worker
 
 
-# Half a second each; these few are for every day.
-DAILY = {"loops: nested", "memory: slowly", "numbers: a power", "quadratic: urlize", "quadratic: title"}
+# Each has a process of its own and may take half a second; these few are for every day.
+DAILY = {
+    *("loops: nested", "loops: a macro that calls itself", "memory: repeated", "memory: slowly"),
+    *("numbers: a power", "numbers: as text", "quadratic: urlize", "quadratic: title"),
+    *("walks: a class", "walks: globals of a class", "walks: a name set in a namespace"),
+    *("tricks: include", "tricks: append", "tricks: raise_exception", "tricks: parentheses"),
+}
+CASES = [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in ALL]
+assert ALL.keys() > DAILY
 
 
-CASES = [
-    pytest.param(name, marks=[pytest.mark.slow] if LONG in reasons and name not in DAILY else [])
-    for name, (_, reasons) in ALL.items()
-]
+@pytest.mark.parametrize("source", WALKS.values(), ids=WALKS)
+def test_the_sandbox_has_no_way_out(source: str) -> None:
+    """Without a process around it."""
+    with pytest.raises(SecurityError):
+        rendered(compiled(source), {"messages": HI}, 1000)
 
 
 @pytest.mark.parametrize("name", CASES)
