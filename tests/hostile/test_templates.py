@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from jinja2.exceptions import SecurityError
 
-from hetrun.chat import ChatTemplate
+from hetrun.chat import ChatTemplate, limits
 from hetrun.chat import process as processes
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.chat.sandbox import compiled, rendered
@@ -310,7 +310,7 @@ def test_asked_long_after_it_was_started(monkeypatch: pytest.MonkeyPatch) -> Non
         worker.warm()
         assert worker._process
         assert select.select([worker._process._socket], [], [], 30)[0]
-        monkeypatch.setattr(processes.limits, "START_S", 0.0)
+        monkeypatch.setattr(limits, "START_S", 0.0)
         assert worker.render(HI)
 
 
