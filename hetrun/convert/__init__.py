@@ -25,7 +25,7 @@ from hetrun.convert.recipe import Form, Recipe, Shape
 from hetrun.convert.stream import Job, convert
 from hetrun.convert.writer import MetaValue, Tensor, check_target, write_model
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
-from hetrun.formats.gguf_values import StringArray
+from hetrun.formats.gguf_values import StringArray, shown
 from hetrun.graph import Weight
 from hetrun.hf import Change, Setting
 from hetrun.hf_source import HfSource
@@ -111,7 +111,7 @@ def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
     for name, weight in weights.items():
         if weight.quant.name not in FLOATS and weight.quant is not chosen[name]:
             raise OptionError(
-                f"{source.path} is quantised already ({name} is {weight.quant.name}), and would lose "
+                f"{source.path} is quantised already ({shown(name)} is {weight.quant.name}), and would lose "
                 "precision twice; convert the original model, or a GGUF of F32, F16 or BF16"
             )
     jobs = [Job(weight, chosen[name], changes.get(name)) for name, weight in weights.items()]

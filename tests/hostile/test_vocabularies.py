@@ -308,6 +308,15 @@ def test_what_is_odd_but_right_is_read(kind: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", v.KINDS)
+def test_what_a_kind_does_not_read_may_be_anything(kind: str, tmp_path: Path) -> None:
+    keys = v.KINDS[kind]()
+    odd: Change = {"merges": [1, 2], "precompiled_charsmap": [1, 2]}
+    read = "precompiled_charsmap" if kind == "unigram" else "merges" if "merges" in keys else ""
+    others = {key: value for key, value in odd.items() if key != read}
+    assert attempt(write_case(tmp_path / "x.gguf", kind, others)) == ""
+
+
 def test_a_file_that_is_replaced_while_it_is_read_does_no_harm(tmp_path: Path) -> None:
     path = v.written(tmp_path / "x.gguf", v.byte_level())
     file = read_gguf(path)

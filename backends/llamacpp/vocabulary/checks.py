@@ -66,6 +66,7 @@ class _Kind:
     longest: int  # bytes of a token
     check: Callable[[GGUFFile, Strings], None]
     byte_tokens: bool = True
+    copied: tuple[str, ...] = ()  # what it reads and no other does; that was looked at by `check`
 
 
 def checked(file: GGUFFile) -> Checked:
@@ -85,7 +86,7 @@ def checked(file: GGUFFile) -> Checked:
     if cutter:
         keys[_P + "pre"] = cutter
     keys[_P + "tokens"], keys[_P + "token_type"] = tokens.array, types
-    for key in ("merges", "precompiled_charsmap"):
+    for key in kind.copied:
         if _P + key in file.metadata:
             keys[_P + key] = file.metadata[_P + key]
     keys |= _scores(file, len(tokens))
@@ -307,11 +308,11 @@ def _check_nothing(file: GGUFFile, tokens: Strings) -> None:
 
 _KINDS = {
     "llama": _Kind(4096, _check_pieces),
-    "gpt2": _Kind(4096, _check_merges),
-    "gemma4": _Kind(4096, _check_merges),
-    "hybriddna": _Kind(4096, _check_merges),
-    "whitespace": _Kind(4096, _check_merges),
-    "t5": _Kind(256, _check_unigram),
+    "gpt2": _Kind(4096, _check_merges, copied=("merges",)),
+    "gemma4": _Kind(4096, _check_merges, copied=("merges",)),
+    "hybriddna": _Kind(4096, _check_merges, copied=("merges",)),
+    "whitespace": _Kind(4096, _check_merges, copied=("merges",)),
+    "t5": _Kind(256, _check_unigram, copied=("precompiled_charsmap",)),
     "bert": _Kind(128, _check_nothing, byte_tokens=False),
     "rwkv": _Kind(512, _check_rwkv),
     "plamo2": _Kind(256, _check_plamo),
