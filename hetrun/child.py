@@ -1,4 +1,4 @@
-"""Child processes of ours: how one begins, and how one that may crash is asked about a file."""
+"""Child processes of ours: how one begins and ends, and how one that may crash is asked about a file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
-from typing import IO, NoReturn
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from hetrun.errors import BackendUnavailable, HetrunError, ModelFileError
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
 
 REFUSED, UNAVAILABLE = 3, 4  # exit codes of a child that says on stdout what is wrong
 MOST_SAID = 64 << 10  # bytes of a child's log that are read
@@ -26,12 +30,50 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
 
 
+def begin(
+    code: str, out: int, env: Mapping[str, str] | None = None, own_session: bool = False
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a child on `code`, in which {pipe} stands for its end of a pipe; the other end is ours.
+
+    What it prints goes to `out`. In a session of its own it does not hear Ctrl-C, which goes to all of ours.
+    """
+    import socket  # on use: whatever begins with a child of ours imports this module
+    import subprocess
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                python(code.format(pipe=theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=env,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=own_session,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
+
+
+def ending(code: int) -> str:
+    """How a process ended, by its exit code."""
+    if code >= 0:
+        return f"ended by itself with exit code {code}"
+    if code == -signal.SIGKILL:
+        return "was killed (SIGKILL), mostly for want of memory"
+    names = {int(known): known.name for known in signal.Signals}
+    return f"crashed ({names.get(-code, f'signal {-code}')})"
+
+
 def ask(code: str, path: str, seconds: float, who: str) -> str:
     """What a child that runs `code` on a file answers; ModelFileError if the file is its end.
 
     `who` is the library that opens the file there, for messages.
     """
-    import subprocess  # on use: whatever begins with a child of ours imports this module
+    import subprocess
     import tempfile
 
     with tempfile.TemporaryFile() as log:
@@ -65,10 +107,9 @@ def _for_a_child(path: str) -> str:
 
 def _reason(code: int, log: IO[bytes], who: str) -> str:
     if code == -signal.SIGKILL:
-        return f"{who} was killed (SIGKILL) while it opened it, mostly for want of memory"
-    how = f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        return f"{who} {ending(code)}, when it opened it: free some, or take a smaller model"
     quoted = _last_words(log, (*TROUBLE, "")) or "it said nothing"
-    return f"{who} {how} when it opened it: {quoted}; {AGAIN}"
+    return f"{who} {ending(code)} when it opened it: {quoted}; {AGAIN}"
 
 
 def _last_words(log: IO[bytes], signs: tuple[str, ...]) -> str:

@@ -165,10 +165,8 @@ class Worker:
         self.death: Exception | None = None  # why nothing is answered any more
         self._closing = False
         self._keys = itertools.count()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self._process = _spawn(theirs.fileno(), log)
-            self._channel = Channel(Connection(ours.detach()))
+        self._process, ours = _begin(2 if log is None else log.fileno())
+        self._channel = Channel(Connection(ours.detach()))
         self._channel.send(load)
         self._reader = threading.Thread(target=self._read, name="hetrun-worker-reader", daemon=True)
         self._reader.start()
@@ -250,28 +248,20 @@ class Worker:
         return self._log.read()[-LAST_WORDS:].decode(errors="replace").strip()
 
 
-def _spawn(pipe: int, log: BinaryIO | None) -> subprocess.Popen[bytes]:
-    out = 2 if log is None else log.fileno()
+def _begin(out: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     # The child inherits the mask: a Ctrl-C before it can ignore them would print a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(
-            child.python(f"from hetrun.worker import main; main({pipe})"),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            pass_fds=(pipe,),
-        )
+        return child.begin("from hetrun.worker import main; main({pipe})", out)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _obituary(code: int, last_words: str) -> str:
+    how = child.ending(code)
     if code == -signal.SIGKILL:
-        how = "was killed (SIGKILL), mostly for want of memory: a smaller --ctx or --ram helps"
+        how += ": a smaller --ctx or --ram helps"
     elif code < 0:
-        how = f"crashed ({signal.Signals(-code).name}); please report what you asked it"
-    else:
-        how = f"ended by itself with exit code {code}"
+        how += "; please report what you asked it"
     said = f". Its last words: {last_words}" if last_words else ""
     return f"the engine's process {how}. Start hetrun again to go on{said}"

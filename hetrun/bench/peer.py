@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -46,10 +45,11 @@ class Peer:
 
     def __init__(self, path: Path) -> None:
         check_peer(self.name, path)
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self._process = _spawn(theirs.fileno())
-            self._pipe = Connection(ours.detach())
+        # A process of its own: the libraries and their threads are not ours. It ends when its pipe does.
+        self._process, ours = child.begin(
+            "from hetrun.bench.llamacpp import main; main({pipe})", out=2, own_session=True
+        )
+        self._pipe = Connection(ours.detach())
         self._threads: dict[Case, int] = {}
         try:
             opened = self._ask(Open(str(path)), Opened)
@@ -117,7 +117,7 @@ class Peer:
 
     def _death(self) -> HetrunError:
         code = self._process.wait()
-        return HetrunError(f"the process of {self.name} ended with code {code} in the middle of its work")
+        return HetrunError(f"the process of {self.name} {child.ending(code)} in the middle of its work")
 
     def close(self) -> None:
         """End its process."""
@@ -141,14 +141,3 @@ def thread_counts(cores: int) -> list[int]:
     """The numbers of threads worth trying: 1, 2, 3, 4, 6, 8, 12, 16, ... and every core."""
     some = {n for power in range(1, 12) for n in (1 << power, 3 << (power - 1))}
     return sorted(n for n in some | {1, 2, 3, 4, cores} if n <= cores)
-
-
-def _spawn(pipe: int) -> subprocess.Popen[bytes]:
-    """A process of its own: the libraries and their threads are not ours."""
-    return subprocess.Popen(
-        child.python(f"from hetrun.bench.llamacpp import main; main({pipe})"),
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        pass_fds=(pipe,),
-        start_new_session=True,  # Ctrl-C is for us; it ends when its pipe does
-    )

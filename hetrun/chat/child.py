@@ -73,15 +73,14 @@ class Server:
         """Until the parent hangs up, or a template has gone too far."""
         _write(self._pipe, {"ready": True})
         self._bound_memory(0)
-        over = self._attempt({"template": 0}, 0).get("over")
-        while not over:
+        answer = self._attempt({"template": 0}, 0)
+        while not answer.get("over"):
             size = length(_read(self._pipe, HEAD.size))
             self._bound_memory(size)
             answer = self._attempt(json.loads(_read(self._pipe, size)), size)
             _write(self._pipe, answer)
-            over = answer.get("over")
         # What was interrupted anywhere may hold a lock, and what filled the memory may still lie there.
-        os._exit(limits.NO_TIME)
+        os._exit(limits.NO_MEMORY if answer["reason"] == limits.TOO_LARGE else limits.NO_TIME)
 
     def _bound_memory(self, size: int) -> None:
         soft, hard = (self._used + limits.memory(n) for n in (size, limits.MOST_INPUT))

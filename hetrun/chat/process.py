@@ -34,15 +34,12 @@ class Process:
     def __init__(self, sources: Sequence[str]) -> None:
         """Begin to start it; it reads its templates when it has come so far."""
         self._ready = False
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._popen = _spawn(theirs.fileno())
-            except OSError as error:
-                ours.close()
-                raise HetrunError(f"no process for chat templates: {error.strerror}") from error
-        self._socket = ours
-        self.end = weakref.finalize(self, _end, self._popen, ours)
+        seen = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        try:
+            self._popen, self._socket = child.begin(CHILD, subprocess.DEVNULL, seen, own_session=True)
+        except OSError as error:
+            raise HetrunError(f"no process for chat templates: {error.strerror}") from error
+        self.end = weakref.finalize(self, _end, self._popen, self._socket)
         self._began = monotonic()
         with suppress(OSError):  # who waits for it to be ready hears what happened
             self._send(framed(sources), self._began + limits.START_S)
@@ -119,19 +116,6 @@ def _left(end: float) -> float:
     return left
 
 
-def _spawn(pipe: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        child.python(CHILD.format(pipe=pipe)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-        pass_fds=(pipe,),
-        # Ctrl-C goes to the terminal's whole foreground group, and this one has no terminal.
-        start_new_session=True,
-    )
-
-
 def _end(popen: subprocess.Popen[bytes], ours: socket.socket) -> None:
     popen.kill()
     popen.wait()
@@ -143,6 +127,4 @@ def _obituary(code: int) -> str:
         return limits.TOO_LONG
     if code == limits.NO_MEMORY:
         return limits.TOO_LARGE
-    if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
-    return f"its process ended by itself with exit code {code}"
+    return f"its process {child.ending(code)}"

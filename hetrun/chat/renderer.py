@@ -12,7 +12,7 @@ from hetrun.chat.frames import framed
 from hetrun.chat.messages import checked_messages, checked_objects, plain
 from hetrun.chat.process import Gone, Process
 from hetrun.chat.template import MOST_SOURCE, ChatTemplate
-from hetrun.errors import EngineStopped, OptionError, TemplateError
+from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
 from hetrun.visible import visible
 
 NEXT = "use another with --chat-template FILE"
@@ -107,11 +107,13 @@ class TemplateWorker:
             process = self._running()
             try:
                 answer = process.ask(data, limits.MOST_BYTES * most + 1024)
-            except Gone as gone:
+            except (Gone, HetrunError) as error:  # it died, or did not start
                 self._end()
                 if self._closed:
                     raise EngineStopped("the model was closed before its template was rendered") from None
-                raise self._failed(number, str(gone)) from None
+                if isinstance(error, Gone):
+                    raise self._failed(number, str(error)) from None
+                raise
             except BaseException:  # such as Ctrl-C: an answer may still come, and nobody would expect it
                 self._end()
                 raise

@@ -460,6 +460,17 @@ def test_closing_ends_what_runs() -> None:
     worker.close()
 
 
+def test_closing_ends_what_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "CHILD", "import time; time.sleep(60)")
+    worker = TemplateWorker(ChatTemplate("x", "x"))
+    worker.warm()
+    closer = threading.Timer(0.1, worker.close)
+    closer.start()
+    with pytest.raises(EngineStopped):
+        worker.render(HI)
+    closer.join()
+
+
 def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "CHILD", "raise SystemExit(7)")
     with (

@@ -152,13 +152,16 @@ def test_without_the_librarys_reader_the_vocabulary_is_not_checked(
         ("import os; os.abort()", "the library crashed (SIGABRT) when it opened it: it said nothing; get or"),
         (
             "import sys; sys.exit('GGML_ASSERT(n > 0) failed')",
-            "ended with code 1 when it opened it: GGML_ASSERT",
+            "ended by itself with exit code 1 when it opened it: GGML_ASSERT",
         ),
         ("import time; time.sleep(60)", "the library did not open it within 1 s"),
-        ("import os; os.kill(os.getpid(), 9)", "the library was killed (SIGKILL) while it opened it"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "want of memory, when it opened it: free",
+        ),
         (
             "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytearray(2 << 30)",
-            "the library ended with code 1 when it opened it: MemoryError",
+            "the library ended by itself with exit code 1 when it opened it: MemoryError",
         ),
         (
             "from hetrun import child, errors\ndef fail(path): raise errors.ModelFileError('x', 'is bad')\n"
@@ -172,6 +175,10 @@ def test_the_end_of_a_child_is_one_sentence(code: str, says: str) -> None:
         child.ask(code, "model.gguf", 1.0 if "sleep" in code else 60.0, "the library")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_signals_without_a_name() -> None:
+    assert child.ending(-40) == "crashed (signal 40)"
 
 
 def test_a_childs_answer() -> None:
