@@ -88,7 +88,7 @@ class Tokenizer:
     def piece(self, token: int) -> bytes:
         """The bytes of one token."""
         if token not in self._pieces:
-            self.check([token])
+            self._check(token)
             self._pieces[token] = self._vocabulary.piece(token)
         return self._pieces[token]
 
@@ -110,29 +110,20 @@ class Tokenizer:
         """The tokens that are no text."""
         return frozenset(filter(self._vocabulary.is_control, range(self.n_tokens)))
 
-    def is_control(self, token: int) -> bool:
-        """Whether this token is no text."""
-        self.check([token])
-        return self._vocabulary.is_control(token)
-
     def is_end(self, token: int) -> bool:
         """Whether the model has finished with this token."""
         if token not in self._ends:
-            self.check([token])
+            self._check(token)
             self._ends[token] = self._vocabulary.is_end(token)
         return self._ends[token]
-
-    def check(self, tokens: list[int] | tuple[int, ...]) -> None:
-        """Refuse numbers that are not tokens."""
-        for i, token in enumerate(tokens):
-            if not 0 <= token < self.n_tokens:
-                raise OptionError(
-                    f"token {i} is {token}, but the model's vocabulary goes from 0 to {self.n_tokens - 1}"
-                )
 
     def close(self) -> None:
         """Give the vocabulary back."""
         self._vocabulary.close()
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.n_tokens:
+            raise OptionError(f"there is no token {token}: the vocabulary goes from 0 to {self.n_tokens - 1}")
 
 
 def whole(text: str) -> str:

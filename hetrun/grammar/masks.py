@@ -18,9 +18,10 @@ from hetrun.errors import OptionError
 from hetrun.grammar.compiling import compile_spelled, make_tokenizer
 from hetrun.grammar.faults import fault_of
 from hetrun.grammar.spelling import spell
-from hetrun.grammar.trial import STACK, try_out, with_stack
+from hetrun.grammar.trial import STACK, try_out
 from hetrun.params import Structure
 from hetrun.sampling import Constraint
+from hetrun.stack import with_stack
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -10,22 +10,18 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TypeVar
 
-from hetrun.child import python
+from hetrun.child import REFUSED, python
 from hetrun.errors import OptionError
 from hetrun.grammar.spelling import Spelled
+from hetrun.stack import with_stack
 
 SECONDS = 1.5  # of processor time, to compile and to find the place of a fault
 PATIENCE = 10.0  # seconds for all of it, on a machine that has much else to do
 MOST_MEMORY = 1 << 30  # of address space, 100 MiB of it the interpreter's
 STACK = 32 << 20  # bytes, of the thread that compiles; half of that in a child
-REFUSED = 3  # exit code of a child that says on stdout what is wrong
-
-T = TypeVar("T")
 
 
 def try_out(spelled: Spelled, n_tokens: int, control: Mapping[int, str]) -> None:
@@ -80,26 +76,3 @@ def _sketch(n_tokens: int, control: Mapping[int, str]) -> tuple[list[bytes], set
     for byte, token in zip(range(256), free, strict=False):
         pieces[token] = bytes([byte])
     return pieces, set(control)
-
-
-def with_stack(size: int, work: Callable[[], T]) -> T:
-    """Call a function on a thread with so much stack: compiling recurses as deeply as a grammar is nested."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="hetrun-compile")
-    before = threading.stack_size(size)  # of every thread that begins now; it is address space only
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

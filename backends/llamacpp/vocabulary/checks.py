@@ -24,9 +24,7 @@ from hetrun.formats.gguf_values import Numbers, shown
 
 MAX_TOKENS = 1 << 21  # the largest in use have a million
 MAX_TEXT = 64 << 20  # bytes of all tokens, and of all merges
-MAX_SQUARES = (
-    1 << 27
-)  # of all tokens' lengths, which is what they may take: three times as much as any in use
+MAX_SQUARES = 1 << 27  # of all tokens' lengths, as much time as they may take; those in use have a third
 MAX_TRIE = 1 << 22  # bytes of all tokens where each becomes a node of more than a hundred bytes
 MAX_CUBES = 1 << 31  # of all tokens' lengths: PLaMo's table holds every piece of every end of a token
 MAX_SPECIAL = 1 << 16  # tokens that are looked for in every text, one after the other

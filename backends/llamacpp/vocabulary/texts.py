@@ -9,9 +9,7 @@ special token in all of the text, and counts its way to each one that it finds.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TypeVar
 
@@ -19,6 +17,7 @@ import numpy as np
 
 from hetrun.backends.llamacpp.vocabulary.checks import Checked, special
 from hetrun.errors import OptionError
+from hetrun.stack import with_stack
 
 T = TypeVar("T")
 
@@ -34,25 +33,12 @@ MAX_SQUARES = 1 << 27  # of the lengths of runs, where an expression tries each 
 
 # What cuts without std::regex, or with expressions that match single characters.
 _BY_HAND = frozenset(
-    (
-        *(
-            "gpt-2",
-            "phi-2",
-            "jina-es",
-            "jina-de",
-            "jina-v2-es",
-            "jina-v2-de",
-            "gigachat",
-            "a.x-4.0",
-            "mellum",
-        ),
-        *("modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe", "exaone4", "mpt", "olmo", "jais"),
-        *("trillion", "granite-docling", "starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"),
-        *("minerva-7b", "mellum2", "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"),
-        *("midm-2.0", "lfm2", "jina-v5-nano", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4", "glm5", "qwen2"),
-        *("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
-        *("qwen35", "kimi-k2", "laguna", "gemma4", "granite-embed-multi-311m", "sarvam-moe"),
-    )
+    "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert jina-v1-en "
+    "jina-v2-code roberta-bpe exaone4 mpt olmo jais trillion granite-docling starcoder refact command-r "
+    "smollm codeshell exaone minerva-7b mellum2 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral "
+    "midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 glm5 qwen2 deepseek-r1-qwen kormo f2llmv2 "
+    "megrez stablelm2 hunyuan solar-open grok-2 qwen35 kimi-k2 laguna gemma4 granite-embed-multi-311m "
+    "sarvam-moe".split()
 )
 _CUTTING = ("gpt2", "hybriddna", "whitespace")  # kinds whose texts are cut by the name of a cutter
 # Runs of these are gone through again from each of their characters.
@@ -80,7 +66,10 @@ class TextLimits:
         if len(raw) > SHORT:
             self._check_special(raw)
         run = self._longest_run(text) if self._by_expression and len(raw) > SAFE_RUN else 0
-        return tokenize() if run <= SAFE_RUN else _with_stack(tokenize, run * STACK_PER_CHARACTER)
+        if run <= SAFE_RUN:
+            return tokenize()
+        # Another thread may do this: nothing is computed with OpenMP.
+        return with_stack(run * STACK_PER_CHARACTER, tokenize)
 
     @cached_property
     def _special(self) -> list[bytes]:
@@ -118,14 +107,3 @@ class TextLimits:
                     f"the text has {max(runs)} spaces or digits in a row {where} would take too long for"
                 )
         return longest
-
-
-def _with_stack(function: Callable[[], T], nbytes: int) -> T:
-    """The function's result, from a thread with a stack of this size; it computes nothing with OpenMP."""
-    with ThreadPoolExecutor(1, "hetrun-tokenize") as pool:
-        before = threading.stack_size(max(nbytes, 1 << 20) // 4096 * 4096)
-        try:
-            later = pool.submit(function)  # starts the thread
-        finally:
-            threading.stack_size(before)
-        return later.result()
