@@ -10,7 +10,7 @@ follow another that ends there, or itself. What is left over allows exactly the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hetrun.grammar.automaton import Questions, TooMuch
 from hetrun.grammar.conflicts import conflicts
@@ -34,6 +34,8 @@ from hetrun.grammar.regex import regex_of
 MOST_STEPS = 4_000_000  # of all analysis, half a second or so
 MOST_SIZE = 2000  # nodes of a rule that is written out where it is used,
 MOST_DEPTH = 60  # and those in each other: all that looks at them is recursive
+MOST_SIZE_OF_ALL = 100_000  # nodes of a grammar that is written out
+NO_SIZES: Mapping[str, int] = {}
 
 Split = set[str] | None  # the regular expressions that may not be lexemes; None: all but single characters
 
@@ -118,19 +120,25 @@ def _written_out(rules: Rules) -> Rules:
     for name, node in rules.items():
         for ref in set(refs(node)):
             users[ref].append(name)
-    written: dict[str, Node] = {}
+    written: Rules = {}
+    sizes: dict[str, int] = {}
     ready = [name for name, n in unsolved.items() if n == 0]
     while ready:
         name = ready.pop()
-        node = _with(rules[name], written)
-        if not _regular(node) or _size(node) > MOST_SIZE or _depth(node) > MOST_DEPTH:
+        if (size := _size(rules[name], sizes)) > MOST_SIZE:
             continue
-        written[name] = node
+        node = _with(rules[name], written)
+        if not _regular(node) or _depth(node) > MOST_DEPTH:
+            continue
+        written[name], sizes[name] = node, size
         for user in users[name]:
             unsolved[user] -= 1
             if unsolved[user] == 0:
                 ready.append(user)
-    return {name: _with(node, written) for name, node in rules.items() if name == ROOT or name not in written}
+    left = {name: node for name, node in rules.items() if name == ROOT or name not in written}
+    if sum(_size(node, sizes) for node in left.values()) > MOST_SIZE_OF_ALL:
+        return rules
+    return {name: _with(node, written) for name, node in left.items()}
 
 
 def _with(node: Node, written: Rules) -> Node:
@@ -146,8 +154,11 @@ def _with(node: Node, written: Rules) -> Node:
     return node
 
 
-def _size(node: Node) -> int:
-    return 1 + sum(map(_size, inner(node)))
+def _size(node: Node, sizes: Mapping[str, int] = NO_SIZES) -> int:
+    """Nodes, with those of the rules whose sizes are known."""
+    if isinstance(node, Ref):
+        return sizes.get(node.name, 1)
+    return 1 + sum(_size(part, sizes) for part in inner(node))
 
 
 def _depth(node: Node) -> int:

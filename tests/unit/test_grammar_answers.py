@@ -12,7 +12,7 @@ from tests.schemas import catalogue
 
 @pytest.mark.slow
 def test_answers_at_temperature_one_are_valid_or_cut() -> None:
-    with LLM(smollm2_file(), ctx=2048) as llm:
+    with LLM(smollm2_file(), ctx=2048, threads=1) as llm:
         report = answers(llm, catalogue(200)[5::14], max_tokens=100, together=4)
     assert not report.kinds[INVALID], "\n".join(report.wrong)
     assert report.kinds[VALID] > 3

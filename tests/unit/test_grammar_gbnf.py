@@ -333,6 +333,7 @@ ENDLESS = {
     "chain": "root ::= r0\n" + "\n".join(f'r{i} ::= r{i + 1} "b"?' for i in range(8000)) + '\nr8000 ::= "a"',
     "options": "root ::= " + " | ".join(f'"{i}" root' for i in range(15000)),
     "repetitions": 'root ::= ((("a"{1,999}){1,999}){1,999} root)?',
+    "a long rule in many places": f"root ::= {'x ' * 50_000} root\nx ::= {'[a-z] ' * 900}",
     "too long": "root ::= " + '"a" ' * 100_000,
 }
 
