@@ -55,7 +55,7 @@ class HfVocabulary:
         whole = folder.has("tokenizer.json")
         self.path = str(folder.path / ("tokenizer.json" if whole else "vocab.json"))
         self._n_rows = n_rows
-        self._tokenizer = read_tokenizer(self.path)[0] if whole else gpt2_tokenizer(folder)
+        self._tokenizer = read_tokenizer(self.path) if whole else gpt2_tokenizer(folder)
         self._most = min(MAX_TEXT, MAX_GROWN // check_steps(self.path, self._tokenizer))
         self._spelling = spelling_of(self.path, self._tokenizer)
         self._added = {i: t.content for i, t in self._tokenizer.get_added_tokens_decoder().items()}
@@ -132,8 +132,8 @@ class HfVocabulary:
         return frozenset({*known, *own, *folder.config.get_ids("eos_token_id"), *eos})
 
 
-def read_tokenizer(path: str) -> tuple[Tokenizer, bytes]:
-    """A tokenizer.json as the library reads it, and as it is written."""
+def read_tokenizer(path: str) -> Tokenizer:
+    """A tokenizer.json as the library reads it."""
     raw = read_bytes(path, MAX_BYTES)
     check_file(path, raw)
     # Its threads would compete with those that compute; one text at a time needs none.
@@ -144,7 +144,7 @@ def read_tokenizer(path: str) -> tuple[Tokenizer, bytes]:
         tokenizer = Tokenizer.from_buffer(raw)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer, raw
+    return tokenizer
 
 
 def check_steps(path: str, tokenizer: Tokenizer) -> int:

@@ -71,7 +71,7 @@ FLOATS = {
 
 def first_bad_value(source: ModelSource, progress: Progress | None = None) -> ModelFileError | None:
     """The first tensor with a number that is not finite: where that is and how many there are."""
-    weights = sorted(_weights(source), key=lambda w: _place(w)[:2])
+    weights = sorted(_weights(source), key=_place)
     total, done = sum(w.nbytes for w in weights) or 1, 0
     reader, buffer = FileReader(), np.empty(SLICE, np.uint8)
     try:

@@ -49,15 +49,15 @@ class TokenizerFile:
     def __init__(self, folder: Folder) -> None:
         """Read it; what the library refuses is refused."""
         self.path = str(folder.path / "tokenizer.json")
-        self.tokenizer = read_tokenizer(self.path)[0]
+        self.tokenizer = read_tokenizer(self.path)
         vocab = self.tokenizer.get_vocab()
         last = max(vocab, key=lambda text: vocab[text], default="")
-        if (
-            last and vocab[last] >= len(vocab) + MAX_BEYOND
-        ):  # the library counts up to it when it says it again
+        # The library counts up to it when it says it again.
+        if last and vocab[last] >= len(vocab) + MAX_BEYOND:
             raise ModelFileError(
                 self.path,
-                f"has the token {last[:40]!r} as number {vocab[last]}, and only {len(vocab)} tokens",
+                f"has the token {last[:40]!r} as number {vocab[last]}, and only {len(vocab)} tokens; "
+                "it is not one that a model was trained with",
             )
         # As the library says it again: of the right types, nothing twice, and no default left out.
         self.json: dict[str, Any] = json.loads(self.tokenizer.to_str())

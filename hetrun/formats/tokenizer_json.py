@@ -15,8 +15,9 @@ from typing import NoReturn
 
 from hetrun.errors import ModelFileError
 from hetrun.formats import charsmap
+from hetrun.formats.cursor import DAMAGED
 from hetrun.formats.expressions import objection
-from hetrun.formats.jsonfile import MAX_ITEMS
+from hetrun.formats.jsonfile import once, parse_object
 
 MAX_GROWTH = 256  # times longer; compatibility forms make 11 of one byte, a wide stand-in for spaces 3
 MAX_ADDED = 64 << 20  # bytes of all added tokens, as they are looked for
@@ -39,10 +40,7 @@ Step = Mapping[str, object]
 
 
 def check_file(path: str, raw: bytes) -> None:
-    """Refuse a file whose normalizer would fill the memory already with the tokens that are added to it.
-
-    What is not JSON is left to the library, which says where.
-    """
+    """Refuse a file whose normalizer would fill the memory already with the tokens that are added to it."""
     sections = _head(raw)
     if sections is None:
         sections = _whole(path, raw)
@@ -119,20 +117,10 @@ def _head(raw: bytes) -> dict[str, object] | None:
 
 
 def _whole(path: str, raw: bytes) -> dict[str, object]:
-    if raw.count(b",") > MAX_ITEMS:
-        raise ModelFileError(path, "is not laid out as the library tokenizers does it, and is too large")
-
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        out = dict(pairs)
-        if len(out) < len(pairs):
-            raise ModelFileError(path, "has a key twice; download it again")
-        return out
-
     try:
-        found = json.loads(raw, object_pairs_hook=once)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return parse_object(raw, once)
+    except ValueError as e:
+        raise ModelFileError(path, f"is not a tokenizer that can be read: {e}; {DAMAGED}") from e
 
 
 def _steps(path: str, place: str, state: object) -> Iterator[tuple[str, Step]]:
