@@ -87,7 +87,8 @@ def _vocabulary(source: ModelSource) -> int:
     if isinstance(source, GGUFModel) and source.vocabulary:
         tokens = source.file.get_strings("tokenizer.ggml.tokens")
         return len(tokens) if tokens else 0
-    return source.get_int("vocab_size", 0, 0, 1 << 31)
+    table = source.find("token_embd.weight")
+    return table.shape[0] if table else 0
 
 
 def _tokenizer(source: ModelSource) -> str:

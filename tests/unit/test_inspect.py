@@ -17,6 +17,8 @@ from hetrun.convert.recipe import by_option
 from hetrun.convert.writer import MetaValue, Tensor, write_model
 from hetrun.quant import by_name
 from hetrun.source import open_model
+from tests.hostile.trees import Table, parse_gguf
+from tests.hostile.trees import write_gguf as write_tree
 from tests.models import tiny
 from tests.models.cases_hf import GEMMA3, SPARSE
 from tests.models.hf import Row, folder
@@ -67,6 +69,16 @@ def test_sizes_add_up(run: Run, tmp_path: Path) -> None:
     assert sum(n for parts in facts["parts"].values() for n in parts.values()) == total
     assert facts["bits_per_weight"] == pytest.approx(8 * total / facts["parameters"], abs=1e-3)
     assert facts["bytes"] == path.stat().st_size
+
+
+def test_without_a_vocabulary_the_model_has_a_row_for_each_token(run: Run, model: Path) -> None:
+    """Whatever it says of their number, which nothing else reads."""
+    tree = parse_gguf(model.read_bytes())
+    said = tree.get("pairs").set("tokenizer.ggml.model", Table((("value", "none"),)))
+    said = said.set("llama.vocab_size", Table((("value", 1.5),)))
+    model.write_bytes(write_tree(tree.set("pairs", said)))
+    facts = facts_of(run, model)
+    assert (facts["vocabulary"], facts["tokenizer"]) == (tiny.VOCAB, "none")
 
 
 def test_parts_by_layer(run: Run) -> None:
