@@ -4,7 +4,6 @@
 order and their meaning are llama.cpp's (ADR 0015): `chain.py` puts them together, `sampler.py` runs them.
 """
 
-from hetrun.params import SamplingParams
 from hetrun.sampling.logprobs import of_prompt
 from hetrun.sampling.roles import Choice, Constraint, Sampler
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, make_sampler, random_seed
@@ -14,7 +13,6 @@ __all__ = [
     "Choice",
     "Constraint",
     "Sampler",
-    "SamplingParams",
     "make_sampler",
     "of_prompt",
     "random_seed",

@@ -1,18 +1,9 @@
-"""Chat templates: the same text as transformers, which one is in use and why, a process that is looked after.
-
-What hostile templates do is in tests/hostile/test_templates.py.
-"""
+"""Chat templates: the same text as transformers, which one is in use and why, and what is wrong with one."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hetrun.chat import ChatTemplate, checked_messages
-from hetrun.chat import process as processes
-from hetrun.chat.messages import checked_objects, variants
+from hetrun.chat.messages import variants
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.chat.template import CHATML, MOST_SOURCE, NO_TEMPLATE
-from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
+from hetrun.errors import OptionError, TemplateError
 from tests.unit.chat_styles import STYLES
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -86,9 +74,11 @@ TOOLS = [
 ]
 DOCUMENTS = [{"title": "A", "text": "b\nc"}]
 
+WorkerOf = Callable[[str], TemplateWorker]
+
 
 @pytest.fixture(scope="module")
-def worker_of() -> Iterator[Any]:
+def worker_of() -> Iterator[WorkerOf]:
     """One process for each template."""
     made: dict[str, TemplateWorker] = {}
 
@@ -123,13 +113,13 @@ def transformers_tokenizer() -> Any:  # noqa: ANN401
 # --- the text
 
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+SPECIAL: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 WITH: list[dict[str, Any]] = [{}, {"tools": TOOLS}, {"documents": DOCUMENTS, "enable_thinking": False}]
 
 
 @pytest.mark.parametrize("talk", TALKS)
 @pytest.mark.parametrize("style", STYLES)
-def test_text_is_what_transformers_writes(style: str, talk: str, worker_of: Any) -> None:  # noqa: ANN401
+def test_text_is_what_transformers_writes(style: str, talk: str, worker_of: WorkerOf) -> None:
     for prompt in (True, False):
         for extra in WITH:
             variables = {"add_generation_prompt": prompt, **extra}
@@ -158,7 +148,7 @@ def expectation(source: str, talk: str, variables: dict[str, Any]) -> tuple[str 
     return None, refusal
 
 
-def test_the_table_has_texts_and_refusals(worker_of: Any) -> None:  # noqa: ANN401
+def test_the_table_has_texts_and_refusals(worker_of: WorkerOf) -> None:
     texts = {style: worker_of(source).render(TALK, bos_token="<s>") for style, source in STYLES.items()}
     assert len(STYLES) >= 16
     assert len(set(texts.values())) >= 14
@@ -195,36 +185,35 @@ def test_the_table_has_texts_and_refusals(worker_of: Any) -> None:  # noqa: ANN4
     ids=["an empty text", "none", "arguments as text"],
 )
 def test_calls_of_tools_are_put_as_a_template_wants_them(
-    source: str,
-    expected: str,
-    worker_of: Any,  # noqa: ANN401
+    source: str, expected: str, worker_of: WorkerOf
 ) -> None:
     assert worker_of(source).render(CALLS[:2]) == expected
 
 
-def test_chatml_by_hand(worker_of: Any) -> None:  # noqa: ANN401
+def test_chatml_by_hand(worker_of: WorkerOf) -> None:
     worker = worker_of(CHATML)
     assert worker.render(HI) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert worker.render(HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
-def test_variables_of_the_template(worker_of: Any) -> None:  # noqa: ANN401
+def test_variables_of_the_template(worker_of: WorkerOf) -> None:
     worker = worker_of("{{ self_ | default(0) }}{{ mood }}{{ tools }}{{ documents }}{{ deep.a[0].b }}")
-    assert worker.render(HI, **{"self": 1, "mood": "x", "deep": {"a": [{"b": None}]}}) == "0xNoneNoneNone"
+    variables: dict[str, Any] = {"self": 1, "mood": "x", "deep": {"a": [{"b": None}]}}
+    assert worker.render(HI, **variables) == "0xNoneNoneNone"
     with pytest.raises(OptionError, match=r"variables.deep holds a object, which is not JSON"):
         worker.render(HI, deep=object())
     with pytest.raises(OptionError, match=r"variables.mood holds U\+D800, half of a character"):
         worker.render(HI, mood="\ud800")
 
 
-def test_the_date(worker_of: Any) -> None:  # noqa: ANN401
+def test_the_date(worker_of: WorkerOf) -> None:
     before = datetime.now()
     found = worker_of("{{ strftime_now('%Y-%m-%d %H:%M') }}").render(HI)
     form = "%Y-%m-%d %H:%M"
     assert before.strftime(form) <= found <= datetime.now().strftime(form)
 
 
-def test_long_messages_are_allowed(worker_of: Any) -> None:  # noqa: ANN401
+def test_long_messages_are_allowed(worker_of: WorkerOf) -> None:
     text = "long 🙂\n" * 300_000
     assert text in worker_of(CHATML).render([{"role": "user", "content": text}])
     with pytest.raises(OptionError, match="the messages take 33 MiB, and hetrun reads up to 32: send less"):
@@ -279,7 +268,7 @@ def test_a_template_of_its_own_for_tools() -> None:
         assert worker.render(HI, tools=TOOLS, x={"y": {"z": 3}}) == "tools13"
 
 
-def test_a_template_from_a_file(tmp_path: Path, worker_of: Any) -> None:  # noqa: ANN401
+def test_a_template_from_a_file(tmp_path: Path, worker_of: WorkerOf) -> None:
     path = tmp_path / "x.jinja"
     path.write_text("\ufeff{{ messages[0].content }}!", encoding="utf-8")
     found = ChatTemplate.named(path)
@@ -358,257 +347,10 @@ def test_what_is_no_template_at_all(source: str, said: str) -> None:
         assert worker.render(HI) == "Hi"
 
 
-def test_a_mistake_shows_before_the_first_message(worker_of: Any) -> None:  # noqa: ANN401
+def test_a_mistake_shows_before_the_first_message(worker_of: WorkerOf) -> None:
     with (
         TemplateWorker(ChatTemplate("{% if %}", "x")) as worker,
         pytest.raises(TemplateError, match="x, line 1: "),
     ):
         worker.check()
     worker_of(CHATML).check()
-
-
-# --- the process
-
-
-def test_one_process_for_all_conversations(worker_of: Any) -> None:  # noqa: ANN401
-    worker = worker_of(CHATML)
-    worker.warm()
-    pid = worker.pid
-    with ThreadPoolExecutor(8) as threads:
-        texts = list(threads.map(lambda i: worker.render([{"role": "user", "content": str(i)}]), range(100)))
-    assert texts == [f"<|im_start|>user\n{i}<|im_end|>\n<|im_start|>assistant\n" for i in range(100)]
-    assert worker.pid == pid
-
-
-def test_warming_does_not_wait() -> None:
-    with TemplateWorker(ChatTemplate("x" * MOST_SOURCE, "x")) as worker:
-        began = time.monotonic()
-        worker.warm()
-        assert time.monotonic() - began < 0.5
-        assert worker.pid
-        assert worker.render(HI) == "x" * MOST_SOURCE
-
-
-def test_a_killed_process_is_started_again() -> None:
-    with TemplateWorker(ChatTemplate("{{ messages[0].content }}", "x")) as worker:
-        assert worker.render(HI) == "Hi"
-        first = worker.pid
-        assert first
-        os.kill(first, signal.SIGKILL)
-        time.sleep(0.1)
-        assert worker.render(HI) == "Hi"
-        assert worker.pid != first
-
-
-def test_what_the_process_has_given_up() -> None:
-    with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
-        worker.check()
-        proc = Path(f"/proc/{worker.pid}")
-        names = [os.readlink(path) for path in (proc / "fd").iterdir()]
-        assert sorted(name.partition(":")[0] for name in names) == ["/dev/null"] * 3 + ["socket"]
-        environment = (proc / "environ").read_bytes().split(b"\0")
-        assert {entry.partition(b"=")[0] for entry in environment if entry} <= {
-            name.encode() for name in processes.ENVIRONMENT
-        }
-        found = {line[:26].strip(): line[26:].split() for line in (proc / "limits").read_text().splitlines()}
-        for name in ("Max file size", "Max open files", "Max processes", "Max core file size"):
-            assert found[name][:2] == ["0", "0"], name
-        assert int(found["Max address space"][0]) < 512 << 20
-
-
-def test_the_process_ends_with_its_parent() -> None:
-    code = (
-        "from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker; import os\n"
-        "worker = TemplateWorker(ChatTemplate('x', 'x')); worker.check(); print(worker.pid, flush=True)\n"
-        "os._exit(0)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30).stdout
-    end = time.monotonic() + 10
-    while Path(f"/proc/{int(said)}").exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{int(said)}").exists() or b"Z" in Path(f"/proc/{int(said)}/stat").read_bytes()
-
-
-def test_a_worker_that_nobody_has_any_more_ends_its_process() -> None:
-    worker = TemplateWorker(ChatTemplate("x", "x"))
-    worker.check()
-    pid = worker.pid
-    del worker
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_closing_ends_what_runs() -> None:
-    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    worker = TemplateWorker(ChatTemplate("{% if messages | length > 1 %}" + loop + "{% endif %}", "x"))
-    assert worker.render(HI) == ""
-    failed: list[BaseException] = []
-
-    def render() -> None:
-        try:
-            worker.render([*HI, *HI])
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=render)
-    thread.start()
-    time.sleep(0.1)
-    worker.close()
-    thread.join()
-    assert [type(error) for error in failed] == [EngineStopped]
-    with pytest.raises(EngineStopped):
-        worker.render(HI)
-    worker.close()
-
-
-def test_closing_ends_what_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "CHILD", "import time; time.sleep(60)")
-    worker = TemplateWorker(ChatTemplate("x", "x"))
-    worker.warm()
-    closer = threading.Timer(0.1, worker.close)
-    closer.start()
-    with pytest.raises(EngineStopped):
-        worker.render(HI)
-    closer.join()
-
-
-def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "CHILD", "raise SystemExit(7)")
-    with (
-        TemplateWorker(ChatTemplate(CHATML, "x")) as worker,
-        pytest.raises(HetrunError, match=r"did not start \(\w+, exit code 7\); see whether this works: "),
-    ):
-        worker.render(HI)
-
-
-def test_jinja_is_for_the_child_alone() -> None:
-    code = (
-        "import sys; from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker\n"
-        "worker = TemplateWorker(ChatTemplate('{{ 1 + 1 }}', 'x'))\n"
-        "assert worker.render([{'role': 'user', 'content': ''}]) == '2'; assert 'jinja2' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
-
-
-def test_the_child_imports_little() -> None:
-    code = "import sys, hetrun.chat.child; print(*sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30
-    )
-    modules = found.stdout.split()
-    assert {m for m in modules if m.startswith("hetrun.") and not m.startswith("hetrun.chat")} <= {
-        "hetrun.errors",
-        "hetrun.files",
-        "hetrun.visible",
-    }
-    assert not {"numpy", "subprocess", "asyncio", "socket", "multiprocessing", "ctypes"} & {*modules}
-
-
-# --- messages
-
-
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
-        ([], "messages is empty: give at least one message"),
-        ("Hi", "messages must be a list like"),
-        ({"role": "user", "content": "Hi"}, "messages must be a list like"),
-        (["Hi"], "messages[0] must be an object with role and content, not str"),
-        ([*HI, {"content": "Hi"}], "messages[1].role must be a text such as"),
-        ([{"role": "", "content": "Hi"}], "messages[0].role must be a text such as"),
-        ([{"role": 1, "content": "Hi"}], "messages[0].role must be a text such as"),
-        ([{"role": "user"}], "messages[0].content is missing"),
-        ([{"role": "assistant", "content": None}], "messages[0].content is missing"),
-        ([{"role": "user", "content": 5}], "messages[0].content must be a text or a list of parts, not int"),
-        ([{"role": "user", "content": ["Hi"]}], 'messages[0].content[0] must be {"type": "text"'),
-        (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            "only text can be read, not image_url",
-        ),
-        ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0] must be"),
-        ([{"role": "user", "content": "a\ud800"}], "messages[0].content holds U+D800, half of a character"),
-        (
-            [{"role": "user", "content": "a", "x": 1 << 9999}],
-            "messages[0].x is a number of more than 8192 bits",
-        ),
-        (
-            [{"role": "user", "content": "a", "x": object()}],
-            "messages[0].x holds a object, which is not JSON",
-        ),
-        ([{"role": "user", "content": "a", "x": {1: 2}}], "messages[0].x has a key that is no text: 1"),
-        ([{"role": "assistant", "tool_calls": ["x"]}], "messages[0].tool_calls must be a list of objects"),
-    ],
-)
-def test_messages_that_cannot_be_used_are_named(messages: Any, said: str) -> None:  # noqa: ANN401
-    with pytest.raises(OptionError) as caught:
-        checked_messages(messages)
-    assert said in str(caught.value)
-
-
-def test_depth_is_bounded() -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(OptionError, match="nested more than 64 deep"):
-        checked_messages([{"role": "user", "content": "a", "x": deep}])
-
-
-@pytest.mark.parametrize(
-    ("tools", "said"),
-    [("x", "tools must be a list"), ([1], r"tools\[0\] must be a JSON object, not int")],
-)
-def test_tools_that_cannot_be_used_are_named(tools: Any, said: str) -> None:  # noqa: ANN401
-    with pytest.raises(OptionError, match=said):
-        checked_objects("tools", tools)
-
-
-def test_parts_become_one_text() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert checked_messages([{"role": "user", "content": parts}])[0]["content"] == "a\nb"
-    assert checked_messages([{"role": "user", "content": []}])[0]["content"] == ""
-
-
-def test_tool_calls_reach_the_template_as_objects() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1]}'}}
-    broken = {"function": {"name": "g", "arguments": "{"}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call, broken]}
-    checked = checked_messages([message])[0]
-    assert "content" not in checked
-    assert checked["tool_calls"][0]["function"]["arguments"] == {"x": [1]}
-    assert checked["tool_calls"][1]["function"]["arguments"] == "{"
-    assert call["function"] == {"name": "f", "arguments": '{"x": [1]}'}
-
-
-def test_a_template_gets_plain_values(worker_of: Any) -> None:  # noqa: ANN401
-    class Sly(str):
-        def harm(self) -> str:
-            return "harm"
-
-    class SlyInt(int):
-        def harm(self) -> str:
-            return "harm"
-
-    messages = [{"role": "user", "content": Sly("a"), "n": SlyInt(1)}]
-    for source in ("{{ messages[0].content.harm() }}", "{{ messages[0].n.harm() }}"):
-        with pytest.raises(TemplateError, match="has no attribute 'harm'"):
-            worker_of(source).render(messages)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=200)
-@given(messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), json_values), max_size=3))
-def test_any_json_is_rendered_or_refused_in_a_sentence(
-    worker_of: Any,  # noqa: ANN401
-    messages: list[dict[str, Any]],
-) -> None:
-    refused, text = "", ""
-    try:
-        text = worker_of(CHATML).render(messages)
-    except OptionError as error:
-        refused = str(error)
-    assert refused.startswith("messages") or text.endswith("<|im_start|>assistant\n")

@@ -14,8 +14,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
-from hetrun.params import SAMPLERS
-from hetrun.sampling import Sampler, SamplingParams, make_sampler, pruning
+from hetrun.params import SAMPLERS, SamplingParams
+from hetrun.sampling import Sampler, make_sampler, pruning
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
 from hetrun.sampling.draw import falls_on, uniform

@@ -1,0 +1,154 @@
+"""The process that runs chat templates, as honest ones see it; the others are in tests/hostile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hetrun.chat import ChatTemplate
+from hetrun.chat import process as processes
+from hetrun.chat.renderer import TemplateWorker
+from hetrun.chat.template import CHATML, MOST_SOURCE
+from hetrun.errors import EngineStopped, HetrunError
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def test_one_process_for_all_conversations() -> None:
+    with TemplateWorker(ChatTemplate(CHATML, "x")) as worker, ThreadPoolExecutor(8) as threads:
+        worker.warm()
+        pid = worker.pid
+        texts = list(threads.map(lambda i: worker.render([{"role": "user", "content": str(i)}]), range(100)))
+        assert worker.pid == pid
+    assert texts == [f"<|im_start|>user\n{i}<|im_end|>\n<|im_start|>assistant\n" for i in range(100)]
+
+
+def test_warming_does_not_wait() -> None:
+    with TemplateWorker(ChatTemplate("x" * MOST_SOURCE, "x")) as worker:
+        began = time.monotonic()
+        worker.warm()
+        assert time.monotonic() - began < 0.5
+        assert worker.pid
+        assert worker.render(HI) == "x" * MOST_SOURCE
+
+
+def test_a_killed_process_is_started_again() -> None:
+    with TemplateWorker(ChatTemplate("{{ messages[0].content }}", "x")) as worker:
+        assert worker.render(HI) == "Hi"
+        first = worker.pid
+        assert first
+        os.kill(first, signal.SIGKILL)
+        time.sleep(0.1)
+        assert worker.render(HI) == "Hi"
+        assert worker.pid != first
+
+
+def test_what_the_process_has_given_up() -> None:
+    with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
+        worker.check()
+        proc = Path(f"/proc/{worker.pid}")
+        names = [os.readlink(path) for path in (proc / "fd").iterdir()]
+        assert sorted(name.partition(":")[0] for name in names) == ["/dev/null"] * 3 + ["socket"]
+        environment = (proc / "environ").read_bytes().split(b"\0")
+        assert {entry.partition(b"=")[0] for entry in environment if entry} <= {
+            name.encode() for name in processes.ENVIRONMENT
+        }
+        found = {line[:26].strip(): line[26:].split() for line in (proc / "limits").read_text().splitlines()}
+        for name in ("Max file size", "Max open files", "Max processes", "Max core file size"):
+            assert found[name][:2] == ["0", "0"], name
+        assert int(found["Max address space"][0]) < 512 << 20
+
+
+def test_the_process_ends_with_its_parent() -> None:
+    code = (
+        "from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker; import os\n"
+        "worker = TemplateWorker(ChatTemplate('x', 'x')); worker.check(); print(worker.pid, flush=True)\n"
+        "os._exit(0)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30).stdout
+    end = time.monotonic() + 10
+    while Path(f"/proc/{int(said)}").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{int(said)}").exists() or b"Z" in Path(f"/proc/{int(said)}/stat").read_bytes()
+
+
+def test_a_worker_that_nobody_has_any_more_ends_its_process() -> None:
+    worker = TemplateWorker(ChatTemplate("x", "x"))
+    worker.check()
+    pid = worker.pid
+    del worker
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_closing_ends_what_runs() -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    worker = TemplateWorker(ChatTemplate("{% if messages | length > 1 %}" + loop + "{% endif %}", "x"))
+    assert worker.render(HI) == ""
+    failed: list[BaseException] = []
+
+    def render() -> None:
+        try:
+            worker.render([*HI, *HI])
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    time.sleep(0.1)
+    worker.close()
+    thread.join()
+    assert [type(error) for error in failed] == [EngineStopped]
+    with pytest.raises(EngineStopped):
+        worker.render(HI)
+    worker.close()
+
+
+def test_closing_ends_what_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "CHILD", "import time; time.sleep(60)")
+    worker = TemplateWorker(ChatTemplate("x", "x"))
+    worker.warm()
+    closer = threading.Timer(0.1, worker.close)
+    closer.start()
+    with pytest.raises(EngineStopped):
+        worker.render(HI)
+    closer.join()
+
+
+def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "CHILD", "raise SystemExit(7)")
+    with (
+        TemplateWorker(ChatTemplate(CHATML, "x")) as worker,
+        pytest.raises(HetrunError, match=r"did not start \(\w+, exit code 7\); see whether this works: "),
+    ):
+        worker.render(HI)
+
+
+def test_jinja_is_for_the_child_alone() -> None:
+    code = (
+        "import sys; from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker\n"
+        "worker = TemplateWorker(ChatTemplate('{{ 1 + 1 }}', 'x'))\n"
+        "assert worker.render([{'role': 'user', 'content': ''}]) == '2'; assert 'jinja2' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_the_child_imports_little() -> None:
+    code = "import sys, hetrun.chat.child; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30
+    )
+    modules = found.stdout.split()
+    assert {m for m in modules if m.startswith("hetrun.") and not m.startswith("hetrun.chat")} <= {
+        "hetrun.errors",
+        "hetrun.files",
+        "hetrun.visible",
+    }
+    assert not {"numpy", "subprocess", "asyncio", "socket", "multiprocessing", "ctypes"} & {*modules}
