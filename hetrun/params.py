@@ -20,6 +20,8 @@ MOST = 1e6  # of numbers with no natural end; far from overflow in any formula t
 MOST_BIAS = 1e9  # far beyond any logit, and far from overflow when added to one
 MOST_STRUCTURE = 1 << 20  # characters of a grammar or a schema; the largest in use have some 100,000
 MOST_BREAKERS = 64
+MOST_STOPS = 1024
+MOST_STRINGS = 1 << 14  # characters of all stops or breakers; each becomes a state of an automaton
 
 # llama.cpp's names and order. Logit bias and grammar come before them all; the draw comes last.
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
@@ -183,15 +185,17 @@ def _seed(name: str, value: object) -> int | None:
     return None if seed == -1 else seed
 
 
-def _strings(what: str, most: int | None = None) -> Check:
+def _strings(what: str, most: int) -> Check:
     def check(name: str, value: object) -> tuple[str, ...]:
         found = (value,) if isinstance(value, str) else value
         if not isinstance(found, Sequence) or not all(isinstance(text, str) for text in found):
             raise OptionError(f"{name} must be a string or a list of strings, not {short(value)}")
         if "" in found:
             raise OptionError(f"{name} holds an empty string, {what}: leave it out")
-        if most is not None and len(found) > most:
+        if len(found) > most:
             raise OptionError(f"{name} may hold {most} strings, not {len(found)}")
+        if (characters := sum(map(len, found))) > MOST_STRINGS:
+            raise OptionError(f"{name} may hold {MOST_STRINGS} characters, not {characters}")
         return tuple(dict.fromkeys(found))
 
     return check
@@ -202,6 +206,8 @@ def _samplers(name: str, value: object) -> tuple[str, ...]:
     found = value.split(";") if isinstance(value, str) else value
     if not isinstance(found, Sequence) or not all(isinstance(n, str) for n in found):
         raise OptionError(f"{name} must be a list of names, not {short(value)}")
+    if len(found) > len(SAMPLERS) + 1:  # a semicolon may be the last
+        raise OptionError(f"{name} holds {len(found)} names; there are {', '.join(SAMPLERS)}, each once")
     names = tuple(SPELLINGS.get(n.strip().replace("-", "_"), n.strip().replace("-", "_")) for n in found if n)
     for n in names:
         if n not in SAMPLERS:
@@ -284,7 +290,7 @@ CHECKS: Mapping[str, Check] = {
     "mirostat_eta": _between(0, MOST),
     "samplers": _samplers,
     "seed": _seed,
-    "stop": _strings("which every text contains"),
+    "stop": _strings("which every text contains", MOST_STOPS),
     "ignore_eos": _boolean,
     "logprobs": _optional(_integer(0, MOST_LOGPROBS)),
     "prompt_logprobs": _optional(_integer(0, MOST_LOGPROBS)),

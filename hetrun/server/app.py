@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.server import chat, health, models
 from hetrun.server.auth import RequireKey
-from hetrun.server.errors import ApiError, on_api_error, on_failure, on_http_exception
+from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.service import Service
 
 ENDPOINTS = (chat.routes, models.routes, health.routes)
@@ -33,6 +34,7 @@ def create_app(
         exception_handlers={
             ApiError: on_api_error,
             HTTPException: on_http_exception,
+            ClientDisconnect: on_gone,
             HetrunError: on_failure,
             Exception: on_failure,
         },

@@ -18,7 +18,7 @@ from hetrun.events import Event, ModelInfo, TokenLogprob, Usage
 from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, api_error
 from hetrun.server.fields import ChatOrder, chat_order
-from hetrun.server.gone import ClientGone, unless_gone
+from hetrun.server.gone import unless_gone
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
 
@@ -40,8 +40,6 @@ def routes(service: Service) -> list[Route]:
             if order.stream:
                 return EventStream(_chunks(answer, order, first, events))
             return JSONResponse(await unless_gone(request.receive, _whole(answer, order, first, events)))
-        except ClientGone:
-            return Response(status_code=499)  # nobody reads it; the number is nginx's, for logs
         finally:
             if not order.stream:
                 await events.aclose()

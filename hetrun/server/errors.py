@@ -80,6 +80,11 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return answer.response()
 
 
+async def on_gone(request: Request, error: Exception) -> Response:
+    """The client hung up: nobody reads this; the number is nginx's, for logs."""
+    return Response(status_code=499)
+
+
 async def on_failure(request: Request, error: Exception) -> Response:
     """A bug of ours; Starlette raises it again after the answer, so that it is logged."""
     return api_error(error).response()

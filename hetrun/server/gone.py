@@ -6,23 +6,23 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 T = TypeVar("T")
 
 
-class ClientGone(Exception):
-    """The client hung up before the answer was complete."""
-
-
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work, but cancel it as soon as the client hangs up. The request's body must have been read."""
+    """Do the work, but cancel it as soon as the client hangs up, with the error that starlette has for that.
+
+    The request's body must have been read.
+    """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientGone
+            raise ClientDisconnect
         return working.result()
     finally:
         for task in (working, watching):

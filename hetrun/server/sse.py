@@ -6,11 +6,12 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hetrun.server.errors import ApiError
-from hetrun.server.gone import ClientGone, unless_gone
+from hetrun.server.gone import unless_gone
 
 DONE = b"data: [DONE]\n\n"
 
@@ -33,7 +34,7 @@ class EventStream(Response):
         async with aclosing(self._chunks):
             try:
                 await unless_gone(receive, self._send_all(send))
-            except (ClientGone, OSError):
+            except (ClientDisconnect, OSError):
                 return  # nobody is left to tell
 
     async def _send_all(self, send: Send) -> None:

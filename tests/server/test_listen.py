@@ -78,6 +78,20 @@ async def test_hanging_up_cancels_an_answer_that_is_not_streamed(engine: FakeEng
         assert engine.cancelled == [1]
 
 
+async def test_hanging_up_in_the_middle_of_a_request_is_no_failure(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(engine, Address(port=0)) as http:
+        _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{" % CHAT.encode())
+        await writer.drain()
+        writer.close()
+        await asyncio.sleep(0.1)
+        assert (await http.post(CHAT, json=asking("say hello"))).status_code == 200
+    assert not engine.cancelled
+    assert caplog.records == []
+
+
 async def test_a_signal_ends_the_server_and_what_it_answers(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
