@@ -9,7 +9,6 @@ from hetrun.grammar.nodes import LAST, Alt, Chars, Lexeme, Node, Ranges, Repeat,
 
 MOST_STATES = 4000  # of one automaton
 
-
 Found = Callable[[frozenset[int], frozenset[int]], bool]
 
 

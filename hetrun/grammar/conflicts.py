@@ -7,7 +7,21 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hetrun.grammar.automaton import Questions, TooMuch
-from hetrun.grammar.nodes import ROOT, Alt, Lexeme, Node, Ranges, Ref, Repeat, Rules, Seq, Token, chars, inner
+from hetrun.grammar.nodes import (
+    ROOT,
+    Alt,
+    Lexeme,
+    Node,
+    Ranges,
+    Ref,
+    Repeat,
+    Rules,
+    Seq,
+    Token,
+    chars,
+    inner,
+    size_of,
+)
 
 Places: TypeAlias = int  # a set of places, a bit for each
 
@@ -36,10 +50,6 @@ def _leaves(node: Node) -> Iterator[Lexeme | Token]:
         yield from _leaves(part)
 
 
-def _size(node: Node) -> int:
-    return 1 + sum(map(_size, inner(node)))
-
-
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """Whether a text of a node may be empty, and the places with which texts begin and end."""
@@ -63,7 +73,7 @@ class _Search:
         self._follow: list[Places] = [0] * len(leaves)
         self._shapes = dict.fromkeys(rules, _Shape())
         before: dict[str, _Shape] = {}
-        size = sum(map(_size, rules.values()))
+        size = sum(map(size_of, rules.values()))
         while before != self._shapes:
             questions.spend(20 * size)
             before = dict(self._shapes)

@@ -10,7 +10,7 @@ follow another that ends there, or itself. What is left over allows exactly the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hetrun.grammar.automaton import Questions, TooMuch
 from hetrun.grammar.conflicts import conflicts
@@ -28,6 +28,7 @@ from hetrun.grammar.nodes import (
     Token,
     inner,
     refs,
+    size_of,
 )
 from hetrun.grammar.regex import regex_of
 
@@ -35,7 +36,6 @@ MOST_STEPS = 4_000_000  # of all analysis, half a second or so
 MOST_SIZE = 2000  # nodes of a rule that is written out where it is used,
 MOST_DEPTH = 60  # and those in each other: all that looks at them is recursive
 MOST_SIZE_OF_ALL = 100_000  # nodes of a grammar that is written out
-NO_SIZES: Mapping[str, int] = {}
 
 Split = set[str] | None  # the regular expressions that may not be lexemes; None: all but single characters
 
@@ -43,7 +43,7 @@ Split = set[str] | None  # the regular expressions that may not be lexemes; None
 def cut(rules: Rules) -> Rules:
     """The same grammar made of lexemes, references and tokens."""
     plain = _written_out(rules)
-    size = sum(map(_size, plain.values()))
+    size = sum(map(size_of, plain.values()))
     split: set[str] = set()
     questions = Questions(MOST_STEPS)
     while True:
@@ -125,7 +125,7 @@ def _written_out(rules: Rules) -> Rules:
     ready = [name for name, n in unsolved.items() if n == 0]
     while ready:
         name = ready.pop()
-        if (size := _size(rules[name], sizes)) > MOST_SIZE:
+        if (size := size_of(rules[name], sizes)) > MOST_SIZE:
             continue
         node = _with(rules[name], written)
         if not _regular(node) or _depth(node) > MOST_DEPTH:
@@ -136,7 +136,7 @@ def _written_out(rules: Rules) -> Rules:
             if unsolved[user] == 0:
                 ready.append(user)
     left = {name: node for name, node in rules.items() if name == ROOT or name not in written}
-    if sum(_size(node, sizes) for node in left.values()) > MOST_SIZE_OF_ALL:
+    if sum(size_of(node, sizes) for node in left.values()) > MOST_SIZE_OF_ALL:
         return rules
     return {name: _with(node, written) for name, node in left.items()}
 
@@ -152,13 +152,6 @@ def _with(node: Node, written: Rules) -> Node:
         case Repeat(repeated, least, most):
             return Repeat(_with(repeated, written), least, most)
     return node
-
-
-def _size(node: Node, sizes: Mapping[str, int] = NO_SIZES) -> int:
-    """Nodes, with those of the rules whose sizes are known."""
-    if isinstance(node, Ref):
-        return sizes.get(node.name, 1)
-    return 1 + sum(_size(part, sizes) for part in inner(node))
 
 
 def _depth(node: Node) -> int:

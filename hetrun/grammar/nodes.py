@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -69,6 +69,7 @@ Node: TypeAlias = Chars | Token | Ref | Seq | Alt | Repeat | Lexeme
 Rules: TypeAlias = dict[str, Node]
 
 EMPTY = Seq(())
+NO_SIZES: Mapping[str, int] = {}
 ROOT = "root"  # the rule with which every answer begins
 
 
@@ -106,6 +107,13 @@ def inner(node: Node) -> tuple[Node, ...]:
         case Repeat(repeated):
             return (repeated,)
     return ()
+
+
+def size_of(node: Node, rules: Mapping[str, int] = NO_SIZES) -> int:
+    """How many nodes it is, with those of the rules whose sizes are given."""
+    if isinstance(node, Ref):
+        return rules.get(node.name, 1)
+    return 1 + sum(size_of(part, rules) for part in inner(node))
 
 
 def refs(node: Node) -> Iterator[str]:
