@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetrun.errors import OptionError, TemplateError
+from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.events import GenerateRequest
 from hetrun.model import Model
 from hetrun.prepare import Renderer
 from hetrun.tokenizer import Tokenizer
+
+MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
 
 
 @dataclass(slots=True)
@@ -43,7 +45,13 @@ def prompt_tokens(loaded: Loaded, request: GenerateRequest, messages: str | None
                 last = loaded.model.n_vocab - 1
                 raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
     else:
-        tokens = tokenizer_of(loaded).encode(messages or request.text or "")
+        text = messages or request.text or ""
+        if len(text) > MOST_LETTERS * loaded.model.context:
+            raise ContextFull(
+                f"the prompt has {len(text)} characters, far more than {loaded.model.context} tokens hold; "
+                "shorten it"
+            )
+        tokens = tokenizer_of(loaded).encode(text)
     if not tokens and messages is not None:
         raise TemplateError("the chat template writes nothing for these messages; use --chat-template FILE")
     if not tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import sys
+from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -37,6 +38,7 @@ class Waiting:
     id: int
     request: Request
     prepared: Prepared | None = None
+    preparing: Future[None] | None = None
 
 
 class Loop:
@@ -95,8 +97,11 @@ class Loop:
         return True
 
     def _receive(self, request: Request) -> None:
-        self._waiting.append(Waiting(request.id, request))
-        self._preparer.begin(request.request, lambda prepared: self._inbox.put(Ready(request.id, prepared)))
+        waiting = Waiting(request.id, request)
+        self._waiting.append(waiting)
+        waiting.preparing = self._preparer.begin(
+            request.request, lambda prepared: self._inbox.put(Ready(request.id, prepared))
+        )
 
     def _ready(self, ready: Ready) -> None:
         for w in [w for w in self._waiting if w.id == ready.id]:  # it may have been cancelled
@@ -124,6 +129,8 @@ class Loop:
             self._finish(r, "cancelled")
         for w in [w for w in self._waiting if w.id == request_id]:
             self._waiting.remove(w)
+            if w.preparing:
+                w.preparing.cancel()
             self._tell(w.request, Event("done", finish_reason="cancelled"))
 
     def _admit(self) -> None:

@@ -7,7 +7,7 @@ answer stops meanwhile. Nothing here calls ggml or torch: that is the engine thr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hetrun.grammar.masks import Grammars
     from hetrun.tokenizer import Tokenizer
 
-THREADS = 4  # one hostile grammar then holds up nobody else
+GRAMMARS = 2  # threads that compile: one hostile grammar then does not hold up the others
 
 
 class Renderer(Protocol):
@@ -43,31 +43,34 @@ class Preparer:
     def __init__(self, render: Renderer | None, tokenizer: Tokenizer | None) -> None:
         self._render = render
         self._tokenizer = tokenizer
+        # Apart, so that no message waits for grammars. One text is rendered at a time anyway.
+        self._rendering = ThreadPoolExecutor(1, "hetrun-render")
+        self._compiling = ThreadPoolExecutor(GRAMMARS, "hetrun-compile")
 
-    def begin(self, request: GenerateRequest, then: Callable[[Prepared | Exception], None]) -> None:
+    def begin(
+        self, request: GenerateRequest, then: Callable[[Prepared | Exception], None]
+    ) -> Future[None] | None:
         """Prepare a request and call `then`, here if there is nothing to do, else on another thread.
 
-        Called on the engine thread: what each token is, only native calls say.
+        While it waits for one, the future can be cancelled. Called on the engine thread: what each token is,
+        only native calls say.
         """
         structure = request.params.structure
         if request.messages is None and structure is None:
             then(Prepared())
-            return
+            return None
         try:
             grammars = self._grammars if structure else None
         except Exception as error:
             then(error)
-            return
-        self._pool.submit(self._finish, request, grammars, then)
+            return None
+        pool = self._compiling if grammars else self._rendering
+        return pool.submit(self._finish, request, grammars, then)
 
     def close(self) -> None:
         """Nothing more is asked for; what runs ends by its own limits."""
-        if "_pool" in self.__dict__:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS, "hetrun-prepare")
+        for pool in (self._rendering, self._compiling):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     @cached_property
     def _grammars(self) -> Grammars:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+import pytest
+
 from hetrun.engine import Engine
-from hetrun.errors import EngineStopped, OptionError, TemplateError
+from hetrun.errors import ContextFull, EngineStopped, OptionError, TemplateError
 from hetrun.events import GenerateRequest, Message
-from hetrun.params import SamplingParams
+from hetrun.grammar.masks import Grammars
+from hetrun.params import SamplingParams, Structure
 from hetrun.prepare import Renderer
+from hetrun.sampling import Constraint
 from hetrun.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Answer, ask
 from tests.engine.fakemodel import Bytes, FakeModel, loaded
@@ -64,6 +68,41 @@ def test_a_slow_template_stops_nobody_and_can_be_cancelled() -> None:
         assert len(doomed.events) == 1
     finally:
         go.set()
+        engine.close()
+
+
+def test_messages_do_not_wait_for_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, compiled = threading.Event(), []
+
+    def constraint(self: Grammars, structure: Structure) -> Constraint:
+        compiled.append(structure.text)
+        assert go.wait(30)
+        raise OptionError("no such grammar")
+
+    monkeypatch.setattr(Grammars, "constraint", constraint)
+    engine = engine_with(lambda messages, options: "b")
+    try:
+        asked = [ask(engine, "a", regex=str(i)) for i in range(8)]
+        assert ask_with_messages(engine, "?").wait().text == "123456789"
+        for answer in asked[2:]:
+            engine.cancel(answer.id)
+            answer.wait()
+        go.set()
+        for answer in asked[:2]:
+            assert isinstance(answer.wait().last.error, OptionError)
+        assert compiled == ["0", "1"]  # who has hung up costs nothing any more
+    finally:
+        go.set()
+        engine.close()
+
+
+def test_a_long_text_is_not_tokenised_in_vain() -> None:
+    engine = engine_with(lambda messages, options: "b")
+    try:
+        error = ask(engine, "b" * 10_000).wait().last.error
+        assert isinstance(error, ContextFull)
+        assert str(error) == "the prompt has 10000 characters, far more than 64 tokens hold; shorten it"
+    finally:
         engine.close()
 
 
