@@ -21,7 +21,7 @@ from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.config import Settings, default_model
 from hetrun.engine import Engine, OnEvent
-from hetrun.errors import OptionError, UserError
+from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.events import (
     Event,
     FinishReason,
@@ -259,12 +259,16 @@ def load(
     return Loaded(model, tokenizer, render, temperature, diagnose=lambda: bad_weights(source))
 
 
-def bad_weights(source: ModelSource) -> UserError | None:
-    """What is wrong with the weights, if their results are no numbers."""
+def bad_weights(source: ModelSource) -> UserError:
+    """What is wrong with the weights, whose results are no numbers."""
     from hetrun.weightcheck import first_bad_value  # on use: it reads the whole file
 
+    too_large = (
+        "every weight is finite, but its results are no numbers: its weights are so large that they overflow; "
+        "get or convert it again (and if another program can run it, please report that)"
+    )
     try:
-        return first_bad_value(source)
+        return first_bad_value(source) or ModelFileError(source.path, too_large)
     except UserError as error:  # the file has changed meanwhile, which explains enough
         return error
 

@@ -108,3 +108,23 @@ def test_no_address_space_for_keys_and_values_is_no_fault_of_ours(
     monkeypatch.setattr("hetrun.kv.mmap.mmap", full)
     with pytest.raises(BudgetError, match="smaller --ctx"):
         LLM(good, ctx=64)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (float("nan"), "the tensor 'blk.1.ffn_norm.weight' has NaN or infinity among its F32 weights: 1 of"),
+        (3e38, "so large that they overflow"),
+    ],
+)
+def test_weights_whose_results_are_no_numbers_are_the_files_fault(
+    good: Path, tmp_path: Path, value: float, says: str
+) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(good.read_bytes())
+    (tensor,) = (t for t in GGUFReader(path, "r+").tensors if t.name == "blk.1.ffn_norm.weight")
+    tensor.data[: 1 if value != value else None] = value
+    tensor.data.base.flush()
+    with LLM(path, backends=["reference"]) as llm, pytest.raises(ModelFileError, match=says):
+        llm.generate([[5, 6, 7]])
