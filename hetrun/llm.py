@@ -264,7 +264,7 @@ def bad_weights(source: ModelSource) -> UserError:
     from hetrun.weightcheck import first_bad_value  # on use: it reads the whole file
 
     too_large = (
-        "every weight is finite, but its results are no numbers: its weights are so large that they overflow; "
+        "every weight is finite, but the results are no numbers: weights so large that they overflow; "
         "get or convert it again (and if another program can run it, please report that)"
     )
     try:
