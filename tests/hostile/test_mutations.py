@@ -18,7 +18,7 @@ from tests.hostile.seeds import Seed, parsed, seeds, written
 from tests.hostile.trees import Nested, Raw, Table, children
 from tests.hostile.trial import Outcome, attempt
 
-QUICK, SLOW = 40, 2000
+QUICK, SLOW = 25, 2000
 
 
 def outcome(child: Child, case: Case, check: bool = False) -> Outcome:

@@ -70,6 +70,7 @@ def test_weights_are_gaussian_behind_the_quantisation(tmp_path: Path) -> None:
     assert np.linalg.matrix_rank(values) == 256
 
 
+@pytest.mark.slow
 def test_a_missing_folder_is_one_clear_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert make_model.main(["-o", str(tmp_path / "nowhere" / "tiny.gguf")]) == 2
     assert "nowhere" in capsys.readouterr().err

@@ -119,7 +119,7 @@ def chatml() -> Iterator[TemplateWorker]:
         yield worker
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), json_values), max_size=3))
 def test_any_json_is_rendered_or_refused_in_a_sentence(
     chatml: TemplateWorker, messages: list[dict[str, Any]]

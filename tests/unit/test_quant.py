@@ -106,7 +106,7 @@ FLOATS = st.floats(-(2.0**10), 2.0**10, width=32, allow_subnormal=False).filter(
 
 @pytest.mark.parametrize("q", PACKED)
 @given(x=arrays(np.float32, (2, 64), elements=FLOATS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_quantises_any_weights_as_gguf_does_and_comes_back_close(
     q: QuantType, x: npt.NDArray[np.float32]
 ) -> None:

@@ -216,7 +216,7 @@ def hard_row(kind: str, size: int) -> Row:
     return row
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     params=any_params(),
     kind=st.sampled_from(["plain", "one possible", "few possible", "equal", "greatest", "least"]),
