@@ -139,7 +139,7 @@ NUMBERS: dict[str, Row] = {
     "a shift": ("{{ 1 << 10**10 }}", ", line 1: "),
 }
 QUADRATIC: dict[str, Row] = {
-    "urlize": ("{{ ('www.' * 10**6) | urlize }}", (LONG, MUCH)),
+    "urlize": ("{{ ('www.' * 10**6) | urlize }}", (LONG, MUCH, LARGE)),
     "striptags": ("{% for i in range(99999) %}"
                   "{{ ('<a>' * (i + 10**5)) | striptags | length }}{% endfor %}", LONG),
     "wordwrap": ("{{ ('a ' * 10**6) | wordwrap(3) }}", (LONG, MUCH, LARGE)),
