@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -20,7 +21,20 @@ def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal has every letter
-    sys.exit(exit_code(sys.argv[1:]))
+    try:
+        code = exit_code(sys.argv[1:])
+    except KeyboardInterrupt:  # while it was imported
+        code = STOPPED
+    if code == STOPPED:
+        _leave()
+    sys.exit(code)
+
+
+def _leave() -> NoReturn:
+    """Who stops us does not wait for what other threads do, such as compiling a grammar."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(STOPPED)
 
 
 def exit_code(arguments: list[str]) -> int:

@@ -323,6 +323,21 @@ def test_ctrl_c_stops_and_what_was_written_stays(tiny: str) -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
+def test_ctrl_c_does_not_wait_for_a_grammar(tiny: str, tmp_path: Path) -> None:
+    grammar = tmp_path / "long.gbnf"
+    rules = "".join(f'r{i} ::= "a" r{i + 1} | "b" r{i + 1}\n' for i in range(5000))
+    grammar.write_text(f'root ::= r0\n{rules}r5000 ::= "c"\n')
+    with start(*endless(tiny), "--verbose", "--grammar", str(grammar)) as process:
+        assert process.stderr is not None
+        while b"grammar of " not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert process.wait(10) == 130
+        assert time.monotonic() - began < 0.5
+        assert process.stderr.read().strip() == b""
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(tiny: str) -> None:
     with start(*endless(tiny)) as process:
         assert process.stdout is not None
