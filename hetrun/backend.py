@@ -26,6 +26,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 FLOAT_BYTES = 4
 Use = Literal["product", "lookup", "vector", "experts"]
+Precision = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,12 @@ class Pass:
                 ]
             )
         )
+
+    @property
+    def depth(self) -> float:
+        """Tokens that a token of the pass sees on average, itself included: what attention costs grows with it."""
+        seen = sum((p.b - p.a) * (max([v.length for v in p.kv]) - (p.b - p.a - 1) / 2) for p in self.parts)
+        return seen / len(self.tokens)
 
     def rows(self, value: Value) -> int:
         """Rows that a value has in this pass."""
@@ -185,6 +192,10 @@ class Backend(ABC):
     name: str
     native_seconds = 0.0  # inside calls that leave Python
     asynchronous = False  # its runners' `submit` returns before the work is done
+    started = True  # False: `start` must be called before weights are brought in
+
+    def start(self) -> None:  # noqa: B027 - most are ready when they are made
+        """Load the libraries that compute. What takes a second or a hundred MiB waits until a plan needs it."""
 
     @abstractmethod
     def supports(self, op: Op) -> bool:
@@ -201,6 +212,9 @@ class Backend(ABC):
     @abstractmethod
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         """Bring a weight in; `read` fills a buffer with the stored bytes of a weight, or of rows of it."""
+
+    def release(self, buffer: Buffer) -> None:  # noqa: B027 - where a buffer's memory ends with the object
+        """Give the memory of a weight back; nothing that was compiled with it runs any more."""
 
     @abstractmethod
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
@@ -242,7 +256,11 @@ class Descriptor:
     probe: Callable[[], Probe]
     create: Callable[[], Backend]
     summary: str = ""
-    preference: int = 50  # the backend with the highest one runs what it can; the reference has 0
+    preference: int = 50  # the backend with the highest one runs what it can; 0: only what no other can
+    way_of: str = (
+        ""  # another backend, of which it is a second way to work: who names that one allows this too
+    )
+    precision: Precision = "exact"  # a fast one is only there if the user wants it fast
     whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it
 
 

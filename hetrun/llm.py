@@ -16,7 +16,7 @@ import numpy as np
 
 from hetrun import model as models
 from hetrun.anatomy import parameters
-from hetrun.backend import Floats
+from hetrun.backend import Floats, Precision
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.config import Settings, default_model
@@ -235,7 +235,14 @@ def model_path(settings: Settings) -> Path:
 def as_options(settings: Settings) -> Options:
     """The part of the settings that a model is made with."""
     wishes = Wishes(settings.threads, settings.ubatch, settings.plan, settings.deterministic)
-    return Options(wishes, settings.backends or None, settings.ctx, settings.kv_type, settings.ram)
+    return Options(
+        wishes,
+        settings.backends or None,
+        ctx=settings.ctx,
+        kv_type=settings.kv_type,
+        ram=settings.ram,
+        precision=cast("Precision", settings.precision),
+    )
 
 
 def make_plan(settings: Settings) -> PlanSet:

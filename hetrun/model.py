@@ -138,7 +138,7 @@ class PlannedModel:
 def create_backends(options: Options) -> dict[str, Backend]:
     """The backends asked for, or all that work here, the most wanted first."""
     known = registry.backends()
-    names = registry.choose(list(options.backends) if options.backends else None)
+    names = registry.choose(list(options.backends) if options.backends else None, options.precision)
     return {name: known[name].create() for name in names}
 
 

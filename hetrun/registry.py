@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import cast
 
 from hetrun import quant
-from hetrun.backend import Available, Backend, Descriptor, Unavailable
+from hetrun.backend import Available, Backend, Descriptor, Precision, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.quant.service import Dequantiser
 
@@ -79,10 +79,11 @@ def _refuse(name: str, broken: Unavailable) -> Backend:
     raise BackendUnavailable(f"the backend {name} cannot work here: {broken.reason}")
 
 
-def choose(names: list[str] | None) -> list[str]:
+def choose(names: list[str] | None, precision: Precision = "exact") -> list[str]:
     """The backends to use, in order: those asked for, which must all work, or all that work here.
 
-    One that runs models as a whole is only there if it is asked for, alone.
+    One that runs models as a whole is only there if it is asked for, alone; one that is fast rather than exact
+    only with that precision.
     """
     known = backends()
     if unknown := [name for name in names or [] if name not in known]:
@@ -92,11 +93,14 @@ def choose(names: list[str] | None) -> list[str]:
             raise OptionError(f"{name} runs models as a whole, not together with others; name it alone")
     chosen = []
     for name, descriptor in known.items():
-        if (name not in names) if names else descriptor.whole:
+        asked = name in (names or ())
+        if names and not asked and descriptor.way_of not in names:
+            continue
+        if not asked and (descriptor.whole or (descriptor.precision == "fast" and precision != "fast")):
             continue
         probe = descriptor.probe()
         if isinstance(probe, Available):
             chosen.append(name)
-        elif names:
+        elif asked:
             raise BackendUnavailable(f"the backend {name} cannot work here: {probe.reason}")
     return chosen

@@ -82,9 +82,7 @@ class Settings:
     )
     precision: str = field(
         default="exact",
-        metadata=option(
-            "exact or fast", values.choice("exact", not_built={"fast": "int8 arithmetic"}), "--precision"
-        ),
+        metadata=option("exact or fast", values.choice("exact", "fast"), "--precision"),
     )
     spec: str = field(
         default="off",

@@ -5,55 +5,20 @@ It is the first planner, and the one that stays for machines of which nothing ha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
 from hetrun.ops import flops
 from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, load_plan, make_plans, place
+from hetrun.planner.wishes import Machine, Wishes
 
 # Work per second that a core of the last ten years reaches on a quantised product of many tokens. It is only
 # used to keep a single product short, so that a cancel is heard: being wrong by two costs nothing else.
 FLOPS_PER_CORE = 200e9
 LONGEST_PRODUCT = 0.040  # seconds
 LARGEST_UBATCH = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a planner knows of the machine."""
-
-    cores: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the user fixed; None is for the planner to choose."""
-
-    threads: int | None = None
-    ubatch: int | None = None
-    plan: Path | None = None
-    deterministic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a model is to be run; None is for hetrun to choose."""
-
-    wishes: Wishes
-    backends: tuple[str, ...] | None = None
-    ctx: int | None = None
-    kv_type: str = "f16"
-    ram: int | None = None
-
-
-def this_machine() -> Machine:
-    """The cores this process may use."""
-    return Machine(len(os.sched_getaffinity(0)))
 
 
 class StaticPlanner:

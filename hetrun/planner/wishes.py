@@ -1,0 +1,43 @@
+"""What a planner is told: the machine, and what the user fixed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetrun.backend import Precision
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a planner knows of the machine."""
+
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user fixed; None is for the planner to choose."""
+
+    threads: int | None = None
+    ubatch: int | None = None
+    plan: Path | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is to be run; None is for hetrun to choose."""
+
+    wishes: Wishes
+    backends: tuple[str, ...] | None = None
+    ctx: int | None = None
+    kv_type: str = "f16"
+    ram: int | None = None
+    precision: Precision = "exact"
+
+
+def this_machine() -> Machine:
+    """The cores this process may use."""
+    return Machine(len(os.sched_getaffinity(0)))
