@@ -1,0 +1,176 @@
+"""Which weights are held where, under one budget: several copies where that pays, exactly.
+
+Each bucket places its units freely among the copies that are held, and a copy serves all buckets. Where
+everything that the buckets would like fits, nothing is to be decided. Where it does not, this is an integer
+programme: small ones are enumerated, the others go to HiGHS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from hetrun.errors import BudgetError
+from hetrun.planner.placing import Chain
+
+if TYPE_CHECKING:
+    from hetrun.planner.programme import Programme
+
+MOST_ENUMERATED = 1 << 12  # sets of copies
+GAP = 1e-4  # relative: nobody measures better than this
+LONGEST_S = 5.0  # that HiGHS may take: what it found by then is at most a little worse
+
+Copy = tuple[int, str]  # the number of a unit, and the backend that holds its weights
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One bucket: how its units run with so many threads, and how much it counts."""
+
+    weight: float  # passes of this bucket among all
+    ways: Mapping[int, Chain]  # by number of threads
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was decided for one bucket."""
+
+    threads: int
+    backends: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What copies take: each its weights, and each backend that holds any something besides."""
+
+    nbytes: Mapping[Copy, int]
+    fixed: Mapping[str, int]
+    room: int
+
+    def total(self, held: frozenset[Copy]) -> int:
+        """Bytes of some copies."""
+        backends = {b for _, b in held}
+        return sum(self.nbytes[c] for c in held) + sum(self.fixed.get(b, 0) for b in backends)
+
+
+def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
+    """The placements of all buckets that take least time in all, within the memory there is."""
+    free = [_best(d, None) for d in demands]
+    if copies.total(_used(free)) <= copies.room:
+        return free
+    candidates = _candidates(demands, copies)
+    if 2 ** len(candidates) <= MOST_ENUMERATED:
+        found = _enumerate(demands, copies, candidates)
+    else:
+        found = _solve(demands, copies, candidates)
+    if found is None:
+        least = sum(min(copies.nbytes[i, b] for b in t) for i, t in enumerate(_units(demands)))
+        raise BudgetError(
+            f"the weights need at least {least / 2**20:.0f} MiB, and there is room for "
+            f"{copies.room / 2**20:.0f} MiB: allow more with --ram, or use a smaller model"
+        )
+    return [_best(d, found) for d in demands]
+
+
+def cost(demands: Sequence[Demand], placed: Sequence[Placed]) -> float:
+    """Seconds of all passes, each bucket counted by its weight."""
+    return sum(d.weight * p.seconds for d, p in zip(demands, placed, strict=True))
+
+
+def _best(demand: Demand, held: frozenset[Copy] | None) -> Placed:
+    """The best number of threads and placement of one bucket, on some copies or on all that could be."""
+    found = []
+    for threads, chain in demand.ways.items():
+        if held is not None:
+            units = range(len(chain.times))
+            chain = chain.only([frozenset(b for b in chain.times[i] if (i, b) in held) for i in units])
+        if all(chain.times):
+            backends = chain.best()
+            found.append(Placed(threads, backends, chain.seconds(backends)))
+    return min(found, key=lambda p: p.seconds)
+
+
+def _used(placed: Sequence[Placed]) -> frozenset[Copy]:
+    return frozenset((i, b) for p in placed for i, b in enumerate(p.backends))
+
+
+def _units(demands: Sequence[Demand]) -> list[set[str]]:
+    """The backends that each unit could run on in every bucket."""
+    chains = [chain for d in demands for chain in d.ways.values()]
+    return [
+        set.intersection(*(set(t) for t in times)) for times in zip(*(c.times for c in chains), strict=True)
+    ]
+
+
+def _candidates(demands: Sequence[Demand], copies: Copies) -> list[Copy]:
+    chains = [chain for d in demands for chain in d.ways.values()]
+    named = dict.fromkeys((i, b) for chain in chains for i, times in enumerate(chain.times) for b in times)
+    return [c for c in named if copies.nbytes[c] <= copies.room]
+
+
+def _enumerate(
+    demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]
+) -> frozenset[Copy] | None:
+    """Every set of copies that fits and leaves no unit without a place."""
+    best: tuple[float, frozenset[Copy]] | None = None
+    for held in _sets(candidates):
+        if copies.total(held) > copies.room or not _complete(demands, held):
+            continue
+        seconds = sum(d.weight * _best(d, held).seconds for d in demands)
+        if best is None or seconds < best[0]:
+            best = seconds, held
+    return best[1] if best else None
+
+
+def _sets(candidates: Sequence[Copy]) -> Iterator[frozenset[Copy]]:
+    for chosen in product((False, True), repeat=len(candidates)):
+        yield frozenset(c for c, yes in zip(candidates, chosen, strict=True) if yes)
+
+
+def _complete(demands: Sequence[Demand], held: frozenset[Copy]) -> bool:
+    return all(
+        any(
+            all(any((i, b) in held for b in times) for i, times in enumerate(chain.times))
+            for chain in d.ways.values()
+        )
+        for d in demands
+    )
+
+
+def _solve(demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]) -> frozenset[Copy] | None:
+    """The integer programme: x places a unit of a bucket with some threads, y holds a copy, z joins two
+    neighbours into one segment, p chooses the threads of a bucket, s starts a backend."""
+    from hetrun.planner.programme import Programme  # on use: it imports scipy
+
+    lp = Programme()
+    held = {c: lp.binary(0.0) for c in candidates}
+    starts = {b: lp.binary(0.0) for b in {b for _, b in candidates}}
+    for (_, b), y in held.items():
+        lp.at_most({y: 1, starts[b]: -1}, 0)
+    room = {y: float(copies.nbytes[c]) for c, y in held.items()}
+    room |= {s: float(copies.fixed.get(b, 0)) for b, s in starts.items()}
+    lp.at_most(room, copies.room)
+    for d in demands:
+        _add_bucket(lp, d, held)
+    chosen = lp.solve(GAP, LONGEST_S)
+    return None if chosen is None else frozenset(c for c, y in held.items() if chosen[y])
+
+
+def _add_bucket(lp: Programme, demand: Demand, held: Mapping[Copy, int]) -> None:
+    choices = {threads: lp.binary(0.0) for threads in demand.ways}
+    lp.equal(dict.fromkeys(choices.values(), 1.0), 1)
+    for threads, chain in demand.ways.items():
+        before: dict[str, int] = {}
+        for i, times in enumerate(chain.times):
+            here = {b: lp.share(demand.weight * t) for b, t in times.items() if (i, b) in held}
+            lp.equal(dict.fromkeys(here.values(), 1.0) | {choices[threads]: -1.0}, 0)
+            for b, x in here.items():
+                lp.at_most({x: 1, held[i, b]: -1}, 0)
+                if b in before and chain.call.get(b):
+                    joined = lp.share(-demand.weight * chain.call[b])
+                    lp.at_most({joined: 1, x: -1}, 0)
+                    lp.at_most({joined: 1, before[b]: -1}, 0)
+            before = here
