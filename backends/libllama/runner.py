@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import Floats, Ints
-from hetrun.backends.llamacpp import llama, native
+from hetrun.backends.llamacpp import amx, llama, native
 from hetrun.errors import BackendError, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.whole_backend import WholeSetup
 
@@ -62,7 +62,8 @@ class LlamaRunner:
         params.devices = ctypes.addressof(no_devices)
         params.n_gpu_layers = 0
         params.load_mode = llama.LOAD_MMAP if trial else llama.LOAD_READ
-        params.use_extra_bufts = not trial
+        # The library has one switch for all layouts, so without its AMX there are none.
+        params.use_extra_bufts = not trial and amx.usable()
         params.progress_callback = ctypes.cast(heard, ctypes.c_void_p)
         model = self._lib.llama_model_load_from_file(os.fsencode(self._path), params)
         if not model:

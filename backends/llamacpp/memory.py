@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import FLOAT_BYTES, ReadInto, WeightUse
-from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp import amx, native
 from hetrun.backends.llamacpp.native import Library
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
@@ -93,9 +93,8 @@ class WeightMemory:
     def __init__(self, lib: Library) -> None:
         self._lib = lib
         self._plain = Arena(lib, lib.ggml_backend_cpu_buffer_type())
-        reg = lib.ggml_backend_cpu_reg()
-        self._device = lib.ggml_backend_reg_dev_get(reg, 0)
-        self._repacking = [Arena(lib, t) for t in _extra_buffer_types(lib, reg, self._device)]
+        self._device = lib.ggml_backend_reg_dev_get(lib.ggml_backend_cpu_reg(), 0)
+        self._repacking = [Arena(lib, t) for t in _repacking_types(lib)]
         self._probes = {
             a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking
         }
@@ -243,13 +242,7 @@ class WeightMemory:
             self._lib.ggml_free(context)
 
 
-def _extra_buffer_types(lib: Library, reg: int, device: int) -> list[int]:
-    """ggml's other buffer types of the CPU, best first: AMX tiles where the CPU has them, repacked rows."""
-    address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
-    if not address:
-        return []
-    found = ctypes.PYFUNCTYPE(ctypes.POINTER(c_void_p), c_void_p)(address)(device)
-    types: list[int] = []
-    while found and found[len(types)]:
-        types.append(found[len(types)])
-    return types
+def _repacking_types(lib: Library) -> list[int]:
+    """The buffer types that weights are repacked for, without AMX where it would end the process."""
+    found = native.extra_buffer_types(lib)
+    return found if amx.usable() else [t for t in found if t != amx.buffer_type(lib)]

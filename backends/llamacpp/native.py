@@ -240,6 +240,19 @@ def cpu_features(lib: Library) -> list[str]:
     return [name for name in names if getattr(dll, f"ggml_cpu_has_{name}")()] or ["no vector instructions"]
 
 
+def extra_buffer_types(lib: Library) -> list[int]:
+    """ggml's other buffer types of the CPU, best first: AMX tiles where the CPU has them, repacked rows."""
+    reg = lib.ggml_backend_cpu_reg()
+    address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return []
+    found = ctypes.PYFUNCTYPE(POINTER(c_void_p), c_void_p)(address)(lib.ggml_backend_reg_dev_get(reg, 0))
+    types: list[int] = []
+    while found and found[len(types)]:
+        types.append(found[len(types)])
+    return types
+
+
 def find_folder() -> Path:
     """Where llama-cpp-python keeps its libraries."""
     spec = importlib.util.find_spec("llama_cpp")

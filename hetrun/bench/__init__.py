@@ -70,7 +70,10 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
 def _row(
     model: str, case: Case, duel: Duel, limit: Limit, ours: Ours, peer: Peer | None, load: tuple[float, float]
 ) -> Row:
-    theirs = None if peer is None else PeerResult(peer.name, peer.version, peer.threads(case), duel.theirs)
+    theirs = None
+    if peer is not None:
+        threads = peer.threads(case)
+        theirs = PeerResult(peer.name, peer.version, threads, duel.theirs, repacking=peer.repacks)
     return Row(
         model=model,
         test=case.name,

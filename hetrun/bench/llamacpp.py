@@ -30,6 +30,7 @@ class Open:
     """Load a model; answered with `Opened`."""
 
     path: str
+    repack: bool  # weights into the layouts that are fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def _answers(peer: list[LlamaCpp], order: Order) -> Iterator[object]:
     """What is sent back: results, or the error that ended them."""
     try:
         match order:
-            case Open(path):
-                peer.append(LlamaCpp(path))
+            case Open(path, repack):
+                peer.append(LlamaCpp(path, repack))
                 yield Opened(peer[0].version, peer[0].n_vocab)
             case Begin(case):
                 peer[0].begin(case)
@@ -102,12 +103,12 @@ def _answers(peer: list[LlamaCpp], order: Order) -> Iterator[object]:
 class LlamaCpp:
     """A loaded model and one context at a time."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, repack: bool) -> None:
         self._c: Any = import_module("llama_cpp.llama_cpp")
         self._quiet = self._c.llama_log_callback(lambda level, text, data: None)
         self._c.llama_log_set(self._quiet, ctypes.c_void_p(0))
         params = self._c.llama_model_default_params()
-        params.use_extra_bufts = True
+        params.use_extra_bufts = repack
         params.load_mode = self._c.LLAMA_LOAD_MODE_MMAP
         self._model = self._c.llama_model_load_from_file(path.encode(), params)
         if not self._model:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
-from hetrun import child
+from hetrun import child, registry
 from hetrun.backend import Floats
 from hetrun.bench.cases import Case
 from hetrun.bench.llamacpp import PACKAGE, Begin, Logits, Open, Opened, Order, Run
-from hetrun.errors import HetrunError, OptionError, UserError
+from hetrun.errors import BackendUnavailable, HetrunError, OptionError, UserError
 from hetrun.source import is_folder
 
 PEERS = ("llama.cpp",)
@@ -52,7 +52,8 @@ class Peer:
         self._pipe = Connection(ours.detach())
         self._threads: dict[Case, int] = {}
         try:
-            opened = self._ask(Open(str(path)), Opened)
+            self.repacks = _repacks()
+            opened = self._ask(Open(str(path), self.repacks), Opened)
         except BaseException:
             self.close()
             raise
@@ -135,6 +136,15 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _repacks() -> bool:
+    """Whether llama.cpp may use its fastest layouts; where it was compiled wrong they end its process."""
+    service = registry.named("services", "repacking")
+    try:
+        return service is None or cast("Callable[[], bool]", service)()
+    except BackendUnavailable:  # a version that hetrun does not know, and so has nothing to say about
+        return True
 
 
 def thread_counts(cores: int) -> list[int]:

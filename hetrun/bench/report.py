@@ -12,6 +12,8 @@ from typing import Any
 
 from hetrun.bench.ours import SegmentTime
 
+WITHOUT_REPACKING = "without repacking: its AMX code does not work here (hetrun devices says why)"
+
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
@@ -21,6 +23,7 @@ class PeerResult:
     version: str
     threads: int
     samples: tuple[float, ...]
+    repacking: bool = True  # whether weights were in the layouts that are fastest
 
     def to_json(self) -> dict[str, Any]:
         """For `bench -o json`."""
@@ -30,6 +33,7 @@ class PeerResult:
             "threads": self.threads,
             "tok_s": median(self.samples),
             "samples": list(self.samples),
+            "repacking": self.repacking,
         }
 
 
@@ -179,8 +183,9 @@ def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
             "of limit: estimated, as if the tokens of a step chose their experts independently of each other"
         )
     if peers:
+        repacking = "repacking" if peers[0].repacking else WITHOUT_REPACKING
         lines.append(
-            f"{peers[0].name}: {peers[0].version}, flash attention, repacking, its best number of threads, "
+            f"{peers[0].name}: {peers[0].version}, flash attention, {repacking}, its best number of threads, "
             "nothing sampled; hetrun: from the request to the token, greedy sampling included"
         )
         lines.append("both in turn, A B B A; numbers: median ± half the range; ratio: median over the pairs")

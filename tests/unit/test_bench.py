@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import LLM, bench
+from hetrun import LLM, bench, registry
 from hetrun.bench import ours as ours_module
 from hetrun.bench import rounds
 from hetrun.bench.cases import BenchOptions, Case, numbers
+from hetrun.bench.llamacpp import Open, Opened
 from hetrun.bench.machine import dram_bandwidth
 from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm, traffic
 from hetrun.bench.peer import Peer, check_peer, thread_counts
@@ -350,6 +351,19 @@ def test_llama_cpp_is_measured_and_says_what_we_say(path: Path) -> None:
         peer.sample(case, 1)
 
 
+@pytest.mark.parametrize(("service", "repacks"), [(None, True), (lambda: True, True), (lambda: False, False)])
+def test_llama_cpp_repacks_unless_that_would_be_its_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch, service: Callable[[], bool] | None, repacks: bool
+) -> None:
+    sent: list[object] = []
+    monkeypatch.setattr(registry, "named", lambda group, name: service)
+    monkeypatch.setattr(Peer, "_send", lambda self, order: sent.append(order))
+    monkeypatch.setattr(Peer, "_receive", lambda self, kind: Opened("0", 1))
+    with Peer(path) as peer:
+        assert peer.repacks == repacks
+    assert sent == [Open(str(path), repacks)]
+
+
 def test_a_file_that_llama_cpp_refuses_is_the_users_error(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF and nothing else")
@@ -397,6 +411,7 @@ def test_json_has_the_fields_that_were_promised() -> None:
             "threads": 1,
             "tok_s": 80.0,
             "samples": [80.0, 72.0, 88.0],
+            "repacking": True,
         },
         "ratio": 1.25,
         "load_average": {"start": 0.1, "end": 0.9},
@@ -431,6 +446,9 @@ def test_the_table_tells_it_to_people() -> None:
     assert "load average: 0.10 at the start, 0.90 at the end" in text
     assert "llama.cpp" not in to_table([row()], explain=False)
     assert "estimated" not in text
+    assert ", flash attention, repacking, " in text
+    plain = to_table([row(replace(PEER, repacking=False))], explain=False)
+    assert ", flash attention, without repacking: its AMX code does not work here (" in plain
     guessed = replace(row(), limit=Limit(400.0, "a step reads 1 MB", estimated=True))
     assert "of limit: estimated, as if the tokens of a step chose" in to_table([guessed], explain=False)
 
