@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import queue
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +33,14 @@ COMPILED = re.compile(r"\s*\[(?:(\d+)/(\d+)| *(\d+)%)\] ")
 STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Processing|Obtaining) (\S+)")
 BUILD = re.compile(r"\s*Building (?:wheel|editable) for (\S+) .*: (started|finished)")
 INSTALL = re.compile(r"Installing collected packages: (.*)")
+
+# ggml describes AMX's tiles in 64 bytes on the stack. gcc's _tile_loadconfig says that it reads 8 of them, so
+# the stores to the others are removed as dead ones, and the first product ends the process
+# (https://github.com/ggml-org/llama.cpp/issues/20824). Without that removal AMX works.
+AMX_FLAGS = "-fno-tree-dse -fno-dse"
+GGML = "llama-cpp-python"
+# Whether AMX works, by a trial that is remembered: hetrun's first start has nothing left to find out.
+TRIAL = "from hetrun.backends.llamacpp import amx; print(amx.verdict())"
 
 REASONS = (
     (
@@ -112,10 +123,39 @@ class Reader:
         self.screen.progress(f"  {self.doing}, {time.monotonic() - self.since:.0f} s")
 
 
-def follow(command: list[str], log: Path, reader: Reader) -> int:
+def has_amx() -> bool:
+    """Whether this is an x86 Linux machine whose CPU multiplies with tiles."""
+    try:
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    flags = re.search(r"^flags\s*:(.*)$", cpu, re.MULTILINE)
+    return platform.machine() == "x86_64" and flags is not None and "amx_tile" in flags[1].split()
+
+
+def knows_flags(environ: Mapping[str, str]) -> bool:
+    """Whether the compiler takes AMX_FLAGS; clang refuses them, and does not need them."""
+    known = (name for name in ("c++", "g++") if shutil.which(name, path=environ.get("PATH")))
+    compiler = shlex.split(environ.get("CXX", "")) or [next(known, "c++")]
+    command = [*compiler, *AMX_FLAGS.split(), "-E", "-x", "c++", os.devnull]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False  # pip will say that there is no compiler
+
+
+def building(environ: Mapping[str, str], amx: bool) -> dict[str, str]:
+    """The environment that pip builds in; whatever the user set there stays in force."""
+    # make, unlike ninja, compiles one file at a time unless it is told otherwise.
+    own = {"CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))), **environ}
+    if amx and knows_flags(environ):
+        own["CXXFLAGS"] = f"{AMX_FLAGS} {environ.get('CXXFLAGS', '')}".rstrip()
+    return own
+
+
+def follow(command: list[str], log: Path, reader: Reader, environ: Mapping[str, str] = os.environ) -> int:
     """Run a command, give its lines to reader and log, and keep the progress moving between them."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    cores = str(len(os.sched_getaffinity(0)))
 
     def read(pipe: IO[str]) -> None:
         for line in pipe:
@@ -132,8 +172,7 @@ def follow(command: list[str], log: Path, reader: Reader) -> int:
             text=True,
             errors="replace",
             cwd=ROOT,
-            # make, unlike ninja, compiles one file at a time unless it is told otherwise.
-            env={"CMAKE_BUILD_PARALLEL_LEVEL": cores, **os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**environ, "PYTHONUNBUFFERED": "1"},
         ) as process,
     ):
         assert process.stdout is not None
@@ -183,6 +222,12 @@ def make_venv(venv: Path, screen: Screen) -> Path:
     return python
 
 
+def amx_is_broken(python: Path) -> bool:
+    """Whether the installed ggml crashes in its AMX code; no result is no reason to build it again."""
+    trial = subprocess.run([python, "-P", "-c", TRIAL], capture_output=True, text=True, check=False)
+    return trial.stdout.strip() == "broken"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Install hetrun into a virtual environment.")
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="demo, amx, cuda, test")
@@ -191,25 +236,55 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Pip:
+    """pip in the environment, followed and logged."""
+
+    def __init__(self, python: Path, folder: Path, screen: Screen, environ: Mapping[str, str]) -> None:
+        self.command = [str(python.absolute()), "-m", "pip", "--disable-pip-version-check"]
+        self.folder, self.screen, self.environ = folder, screen, environ
+
+    def install(self, *what: str, log: str = "install.log") -> None:
+        """Install, or end with the reason why not."""
+        path = self.folder / log
+        command = [*self.command, "install", "--verbose", "-c", "constraints.txt", *what]
+        if follow(command, path, Reader(self.screen), self.environ) == 0:
+            return
+        text = path.read_text(encoding="utf-8")
+        tail = "" if (reason := explain(text)) else "\n".join(text.splitlines()[-25:]) + "\n"
+        raise SystemExit(f"{tail}{reason or 'pip failed; its last lines stand above.'} All of it: {path}")
+
+    def rebuild(self) -> None:
+        """Compile ggml now: what pip keeps was compiled by somebody who did not know of AMX_FLAGS."""
+        # Otherwise the next environment would get it again. pip knows wheels by their file's name; where this
+        # fails (it does where there is no cache) nothing of a cache is used below.
+        wheel = GGML.replace("-", "_")
+        subprocess.run([*self.command, "cache", "remove", wheel], capture_output=True, check=False)
+        fresh = ("--force-reinstall", "--no-deps", "--no-cache-dir", "--no-binary", GGML)
+        self.install(*fresh, GGML, log="rebuild.log")
+
+
 def main() -> None:
     options = arguments()
     screen = Screen(sys.stdout.isatty())
     python = make_venv(options.venv, screen)
+    amx = has_amx()
+    pip = Pip(python, options.venv, screen, building(os.environ, amx))
     target = "." + (f"[{','.join(options.extras)}]" if options.extras else "")
-    command = [str(python.absolute()), "-m", "pip", "install", "--verbose", "--disable-pip-version-check"]
-    command += ["-c", "constraints.txt", *(["-e"] if options.editable else []), target]
     screen.say(
         f"Installing {target} (ggml is compiled here, about three minutes, unless pip has it from before)"
     )
     # setuptools builds in build/ and removes nothing from it: modules deleted since would be installed again.
     shutil.rmtree(ROOT / "build", ignore_errors=True)
-    log = options.venv / "install.log"
     started = time.monotonic()
-    code = follow(command, log, Reader(screen))
-    if code != 0:
-        text = log.read_text(encoding="utf-8")
-        tail = "" if (reason := explain(text)) else "\n".join(text.splitlines()[-25:]) + "\n"
-        raise SystemExit(f"{tail}{reason or 'pip failed; its last lines stand above.'} All of it: {log}")
+    pip.install(*(["-e"] if options.editable else []), target)
+    if amx and amx_is_broken(python):
+        screen.say("The ggml that pip had was compiled wrong for this CPU's AMX: it is compiled again.")
+        pip.rebuild()
+        if amx_is_broken(python):
+            screen.say(
+                "ggml's AMX code still does not work, so hetrun leaves it alone and is slower: name another "
+                f"compiler (CXX=...), or take -DCMAKE_CXX_FLAGS out of CMAKE_ARGS, which hides {AMX_FLAGS}."
+            )
     screen.say(f"Installed in {time.monotonic() - started:.0f} s.")
 
 

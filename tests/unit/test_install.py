@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,106 @@ def test_an_environment_that_broke_is_named(tmp_path: Path) -> None:
         f"{tmp_path / 'venv'} does not work any more: remove it (rm -r {tmp_path / 'venv'}) "
         "and run the same command again.\n"
     )
+
+
+CPUINFO = "processor\t: 0\nmodel name\t: amx_tile the great\nflags\t\t: fpu sse2{more}\nbugs\t\t: amx_tile\n"
+
+
+@pytest.mark.parametrize(
+    ("machine", "more", "amx"),
+    [
+        ("x86_64", " avx2 amx_tile amx_int8", True),
+        ("x86_64", " avx2", False),
+        ("aarch64", " amx_tile", False),
+    ],
+)
+def test_a_cpu_with_tiles_is_recognised(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, machine: str, more: str, amx: bool
+) -> None:
+    monkeypatch.setattr(script.platform, "machine", lambda: machine)
+    monkeypatch.setattr(script.Path, "read_text", lambda path, **_: CPUINFO.format(more=more))
+    assert script.has_amx() == amx
+
+
+def test_without_proc_there_are_no_tiles(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, **_: str) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(script.Path, "read_text", fail)
+    assert not script.has_amx()
+
+
+def compiler(folder: Path, code: int) -> dict[str, str]:
+    """An environment whose compiler writes down what it is given and ends with this code."""
+    program = folder / "some compiler"
+    program.write_text(f"#!/bin/sh\necho \"$@\" > '{folder}/given'\nexit {code}\n")
+    program.chmod(0o755)
+    return {"CXX": f"'{program}' -pipe", "PATH": os.environ["PATH"]}
+
+
+def test_amx_is_compiled_without_the_removal_that_breaks_it(script: ModuleType, tmp_path: Path) -> None:
+    environ = compiler(tmp_path, 0)
+    assert script.building(environ, amx=True)["CXXFLAGS"] == "-fno-tree-dse -fno-dse"
+    assert (tmp_path / "given").read_text() == "-pipe -fno-tree-dse -fno-dse -E -x c++ /dev/null\n"
+    own = script.building({**environ, "CXXFLAGS": "-O2 -g", "CMAKE_BUILD_PARALLEL_LEVEL": "7"}, amx=True)
+    assert own["CXXFLAGS"] == "-fno-tree-dse -fno-dse -O2 -g"
+    assert own["CMAKE_BUILD_PARALLEL_LEVEL"] == "7"
+
+
+def test_who_needs_no_such_flags_gets_none(script: ModuleType, tmp_path: Path) -> None:
+    assert script.building({"CXXFLAGS": "-O2"}, amx=False)["CXXFLAGS"] == "-O2"
+    assert "CXXFLAGS" not in script.building({}, amx=False)
+    assert "CXXFLAGS" not in script.building(compiler(tmp_path, 1), amx=True)
+    assert "CXXFLAGS" not in script.building({"CXX": str(tmp_path / "nowhere")}, amx=True)
+
+
+@pytest.mark.parametrize(
+    ("amx", "broken", "steps"),
+    [
+        (False, [], ["install ."]),  # the trial costs nothing where there is nothing to try
+        (True, [False], ["install .", "trial"]),
+        (True, [True, False], ["install .", "trial", "rebuild", "trial"]),
+        (True, [True, True], ["install .", "trial", "rebuild", "trial"]),
+    ],
+)
+def test_ggml_is_built_again_once_where_pip_had_a_broken_one(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    amx: bool,
+    broken: list[bool],
+    steps: list[str],
+) -> None:
+    done: list[str] = []
+    answers = iter(broken)
+
+    def trial(python: Path) -> bool:
+        done.append("trial")
+        return next(answers)
+
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "has_amx", lambda: amx)
+    monkeypatch.setattr(script, "make_venv", lambda venv, screen: venv / "bin" / "python")
+    monkeypatch.setattr(script, "amx_is_broken", trial)
+    monkeypatch.setattr(script.Pip, "install", lambda pip, *what: done.append(f"install {' '.join(what)}"))
+    monkeypatch.setattr(script.Pip, "rebuild", lambda pip: done.append("rebuild"))
+    monkeypatch.setattr(sys, "argv", ["install.py", "--venv", str(tmp_path)])
+    script.main()
+    assert done == steps
+    assert ("still does not work" in capsys.readouterr().out) == (broken == [True, True])
+
+
+def test_what_pip_has_cached_is_not_taken_again(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python, seen = tmp_path / "python", tmp_path / "seen"
+    python.write_text(f"#!/bin/sh\necho \"$CXXFLAGS $@\" >> '{seen}'\n")
+    python.chmod(0o755)
+    script.Pip(python, tmp_path, script.Screen(False), {**os.environ, "CXXFLAGS": "-g"}).rebuild()
+    removed, installed = seen.read_text().splitlines()
+    # By the name in the wheel's file: pip finds nothing in its cache under the other.
+    assert removed.endswith(" -m pip --disable-pip-version-check cache remove llama_cpp_python")
+    assert installed.startswith("-g -m pip --disable-pip-version-check install --verbose -c constraints.txt ")
+    assert installed.endswith("--no-cache-dir --no-binary llama-cpp-python llama-cpp-python")
+    assert (tmp_path / "rebuild.log").exists()
