@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Literal, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from hetrun.graph import Op, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.kvrows import KvView
 from hetrun.ops import Moe
+from hetrun.spent import Spent, activity
 from hetrun.whole_backend import Whole
 
 Floats = NDArray[np.float32]
@@ -90,7 +92,7 @@ class Pass:
 
     @property
     def depth(self) -> float:
-        """Tokens that a token of the pass sees on average, itself included: what attention costs grows with it."""
+        """Tokens that a token of the pass sees on average, itself included: attention costs more with each."""
         seen = sum((p.b - p.a) * (max([v.length for v in p.kv]) - (p.b - p.a - 1) / 2) for p in self.parts)
         return seen / len(self.tokens)
 
@@ -193,9 +195,11 @@ class Backend(ABC):
     native_seconds = 0.0  # inside calls that leave Python
     asynchronous = False  # its runners' `submit` returns before the work is done
     started = True  # False: `start` must be called before weights are brought in
+    spent: Spent | None = None  # where runners book what each kind of work takes, while somebody looks
+    arithmetic = ""  # what products are computed in, where it is not the weights' own type: "bf16"
 
     def start(self) -> None:  # noqa: B027 - most are ready when they are made
-        """Load the libraries that compute. What takes a second or a hundred MiB waits until a plan needs it."""
+        """Load the libraries that compute. What takes a second or 100 MiB waits until a plan needs it."""
 
     @abstractmethod
     def supports(self, op: Op) -> bool:
@@ -223,6 +227,13 @@ class Backend(ABC):
     def set_threads(self, threads: int) -> None:  # noqa: B027 - most backends have no threads of their own
         """Compute with that many threads from now on."""
 
+    def watch(self, spent: Spent | None) -> None:
+        """Book what the ops of every run take, from now on or (None) no more. Runs may be slower meanwhile.
+
+        A backend whose runners do not look at `spent` can only be timed from outside.
+        """
+        self.spent = spent
+
     def cancel(self) -> None:  # noqa: B027 - a backend whose calls are short needs none
         """End the call that is running, from any thread; it raises Cancelled."""
 
@@ -244,7 +255,7 @@ def use_of(op: Op, index: int) -> WeightUse:
     if op.kind in ("embed", "positions"):
         return WeightUse(weight, "lookup")
     if isinstance(op.attrs, Moe) and index > 0:
-        return WeightUse(weight, "experts", op.attrs.n_experts)
+        return WeightUse(weight, "experts", op.attrs.matrices)
     return WeightUse(weight, "product" if op.kind in ("linear", "head", "moe") and index == 0 else "vector")
 
 
@@ -316,7 +327,7 @@ class InterpretingBackend(Backend):
         for op in segment.ops:
             weights = [_array(buffers, op, i) for i in range(len(op.weights))]
             steps.append((op, self._table[op.kind], weights))
-        return InterpretedRunner(segment, steps, kv, self.cancelled)
+        return InterpretedRunner(segment, steps, kv, self)
 
 
 def _array(buffers: Buffers, op: Op, index: int) -> Floats:
@@ -333,19 +344,23 @@ class InterpretedRunner:
         segment: Segment,
         steps: Sequence[tuple[Op, OpFunction, list[Floats]]],
         kv: KvCache,
-        cancelled: threading.Event,
+        backend: InterpretingBackend,
     ) -> None:
         self._segment = segment
         self._steps = steps
         self._kv = kv
-        self._cancelled = cancelled
+        self._backend = backend
 
     def submit(self, work: Pass) -> Done:
         local = {v.name: self._read(v, work) for v in self._segment.reads}
+        spent = self._backend.spent
         for op, function, weights in self._steps:
-            if self._cancelled.is_set():
+            if self._backend.cancelled.is_set():
                 raise Cancelled("the computation was stopped")
+            start = perf_counter()
             local[op.out.name] = function(op, [local[v.name] for v in op.inputs], weights, work, self._kv)
+            if spent:
+                spent.add(activity(op.kind), perf_counter() - start)
         for value in self._segment.writes:
             work.values[value.name] = local[value.name]
         return FINISHED

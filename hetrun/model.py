@@ -115,6 +115,11 @@ class PlannedModel:
         """Memory of the KV blocks in use."""
         return self._kv.used_bytes
 
+    @property
+    def backends(self) -> Mapping[str, Backend]:
+        """What it may run on, by name."""
+        return self._backends
+
     def cancel(self) -> None:
         """End the step that is running; from any thread."""
         for backend in self._backends.values():

@@ -47,7 +47,7 @@ def select(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) ->
 def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Attention)
     a, group = op.attrs, kv.group(op.attrs.layer)
-    for table in kv.tables[a.layer]:
+    for table in kv.heads(a.layer, a.first, a.n_kv_heads):
         numbers = table.n_heads * table.head_dim
         table.write(work.slots[group], np.repeat(work.positions[:, None], numbers, 1).astype(np.float32))
         for part in work.parts:
@@ -77,7 +77,7 @@ class NullRunner(InterpretedRunner):
     """Complains when it is used for what it was not made for."""
 
     def __init__(self, device: NullDevice, segment: Segment, shape: PassShape, kv: KvCache) -> None:
-        super().__init__(segment, [(op, TABLE[op.kind], []) for op in segment.ops], kv, device.cancelled)
+        super().__init__(segment, [(op, TABLE[op.kind], []) for op in segment.ops], kv, device)
         self.segment, self.shape = segment, shape
         self.closed = False
         self._device = device
