@@ -92,7 +92,7 @@ class Pass:
 
     @property
     def depth(self) -> float:
-        """Tokens that a token of the pass sees on average, itself included: attention costs more with each."""
+        """Tokens that a token of the pass sees on average, itself included: what attention costs grows."""
         seen = sum((p.b - p.a) * (max([v.length for v in p.kv]) - (p.b - p.a - 1) / 2) for p in self.parts)
         return seen / len(self.tokens)
 

@@ -12,9 +12,11 @@ from hetrun.backends.llamacpp import fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
 from hetrun.backends.llamacpp.memory import GgmlBuffer, WeightMemory
 from hetrun.backends.llamacpp.runner import GgmlRunner
+from hetrun.backends.llamacpp.watching import GraphWatch
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op
 from hetrun.kv import KvCache
+from hetrun.spent import Spent
 
 
 class LlamacppBackend(Backend):
@@ -30,11 +32,15 @@ class LlamacppBackend(Backend):
         # ggml asks after each node whether to stop. libc's strlen of this string is the answer (0 or 1):
         # a C function, so that no thread of ggml ever enters the interpreter.
         self._stop = ctypes.create_string_buffer(2)
-        strlen = native.libc_address("strlen")
-        self.lib.ggml_backend_cpu_set_abort_callback(self._backend, strlen, ctypes.addressof(self._stop))
+        self._ask(native.libc_address("strlen"))
+        self._watch: GraphWatch | None = None
         self._memory = WeightMemory(self.lib)
         self._graph_bytes: dict[int, int] = {}
         self.set_threads(os.cpu_count() or 1)
+
+    def _ask(self, function: int) -> None:
+        """Have ggml call this C function after each node."""
+        self.lib.ggml_backend_cpu_set_abort_callback(self._backend, function, ctypes.addressof(self._stop))
 
     def supports(self, op: Op) -> bool:
         return op.kind in KINDS and all(self._reads(use) for use in fusion.uses(op))
@@ -59,6 +65,12 @@ class LlamacppBackend(Backend):
     def set_threads(self, threads: int) -> None:
         self.lib.ggml_backend_cpu_set_n_threads(self._backend, threads)
 
+    def watch(self, spent: Spent | None) -> None:
+        """In watched runs it is Python that ggml asks: on the engine's thread, and never otherwise."""
+        super().watch(spent)
+        self._watch = GraphWatch(self.lib, lambda: self._stop[0] != b"\x00", spent) if spent else None
+        self._ask(self._watch.address if self._watch else native.libc_address("strlen"))
+
     def cancel(self) -> None:
         self._stop[0] = b"\x01"
 
@@ -80,7 +92,10 @@ class LlamacppBackend(Backend):
     def compute(self, graph: int) -> None:
         """Run a graph to its end, or to a cancel."""
         start = perf_counter()
-        status = self.lib.ggml_backend_graph_compute(self._backend, graph)
+        if self._watch:
+            status = self._watch.run(graph, lambda: self.lib.ggml_backend_graph_compute(self._backend, graph))
+        else:
+            status = self.lib.ggml_backend_graph_compute(self._backend, graph)
         self.native_seconds += perf_counter() - start
         if status == native.ABORTED:
             raise Cancelled("the computation was stopped")

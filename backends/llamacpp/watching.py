@@ -1,0 +1,98 @@
+"""Where the time of a graph goes. ggml asks after each node whether to stop, on the engine's own thread and
+before it waits for the other threads: in watched runs we answer, and look at the clock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from time import perf_counter
+
+from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp.native import Library
+from hetrun.spent import Activity, Spent
+
+# ggml does not run these: they only say how memory is looked at.
+EMPTY = {"NONE", "RESHAPE", "TRANSPOSE", "VIEW", "PERMUTE"}
+COMPUTE = 16  # the flag of nodes that are run
+# What nodes are for where we write them; everything else is `other`.
+OF_OP: Mapping[str, Activity] = {
+    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD"), "products"),
+    **dict.fromkeys(("FLASH_ATTN_EXT", "SET_ROWS"), "attention"),  # SET_ROWS writes keys and values
+    **dict.fromkeys(("RMS_NORM", "NORM", "MUL"), "norms"),  # MUL is only written for a norm's weight
+}
+ASKED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+
+
+class GraphWatch:
+    """Notes when each node of a graph was done, and books the time between two of them to the later one."""
+
+    def __init__(self, lib: Library, stop: Callable[[], bool], spent: Spent) -> None:
+        self._spent = spent
+        self._stop = stop
+        self._calls: list[tuple[float, float]] = []  # when ggml asked, and when it got its answer
+        self._callback = ASKED(self._asked)  # kept: ggml has only its address
+        self._lib = lib
+
+    @property
+    def address(self) -> int:
+        """The C function that ggml is to ask."""
+        return ctypes.cast(self._callback, ctypes.c_void_p).value or 0
+
+    def _asked(self, _: int | None) -> bool:
+        now = perf_counter()
+        stop = self._stop()
+        self._calls.append((now, perf_counter()))
+        return stop
+
+    def run(self, graph: int, compute: Callable[[], int]) -> int:
+        """Compute a graph and book what its nodes took; returns ggml's status."""
+        self._calls.clear()
+        start = perf_counter()
+        status = compute()
+        book(self._spent, nodes_of(self._lib, graph), start, self._calls, perf_counter())
+        return status
+
+
+def book(
+    spent: Spent, nodes: Sequence[str], start: float, calls: Sequence[tuple[float, float]], end: float
+) -> None:
+    """Give each node the time from the answer before it to the question behind it, waiting for other threads
+    included. The time behind the last answer is the last node's: there the others are waited for.
+
+    Of a run that was stopped, or whose nodes are not understood, nothing is booked.
+    """
+    names = next((n for n in (fused(nodes), list(nodes)) if len(n) == len(calls)), None)
+    if not names:
+        return
+    before = start
+    for name, (asked, answered) in zip(names, calls, strict=True):
+        spent.add(OF_OP.get(name, "other"), asked - before)
+        spent.looking += answered - asked
+        before = answered
+    spent.add(OF_OP.get(names[-1], "other"), end - before)
+
+
+def fused(nodes: Sequence[str]) -> list[str]:
+    """The nodes as ggml runs them: a norm with the product right behind it is one."""
+    pairs = zip(["", *nodes], nodes, strict=False)
+    return [name for before, name in pairs if (before, name) != ("RMS_NORM", "MUL")]
+
+
+def nodes_of(lib: Library, graph: int) -> list[str]:
+    """The names of the nodes that ggml runs, in order."""
+    node, name = _inspectors(lib)
+    tensors = [native.tensor_at(node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph))]
+    names = ((name(t.op).decode(), t.flags) for t in tensors)
+    return [op for op, flags in names if op not in EMPTY and flags & COMPUTE]
+
+
+@cache
+def _inspectors(lib: Library) -> tuple[Callable[[int, int], int], Callable[[int], bytes]]:
+    """ggml's functions that give a node of a graph and the name of an op."""
+    dll = ctypes.PyDLL(str(lib.folder / "libggml-base.so"))
+    node, name = dll.ggml_graph_node, dll.ggml_op_name
+    node.restype, node.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int)
+    name.restype, name.argtypes = ctypes.c_char_p, (ctypes.c_int,)
+    return node, name
