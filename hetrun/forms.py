@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.graph import Graph, Op, Value
-from hetrun.ops import Attention, Attrs
+from hetrun.ops import Attention, Attrs, Moe
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ def form_of(ops: Sequence[Op]) -> str:
 
 
 def _anywhere(attrs: Attrs) -> Attrs:
-    return replace(attrs, layer=0) if isinstance(attrs, Attention) else attrs
+    if isinstance(attrs, Attention):
+        return replace(attrs, layer=0, first=0)
+    return replace(attrs, first=0) if isinstance(attrs, Moe) else attrs
 
 
 def _word(ops: Sequence[Op]) -> str:

@@ -179,7 +179,7 @@ class Graph:
     def validate(self) -> None:
         """Check that each op reads what stands before it and has the form its kind asks for."""
         made: dict[str, Value] = {}
-        layers: set[int] = set()
+        heads: dict[int, int] = {}  # of each layer's attention, the KV heads that had their turn
         for i, op in enumerate(self.ops):
             try:
                 _check_op(op)
@@ -189,10 +189,12 @@ class Graph:
                 if op.out.name in made:
                     raise ValueError(f"makes {op.out.name} a second time")
                 if isinstance(op.attrs, Attention):
-                    # Both would write their K and V to the same rows of the cache.
-                    if op.attrs.layer in layers:
-                        raise ValueError(f"is a second attention for layer {op.attrs.layer}")
-                    layers.add(op.attrs.layer)
+                    # Shares of a layer write side by side; others would write to the same rows.
+                    a, before = op.attrs, heads.get(op.attrs.layer, 0)
+                    if a.first != before:
+                        what = f"begins at KV head {a.first} of layer {a.layer}, not at {before}"
+                        raise ValueError(what if a.first else f"is a second attention for layer {a.layer}")
+                    heads[a.layer] = before + a.n_kv_heads
             except ValueError as e:
                 raise ValueError(f"op {i} ({op.kind} in {op.scope}) {e}") from None
             made[op.out.name] = op.out
@@ -209,7 +211,8 @@ def _check_op(op: Op) -> None:
         raise ValueError(f"is of no known kind; there are {', '.join(OPS)}")
     if type(op.attrs) is not spec.attrs:
         raise ValueError(f"has attributes of type {type(op.attrs).__name__}, not {spec.attrs.__name__}")
-    if len(op.inputs) != spec.n_inputs or len(op.weights) not in spec.n_weights:
+    enough = len(op.inputs) == spec.n_inputs or (spec.more_inputs and len(op.inputs) > spec.n_inputs)
+    if not enough or len(op.weights) not in spec.n_weights:
         raise ValueError(f"has {len(op.inputs)} inputs and {len(op.weights)} weights")
     rows, expected = tuple(v.rows for v in (*op.inputs, op.out)), _expected_rows(op)
     if rows != expected:
@@ -349,4 +352,5 @@ class KvShape:
 def kv_shapes(graph: Graph) -> Mapping[int, KvShape]:
     """What each layer keeps, for the attention ops of a graph."""
     attentions = [op.attrs for op in graph.ops if isinstance(op.attrs, Attention)]
-    return {a.layer: KvShape(a.n_kv_heads, a.head_dim, a.window) for a in attentions}
+    # The last share of a layer's attention ends with the layer's last head.
+    return {a.layer: KvShape(a.first + a.n_kv_heads, a.head_dim, a.window) for a in attentions}

@@ -29,7 +29,7 @@ from hetrun.quant import QuantType
 class KvTable:
     """The K or the V rows of one layer."""
 
-    raw: NDArray[np.uint8]  # [rows, row_bytes]
+    raw: NDArray[np.uint8]  # [rows, bytes of these heads]
     quant: QuantType
     n_heads: int
     head_dim: int
@@ -42,7 +42,14 @@ class KvTable:
     @property
     def row_bytes(self) -> int:
         """Bytes from one row to the next."""
-        return int(self.raw.shape[1])
+        return int(self.raw.strides[0])
+
+    def heads(self, first: int, n: int) -> KvTable:
+        """The same rows, and of their columns those of some heads; a head is whole blocks of the type."""
+        if n == self.n_heads:
+            return self
+        size = self.quant.row_bytes(self.head_dim)
+        return KvTable(self.raw[:, first * size : (first + n) * size], self.quant, n, self.head_dim)
 
     def read(self, rows: RowIndex) -> NDArray[np.float32]:
         """Rows as float32 [n, n_heads, head_dim]."""
@@ -126,6 +133,11 @@ class KvCache:
             group.used_rows * sum(t.row_bytes for t in tables)
             for group, tables in zip(self.groups, self._group_tables, strict=True)
         )
+
+    def heads(self, layer: int, first: int, n: int) -> tuple[KvTable, KvTable]:
+        """K and V of some heads of a layer."""
+        keys, values = self.tables[layer]
+        return keys.heads(first, n), values.heads(first, n)
 
     def alloc(self) -> int:
         """A new, empty sequence."""

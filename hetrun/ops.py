@@ -70,6 +70,9 @@ class Moe(Attrs):
     down [n_experts * width, n_ff], the experts' matrices on top of each other. A row's result is the sum of
     p * down(silu(gate(x)) * up(x)) over its experts; p is the router's softmax over all experts, divided by
     the sum of those chosen when `normalise` is set, times `scale`.
+
+    A share of a mixture has the weights of `held` experts from `first` on, and the whole router: its result
+    is the part of the sum that these experts give.
     """
 
     n_experts: int
@@ -77,6 +80,13 @@ class Moe(Attrs):
     n_ff: int
     normalise: bool
     scale: float = 1.0
+    first: int = 0
+    held: int = 0  # 0: all
+
+    @property
+    def matrices(self) -> int:
+        """How many experts lie on top of each other in the weights."""
+        return self.held or self.n_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,9 @@ class Attention(Attrs):
     Inputs are q, k and v. k and v have a row per token; q may have wanted rows only. With a `window` a token
     sees so many tokens, itself included, and the cache keeps no more than those. With a `softcap` the scaled
     scores go through softcap * tanh(score / softcap).
+
+    A share of a layer's attention has KV heads of its own, from `first` on among those of the layer: it writes
+    and reads their columns of the KV rows only. The shares of a layer together have every head once.
     """
 
     layer: int
@@ -119,6 +132,7 @@ class Attention(Attrs):
     scale: float
     window: int = 0
     softcap: float = 0.0
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +177,10 @@ def _moe(f: Form) -> Sizes:
     assert isinstance(a, Moe)
     yield "input", f.inputs[0], f.out
     yield "number of experts used", a.n_used, max(1, min(a.n_used, a.n_experts))
-    gate_up = (a.n_experts * a.n_ff, f.out)
+    yield "last expert", a.first + a.matrices, min(a.first + a.matrices, a.n_experts)
+    gate_up = (a.matrices * a.n_ff, f.out)
     shapes = {
-        "router": (a.n_experts, f.out), "gate": gate_up, "up": gate_up, "down": (a.n_experts * f.out, a.n_ff)
+        "router": (a.n_experts, f.out), "gate": gate_up, "up": gate_up, "down": (a.matrices * f.out, a.n_ff)
     }  # fmt: skip
     for (what, shape), found in zip(shapes.items(), f.weights, strict=True):
         yield what, found, shape
@@ -190,6 +205,10 @@ def _attention(f: Form) -> Sizes:
     yield "result", f.out, a.n_heads * a.head_dim
 
 
+def _concat(f: Form) -> Sizes:
+    yield "result", f.out, sum(f.inputs)
+
+
 def _elementwise(f: Form) -> Sizes:
     for width in f.inputs:
         yield "input", width, f.out
@@ -205,6 +224,7 @@ class OpSpec:
     attrs: type[Attrs]
     sizes: Callable[[Form], Sizes]
     meaning: str
+    more_inputs: bool = False  # n_inputs is the least number
 
 
 _ROWS = (
@@ -223,6 +243,7 @@ _ROWS = (
     OpSpec("scale", 1, (0,), Scale, _elementwise, "x * factor"),
     OpSpec("softcap", 1, (0,), Softcap, _elementwise, "cap * tanh(x / cap)"),
     OpSpec("add", 2, (0,), Attrs, _elementwise, "first + second"),
+    OpSpec("concat", 2, (0,), Attrs, _concat, "the columns of each, one behind the other", more_inputs=True),
     OpSpec("select", 1, (0,), Attrs, _elementwise, "the wanted rows of a value with a row for each token"),
     OpSpec("head", 1, (1, 2), Attrs, _linear, "as linear: to a logit for each token of the vocabulary"),
 )

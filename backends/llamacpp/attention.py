@@ -64,7 +64,7 @@ def attention(e: Emitter, op: Op) -> None:
     assert k is not None
     assert v is not None
     group = e.kv.group(a.layer)
-    keys, values = e.kv.tables[a.layer]
+    keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
     _store(e, group, keys, k)
     _store(e, group, values, v)
     if q is None:  # nobody wants a row of this pass: it only fills the cache
@@ -92,7 +92,7 @@ def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
 
 def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple[int, int]) -> Ref:
     group = e.kv.group(a.layer)
-    keys, values = e.kv.tables[a.layer]
+    keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
     heads = e.w.heads(q.part(*span), a.head_dim)
     result = e.lib.ggml_flash_attn_ext(
         e.ctx, e.lib.ggml_permute(e.ctx, heads, 0, 2, 1, 3),

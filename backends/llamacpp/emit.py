@@ -11,7 +11,7 @@ from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation, uses
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.memory import GgmlBuffer
-from hetrun.backends.llamacpp.writer import Ref, Writer
+from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value
 from hetrun.kv import KvCache
@@ -183,6 +183,13 @@ def _add(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_add(e.ctx, a, b))
 
 
+def _concat(e: Emitter, op: Op) -> None:
+    first, *others = (e.w.plain(e.values[v]) for v in op.inputs)
+    for other in others:
+        first = e.lib.ggml_concat(e.ctx, first, other, 0)
+    e.define(op, first)
+
+
 def _moe(e: Emitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, Moe)
@@ -198,6 +205,8 @@ def _moe(e: Emitter, op: Op) -> None:
         shares = lib.ggml_reshape_3d(ctx, shares, 1, a.n_used, x.rows)
     if a.scale != 1:
         shares = lib.ggml_scale(ctx, shares, a.scale)
+    if a.matrices < a.n_experts:
+        chosen, shares = _held(e, a, scores, chosen, shares, x.rows)
     each = e.w.heads(x, x.width)  # [width, 1, rows]
     inner = lib.ggml_swiglu_split(
         ctx, lib.ggml_mul_mat_id(ctx, gate, each, chosen), lib.ggml_mul_mat_id(ctx, up, each, chosen)
@@ -205,6 +214,22 @@ def _moe(e: Emitter, op: Op) -> None:
     results = lib.ggml_mul_mat_id(ctx, down, inner, chosen)  # [width, n_used, rows]
     total = lib.ggml_out_prod(ctx, results, shares)  # [width, 1, rows]: their sum by shares, as one node
     e.define(op, lib.ggml_reshape_2d(ctx, total, x.width, x.rows))
+
+
+def _held(e: Emitter, a: Moe, scores: int, chosen: int, shares: int, rows: int) -> tuple[int, int]:
+    """The best of the experts that are held, by their numbers among these, and what share each has.
+
+    ggml cannot leave an expert of a row out, and none may be there twice. So each row goes through as many as
+    it could have chosen here; those that it did not choose have a share of 0.
+    """
+    lib, ctx, n_used = e.lib, e.ctx, min(a.n_used, a.matrices)
+    none = lib.ggml_reshape_3d(ctx, lib.ggml_scale(ctx, scores, 0.0), 1, a.n_experts, rows)
+    every = lib.ggml_set_rows(ctx, none, shares, chosen)  # each expert's share in each row
+    row, skip = a.n_experts * FLOAT, a.first * FLOAT
+    mine = lib.ggml_view_2d(ctx, scores, a.matrices, rows, row, skip)
+    best = lib.ggml_argsort_top_k(ctx, mine, n_used)
+    held = lib.ggml_view_3d(ctx, every, 1, a.matrices, rows, FLOAT, row, skip)
+    return best, lib.ggml_get_rows(ctx, held, best)
 
 
 EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
@@ -222,18 +247,21 @@ EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "scale": _scale,
     "softcap": _softcap,
     "add": _add,
+    "concat": _concat,
 }
 KINDS = frozenset(EMIT) | {"linear", "head", "rope"}
 
 # The most tensors, views included, that an op is written as; attention once more for each sequence.
 TENSORS_PER_OP = 6
-MORE_TENSORS = {"attention": 14, "moe": 24}
+MORE_TENSORS = {"attention": 14, "moe": 36}
 
 
 def most_tensors(ops: Sequence[Op], sequences: int) -> int:
     """What a graph of these ops needs room for."""
     counts = (
-        MORE_TENSORS.get(op.kind, 0) * (sequences if op.kind == "attention" else 1) + TENSORS_PER_OP
+        MORE_TENSORS.get(op.kind, 0) * (sequences if op.kind == "attention" else 1)
+        + TENSORS_PER_OP
+        + 2 * len(op.inputs)
         for op in ops
     )
     return 64 + sum(counts)

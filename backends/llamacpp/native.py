@@ -120,6 +120,7 @@ _BASE = {
     "ggml_norm": (T, T, T, c_float),
     "ggml_mul": (T, T, T, T),
     "ggml_add": (T, T, T, T),
+    "ggml_concat": (T, T, T, T, c_int),
     "ggml_cpy": (T, T, T, T),
     "ggml_cont": (T, T, T),
     "ggml_mul_mat": (T, T, T, T),

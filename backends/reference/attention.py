@@ -14,7 +14,7 @@ def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache)
     assert isinstance(op.attrs, Attention)
     a = op.attrs
     q, k, v = x
-    keys, values = kv.tables[a.layer]
+    keys, values = kv.heads(a.layer, a.first, a.n_kv_heads)
     group = kv.group(a.layer)
     keys.write(work.slots[group], k)
     values.write(work.slots[group], v)

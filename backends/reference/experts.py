@@ -14,11 +14,13 @@ def moe(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Fl
     a = op.attrs
     assert isinstance(a, Moe)
     router, *others = w
-    gate, up, down = (m.reshape(a.n_experts, -1, m.shape[1]) for m in others)
+    gate, up, down = (m.reshape(a.matrices, -1, m.shape[1]) for m in others)
     chosen, shares = route(a, x[0] @ router.T)
     out = np.zeros_like(x[0])
-    for expert in np.unique(chosen):
-        rows, place = np.nonzero(chosen == expert)
+    for expert in range(a.matrices):
+        rows, place = np.nonzero(chosen == a.first + expert)
+        if not len(rows):
+            continue
         mine = x[0][rows]
         inner = silu(mine @ gate[expert].T) * (mine @ up[expert].T)
         out[rows] += shares[rows, place, None] * (inner @ down[expert].T)

@@ -54,6 +54,10 @@ def add(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Fl
     return x[0] + x[1]
 
 
+def concat(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return np.concatenate(x, axis=1)
+
+
 def scale(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Scale)
     return x[0] * np.float32(op.attrs.factor)
@@ -112,5 +116,6 @@ TABLE: Mapping[str, OpFunction] = {
     "scale": scale,
     "softcap": softcap,
     "add": add,
+    "concat": concat,
     "select": select,
 }

@@ -88,6 +88,8 @@ def _small_ops() -> Iterator[Case]:
     for n in TOKENS:
         yield Case("rms_norm", (96,), 96, single(n), EXACT, RmsNorm(1e-5), ((1, 96, "F32"),))
         yield Case("add", (96, 96), 96, single(n), EXACT)
+        yield Case("concat", (96, 32), 128, single(n), EXACT)
+        yield Case("concat", (8, 1, 64), 73, single(n), EXACT, note="three")
         yield Case("swiglu", (96, 96), 96, single(n), 1e-6)
         yield Case("relu", (96,), 96, single(n), EXACT)
         yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.7))
@@ -141,6 +143,15 @@ def _mixtures() -> Iterator[Case]:
         for note, attrs in routings.items():
             for company in (single(3), SOME_WANTED[0]):
                 yield _mixture(attrs, 256, quant, quant, company, note)
+    # Shares: the whole router, and the weights of some experts.
+    for note, attrs in {
+        "first": Moe(8, 2, 256, True, held=3),
+        "middle": Moe(8, 3, 256, False, 2.5, first=3, held=2),
+        "last": Moe(8, 2, 256, True, first=7, held=1),
+    }.items():
+        for company in (single(1), single(17), SOME_WANTED[0]):
+            for quant in ("F32", "Q4_0"):
+                yield _mixture(attrs, 256, quant, quant, company, note)
     for company in (single(1), single(17)):
         # Rows that no interleaving divides; one expert, which is a matrix of two dimensions; all experts.
         yield _mixture(Moe(4, 2, 100, True), 36, "F32", "F16", company, "odd")
@@ -152,9 +163,9 @@ def _mixtures() -> Iterator[Case]:
 def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: str) -> Case:
     weights = (
         (a.n_experts, width, "F32"),
-        (a.n_experts * a.n_ff, width, inner),
-        (a.n_experts * a.n_ff, width, inner),
-        (a.n_experts * width, a.n_ff, down),
+        (a.matrices * a.n_ff, width, inner),
+        (a.matrices * a.n_ff, width, inner),
+        (a.matrices * width, a.n_ff, down),
     )
     # The errors of three products meet.
     limit = 3 * max(QUANT_LIMITS[inner], QUANT_LIMITS[down])
@@ -191,6 +202,17 @@ def _attentions() -> Iterator[Case]:
             Company(((40, 3, 3), (140, 1, 1)), forked=True),
         ):
             yield from _attention(attrs, company, f"window{window}")
+    for window in (0, 40):
+        # A share: its columns of the KV rows lie behind those of other heads.
+        attrs = Attention(0, 4, 2, 32, 0.2, window, first=3)
+        for company in (
+            single(1),
+            single(17),
+            Company(((600, 1, 1),)),
+            Company(((0, 5, 0), (70, 1, 1), (31, 8, 3))),
+            Company(((40, 3, 3), (40, 1, 1)), forked=True),
+        ):
+            yield from _attention(attrs, company, f"share-window{window}")
     for window in (0, 40):
         attrs = Attention(0, 4, 2, 32, 2.0, window, softcap=1.5)
         for company in (single(1), Company(((100, 1, 1),)), single(64), Company(((100, 5, 5), (7, 40, 2)))):

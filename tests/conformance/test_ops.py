@@ -69,7 +69,7 @@ def build(case: Case, folder: Path, rng: np.random.Generator) -> Op:
 def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
     """A pass in the company that the case asks for, behind what the sequences have seen."""
     attrs = case.attrs if isinstance(case.attrs, Attention) else Attention(0, 1, 1, 32, 1.0)
-    shape = KvShape(attrs.n_kv_heads, attrs.head_dim, attrs.window)
+    shape = KvShape(attrs.first + attrs.n_kv_heads, attrs.head_dim, attrs.window)
     kv = KvCache({0: shape}, by_name(case.kv_type), 1024, 4, MOST)
     parent = kv.alloc()
     if case.company.forked:

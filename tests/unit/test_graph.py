@@ -289,6 +289,11 @@ WRONG: list[tuple[str, Callable[[Graph], Graph], str]] = [
     ("not made", lambda g: without(g, EMBED), "op 0 (rms_norm in blk.0.attn.norm) reads embed.embed.0"),
     ("same name", lambda g: changed(g, V, out=g.ops[K].out), "makes blk.0.attn.k.linear.2 a second time"),
     ("two attentions", lambda g: twice(g, SCORE, out=ELSEWHERE), "is a second attention for layer 0"),
+    (
+        "a gap between heads",
+        lambda g: twice(g, SCORE, out=ELSEWHERE, attrs=replace(ATTENTION, first=2)),
+        "begins at KV head 2 of layer 0, not at 1",
+    ),
     ("no output", lambda g: without(g, HEAD), "nothing makes the output output.head.head.8"),
     ("hidden", lambda g: replace(g, hidden=g.ops[NORM].out), "has a row for each token"),
     (

@@ -57,8 +57,12 @@ WEIGHTS = {
 }
 
 
+OUT = {"concat": 16}
+
+
 def fitting(kind: str) -> Form:
-    return Form(ATTRS.get(kind, Attrs()), (8,) * OPS[kind].n_inputs, WEIGHTS.get(kind, ()), 8)
+    inputs = (8,) * OPS[kind].n_inputs
+    return Form(ATTRS.get(kind, Attrs()), inputs, WEIGHTS.get(kind, ()), OUT.get(kind, 8))
 
 
 def wrong(kind: str, form: Form) -> list[str]:
@@ -71,7 +75,7 @@ def test_each_kind_accepts_what_fits_and_notices_another_width(kind: str) -> Non
     assert type(fits.attrs) is OPS[kind].attrs
     assert len(fits.weights) in OPS[kind].n_weights
     assert wrong(kind, fits) == []
-    assert wrong(kind, Form(fits.attrs, fits.inputs, fits.weights, 16)) != []
+    assert wrong(kind, Form(fits.attrs, fits.inputs, fits.weights, 24)) != []
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,15 @@ def test_heads_share_one_norm() -> None:
 def test_a_mixture_uses_some_of_its_experts(used: int) -> None:
     attrs = Moe(n_experts=3, n_used=used, n_ff=16, normalise=True)
     assert wrong("moe", Form(attrs, (8,), WEIGHTS["moe"], 8)) == ["number of experts used"]
+
+
+def test_a_share_of_a_mixture_has_the_weights_of_its_experts() -> None:
+    share = Moe(n_experts=3, n_used=2, n_ff=16, normalise=True, first=1, held=2)
+    weights = ((3, 8), (32, 8), (32, 8), (16, 16))
+    assert wrong("moe", Form(share, (8,), weights, 8)) == []
+    assert wrong("moe", Form(share, (8,), WEIGHTS["moe"], 8)) == ["gate", "up", "down"]
+    outside = Moe(n_experts=3, n_used=2, n_ff=16, normalise=True, first=2, held=2)
+    assert wrong("moe", Form(outside, (8,), weights, 8)) == ["last expert"]
 
 
 def test_only_products_count_as_arithmetic() -> None:
