@@ -1,0 +1,146 @@
+"""What was measured on this machine, and what follows from it.
+
+Every run of some work (ops of one form, on one backend, with so many threads) goes into a `Cell`: runs of
+about as many tokens at about the same depth. `Fit` draws lines through the cells, so times of other sizes
+follow. Depth is what a token sees on average (`Pass.depth`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetrun.forecast import store
+from hetrun.forecast.cells import Cell as Cell
+from hetrun.forecast.cells import Size, size_of
+from hetrun.forecast.fit import Fit
+from hetrun.forecast.store import path_of_machine as path_of_machine
+from hetrun.forecast.work import Work as Work
+
+FACT_RATE = 0.3  # how much a newly measured fact counts
+
+
+class Measured:
+    """The cells of one work."""
+
+    __slots__ = ("_fit", "_fitted", "cells")
+
+    def __init__(self, cells: dict[Size, Cell] | None = None) -> None:
+        self.cells: dict[Size, Cell] = cells or {}
+        self._fit = Fit({})
+        self._fitted = 0  # runs that the fit was made from
+
+    @property
+    def runs(self) -> int:
+        """Runs in all."""
+        return sum([c.runs for c in self.cells.values()])
+
+    def cell(self, tokens: int, depth: float) -> Cell:
+        """Where runs of about that size are kept; it stays the same object for ever."""
+        size = size_of(tokens, depth)
+        found = self.cells.get(size)
+        if found is None:
+            found = self.cells[size] = Cell()
+        return found
+
+    def add(self, tokens: int, depth: float, seconds: float) -> None:
+        """One more run, into its cell."""
+        self.cell(tokens, depth).add(tokens, depth, seconds)
+
+    def fit(self) -> Fit:
+        """What the runs so far say."""
+        if (runs := self.runs) != self._fitted:
+            self._fit, self._fitted = Fit(self.cells), runs
+        return self._fit
+
+    def clear(self) -> None:
+        """Forget every run; whoever holds a cell goes on using it."""
+        for cell in self.cells.values():
+            cell.clear()
+        self._fit, self._fitted = Fit({}), 0
+
+
+class Forecast:
+    """Times of work on this machine. Written and asked by the engine thread only."""
+
+    def __init__(self) -> None:
+        self._measured: dict[Work, Measured] = {}
+        self._facts: store.Facts = {}
+        self._known: dict[Work, int] = {}  # runs that came from a file
+        self._forgotten: set[Work] = set()
+
+    def measured(self, work: Work) -> Measured:
+        """Where runs of a work are kept; it stays the same object for ever."""
+        found = self._measured.get(work)
+        if found is None:
+            found = self._measured[work] = Measured()
+        return found
+
+    def cell(self, work: Work, tokens: int, depth: float) -> Cell:
+        """Where runs of about that size are kept; it stays the same object for ever."""
+        return self.measured(work).cell(tokens, depth)
+
+    def learn(self, work: Work, tokens: int, depth: float, seconds: float) -> None:
+        """One more run."""
+        self.measured(work).add(tokens, depth, seconds)
+
+    def seconds(self, work: Work, tokens: int, depth: float) -> float | None:
+        """What a run takes; None if nothing is known of the work."""
+        own, other = self._fit(work), self._fit(work.other)
+        if not own:
+            return other.seconds(tokens, depth) if other else None
+        seconds = own.seconds(tokens, depth)
+        if not other:
+            return seconds
+        # Outside of what was measured, runs of one sequence and of several grow alike.
+        fewest, most = own.span(depth)
+        edge = min(max(tokens, fewest), most)
+        there = other.seconds(edge, depth)
+        if edge == tokens or not there:
+            return seconds
+        return own.seconds(edge, depth) * other.seconds(tokens, depth) / there
+
+    def knows(self, work: Work) -> bool:
+        """Whether some run of exactly this work was measured."""
+        return bool(self._fit(work))
+
+    def forget(self, work: Work) -> None:
+        """As if nothing had been measured; cells that somebody holds stay in use."""
+        if work in self._measured:
+            self._measured[work].clear()
+        self._forgotten.add(work)
+
+    def works(self) -> Iterator[Work]:
+        """All works of which something is known."""
+        return iter([work for work, measured in self._measured.items() if measured.runs])
+
+    def fact(self, name: str, backend: str) -> float | None:
+        """Something about a backend that is no run of ops, as "start_s"; None if it was never measured."""
+        return self._facts.get((name, backend))
+
+    def learn_fact(self, name: str, backend: str, value: float) -> None:
+        """A fact, measured once more: smoothed, but a change shows soon."""
+        before = self._facts.get((name, backend))
+        self._facts[name, backend] = value if before is None else before + FACT_RATE * (value - before)
+
+    @classmethod
+    def load(cls, path: Path) -> Forecast:
+        """What was saved. A file that is damaged or somebody else's is ignored; the log says so."""
+        forecast = cls()
+        works, forecast._facts = store.read(path)
+        forecast._measured = {work: Measured(cells) for work, cells in works.items()}
+        forecast._known = {work: measured.runs for work, measured in forecast._measured.items()}
+        return forecast
+
+    def save(self, path: Path) -> None:
+        """Keep what is known. What another process saved meanwhile of other works stays."""
+        theirs, facts = store.read(path)
+        mine = {w: m.cells for w, m in self._measured.items() if m.runs != self._known.get(w, 0) and m.runs}
+        rest = {w: m.cells for w, m in self._measured.items() if w not in mine and m.runs}
+        rest.update((w, cells) for w, cells in theirs.items() if w not in mine and w not in self._forgotten)
+        # What this process used comes first: the file has a limit.
+        store.write(path, [*mine.items(), *rest.items()], {**facts, **self._facts})
+
+    def _fit(self, work: Work) -> Fit | None:
+        measured = self._measured.get(work)
+        return measured.fit() or None if measured else None

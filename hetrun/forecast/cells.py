@@ -1,0 +1,126 @@
+"""Runs of about one size, smoothed: what the forecast keeps instead of every run."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+STEADY = 10  # runs; so many are averaged evenly, from then on each new one counts for 1 in STEADY
+FAR = 5.0  # a run so many times slower is the machine's doing, not the work's...
+BELIEVED = 3  # ...unless so many come in a row
+WARM = 1.5  # a first run is often slower by more than this: memory is touched, code is made
+DRIFT = 0.1  # of a time: less is no reason to decide anew
+SURE = 3.0  # standard errors
+UNKNOWN = 0.05  # of a time: what a run or two may be off, which show no spread
+FLOOR = 0.01  # of a time: two cells measured at different hours differ by this much, however steady each is
+
+Size = tuple[int, int]  # classes of tokens and of depth
+
+
+def size_of(tokens: int, depth: float) -> Size:
+    """Which cell a run belongs to."""
+    return tokens_class(tokens), depth_class(depth)
+
+
+def tokens_class(tokens: int) -> int:
+    """1, 2, 3-4, 5-8, 9-16 tokens and so on, numbered from 0."""
+    return (tokens - 1).bit_length()
+
+
+def depth_class(depth: float) -> int:
+    """Depths under 16, then 16-63, 64-255 and so on, numbered from 0."""
+    return ((int(depth) >> 4).bit_length() + 1) >> 1
+
+
+class Cell:
+    """The runs of one work at about one size, and the size that they stand for.
+
+    It is written after every segment that runs, so adding costs less than a microsecond.
+    """
+
+    __slots__ = ("_even", "_slow", "best", "depth", "runs", "smoothed", "spread", "tokens")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every run; whoever holds the cell goes on using it."""
+        self.runs = 0  # that count, ever
+        self.tokens = 0.0
+        self.depth = 0.0
+        self.smoothed = 0.0  # seconds
+        self.spread = 0.0  # mean distance of a run from the smoothed time
+        self.best = float("inf")
+        self._even = 0  # runs in the mean, up to STEADY
+        self._slow = 0  # far slower runs in a row, not counted so far
+
+    def restore(
+        self, runs: int, tokens: float, depth: float, smoothed: float, spread: float, best: float
+    ) -> None:
+        """The cell as it was saved."""
+        self.runs, self.tokens, self.depth = runs, tokens, depth
+        self.smoothed, self.spread, self.best = smoothed, spread, best
+        self._even, self._slow = min(runs, STEADY), 0
+
+    def add(self, tokens: int, depth: float, seconds: float) -> None:
+        """One more run."""
+        even = self._even
+        if even:
+            if seconds > FAR * self.smoothed:
+                if self._disturbed(tokens, depth, seconds):
+                    return
+                even = self._even
+            elif seconds * (WARM if even < 3 else FAR) < self.smoothed:
+                even = self._without_slow_start(tokens, depth, seconds)
+            self._slow = 0
+        self.runs += 1
+        if even < STEADY:
+            self._even = even = even + 1
+        off = seconds - self.smoothed
+        if even == 1:
+            self.tokens, self.depth, self.smoothed, self.spread = float(tokens), float(depth), seconds, 0.0
+        else:
+            self.tokens += (tokens - self.tokens) / even
+            self.depth += (depth - self.depth) / even
+            self.smoothed += off / even
+            self.spread += ((off if off > 0 else -off) - self.spread) / even
+        if seconds < self.best:
+            self.best = seconds
+
+    def _disturbed(self, tokens: int, depth: float, seconds: float) -> bool:
+        """Whether a far slower run is left out. One that is larger may be slower, at most in proportion."""
+        larger = max(1.0, tokens / self.tokens) * max(1.0, depth / max(self.depth, 1.0))
+        if seconds <= FAR * larger * self.smoothed:
+            return False
+        self._slow += 1
+        if self._slow < BELIEVED:
+            return True
+        self._even = 0  # it is like this now
+        return False
+
+    def _without_slow_start(self, tokens: int, depth: float, seconds: float) -> int:
+        """Runs that still count beside a far faster one: nothing makes work faster than it is."""
+        smaller = min(1.0, tokens / self.tokens) * min(1.0, max(depth, 1.0) / max(self.depth, 1.0))
+        even = self._even
+        return 0 if seconds * (WARM if even < 3 else FAR) < smaller * self.smoothed else even
+
+    @property
+    def error(self) -> float:
+        """The standard error of the smoothed time, as far as its own runs tell."""
+        even = self._even
+        if not even:
+            return float("inf")
+        spread = max(self.spread, UNKNOWN * self.smoothed) if even < BELIEVED else self.spread
+        # A normal mean distance is 0.8 deviations; smoothing is worth 2 * STEADY - 1 runs.
+        return 1.25 * spread / sqrt(even if even < STEADY else 2 * STEADY - 1)
+
+    @property
+    def variance(self) -> float:
+        """How far the smoothed time may be from a time taken elsewhere, squared."""
+        return self.error**2 + (FLOOR * max(self.smoothed, 1e-9)) ** 2
+
+    def drifted(self, expected: float) -> bool:
+        """Whether the last runs took another time than `expected`: by over 10 %, and more than noise."""
+        if self._even < BELIEVED:
+            return False
+        off = abs(self.smoothed - expected)
+        return off > DRIFT * expected and off > SURE * self.error

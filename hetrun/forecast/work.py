@@ -1,0 +1,20 @@
+"""What a time belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Ops of one form on one backend."""
+
+    form: str
+    backend: str
+    threads: int
+    several: bool = False  # tokens of several sequences: each attends to its own keys
+
+    @property
+    def other(self) -> Work:
+        """The same for tokens of several sequences instead of one, or the other way round."""
+        return replace(self, several=not self.several)
