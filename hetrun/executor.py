@@ -10,6 +10,8 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Backend, Done, Floats, Ints, Pass, PassShape, Runner, Segment, SequencePart
+from hetrun.forecast import Forecast, Measured, Work
+from hetrun.forms import form_of
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
 from hetrun.plan import Plan, PlanSet
@@ -62,8 +64,12 @@ class Executor:
         kv: KvCache,
         stats: Stats,
         deterministic: bool = False,
+        forecast: Forecast | None = None,
     ) -> None:
+        """Times of segments go into the stats, and into the forecast where there is one."""
         self.plans = plans
+        self._forecast = forecast
+        self._forms: dict[Segment, str] = {}
         self._graph = graph
         self._backends = backends
         self._store = store
@@ -75,6 +81,19 @@ class Executor:
         self._small: OrderedDict[tuple[int, PassShape], Compiled] = OrderedDict()
         self._large: OrderedDict[tuple[int, PassShape], Compiled] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set
+
+    def adopt(self, plans: PlanSet) -> None:
+        """Run by other plans from the next step on; what was compiled for those that stay is kept."""
+        alive = {id(p.stages) for p in plans.plans.values()}
+        for cache in (self._small, self._large):
+            for key in [key for key in cache if key[0] not in alive]:
+                cache.pop(key).close()
+        self.plans = plans
+        self._plan = None
+
+    def forget_threads(self) -> None:
+        """Somebody else has set the backends' threads: they are set again before the next pass."""
+        self._plan = None
 
     def run(self, step: Step) -> Floats:
         """The logits of the wanted tokens, in order. The array is good until the next step.
@@ -159,26 +178,27 @@ class Executor:
 
     def _run_pass(self, work: Pass) -> Floats:
         compiled = self._compiled(self.plans.plan(len(work.tokens)), work.shape)
+        depth = work.depth
         for stage in compiled.stages:
-            self._run_stage(stage, work)
+            self._run_stage(stage, work, depth)
         if not len(work.wanted):
             return np.empty((0, self._graph.logits.width), np.float32)
         return work.values[self._graph.logits.name]
 
-    def _run_stage(self, stage: Stage, work: Pass) -> None:
+    def _run_stage(self, stage: Stage, work: Pass, depth: float) -> None:
         """Give every device its segment and wait for all, also when one fails: the others use our memory."""
-        begun: list[tuple[Record, float, Done]] = []
+        begun: list[tuple[Timed, float, Done]] = []
         failed: BaseException | None = None
-        for record, runner in stage:
+        for timed in stage:
             try:
-                begun.append((record, perf_counter(), runner.submit(work)))
+                begun.append((timed, perf_counter(), timed.runner.submit(work)))
             except BaseException as e:
                 failed = e
                 break
-        for record, start, done in begun:
+        for timed, start, done in begun:
             try:
                 done.wait()
-                record.add(len(work.tokens), perf_counter() - start)
+                timed.add(len(work.tokens), depth, perf_counter() - start)
             except BaseException as e:
                 failed = failed or e
         if failed:
@@ -207,16 +227,24 @@ class Executor:
         compiled = Compiled(plan.stages, [])
         try:
             for segments in plan.stages:
-                stage: list[tuple[Record, Runner]] = []
+                stage: list[Timed] = []
                 compiled.stages.append(stage)
                 # Whoever works by itself begins first; the others keep this thread until they are done.
                 for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
                     record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
-                    stage.append((record, self._runner(s, shape)))
+                    measured = self._measured(s, plan.threads, len(shape.parts) > 1)
+                    stage.append(Timed(record, measured, self._runner(s, shape)))
         except BaseException:
             compiled.close()
             raise
         return compiled
+
+    def _measured(self, segment: Segment, threads: int, several: bool) -> Measured | None:
+        if self._forecast is None:
+            return None
+        if segment not in self._forms:
+            self._forms[segment] = form_of(segment.ops)
+        return self._forecast.measured(Work(self._forms[segment], segment.backend, threads, several))
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
         backend = self._backends[segment.backend]
@@ -234,7 +262,24 @@ class Executor:
                 cache.popitem()[1].close()
 
 
-Stage = Sequence[tuple[Record, Runner]]
+@dataclass(slots=True)
+class Timed:
+    """A runner, and where its times go."""
+
+    record: Record
+    measured: Measured | None
+    runner: Runner
+    warm: bool = False
+
+    def add(self, tokens: int, depth: float, seconds: float) -> None:
+        """It ran. The first run touches memory for the first time, and says nothing of the next ones."""
+        self.record.add(tokens, seconds)
+        if self.warm and self.measured:
+            self.measured.add(tokens, depth, seconds)
+        self.warm = True
+
+
+Stage = Sequence[Timed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +287,13 @@ class Compiled:
     """The runners of a plan for one shape of pass."""
 
     plan: object  # the stages they were made from, kept so that nothing else gets their id
-    stages: list[list[tuple[Record, Runner]]]
+    stages: list[list[Timed]]
 
     def close(self) -> None:
         """Give their memory back."""
         for stage in self.stages:
-            for _, runner in stage:
-                runner.close()
+            for timed in stage:
+                timed.runner.close()
 
 
 def _join(parts: Sequence[Ints]) -> Ints:
