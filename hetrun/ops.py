@@ -121,8 +121,8 @@ class Attention(Attrs):
     sees so many tokens, itself included, and the cache keeps no more than those. With a `softcap` the scaled
     scores go through softcap * tanh(score / softcap).
 
-    A share of a layer's attention has KV heads of its own, from `first` on among those of the layer: it writes
-    and reads their columns of the KV rows only. The shares of a layer together have every head once.
+    A share of a layer's attention has KV heads of its own, from `first` on among those of the layer: it
+    writes and reads their columns of the KV rows only. The shares of a layer together have every head once.
     """
 
     layer: int
