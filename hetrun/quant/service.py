@@ -23,6 +23,11 @@ def provide(find: Callable[[], Dequantiser | None]) -> None:
     _find = find
 
 
+def provided() -> Dequantiser | None:
+    """The service, for who wants it for other types too: it is faster than numpy. It may refuse, unavailable."""
+    return _find()
+
+
 def unpacker(name: str, ggml_id: int) -> Callable[[Bytes, Floats], None]:
     """The function that unpacks a type through the service."""
 
