@@ -196,9 +196,12 @@ class Executor:
                 failed = e
                 break
         for timed, start, done in begun:
+            asked = perf_counter()
             try:
                 done.wait()
-                timed.add(len(work.tokens), depth, perf_counter() - start)
+                end = perf_counter()
+                timed.add(len(work.tokens), depth, end - start)
+                self._stats.wait_seconds += end - asked
             except BaseException as e:
                 failed = failed or e
         if failed:

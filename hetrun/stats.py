@@ -42,6 +42,19 @@ class Record:
         self.best = min(self.best, seconds)
 
 
+@dataclass(slots=True)
+class Recent:
+    """What passes of one bucket were like of late."""
+
+    passes: float = 0.0
+    depth: float = 0.0
+
+    def add(self, depth: float) -> None:
+        """One more."""
+        self.passes += 1
+        self.depth += (depth - self.depth) / min(self.passes, 20)
+
+
 class Stats:
     """All records; written by the engine thread only."""
 
@@ -49,6 +62,7 @@ class Stats:
         self._records: defaultdict[Key, Record] = defaultdict(Record)
         self.native_seconds = 0.0  # inside calls that leave Python
         self.step_seconds = 0.0  # steps of the engine from end to end
+        self.wait_seconds = 0.0  # of the engine's thread, for those that work by themselves
         self.steps = 0
 
     def record(self, key: Key) -> Record:
@@ -73,5 +87,5 @@ class Stats:
         """Forget everything."""
         for record in self._records.values():
             record.clear()
-        self.native_seconds = self.step_seconds = 0.0
+        self.native_seconds = self.step_seconds = self.wait_seconds = 0.0
         self.steps = 0
