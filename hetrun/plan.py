@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -13,6 +13,7 @@ from hetrun.backend import Segment
 from hetrun.errors import OptionError
 from hetrun.files import read_text
 from hetrun.graph import Graph, Op, Value, in_scope
+from hetrun.shares import KINDS, Share, divide
 
 BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-64", "65-256", "257+")
 _ENDS = (1, 4, 8, 16, 64, 256)
@@ -35,6 +36,7 @@ class Placement:
     scope: str
     backend: str
     why: str
+    share: Share | None = None  # only this part of the scope; others place the rest
 
 
 Buckets = Mapping[str, tuple[int, tuple[Placement, ...]]]  # bucket -> threads and placements
@@ -86,7 +88,7 @@ class PlanSet:
                 {
                     "bucket": p.bucket,
                     "threads": p.threads,
-                    "placements": [asdict(x) for x in p.placements],
+                    "placements": [_placement_json(x) for x in p.placements],
                     "stages": [[_segment_json(s) for s in stage] for stage in p.stages],
                 }
                 for p in self.plans.values()
@@ -103,6 +105,13 @@ class PlanSet:
         for x in self.promises_off:
             lines += wrap(f"not promised: {x}", 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(lines)
+
+
+def _placement_json(p: Placement) -> dict[str, Any]:
+    facts = asdict(p)
+    if p.share is None:
+        del facts["share"]
+    return facts
 
 
 def _segment_json(s: Segment) -> dict[str, Any]:
@@ -171,6 +180,8 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
     for placement in dict.fromkeys(p for _, placements in buckets.values() for p in placements):
         if not any(in_scope(op.scope, placement.scope) for op in graph.ops):
             raise OptionError(f"{path} places {placement.scope}, and the model has nothing of that name")
+    for _, placements in buckets.values():
+        share_out(graph, placements)  # which refuses shares that the model cannot be cut into
     return saved
 
 
@@ -182,11 +193,39 @@ def _count(data: Mapping[str, object], key: str) -> int:
 
 
 def _placements(plan: Mapping[str, Any]) -> tuple[Placement, ...]:
-    found = tuple(Placement(**placement) for placement in plan["placements"])
+    found = tuple(_placement(dict(facts)) for facts in plan["placements"])
     for value in (text for p in found for text in (p.scope, p.backend, p.why)):
         if not isinstance(value, str):
             raise ValueError(f"a placement is made of texts, not of {value!r}")
     return found
+
+
+def _placement(facts: dict[str, Any]) -> Placement:
+    share = facts.pop("share", None)
+    if share is None:
+        return Placement(**facts)
+    if share.get("kind") not in KINDS:
+        raise ValueError(f"a share is of {', '.join(KINDS)}, not of {share.get('kind')!r}")
+    for name in ("a", "b", "of"):
+        if type(share.get(name)) is not int:
+            raise ValueError(f"a share has numbers a, b and of, not {share.get(name)!r}")
+    return Placement(**facts, share=Share(**share))
+
+
+def share_out(graph: Graph, placements: Sequence[Placement]) -> tuple[Graph, tuple[Placement, ...]]:
+    """The graph in which shares are scopes, and the placements of those in their places.
+
+    What a share places is placed by nothing else, so they come last.
+    """
+    shares: dict[str, list[Share]] = {}
+    whole, parts = [], []
+    for p in placements:
+        if p.share is None:
+            whole.append(p)
+        else:
+            shares.setdefault(p.scope, []).append(p.share)
+            parts.append(replace(p, scope=p.share.scope(p.scope), share=None))
+    return (divide(graph, shares) if shares else graph), (*whole, *parts)
 
 
 def place(op: Op, placements: Sequence[Placement]) -> Placement:
@@ -205,6 +244,7 @@ def cut(
     `alone` names the backends that work by themselves, while the thread that gave them work goes on. What can
     run beside such work is put into its stage; anything else runs as late as its readers allow.
     """
+    graph, placements = share_out(graph, placements)
     chosen = [place(op, placements) for op in graph.ops]
     backends = [p.backend for p in chosen]
     groups = list(zip(_Stages(graph, backends, alone).choose(), backends, strict=True))

@@ -11,7 +11,7 @@ from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
 from hetrun.ops import flops
-from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, load_plan, make_plans, place
+from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, load_plan, make_plans, place, share_out
 from hetrun.planner.wishes import Machine, Wishes
 
 # Work per second that a core of the last ten years reaches on a quantised product of many tokens. It is only
@@ -72,8 +72,9 @@ class StaticPlanner:
                 if p.backend not in self._backends:
                     what = p.scope or "everything"
                     raise OptionError(f"the plan places {what} on {p.backend}, which cannot work here")
-            for op in graph.ops:
-                backend = place(op, placements).backend
+            divided, each = share_out(graph, placements)
+            for op in divided.ops:
+                backend = place(op, each).backend
                 if not self._backends[backend].supports(op):
                     raise OptionError(
                         f"the plan places {op.scope} on {backend}, which has no {op.kind} for it"

@@ -1,0 +1,284 @@
+"""Shares: a scope cut by rows, heads or experts gives what it gives as a whole, wherever the parts run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetrun import LLM
+from hetrun.backend import Backend, Segment
+from hetrun.backends import reference
+from hetrun.errors import OptionError
+from hetrun.graph import Graph, kv_shapes
+from hetrun.ops import Attention, Moe
+from hetrun.plan import BUCKETS, Placement, PlanSet, cut, load_plan, make_plans, share_out
+from hetrun.shares import Kind, Share
+from tests.models import cases, cases_hf, tiny
+from tests.models.test_placement import assert_close, devices, teacher_forced
+from tests.models.test_sequences import backends
+from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
+
+GQA = graph_of(cases.GQA)
+MIXTURE = cases_hf.MIXTRAL[0]
+QK_NORM = cases_hf.QWEN3[3]
+TOKENS = tiny.random_tokens(40, seed=7)
+
+
+def shared(scope: str, kind: Kind, borders: Sequence[int], names: Sequence[str]) -> tuple[Placement, ...]:
+    """A scope shared out at these borders, the first of them 0, the last one all."""
+    parts = zip(borders, borders[1:], names, strict=False)
+    return tuple(Placement(scope, name, "a test", Share(kind, a, b, borders[-1])) for a, b, name in parts)
+
+
+def everywhere(name: str, *others: Placement) -> tuple[Placement, ...]:
+    return (Placement("", name, "a test"), *others)
+
+
+def plans(graph: Graph, placements: tuple[Placement, ...], alone: Sequence[str] = ()) -> PlanSet:
+    return PlanSet(make_plans(graph, dict.fromkeys(BUCKETS, (1, placements)), alone), 512, "a test")
+
+
+def shared_rig(
+    case: Case, devs: Mapping[str, Backend], placements: tuple[Placement, ...], kv: str = "F32"
+) -> Rig:
+    alone = [name for name, d in devs.items() if d.asynchronous]
+    return rig(case, devs, plans=plans(graph_of(case), placements, alone), kv_type=kv)
+
+
+# --- what can be shared out
+
+
+def shareable(graph: Graph, step: int = 1) -> list[tuple[str, Kind, int, int]]:
+    """Every scope with something to share: the kind, of how many, and what the borders are multiples of."""
+    found: list[tuple[str, Kind, int, int]] = []
+    for op in graph.ops:
+        if op.kind in ("linear", "head"):
+            found.append((op.scope, "rows", op.out.width, step))
+        elif isinstance(op.attrs, Attention) and op.attrs.n_kv_heads > 1:
+            found.append((op.scope.removesuffix(".score"), "heads", op.attrs.n_kv_heads, 1))
+        elif isinstance(op.attrs, Moe):
+            found.append((op.scope, "experts", op.attrs.n_experts, 1))
+    return found
+
+
+@st.composite
+def sharings(draw: st.DrawFn, graph: Graph, names: Sequence[str], step: int = 1) -> tuple[Placement, ...]:
+    """Some scopes shared out among backends, at random borders; none within another."""
+    out = [Placement("", draw(st.sampled_from(names)), "a test")]
+    for scope, kind, of, unit in draw(
+        st.lists(st.sampled_from(shareable(graph, step)), min_size=1, max_size=4)
+    ):
+        taken = [p.scope for p in out if p.share]
+        if any(f"{scope}.".startswith(f"{t}.") or f"{t}.".startswith(f"{scope}.") for t in taken):
+            continue
+        inner = draw(st.sets(st.integers(1, of // unit - 1), min_size=1, max_size=3))
+        borders = [0, *(unit * n for n in sorted(inner)), of]
+        backends = draw(st.lists(st.sampled_from(names), min_size=len(borders), max_size=len(borders)))
+        out += shared(scope, kind, borders, backends)
+    return tuple(out)
+
+
+@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], MIXTURE, QK_NORM], ids=str)
+def test_any_shares_on_any_backends_are_close_to_the_whole(case: Case) -> None:
+    """Heads with biases, head norms and windows; experts; rows of every product, the last one too."""
+    names = backends()
+    alone = rig(case, devices(["reference"]))
+    expected = teacher_forced(alone, (40,), TOKENS)
+    devs = devices(names)
+
+    @given(sharings(graph_of(case), names), st.sampled_from([(40,), (7, 1, 1, 31)]))
+    @settings(max_examples=25)
+    def check(placements: tuple[Placement, ...], pieces: tuple[int, ...]) -> None:
+        found = teacher_forced(shared_rig(case, devs, placements), pieces, TOKENS)
+        assert np.abs(expected - found).max() < 1e-4 * max(1, np.abs(expected).max())
+
+    check()
+
+
+@pytest.mark.parametrize("name", [n for n in backends() if n != "reference"])
+@pytest.mark.parametrize("quant", ["q8_0", "q4_0", "q4_k"])
+def test_rows_of_quantised_products_are_the_same_rows(quant: str, name: str) -> None:
+    """On one backend, at borders of its interleaving. numpy's sums depend on the size of a product."""
+    case = next(c for c in cases.QUANTISED if c.name == quant)
+    expected = teacher_forced(rig(case, devices([name])), (30, 1, 1, 8), TOKENS)
+
+    @given(sharings(rows_only(graph_of(case)), [name], step=64))
+    @settings(max_examples=6)
+    def check(placements: tuple[Placement, ...]) -> None:
+        found = teacher_forced(shared_rig(case, devices([name]), placements), (30, 1, 1, 8), TOKENS)
+        assert (found == expected).all()
+
+    check()
+
+
+def rows_only(graph: Graph) -> Graph:
+    """Without what can be shared out in another way."""
+    kept = tuple(op for op in graph.ops if op.kind == "linear")
+    return Graph(kept, graph.hidden, graph.logits)
+
+
+@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
+def test_shares_of_quantised_heads_stay_close(kv_type: str) -> None:
+    """Each writes and reads its own columns of rows that the others write and read too."""
+    case = next(c for c in cases.QUANTISED if c.name == "q8_0")
+    names = backends()
+    expected = teacher_forced(rig(case, devices(["reference"]), kv_type=kv_type), (40,), TOKENS)
+    heads = shared("blk.0.attn", "heads", [0, 1, 2], [names[0], names[-1]])
+    more = shared("blk.1.attn", "heads", [0, 1, 2], [names[-1], names[0]])
+    for first in names:
+        found = teacher_forced(
+            shared_rig(case, devices(names), everywhere(first, *heads, *more), kv_type), (20, 1, 19), TOKENS
+        )
+        assert_close(expected, found, kl=0.02)
+
+
+def test_shares_are_in_flight_at_once() -> None:
+    """Each device waits in its share until the other one is in its own: only together they come through."""
+    meeting = threading.Barrier(2, timeout=30)
+    met: list[str] = []
+
+    def before(segment: Segment) -> None:
+        if any(".heads" in op.scope or ".rows" in op.scope for op in segment.ops):
+            meeting.wait()
+            met.append(segment.backend)
+
+    devs: dict[str, Backend] = {n: ThreadedDevice(reference.create(n), before) for n in ("one", "two")}
+    both = ["one", "two"]
+    placements = everywhere(
+        "one",
+        *shared("blk.0.attn", "heads", [0, 1, 2], both),
+        *shared("blk.1.ffn.up", "rows", [0, 64, 192], both),
+    )
+    made = shared_rig(cases.GQA, devs, placements)
+    found = teacher_forced(made, (40,), TOKENS)
+    expected = teacher_forced(rig(cases.GQA, devices(["reference"])), (40,), TOKENS)
+    assert np.abs(expected - found).max() < 1e-4
+    assert sorted(met) == ["one", "one", "two", "two"]
+    made.close()
+
+
+# --- plans
+
+
+def test_a_share_is_a_scope_with_its_part_of_the_weights() -> None:
+    placements = everywhere("a", *shared("blk.0.attn", "heads", [0, 1, 2], ["a", "b"]))
+    graph, placed = share_out(GQA, placements)
+    assert [p.scope for p in placed] == ["", "blk.0.attn.heads0-1", "blk.0.attn.heads1-2"]
+    mine = [op for op in graph.ops if op.scope.startswith("blk.0.attn.heads1-2.")]
+    shapes = {op.scope.split(".")[-1]: op.weights[0].shape for op in mine if op.kind == "linear"}
+    assert shapes == {"q": (64, 128), "k": (32, 128), "v": (32, 128), "out": (128, 64)}
+    (attention,) = (op.attrs for op in mine if isinstance(op.attrs, Attention))
+    assert (attention.first, attention.n_kv_heads, attention.n_heads) == (1, 1, 2)
+    assert kv_shapes(graph) == kv_shapes(GQA)
+    assert graph.outputs == GQA.outputs
+    assert {s.backend for stage in cut(GQA, placements, ["b"]) for s in stage} == {"a", "b"}
+    together = [stage for stage in cut(GQA, placements, ["b"]) if len(stage) == 2]
+    assert [{s.backend for s in stage} for stage in together] == [{"a", "b"}]
+
+
+def test_a_bias_counts_once() -> None:
+    graph, _ = share_out(
+        graph_of(cases.LLAMA[6]), everywhere("a", *shared("blk.0.attn", "heads", [0, 1, 2], ["a", "b"]))
+    )
+    out = [op for op in graph.ops if op.kind == "linear" and op.scope.endswith("out")]
+    assert [len(op.weights) for op in out] == [2, 1, 2]
+
+
+WRONG = [
+    (
+        shared("blk.0.ffn.up", "rows", [0, 64, 192], "ab")[:1],
+        "rows of blk.0.ffn.up as 0-64; each must be in one",
+    ),
+    (shared("blk.0.ffn.up", "rows", [0, 64, 192], "ab")[1:], "as 64-192; each must be in one share"),
+    (
+        (*shared("blk.0.ffn.up", "rows", [0, 64, 192], "ab"), *shared("blk.0.ffn.up", "rows", [0, 192], "a")),
+        "as 0-64, 0-192, 64-192; each must be in one share",
+    ),
+    (shared("blk.0.ffn.up", "rows", [0, 64, 64, 192], "aba"), "each must be in one share"),
+    (
+        shared("blk.0.ffn.up", "rows", [0, 64, 200], "ab"),
+        "200 rows of blk.0.ffn.up, which has products of 192 rows",
+    ),
+    (
+        shared("blk.0.ffn.norm", "rows", [0, 64, 128], "ab"),
+        "128 rows of blk.0.ffn.norm, which has no product",
+    ),
+    (shared("blk.0.ffn", "heads", [0, 1, 2], "ab"), "2 heads of blk.0.ffn, which has no attention"),
+    (shared("blk.0.attn", "heads", [0, 1, 4], "ab"), "which has an attention of 2 KV heads"),
+    (shared("blk.0.attn.score", "heads", [0, 1, 2], "ab"), "that is not made head by head"),
+    (shared("blk.0.ffn", "experts", [0, 1, 2], "ab"), "2 experts of blk.0.ffn, which has no mixture"),
+    (
+        (*shared("blk.0.ffn", "rows", [0, 192], "a"), *shared("blk.0.ffn", "experts", [0, 192], "a")),
+        "shares out blk.0.ffn in several ways",
+    ),
+    (
+        (
+            *shared("blk.0.attn", "heads", [0, 1, 2], "ab"),
+            *shared("blk.0.attn.q", "rows", [0, 64, 128], "ab"),
+        ),
+        "128 rows of blk.0.attn.q, which has no product",
+    ),
+]
+
+
+@pytest.mark.parametrize(("placements", "message"), WRONG)
+def test_shares_that_cannot_be(placements: tuple[Placement, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        cut(GQA, everywhere("a", *placements))
+
+
+def test_a_border_inside_a_block_is_refused() -> None:
+    case = next(c for c in cases.QUANTISED if c.name == "q4_k")
+    with pytest.raises(OptionError, match=r"blk\.0\.attn where it cannot be cut: .* cut a block of 256 Q4_K"):
+        cut(graph_of(case), everywhere("a", *shared("blk.0.attn", "heads", [0, 1, 2], "ab")))
+
+
+@pytest.mark.parametrize("case", [cases.GQA, MIXTURE], ids=str)
+def test_shares_through_the_file_of_a_plan(case: Case, tmp_path: Path) -> None:
+    names, graph = backends(), graph_of(case)
+    both = [names[0], names[-1]]
+    placements = everywhere(names[0], *shared("blk.0.attn", "heads", [0, 1, 2], both))
+    if case is MIXTURE:
+        placements += shared("blk.1.ffn.exp", "experts", [0, 2, 6], both)
+    placements += shared("output.head", "rows", [0, 100, tiny.VOCAB], both)
+    made = plans(graph, placements)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(made.to_json()))
+    assert load_plan(path, graph).buckets["1"] == (1, placements)
+    with LLM(model_file(case), backends=["reference"], kv_type="f32") as llm:
+        expected = llm.logits(TOKENS)
+    with LLM(model_file(case), plan=path, kv_type="f32") as llm:
+        assert llm.plan.plans["1"].stages == made.plans["1"].stages
+        assert np.abs(expected - llm.logits(TOKENS)).max() < 1e-3
+
+
+def spoiled(change: Callable[[dict[str, object]], None]) -> dict[str, object]:
+    data = plans(GQA, everywhere("a", *shared("blk.0.attn", "heads", [0, 1, 2], "ab"))).to_json()
+    change(data["plans"][0]["placements"][1]["share"])
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.update(kind="columns"), "a share is of rows, heads, experts, not of 'columns'"),
+        (lambda s: s.update(a="0"), "a share has numbers a, b and of, not '0'"),
+        (lambda s: s.update(b=True), "a share has numbers a, b and of, not True"),
+        (lambda s: s.update(more=1), "is not a plan as"),
+        (lambda s: s.update(b=2), "each must be in one share"),
+    ],
+)
+def test_files_with_shares_that_are_none(
+    change: Callable[[dict[str, object]], None], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(spoiled(change)))
+    with pytest.raises(OptionError, match=message):
+        load_plan(path, GQA)
