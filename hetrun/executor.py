@@ -11,11 +11,11 @@ import numpy as np
 
 from hetrun.backend import Backend, Done, Floats, Ints, Pass, PassShape, Runner, Segment, SequencePart
 from hetrun.forecast import Forecast, Measured, Work
-from hetrun.forms import form_of
+from hetrun.forms import Forms
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
-from hetrun.plan import Plan, PlanSet
-from hetrun.stats import Key, Record, Stats
+from hetrun.plan import BUCKETS, Plan, PlanSet
+from hetrun.stats import Key, Recent, Record, Stats
 from hetrun.weights import WeightStore
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
@@ -68,8 +68,9 @@ class Executor:
     ) -> None:
         """Times of segments go into the stats, and into the forecast where there is one."""
         self.plans = plans
+        self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
         self._forecast = forecast
-        self._forms: dict[Segment, str] = {}
+        self._forms = Forms()
         self._graph = graph
         self._backends = backends
         self._store = store
@@ -177,8 +178,9 @@ class Executor:
         return Pass(_join(tokens), _join(positions), joined, _join(wanted), tuple(parts))
 
     def _run_pass(self, work: Pass) -> Floats:
-        compiled = self._compiled(self.plans.plan(len(work.tokens)), work.shape)
-        depth = work.depth
+        plan, depth = self.plans.plan(len(work.tokens)), work.depth
+        compiled = self._compiled(plan, work.shape)
+        self.recent[plan.bucket].add(depth)
         for stage in compiled.stages:
             self._run_stage(stage, work, depth)
         if not len(work.wanted):
@@ -245,9 +247,8 @@ class Executor:
     def _measured(self, segment: Segment, threads: int, several: bool) -> Measured | None:
         if self._forecast is None:
             return None
-        if segment not in self._forms:
-            self._forms[segment] = form_of(segment.ops)
-        return self._forecast.measured(Work(self._forms[segment], segment.backend, threads, several))
+        form = self._forms.of(segment.ops)
+        return self._forecast.measured(Work(form, segment.backend, threads, several))
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
         backend = self._backends[segment.backend]

@@ -29,13 +29,13 @@ def units(graph: Graph) -> tuple[Unit, ...]:
 
 
 def coarse(scope: str) -> str:
-    """The scope that is placed as one: a layer's attention or its feed-forward part, or what stands outside."""
+    """The scope that is placed as one: a layer's attention, its feed-forward part, or what stands outside."""
     parts = scope.split(".")
     return ".".join(parts[: 3 if parts[0] == "blk" else 1])
 
 
 def form_of(ops: Sequence[Op]) -> str:
-    """A name that is equal for equal work: a word for people, and a digest of all that the time depends on."""
+    """A name that is equal for equal work: a word for people, and a digest of what the time depends on."""
     numbers: dict[Value, int] = {}
     facts = []
     for op in ops:
@@ -59,3 +59,17 @@ def _word(ops: Sequence[Op]) -> str:
     if len(layers) > 1:
         return f"{len(layers)}layers"
     return "+".join(scopes)
+
+
+class Forms:
+    """Forms of ops that live on, each computed once; by identity, because equality costs as much."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Sequence[Op], str]] = {}
+
+    def of(self, ops: Sequence[Op]) -> str:
+        """The form of some ops."""
+        found = self._known.get(id(ops))
+        if found is None:
+            found = self._known[id(ops)] = ops, form_of(ops)
+        return found[1]

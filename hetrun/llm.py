@@ -65,21 +65,36 @@ class LLM:
     """A loaded model. Every native call is made by one thread; methods may be called from any."""
 
     def __init__(
-        self, model: str | PathLike[str] | None = None, *, progress: Progress | None = None, **options: object
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        progress: Progress | None = None,
+        eager: bool = False,
+        **options: object,
     ) -> None:
         """Options are those of the command line, with the same names: ctx, ram, threads, backends, ubatch,
-        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` hears how much is loaded."""
+        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` hears how much is loaded.
+        `eager` loads all that pays in the long run now, and not when the first long prompt comes."""
         name = None if model is None else str(model)
-        self._open(Settings.resolve(environ=None, model=name, **options), progress)
+        self._open(Settings.resolve(environ=None, model=name, **options), progress, eager=eager)
 
     @classmethod
-    def of(cls, settings: Settings, progress: Progress | None = None, *, chatting: bool = False) -> LLM:
+    def of(
+        cls,
+        settings: Settings,
+        progress: Progress | None = None,
+        *,
+        chatting: bool = False,
+        eager: bool = False,
+    ) -> LLM:
         """The model of settings that were resolved already; `chatting` says that messages will come soon."""
         llm = cls.__new__(cls)
-        llm._open(settings, progress, chatting)
+        llm._open(settings, progress, chatting, eager)
         return llm
 
-    def _open(self, settings: Settings, progress: Progress | None, chatting: bool = False) -> None:
+    def _open(
+        self, settings: Settings, progress: Progress | None, chatting: bool = False, eager: bool = False
+    ) -> None:
         self.settings = settings
         source = open_model(model_path(settings))
         self._templates = templates = TemplateWorker(template_of(source, settings))
@@ -87,7 +102,8 @@ class LLM:
             undo.callback(templates.close)
             if chatting:
                 templates.warm()  # a process begins while the model is loaded
-            self._engine = Engine(lambda: load(source, templates, settings, progress))
+            options = as_options(settings, eager)
+            self._engine = Engine(lambda: load(source, templates, settings, options, progress))
             undo.callback(self._engine.close)
             self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
             undo.pop_all()
@@ -208,7 +224,7 @@ class LLM:
 
 def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
     """A model whose first message must not wait: what fronts run in a process of its own."""
-    llm = LLM.of(Settings.resolve(environ=None, **options), progress, chatting=True)
+    llm = LLM.of(Settings.resolve(environ=None, **options), progress, chatting=True, eager=True)
     try:
         llm.check_template()
     except BaseException:
@@ -232,7 +248,7 @@ def model_path(settings: Settings) -> Path:
     return path
 
 
-def as_options(settings: Settings) -> Options:
+def as_options(settings: Settings, eager: bool = False) -> Options:
     """The part of the settings that a model is made with."""
     wishes = Wishes(settings.threads, settings.ubatch, settings.plan, settings.deterministic)
     return Options(
@@ -242,6 +258,8 @@ def as_options(settings: Settings) -> Options:
         kv_type=settings.kv_type,
         ram=settings.ram,
         precision=cast("Precision", settings.precision),
+        planner=settings.planner,
+        eager=eager,
     )
 
 
@@ -251,12 +269,16 @@ def make_plan(settings: Settings) -> PlanSet:
 
 
 def load(
-    source: ModelSource, templates: TemplateWorker, settings: Settings, progress: Progress | None
+    source: ModelSource,
+    templates: TemplateWorker,
+    settings: Settings,
+    options: Options,
+    progress: Progress | None,
 ) -> Loaded:
     """Everything that runs; called on the engine thread."""
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
     try:
-        model = models.open_planned(source, as_options(settings), progress)
+        model = models.open_planned(source, options, progress)
     except BaseException:
         if tokenizer:
             tokenizer.close()

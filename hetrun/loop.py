@@ -60,6 +60,7 @@ class Loop:
             self._admit()
             if self._running:
                 self._step()
+                self._model.tend()
 
     def end(self, reason: EngineStopped) -> None:
         """Say to everybody who waits that nothing comes any more."""
@@ -135,14 +136,17 @@ class Loop:
 
     def _admit(self) -> None:
         """Give requests that are prepared a place, in order of arrival."""
+        begun = len(self._running)
         for w in [w for w in self._waiting if w.prepared]:
             if len(self._running) == self._model.max_sequences:
-                return
+                break
             self._waiting.remove(w)
             try:
                 self._running.append(self._begin(w.request, w.prepared or Prepared()))
             except Exception as e:
                 self._tell(w.request, Event("error", error=logged(e)))
+        if len(self._running) > begun:
+            self._model.expect(sum(r.missing for r in self._running))
 
     def _begin(self, r: Request, prepared: Prepared) -> Running:
         tokens = prompt_tokens(self._loaded, r.request, prepared.text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,9 +13,12 @@ from hetrun import registry
 from hetrun.backend import Backend, Floats, WeightUse
 from hetrun.errors import BudgetError, OptionError
 from hetrun.executor import Executor, Step
+from hetrun.forecast import Forecast, path_of_machine
+from hetrun.forms import coarse
 from hetrun.graph import Graph, kv_shapes
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK
+from hetrun.pilot import Pilot, Setup
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
 from hetrun.quant import QuantType, by_name
@@ -27,6 +30,9 @@ from hetrun.whole_plan import backend_for
 from hetrun.whole_plan import prepare as prepare_whole
 
 MAX_SEQUENCES = 16
+MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
+LEAST_MEASURED = 16 << 20  # bytes of weights: measuring a smaller model takes longer than it could win
+LOADING = 0.6  # of the progress of opening a model; the rest is measuring
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 
 
@@ -36,8 +42,12 @@ class Model(Protocol):
     n_vocab: int
     context: int
     max_sequences: int  # that may run together
-    plans: PlanSet
     stats: Stats
+
+    @property
+    def plans(self) -> PlanSet:
+        """The plans in force."""
+        ...
 
     def step(self, step: Step) -> Floats:
         """The logits of the wanted tokens."""
@@ -62,6 +72,14 @@ class Model(Protocol):
         """Let the next step run."""
         ...
 
+    def expect(self, tokens: int) -> None:
+        """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
+        ...
+
+    def tend(self) -> None:
+        """Between two steps: look after the plan."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -74,7 +92,7 @@ class PlannedModel:
         self.stats = Stats()
         with ExitStack() as undo:
             prepared = prepare(source, options)
-            self.graph, self.plans, self.context = prepared.graph, prepared.plans, prepared.context
+            self.graph, self.context = prepared.graph, prepared.context
             self._backends = prepared.backends
             undo.callback(self._close_backends)
             self.n_vocab = self.graph.logits.width
@@ -83,27 +101,55 @@ class PlannedModel:
                 prepared.quant,
                 self.context,
                 MAX_SEQUENCES + 1,  # so that somebody can look at something while all of them run
-                self.plans.ubatch,
+                prepared.plans.ubatch,
                 options.wishes.deterministic,
             )
             store = WeightStore(self._backends)
-            store.load(prepared.wanted, progress)
+            setup = _setup(prepared, options)
+            store.load(prepared.wanted, progress and _part(progress, 0, LOADING if setup else 1))
+            forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
             self._executor = Executor(
                 self.graph,
-                self.plans,
+                prepared.plans,
                 self._backends,
                 store,
                 self._kv,
                 self.stats,
                 options.wishes.deterministic,
+                forecast,
             )
+            self.pilot: Pilot | None = None
+            if setup:
+                self.pilot = Pilot(
+                    self.graph, self._backends, store, self._kv, self._executor, forecast, setup
+                )
+                self.pilot.begin(progress and _part(progress, LOADING, 1))
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.truncate
             self.free, self.length = self._kv.free, self._kv.length
             undo.pop_all()
 
+    @property
+    def plans(self) -> PlanSet:
+        """The plans in force."""
+        return self._executor.plans
+
     def step(self, step: Step) -> Floats:
         """The logits of the wanted tokens; good until the next step."""
         return self._executor.run(step)
+
+    def expect(self, tokens: int) -> None:
+        """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
+        if self.pilot:
+            self.pilot.expect(tokens)
+
+    def tend(self) -> None:
+        """Between two steps: look after the plan."""
+        if self.pilot:
+            self.pilot.tend()
+
+    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
+        """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
+        return self.pilot.predict(chunks) if self.pilot else None
 
     @property
     def native_seconds(self) -> float:
@@ -131,7 +177,9 @@ class PlannedModel:
             backend.rearm()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back, and keep what was learnt."""
+        if self.pilot:
+            self.pilot.save()
         self._executor.close()
         self._close_backends()
 
@@ -218,6 +266,7 @@ class Prepared:
     wanted: dict[str, list[WeightUse]]
     quant: QuantType
     context: int
+    room: int  # bytes that weights may take, and what backends hold besides
 
 
 def prepare(source: ModelSource, options: Options) -> Prepared:
@@ -240,7 +289,39 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
             backend.close()
         raise
     bill = {"weights": weights, "KV of one full sequence": kv_bytes(context)}
-    return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context)
+    free = options.ram if options.ram is not None else int(available_memory() * (1 - MARGIN))
+    room = max(weights, free - kv_bytes(context))
+    return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context, room)
+
+
+def _part(progress: Progress, a: float, b: float) -> Progress:
+    """A stretch of a longer way."""
+    return lambda part: progress(a + part * (b - a))
+
+
+def _setup(prepared: Prepared, options: Options) -> Setup | None:
+    """What a pilot needs; None where nothing is to be decided while the model runs."""
+    wishes = options.wishes
+    if options.planner == "static" or wishes.plan or wishes.deterministic:
+        return None
+    if sum(w.nbytes for w in prepared.graph.weights().values()) < LEAST_MEASURED:
+        return None
+    known = registry.backends()
+    plan = prepared.plans.plan(1)
+    home = {coarse(op.scope): s.backend for s in plan.segments for op in s.ops}
+    chosen = [n for n in prepared.backends if known[n].preference > 0 or n in home.values()]
+    cores = this_machine().cores
+    threads = (wishes.threads,) if wishes.threads else tuple(sorted({1, cores}))
+    details = {n: str(known[n].probe()) for n in chosen}
+    return Setup(
+        home,
+        tuple(chosen),
+        threads,
+        prepared.room,
+        prepared.context,
+        options.eager,
+        path_of_machine(cores, details),
+    )
 
 
 def open_planned(source: ModelSource, options: Options, progress: Progress | None = None) -> Model:

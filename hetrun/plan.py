@@ -58,6 +58,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What a typical pass of a bucket takes: by segment the seconds predicted, and measured if it ran."""
+
+    tokens: int
+    depth: float  # tokens that one of them sees
+    segments: Mapping[str, tuple[float, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanSet:
     """A plan for each bucket, how a step is cut into passes, and what it all costs in memory."""
 
@@ -66,6 +75,8 @@ class PlanSet:
     ubatch_why: str
     memory: Mapping[str, int] = field(default_factory=dict)
     promises_off: tuple[str, ...] = ()
+    expected: Mapping[str, Expected] = field(default_factory=dict)  # by bucket; empty: nothing was measured
+    reason: str = ""  # why this set took the place of another
 
     def plan(self, tokens: int) -> Plan:
         """The plan for a pass of so many tokens."""
@@ -84,22 +95,27 @@ class PlanSet:
             "ubatch_why": self.ubatch_why,
             "memory": dict(self.memory),
             "promises_off": list(self.promises_off),
-            "plans": [
-                {
-                    "bucket": p.bucket,
-                    "threads": p.threads,
-                    "placements": [_placement_json(x) for x in p.placements],
-                    "stages": [[_segment_json(s) for s in stage] for stage in p.stages],
-                }
-                for p in self.plans.values()
-            ],
+            "reason": self.reason,
+            "plans": [self._plan_json(p) for p in self.plans.values()],
         }
+
+    def _plan_json(self, p: Plan) -> dict[str, Any]:
+        e = self.expected.get(p.bucket)
+        times = e.segments if e else {}
+        facts: dict[str, Any] = {"bucket": p.bucket, "threads": p.threads}
+        if e:
+            facts["expected"] = {"tokens": e.tokens, "depth": e.depth} | _sums(list(times.values()))
+        facts["placements"] = [_placement_json(x) for x in p.placements]
+        facts["stages"] = [[_segment_json(s, times.get(s.name)) for s in stage] for stage in p.stages]
+        return facts
 
     def to_text(self) -> str:
         """For people."""
         lines = [f"{'tokens':>7}  {'segment':<22} {'backend':<10} threads  why"]
         for names, p in _grouped(self.plans):
             lines += [f"{names:>7}  {s.name:<22} {s.backend:<10} {p.threads:>7}  {s.why}" for s in p.segments]
+        if self.reason:
+            lines.append(f"last change: {self.reason}")
         lines.append(f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}")
         lines += [f"{name:>22}: {size / 2**20:10.1f} MiB" for name, size in self.memory.items()]
         for x in self.promises_off:
@@ -114,8 +130,17 @@ def _placement_json(p: Placement) -> dict[str, Any]:
     return facts
 
 
-def _segment_json(s: Segment) -> dict[str, Any]:
-    return {"name": s.name, "backend": s.backend, "ops": len(s.ops), "why": s.why}
+def _segment_json(s: Segment, times: tuple[float, float | None] | None) -> dict[str, Any]:
+    facts = {"name": s.name, "backend": s.backend, "ops": len(s.ops), "why": s.why}
+    predicted, measured = times or (None, None)
+    return facts | {"predicted_s": predicted, "measured_s": measured}
+
+
+def _sums(times: Sequence[tuple[float, float | None]]) -> dict[str, float | None]:
+    """Seconds of all segments; measured only if every one of them was."""
+    measured = [m for _, m in times if m is not None]
+    whole = sum(measured) if times and len(measured) == len(times) else None
+    return {"predicted_s": sum(p for p, _ in times), "measured_s": whole}
 
 
 def _grouped(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:

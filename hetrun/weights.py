@@ -32,6 +32,16 @@ class WeightStore:
         """What one backend holds."""
         return self._buffers[backend]
 
+    def holds(self, backend: str, wanted: Iterable[WeightUse]) -> bool:
+        """Whether a backend has all of these."""
+        return all(use in self._buffers[backend] for use in wanted)
+
+    def drop(self, backend: str, uses: Iterable[WeightUse]) -> None:
+        """Give the memory of some weights back."""
+        for use in uses:
+            if (buffer := self._buffers[backend].pop(use, None)) is not None:
+                self._backends[backend].release(buffer)
+
     def load(self, wanted: Mapping[str, Iterable[WeightUse]], progress: Progress | None = None) -> None:
         """Bring in what is not there yet, in the order of the files."""
         asked = dict.fromkeys((backend, use) for backend, uses in wanted.items() for use in uses)
@@ -62,3 +72,9 @@ def available_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def process_memory() -> int:
+    """Bytes of this process that lie in memory now."""
+    with open("/proc/self/statm", encoding="ascii") as numbers:
+        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -172,6 +172,12 @@ class WholeModel:
         """Let the next step run."""
         self._runner.rearm()
 
+    def expect(self, tokens: int) -> None:
+        """Nothing can be prepared: the library decides by itself."""
+
+    def tend(self) -> None:
+        """Nothing to look after."""
+
     def close(self) -> None:
         """Give everything back."""
         self._runner.close()

@@ -53,7 +53,7 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
         check_peer(options.vs, path)
     load = traffic(path, settings.kv_type)
     with ExitStack() as stack:
-        ours = Ours(stack.enter_context(open_llm(settings, spec="off")))
+        ours = Ours(stack.enter_context(open_llm(settings, spec="off", eager=True)))
         for case in cases:
             ours.check(case)
         # All limits now: while the sides take turns, nothing else may run.

@@ -18,7 +18,18 @@ Decorator = Callable[[Command], Command]
 
 FLAGS = ("deterministic", "strict")
 REPEATED = ("backends",)
-RUNNING = ("ctx", "ram", "threads", "backends", "ubatch", "kv_type", "deterministic", "plan")
+RUNNING = (
+    "ctx",
+    "ram",
+    "threads",
+    "backends",
+    "ubatch",
+    "kv_type",
+    "precision",
+    "deterministic",
+    "planner",
+    "plan",
+)
 ANSWERING = ("max_tokens", "temperature", "seed", "system", "chat_template")
 
 

@@ -101,6 +101,14 @@ class Settings:
     deterministic: bool = field(
         default=False, metadata=option("one numeric path", values.boolean, "--deterministic")
     )
+    planner: str = field(
+        default="measured",
+        metadata=option(
+            "how plans are made: measured, or static: by a fixed order",
+            values.choice("measured", "static"),
+            "--planner",
+        ),
+    )
     plan: Path | None = field(
         default=None, metadata=option("a saved plan", values.path, "--plan", shows="planned")
     )

@@ -36,6 +36,8 @@ class Options:
     kv_type: str = "f16"
     ram: int | None = None
     precision: Precision = "exact"
+    planner: str = "measured"  # or static
+    eager: bool = False  # bring in, before the first request, whatever pays in the long run
 
 
 def this_machine() -> Machine:

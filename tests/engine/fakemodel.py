@@ -114,6 +114,12 @@ class FakeModel:
     def cancel(self) -> None:
         self.cancelled.set()
 
+    def expect(self, tokens: int) -> None:
+        """Nothing to prepare."""
+
+    def tend(self) -> None:
+        """Nothing to look after."""
+
     def rearm(self) -> None:
         self.cancelled.clear()
 

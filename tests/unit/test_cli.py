@@ -101,7 +101,6 @@ def test_every_command_has_help_and_offers_nothing_that_is_not_built(run: Run, c
     offered = set(re.findall(r"--[a-z-]+", result.out))
     assert not offered & {
         "--vram",
-        "--precision",
         "--spec",
         "--url",
         "--resume",

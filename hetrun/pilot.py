@@ -1,0 +1,394 @@
+"""The pilot: keeps the plan good while the model runs.
+
+Before the first step it measures what nobody knows of this machine yet. Between steps it looks whether times
+have drifted, tries now and then what is not in use, and puts a better plan into force when there is one.
+Everything here happens on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+from hetrun.backend import Backend, WeightUse
+from hetrun.errors import BackendError, BackendUnavailable
+from hetrun.executor import Executor
+from hetrun.forecast import Forecast, Work
+from hetrun.graph import Graph
+from hetrun.kv import KvCache
+from hetrun.plan import BUCKETS, PlanSet
+from hetrun.planner.costs import CALL
+from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
+from hetrun.planner.probe import Prober, Trial, trials_of
+from hetrun.planner.residency import Copy
+from hetrun.weights import WeightStore, process_memory
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 8.0  # that a first use may take to measure
+LOOK_S = 0.5  # between two looks at what has drifted
+SHARE = 0.01  # of the time goes into trying what is not in use
+UNKNOWN_START_S = (
+    2.0  # for loading a backend that was never loaded here: it is tried when a prompt takes longer
+)
+DRIFT = 0.1
+SURPRISE = 0.25  # a trial that is so far off has met something new: what was measured before does not count
+Tell = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a pilot is given besides the parts of the model."""
+
+    home: Mapping[str, str]  # unit -> the backend that holds it from the beginning
+    candidates: tuple[str, ...]  # backends that may be chosen
+    threads: tuple[int, ...]  # ascending
+    room: int  # bytes for weights, and for what backends hold besides
+    context: int
+    eager: bool  # bring in whatever pays in the long run, before the first request
+    memory: Path | None  # where times are kept
+
+
+@dataclass(slots=True)
+class Change:
+    """One plan that took the place of another."""
+
+    at: float
+    reason: str
+
+
+@dataclass(slots=True)
+class Watched:
+    """A time that the plan in force rests on."""
+
+    work: Work
+    tokens: int
+    depth: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class State:
+    """What changes while the model runs."""
+
+    held: set[Copy]
+    started: set[str]
+    refused: set[str] = field(default_factory=set)  # backends that failed: not asked again
+    watched: list[Watched] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    next_look: float = 0.0
+    next_trial: float = 0.0
+
+
+class Pilot:
+    """Steers one model."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        backends: Mapping[str, Backend],
+        store: WeightStore,
+        kv: KvCache,
+        executor: Executor,
+        forecast: Forecast,
+        setup: Setup,
+    ) -> None:
+        self._graph, self._backends, self._store = graph, backends, store
+        self._executor, self._forecast = executor, forecast
+        self._setup = setup
+        self.prober = Prober(graph, backends, store, kv, forecast, setup.context)
+        nbytes = self._sizes(graph)
+        self.planner = OnlinePlanner(graph, backends, forecast, setup.threads, nbytes, setup.candidates)
+        self._nbytes = nbytes
+        units = self.planner.units
+        held = {(i, setup.home[u.scope]) for i, u in enumerate(units)}
+        started = {name for name, backend in backends.items() if backend.started}
+        self._state = State(held, started)
+        self._turns = self._alternatives()
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """Every change of plan, with its reason."""
+        return self._state.changes
+
+    # --- before the first step
+
+    def begin(self, tell: Tell | None = None) -> None:
+        """Measure what is not known, and make the first plan from it."""
+        until = perf_counter() + PROBE_S
+        names = [n for n in self._setup.candidates if n in self._state.started]
+        if self._setup.eager:
+            names += [n for n in self._setup.candidates if n not in names]
+        todo = {name: self._unknown(name) for name in names}
+        wanted = [name for name in names if todo[name]]
+        for at, name in enumerate(wanted):
+            self._probe(name, todo[name], until, _stretch(tell, at, len(wanted)))
+        if wanted:
+            self._executor.forget_threads()
+            self.save()
+        if tell:
+            tell(1.0)
+        self.replan("the first plan", eager=self._setup.eager)
+
+    def _unknown(self, name: str) -> list[Trial]:
+        """What should be measured of a backend: nothing, if it was."""
+        s = self._setup
+        home = name in s.home.values()
+        trials = trials_of(
+            self._graph, self.planner.units, name, home, s.threads, s.context, self._executor.plans.ubatch
+        )
+        able = self.planner.costs.able
+        forms = {u.form for i, u in enumerate(self.planner.units) if name in able[i]}
+        whole = all(name in some for some in able)
+        mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
+        known = all(self._forecast.knows(Work(t.form, name, t.threads, t.sequences > 1)) for t in mine)
+        return [] if known else mine
+
+    def _probe(self, name: str, trials: Sequence[Trial], until: float, tell: Tell) -> None:
+        try:
+            self._start(name)
+            if self._forecast.fact(CALL, name) is None:
+                self.prober.call(name, self._setup.threads[-1])
+            self.prober.run(trials, until, tell)
+        except (BackendError, BackendUnavailable) as e:
+            log.warning("the backend %s is left out: %s", name, e)
+            self._state.refused.add(name)
+
+    def _start(self, name: str) -> None:
+        """Load a backend's libraries, and see what that takes."""
+        backend = self._backends[name]
+        if not backend.started:
+            before, start = process_memory(), perf_counter()
+            backend.start()
+            self._forecast.learn_fact(START, name, perf_counter() - start)
+            self._forecast.learn_fact(HOLDS, name, max(0, process_memory() - before))
+        self._state.started.add(name)
+
+    # --- between steps
+
+    def expect(self, waiting: int) -> None:
+        """So many tokens of prompts wait: another backend may be worth bringing in for them."""
+        missing = [n for n in self._candidates() if n not in self._state.started]
+        if not missing:
+            self.replan("a long prompt", waiting=waiting)
+            return
+        now = self._executor.plans
+        predicted = self.predict_plan(now, min(waiting, now.ubatch), waiting / 2)
+        if predicted is None or predicted * waiting / now.ubatch < UNKNOWN_START_S:
+            return
+        for name in missing:  # what nobody has measured is worth one try, when there is time to win
+            if trials := self._unknown(name):
+                self._probe(name, trials, perf_counter() + PROBE_S / 4, lambda part: None)
+                self._executor.forget_threads()
+        self.replan("a long prompt", waiting=waiting)
+
+    def tend(self) -> None:
+        """Look after the plan; costs next to nothing between two looks."""
+        now, state = perf_counter(), self._state
+        if now < state.next_look:
+            return
+        state.next_look = now + LOOK_S
+        if now >= state.next_trial:
+            self._try_another()
+            state.next_trial = now + max(LOOK_S, (perf_counter() - now) / SHARE)
+        if drifted := self._drifted():
+            self.replan(drifted)
+
+    def _drifted(self) -> str:
+        """What takes another time than the plan rests on; empty if nothing does."""
+        for w in self._state.watched:
+            seconds = self._forecast.seconds(w.work, w.tokens, w.depth)
+            if seconds is not None and abs(seconds - w.seconds) > DRIFT * w.seconds:
+                word = w.work.form.rpartition("-")[0]
+                return (
+                    f"{word} on {w.work.backend} takes {1000 * seconds:.3g} ms, not {1000 * w.seconds:.3g}, "
+                    f"for {w.tokens} tokens"
+                )
+        return ""
+
+    def _alternatives(self) -> Iterator[tuple[int, str]]:
+        """Units and backends in turn, for ever."""
+        forms = list({u.form: i for i, u in reversed(list(enumerate(self.planner.units)))}.values())
+        while True:
+            found = [(i, b) for b in self._candidates() for i in forms if b in self.planner.costs.able[i]]
+            yield from found
+            if not found:
+                yield 0, ""
+
+    def _try_another(self) -> None:
+        """Run one unit where it does not run now, in a pass as they are of late."""
+        state, plans = self._state, self._executor.plans
+        recent = self._executor.recent
+        bucket = max(BUCKETS, key=lambda b: recent[b].passes)
+        if len(self._candidates()) < 2 or not recent[bucket].passes:
+            return
+        in_use = {(i, s.backend) for s in plans.plans[bucket].segments for i in self.planner.costs.members(s)}
+        turns = len(self._setup.candidates) * len(self.planner.units)
+        choice = next(
+            (c for c, _ in zip(self._turns, range(turns), strict=False)
+             if c not in in_use and c[1] in state.started and self._store.holds(c[1], self._wanted(c))),
+            None,
+        )  # fmt: skip
+        if choice is None:
+            return
+        unit, name = choice
+        tokens, depth = self._typical(bucket)
+        threads = plans.plans[bucket].threads
+        seen = max(0, int(depth - (tokens + 1) / 2)) if tokens < 64 else 0
+        trial = Trial("again", (self.planner.units[unit].ops,), name, threads, tokens, seen)
+        try:
+            self.prober.again(trial, SURPRISE)
+        except (BackendError, BackendUnavailable) as e:
+            log.warning("the backend %s is left out: %s", name, e)
+            state.refused.add(name)
+        self._executor.forget_threads()
+
+    def _typical(self, bucket: str) -> tuple[int, float]:
+        now = self._now()
+        tokens, depth = self.planner.point(bucket, self._executor.plans.ubatch, now)
+        return tokens, min(depth, self._setup.context - tokens)
+
+    def _wanted(self, copy: Copy) -> Sequence[WeightUse]:
+        unit, name = copy
+        return self._backends[name].wants(self.planner.units[unit].ops)
+
+    # --- plans
+
+    def _candidates(self) -> list[str]:
+        return [n for n in self._setup.candidates if n not in self._state.refused]
+
+    def _now(self, waiting: int = 0, eager: bool = False) -> Now:
+        state, recent = self._state, self._executor.recent
+        return Now(
+            self._setup.room,
+            frozenset(state.held),
+            frozenset(state.started),
+            {b: r.depth for b, r in recent.items() if r.passes},
+            {b: r.passes for b, r in recent.items() if r.passes},
+            waiting,
+            eager,
+        )
+
+    def replan(self, cause: str, waiting: int = 0, eager: bool = False) -> bool:
+        """Ask the planner; whether another plan is in force now."""
+        now = self._now(waiting, eager)
+        self.planner.candidates = tuple(self._candidates())
+        proposal = self.planner.propose(self._executor.plans, now)
+        if proposal is None:
+            self._executor.adopt(self.planner.annotate(self._executor.plans, now))
+            self._watch()
+            return False
+        try:
+            self._bring(proposal.bring)
+        except (BackendError, BackendUnavailable, MemoryError) as e:
+            log.warning("the plan stays as it is: %s", e)
+            self._state.refused |= {b for _, b in proposal.bring}
+            return False
+        self._executor.adopt(proposal.plans)
+        self._drop(proposal.drop)
+        self._state.changes.append(Change(perf_counter(), f"{cause}: {proposal.reason}"))
+        log.info("planned anew (%s): %s", cause, proposal.reason)
+        self._watch()
+        return True
+
+    def _watch(self) -> None:
+        """Note the times that the plan in force rests on: of what is in use, and of what is not."""
+        plans, now = self._executor.plans, self._now()
+        found: dict[tuple[Work, int], Watched] = {}
+        for bucket in BUCKETS:
+            tokens, depth = self.planner.point(bucket, plans.ubatch, now)
+            plan = plans.plans[bucket]
+            forms = {self.planner.costs.form(s): s.backend for s in plan.segments}
+            works = [Work(form, backend, plan.threads) for form, backend in forms.items()]
+            works += [
+                Work(u.form, name, plan.threads) for u in self.planner.units for name in self._candidates()
+            ]
+            for work in dict.fromkeys(works):
+                seconds = self._forecast.seconds(work, tokens, depth)
+                if seconds is not None and (work, tokens) not in found:
+                    found[work, tokens] = Watched(work, tokens, depth, seconds)
+        self._state.watched = list(found.values())
+
+    def _bring(self, copies: frozenset[Copy]) -> None:
+        """Load libraries and read weights, and see how fast that is."""
+        for name in sorted({b for _, b in copies}):
+            self._start(name)
+            mine = sorted(i for i, b in copies if b == name)
+            backend = self._backends[name]
+            wanted = [use for i in mine for use in backend.wants(self.planner.units[i].ops)]
+            start = perf_counter()
+            self._store.load({name: wanted})
+            size = sum(self._nbytes[i, name] for i in mine)
+            if size > 1 << 24:
+                self._forecast.learn_fact(RATE, name, size / (perf_counter() - start))
+        self._state.held |= copies
+
+    def _drop(self, copies: frozenset[Copy]) -> None:
+        """Give the memory of weights back that no plan uses."""
+        if not copies:
+            return
+        keep = self._state.held - copies
+        for name in sorted({b for _, b in copies}):
+            backend = self._backends[name]
+            stays = {u for i, b in keep if b == name for u in backend.wants(self.planner.units[i].ops)}
+            mine = [i for i, b in copies if b == name]
+            gone = {u for i in mine for u in backend.wants(self.planner.units[i].ops)} - stays
+            self._store.drop(name, gone)
+        self._state.held = set(keep)
+
+    def _sizes(self, graph: Graph) -> dict[Copy, int]:
+        """Bytes of each unit on each backend that could hold it."""
+        from hetrun.forms import units
+
+        found: dict[Copy, int] = {}
+        for i, unit in enumerate(units(graph)):
+            for name in self._setup.candidates:
+                backend = self._backends[name]
+                if all(backend.supports(op) for op in unit.ops):
+                    found[i, name] = backend.resident_bytes(backend.wants(unit.ops))
+        return found
+
+    # --- what follows
+
+    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
+        """Seconds of a step: so many tokens of each sequence, each behind so many others; None: unknown."""
+        plans, total = self._executor.plans, 0.0
+        if len(chunks) > 1:
+            n = sum(tokens for tokens, _ in chunks)
+            depth = sum(tokens * (seen + (tokens + 1) / 2) for tokens, seen in chunks) / n
+            return self.predict_plan(plans, n, depth, several=True)
+        for tokens, seen in chunks:
+            for at in range(0, tokens, plans.ubatch):
+                n = min(plans.ubatch, tokens - at)
+                seconds = self.predict_plan(plans, n, seen + at + (n + 1) / 2)
+                if seconds is None:
+                    return None
+                total += seconds
+        return total
+
+    def predict_plan(self, plans: PlanSet, tokens: int, depth: float, several: bool = False) -> float | None:
+        """Seconds of one pass."""
+        plan = plans.plan(tokens)
+        total = 0.0
+        for s in plan.segments:
+            seconds = self.planner.costs.predicted(s, plan.threads, tokens, depth, several)
+            if seconds is None:
+                return None
+            total += seconds
+        return total + (self._forecast.fact("pass_s", "") or 0.0)
+
+    def save(self) -> None:
+        """Keep what was measured for the next start."""
+        if self._setup.memory is None:
+            return
+        try:
+            self._forecast.save(self._setup.memory)
+        except OSError as e:
+            log.debug("times are not kept: %s", e)
+
+
+def _stretch(tell: Tell | None, at: int, of: int) -> Tell:
+    return (lambda part: tell((at + part) / of)) if tell else (lambda part: None)

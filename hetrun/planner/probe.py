@@ -1,0 +1,259 @@
+"""The probe: what this machine takes for the parts of a model, measured before anybody waits for an answer.
+
+It runs units of the real graph, on their real weights, as segments of their own, and shorter passes of the
+whole model. What it finds goes into the forecast, which remembers it for the next start and for other models
+with layers of the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from hetrun.backend import Backend, Floats, Ints, Pass, Runner, Segment, SequencePart
+from hetrun.forecast import Forecast, Work
+from hetrun.forms import Unit, form_of
+from hetrun.graph import Graph, Op, Value
+from hetrun.kv import KvCache
+from hetrun.ops import Attention
+from hetrun.planner.costs import CALL
+from hetrun.weights import WeightStore
+
+Tell = Callable[[float], None]
+
+TOKENS = (1, 4, 16, 64, 512)  # of one sequence
+SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
+DEEP = 4096  # tokens that the deepest probe has behind it
+RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: so many, so long, or one that is long by itself
+MOST_RUNS = 12
+NOISE = 0.5  # of the values that go in: any will do that stay finite
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One thing to measure: ops that form a segment, on a backend, in a pass of some size."""
+
+    name: str
+    ops: tuple[
+        tuple[Op, ...], ...
+    ]  # of equal form, run in turn, so that no cache makes them faster than they are
+    backend: str
+    threads: int
+    tokens: int
+    seen: int = 0  # tokens before these
+    sequences: int = 1
+
+    @property
+    def form(self) -> str:
+        """What it is filed under."""
+        return form_of(self.ops[0])
+
+
+class Prober:
+    """Runs trials on the engine's thread, between steps."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        backends: Mapping[str, Backend],
+        store: WeightStore,
+        kv: KvCache,
+        forecast: Forecast,
+        context: int,
+    ) -> None:
+        self._graph = graph
+        self._backends = backends
+        self._store = store
+        self._kv = kv
+        self._forecast = forecast
+        self._context = context
+        self._random = np.random.default_rng(0)
+        self._outputs = set(graph.outputs)
+        readers: dict[Value, set[int]] = {}
+        for i, op in enumerate(graph.ops):
+            for value in op.inputs:
+                readers.setdefault(value, set()).add(i)
+        self._readers = readers
+        self._number = {id(op): i for i, op in enumerate(graph.ops)}
+
+    def run(self, trials: Iterable[Trial], until: float, tell: Tell = lambda part: None) -> int:
+        """Measure one after the other until a moment is reached; how many were measured."""
+        trials = list(trials)
+        done = 0
+        for trial in trials:
+            if perf_counter() > until:
+                break
+            self.measure(trial)
+            done += 1
+            tell(done / len(trials))
+        return done
+
+    def measure(self, trial: Trial, hear: Callable[[float], None] | None = None) -> None:
+        """Run a trial some times and tell the forecast, or whoever would rather hear each run's seconds."""
+        for backend in self._backends.values():
+            backend.set_threads(trial.threads)
+        segments = [self._segment(trial, ops) for ops in trial.ops]
+        wanted = {use: None for s in segments for use in self._backends[trial.backend].wants(s.ops)}
+        self._store.load({trial.backend: wanted})
+        with self._sequences(trial, segments) as work:
+            runners: list[Runner] = []
+            try:
+                for s in segments:
+                    buffers = self._store.buffers(trial.backend)
+                    runners.append(self._backends[trial.backend].compile(s, work.shape, buffers, self._kv))
+                n = trial.tokens * trial.sequences
+                learn = partial(self._forecast.learn, self._work(trial), n, work.depth)
+                self._time(trial, segments, runners, work, hear or learn)
+            finally:
+                for runner in runners:
+                    runner.close()
+
+    def again(self, trial: Trial, surprise: float) -> None:
+        """Run what was measured before; where it is far from what was expected, that is forgotten."""
+        before = self._forecast.seconds(self._work(trial), trial.tokens, trial.seen + (trial.tokens + 1) / 2)
+        found: list[float] = []
+        self.measure(trial, found.append)
+        best = min(found)
+        if before is None or abs(best - before) > surprise * before:
+            self._forecast.forget(self._work(trial))
+        for seconds in found:
+            self._forecast.learn(
+                self._work(trial), trial.tokens, trial.seen + (trial.tokens + 1) / 2, seconds
+            )
+
+    def _work(self, trial: Trial) -> Work:
+        return Work(trial.form, trial.backend, trial.threads, trial.sequences > 1)
+
+    def _time(
+        self,
+        trial: Trial,
+        segments: Sequence[Segment],
+        runners: Sequence[Runner],
+        work: Pass,
+        hear: Callable[[float], None],
+    ) -> None:
+        for value in dict.fromkeys(v for s in segments for v in s.reads):
+            work.values[value.name] = self._noise(work.rows(value), value.width)
+        first = self._once(runners[0], work)  # memory is touched, pools of threads begin
+        times: list[float] = []
+        while len(times) < MOST_RUNS and (len(times) < RUNS or sum(times) < LEAST_S):
+            if times and first > LONG_S:
+                break
+            seconds = self._once(runners[(len(times) + 1) % len(runners)], work)
+            times.append(seconds)
+        # Others may slow some runs down; nobody makes one faster.
+        for seconds in sorted(times)[: max(1, len(times) // 2)]:
+            hear(seconds)
+
+    def _once(self, runner: Runner, work: Pass) -> float:
+        start = perf_counter()
+        runner.submit(work).wait()
+        return perf_counter() - start
+
+    def _noise(self, rows: int, width: int) -> Floats:
+        return self._random.normal(0, NOISE, (rows, width)).astype(np.float32)
+
+    def _segment(self, trial: Trial, ops: tuple[Op, ...]) -> Segment:
+        """These ops alone: they read what they do not make, and give what others read."""
+        inside = {op.out for op in ops}
+        mine = {self._number[id(op)] for op in ops}
+        reads = tuple(dict.fromkeys(v for op in ops for v in op.inputs if v not in inside))
+        writes = tuple(
+            op.out for op in ops if op.out in self._outputs or self._readers.get(op.out, set()) - mine
+        )
+        return Segment(trial.name, trial.backend, ops, reads, writes, "a probe")
+
+    @contextmanager
+    def _sequences(self, trial: Trial, segments: Sequence[Segment]) -> Iterator[Pass]:
+        """A pass of sequences that are there for the trial only, with keys and values behind them."""
+        seqs: list[int] = []
+        try:
+            parts, slots, rows = [], [], np.arange(trial.tokens)
+            layers = {op.attrs.layer for s in segments for op in s.ops if isinstance(op.attrs, Attention)}
+            for i in range(trial.sequences):
+                seqs.append(self._kv.alloc())
+                self._fill(seqs[-1], trial.seen, layers)
+                slots.append(self._kv.extend(seqs[-1], trial.tokens))
+                views = self._kv.views(seqs[-1], trial.seen, trial.seen + trial.tokens)
+                at = i * trial.tokens
+                parts.append(SequencePart(at, at + trial.tokens, i, i + 1, views))
+            n = trial.tokens * trial.sequences
+            joined: tuple[Ints, ...] = tuple(np.concatenate(group) for group in zip(*slots, strict=True))
+            wanted = np.arange(1, trial.sequences + 1) * trial.tokens - 1
+            positions = np.tile(rows + trial.seen, trial.sequences)
+            tokens = self._random.integers(0, self._graph.logits.width, n)
+            yield Pass(tokens, positions, joined, wanted, tuple(parts))
+        finally:
+            for seq in seqs:
+                self._kv.free(seq)
+
+    def _fill(self, seq: int, n: int, layers: Iterable[int]) -> None:
+        """Give a sequence tokens, and numbers as keys and values: untouched memory reads faster than any."""
+        for at in range(0, n, step := min(self._kv.most_at_once, 512)):
+            rows = self._kv.extend(seq, min(step, n - at))
+            for layer in layers:
+                for table in self._kv.tables[layer]:
+                    mine = rows[self._kv.group(layer)]
+                    table.write(mine, self._noise(len(mine), table.n_heads * table.head_dim))
+
+    def call(self, backend: str, threads: int) -> None:
+        """Measure what a segment costs besides its work, on the smallest there is."""
+        op = next((op for op in self._graph.ops if op.kind == "add"), None)
+        if op is None or not self._backends[backend].supports(op):
+            return
+        trial = Trial("call", ((op,),), backend, threads, 1)
+        self.measure(trial)
+        seconds = self._forecast.seconds(Work(trial.form, backend, threads), 1, 1.0)
+        if seconds is not None:
+            self._forecast.learn_fact(CALL, backend, seconds)
+
+
+def trials_of(
+    graph: Graph,
+    units: Sequence[Unit],
+    backend: str,
+    home: bool,
+    threads: Sequence[int],
+    context: int,
+    ubatch: int,
+) -> list[Trial]:
+    """What to measure of a backend, the most telling first; `home` is where every weight lies already."""
+    most = threads[-1]
+    sizes = [n for n in (*TOKENS[:-1], min(TOKENS[-1], ubatch)) if n <= min(ubatch, context)]
+    by_form: dict[str, list[Unit]] = {}
+    for unit in units:
+        by_form.setdefault(unit.form, []).append(unit)
+    found: list[Trial] = []
+
+    def add(tokens: int, n_threads: int, seen: int = 0, deep: bool = False) -> None:
+        for form, members in by_form.items():
+            ops = [u.ops for u in members]
+            if deep and not any(isinstance(op.attrs, Attention) for op in ops[0]):
+                continue
+            # Small passes read weights from memory, so a few layers take turns; in larger ones they work.
+            samples = tuple(ops[: (8 if home and tokens <= SMALL else 1)])
+            found.append(Trial(form, samples, backend, n_threads, tokens, seen))
+
+    for tokens in reversed(sizes):
+        if home or tokens > 1:
+            add(tokens, most)
+    seen = min(DEEP, context - max(sizes)) // 32 * 32
+    if seen >= 256:
+        for tokens in sizes:
+            if home or tokens > 1:
+                add(tokens, most, seen, deep=True)
+    if home:
+        whole = (graph.ops,)
+        found += [Trial("whole", whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
+        found += [Trial("whole", whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
+        for fewer in threads[:-1]:
+            add(1, fewer)
+            found += [Trial("whole", whole, backend, fewer, n) for n in (1, 4)]
+        if seen >= 256:
+            found.append(Trial("whole", whole, backend, most, 1, seen))
+    return found
