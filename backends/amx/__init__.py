@@ -1,0 +1,86 @@
+"""Products in bf16 (or int8) through torch and its oneDNN, which uses AMX tiles where the CPU has them.
+
+One backend, three ways to hold a weight: `amx` as a packed bf16 copy, `amx-lean` as it is stored, dequantised
+before each product, `amx-int8` as a packed int8 copy. None of them wins for a few tokens; for a prompt all do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
+
+Way = Literal["packed", "lean", "int8"]
+
+# What products of bf16 and int8 gain from, by the kernel's names for it.
+INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+OLDEST = (2, 6)
+INSTALL = "pip install 'hetrun[amx]'"
+
+
+def probe() -> Probe:
+    """Whether torch is installed, and what the CPU has for it; torch itself stays unloaded."""
+    if importlib.util.find_spec("torch") is None:
+        return Unavailable(f"torch is not installed: {INSTALL}")
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return Unavailable(f"torch is there, but was not installed as a package: {INSTALL}")
+    if _numbers(found) < OLDEST:
+        return Unavailable(f"torch {found} is older than {'.'.join(map(str, OLDEST))}: {INSTALL}")
+    return Available(f"torch {found}: {', '.join(instructions()) or 'no vector instructions'}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version: 2.13.0+cpu is (2, 13)."""
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:2])
+
+
+@cache
+def instructions() -> tuple[str, ...]:
+    """Which of the instructions the kernel says this CPU has."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    except OSError:
+        flags = []
+    return tuple(name for name in INSTRUCTIONS if name in flags)
+
+
+def _creates(name: str, way: Way) -> Callable[[], Backend]:
+    def create() -> Backend:
+        from hetrun.backends.amx.device import AmxBackend
+
+        return AmxBackend(name, way)
+
+    return create
+
+
+descriptor = Descriptor(
+    "amx",
+    probe,
+    _creates("amx", "packed"),
+    "torch with oneDNN: products of many tokens in bf16, from a packed second copy",
+    preference=60,
+)
+lean = Descriptor(
+    "amx-lean",
+    probe,
+    _creates("amx-lean", "lean"),
+    "the same from the stored blocks, dequantised before each product: no second copy",
+    preference=55,
+    way_of="amx",
+)
+int8 = Descriptor(
+    "amx-int8",
+    probe,
+    _creates("amx-int8", "int8"),
+    "the same in int8, with the outliers in bf16: twice as fast, less exact",
+    preference=58,
+    way_of="amx",
+    precision="fast",
+)

@@ -1,0 +1,131 @@
+"""The backend: three ways to hold weights, one way to run segments.
+
+torch is imported by `start`, not before: it takes a second and some 200 MiB.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetrun.backend import Backend, Buffer, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
+from hetrun.backends.amx import Way, fusion
+from hetrun.backends.amx.sizes import bytes_of
+from hetrun.errors import Cancelled
+from hetrun.graph import Op
+from hetrun.kv import KvCache
+from hetrun.ops import OPS
+
+if TYPE_CHECKING:
+    from hetrun.backends.amx.attention import Scratch as AttentionScratch
+    from hetrun.backends.amx.products import Scratch
+    from hetrun.backends.amx.runner import AmxRunner
+
+
+class AmxBackend(Backend):
+    """torch on the CPU."""
+
+    started = False
+    scratch: Scratch
+    attention_scratch: AttentionScratch
+
+    def __init__(self, name: str, way: Way) -> None:
+        self.name = name
+        self._way = way
+        self.arithmetic = "int8" if way == "int8" else "bf16"
+        self._threads = os.cpu_count() or 1
+        self._cancelled = threading.Event()
+        self._booked: dict[int, int] = {}
+        self._library_bytes = 0
+
+    def start(self) -> None:
+        """Import torch; its threads are the engine's from now on."""
+        if self.started:
+            return
+        before = _own_bytes()
+        import torch
+
+        from hetrun.backends.amx.attention import Scratch as AttentionScratch
+        from hetrun.backends.amx.products import Scratch, packs
+
+        torch.set_num_threads(self._threads)
+        packs()
+        self.scratch, self.attention_scratch = Scratch(self.check), AttentionScratch()
+        self._library_bytes = max(0, _own_bytes() - before)
+        self.started = True
+
+    @property
+    def inside(self) -> bool:
+        """Whether activations run inside of products: packed ones can."""
+        return self._way == "packed"
+
+    def supports(self, op: Op) -> bool:
+        return op.kind in OPS
+
+    def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
+        return fusion.wants(ops, self.inside)
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return sum(bytes_of(use, self._way) for use in wanted)
+
+    def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
+        self.start()
+        from hetrun.backends.amx import upload
+
+        return upload.upload(wanted, self._way, read, self.scratch)
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        self.start()
+        from hetrun.backends.amx.runner import AmxRunner
+
+        return AmxRunner(self, segment, shape, buffers, kv)
+
+    def set_threads(self, threads: int) -> None:
+        if self.started and threads != self._threads:
+            import torch
+
+            torch.set_num_threads(threads)
+        self._threads = threads
+
+    @property
+    def threads(self) -> int:
+        """Threads that compute."""
+        return self._threads
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def rearm(self) -> None:
+        self._cancelled.clear()
+
+    def check(self) -> None:
+        """Raise if somebody cancelled; asked between calls, none of which takes long."""
+        if self._cancelled.is_set():
+            raise Cancelled("the computation was stopped")
+
+    @property
+    def overhead_bytes(self) -> int:
+        if not self.started:
+            return 0
+        held = self._library_bytes + self.scratch.nbytes + self.attention_scratch.nbytes
+        return held + max(self._booked.values(), default=0)  # segments run one after the other
+
+    def book(self, runner: AmxRunner, nbytes: int) -> None:
+        """Count what one trip through a segment takes."""
+        self._booked[id(runner)] = nbytes
+
+    def unbook(self, runner: AmxRunner) -> None:
+        """The segment is gone."""
+        self._booked.pop(id(runner), None)
+
+
+def _own_bytes() -> int:
+    """Memory of this process that is its own: what an import takes is the difference."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as line:
+            _, resident, shared = line.read().split()[:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,204 @@
+"""What is run as one: products of one input, an activation inside a product, rotations of q and k.
+
+The uses of weights follow from the ops alone, so that `wants` and `compile` agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetrun.backend import WeightUse, use_of
+from hetrun.graph import Op, Value, Weight, stack
+from hetrun.ops import Moe, RmsNorm, Rope
+
+GATES = ("swiglu", "geglu")
+ACTIVATIONS = ("relu", "gelu")
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Linear ops of one input as one product of their weights; each result is a slice of columns."""
+
+    ops: tuple[Op, ...]
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """A linear op, and what its result goes through."""
+
+    linear: Op
+    act: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """act(gate(x)) * up(x)."""
+
+    gate: Op
+    up: Op
+    act: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rope ops with the same angles on neighbouring slices of one product."""
+
+    ops: tuple[Op, ...]
+
+
+Fused = Op | Stacked | Activated | Gated | Rotation
+
+
+def fuse(ops: Sequence[Op], kept: Sequence[Value], inside: bool) -> list[Fused]:
+    """The ops with what belongs together in one place.
+
+    Results in `kept` are made as they stand. `inside`: activations may run inside of products.
+    """
+    return _Fusing(ops, frozenset(kept), inside).run()
+
+
+def wants(ops: Sequence[Op], inside: bool) -> tuple[WeightUse, ...]:
+    """The weights of a segment as the fused ops read them."""
+    return tuple(dict.fromkeys(use for item in fuse(ops, (), inside) for use in uses(item)))
+
+
+def uses(item: Fused) -> tuple[WeightUse, ...]:
+    """The weights of an item: matrices first, then for each of them the bias that it may have."""
+    match item:
+        case Stacked():
+            return (WeightUse(item.weight, "product"), *(b for op in item.ops for b in _bias(op)))
+        case Activated():
+            return _linear_uses(item.linear)
+        case Gated():
+            return (*_linear_uses(item.gate), *_linear_uses(item.up))
+        case Rotation():
+            return uses(item.ops[0])
+    found = tuple(use_of(item, i) for i in range(len(item.weights)))
+    if isinstance(item.attrs, RmsNorm):
+        return (replace(found[0], offset=item.attrs.offset),)
+    if isinstance(item.attrs, Moe):
+        # Rounding in its product would send tokens to other experts.
+        return (replace(found[0], use="vector"), *found[1:])
+    return found
+
+
+def members(item: Fused) -> tuple[Op, ...]:
+    """The ops that an item is made of."""
+    match item:
+        case Stacked() | Rotation():
+            return item.ops
+        case Activated():
+            return (item.linear, item.act)
+        case Gated():
+            return (item.gate, item.up, item.act)
+    return (item,)
+
+
+def _linear_uses(op: Op) -> tuple[WeightUse, ...]:
+    return (WeightUse(op.weights[0], "product"), *_bias(op))
+
+
+def _bias(op: Op) -> tuple[WeightUse, ...]:
+    return tuple(WeightUse(w, "vector") for w in op.weights[1:])
+
+
+class _Fusing:
+    """One trip over the ops of a segment."""
+
+    def __init__(self, ops: Sequence[Op], kept: frozenset[Value], inside: bool) -> None:
+        self._ops = ops
+        self._kept = kept
+        self._inside = inside
+        self._maker = {op.out: op for op in ops}
+        self._readers: Mapping[Value, list[Op]] = defaultdict(list)
+        for op in ops:
+            for value in op.inputs:
+                self._readers[value].append(op)
+        self._within = self._find_within() if inside else {}
+        self._stacks = self._find_stacks()
+        self._slices: dict[Value, tuple[Stacked, int]] = {}
+        self._taken: set[Value] = set()
+
+    def run(self) -> list[Fused]:
+        out: list[Fused] = []
+        for op in self._ops:
+            if op.out not in self._taken:
+                for item in self._items(op):
+                    out.append(item)
+                    self._taken.update(member.out for member in members(item))
+        return out
+
+    def _items(self, op: Op) -> Sequence[Fused]:
+        """What stands where the op stood; nothing if its reader makes it."""
+        if op.kind in ("linear", "head"):
+            if reader := self._within.get(op.out):
+                return () if self._hidden(reader) else (Stacked((op,), op.weights[0]),)
+            group = self._stacks.get(_common(op), (op,)) if op.kind == "linear" else (op,)
+            return (self._stack(group),)
+        if op.kind == "rope":
+            return (Rotation(self._turned_with(op)),)
+        makers = [self._maker[v] for v in op.inputs if self._within.get(v) is op]
+        if makers and self._hidden(op):
+            return (Gated(*makers, op) if op.kind in GATES else Activated(*makers, op),)
+        return (op,)
+
+    def _hidden(self, act: Op) -> bool:
+        """Whether nobody else sees what an activation reads."""
+        return not self._kept.intersection(act.inputs)
+
+    def _find_within(self) -> dict[Value, Op]:
+        """Products that only an activation reads, by result."""
+        found: dict[Value, Op] = {}
+        for op in self._ops:
+            if op.kind in GATES + ACTIVATIONS and len(set(op.inputs)) == len(op.inputs):
+                if all(self._only_read_by(op, value) for value in op.inputs):
+                    found.update(dict.fromkeys(op.inputs, op))
+        return found
+
+    def _only_read_by(self, op: Op, value: Value) -> bool:
+        maker = self._maker.get(value)
+        return maker is not None and maker.kind == "linear" and self._readers[value] == [op]
+
+    def _find_stacks(self) -> dict[tuple[object, ...], tuple[Op, ...]]:
+        """The products that can be one, by what they have in common; those to be turned come first."""
+        found: dict[tuple[object, ...], list[Op]] = defaultdict(list)
+        for op in self._ops:
+            if op.kind == "linear" and op.out not in self._within:
+                found[_common(op)].append(op)
+        return {
+            common: tuple(sorted(ops, key=lambda op: not self._is_turned(op)))
+            for common, ops in found.items()
+        }
+
+    def _is_turned(self, op: Op) -> bool:
+        return any(reader.kind == "rope" for reader in self._readers[op.out])
+
+    def _stack(self, ops: tuple[Op, ...]) -> Stacked:
+        made = Stacked(ops, stack([op.weights[0] for op in ops]))
+        self._slices.update({op.out: (made, n) for n, op in enumerate(ops)})
+        return made
+
+    def _turned_with(self, op: Op) -> tuple[Op, ...]:
+        """This rope and one on a slice next to its own, where that turns by the same angles."""
+        mine = self._slices.get(op.inputs[0])
+        for other in self._ops:
+            if other.kind != "rope" or other is op or other.out in self._taken:
+                continue
+            its = self._slices.get(other.inputs[0])
+            if mine and its and its[0] is mine[0] and abs(its[1] - mine[1]) == 1 and _same_angles(op, other):
+                return (op, other) if mine[1] < its[1] else (other, op)
+        return (op,)
+
+
+def _common(op: Op) -> tuple[object, ...]:
+    """What products must have in common to be stacked."""
+    return (op.inputs, op.weights[0].quant)
+
+
+def _same_angles(a: Op, b: Op) -> bool:
+    assert isinstance(a.attrs, Rope)
+    assert isinstance(b.attrs, Rope)
+    return a.weights == b.weights and replace(a.attrs, n_heads=0) == replace(b.attrs, n_heads=0)

@@ -1,0 +1,31 @@
+"""What weights will take, by the way they are held: asked before torch is loaded."""
+
+from __future__ import annotations
+
+from hetrun.backend import FLOAT_BYTES, WeightUse
+from hetrun.backends.amx import Way
+
+BF16_BYTES = 2
+TILE = 32  # oneDNN pads both sides of a packed weight to this
+
+
+def bytes_of(use: WeightUse, way: Way) -> int:
+    """Memory of a weight as `upload` will hold it."""
+    rows, cols = use.weight.shape
+    if use.use == "vector":
+        return FLOAT_BYTES * rows * cols
+    if use.use == "lookup" or way == "lean":
+        return use.weight.nbytes
+    return use.matrices * matrix_bytes(rows // use.matrices, cols, way)
+
+
+def matrix_bytes(rows: int, cols: int, way: Way) -> int:
+    """Memory of one packed matrix."""
+    if way == "int8":
+        raise NotImplementedError
+    return packed_bytes(rows, cols)
+
+
+def packed_bytes(rows: int, cols: int) -> int:
+    """Memory of a packed bf16 copy."""
+    return BF16_BYTES * (-(-rows // TILE) * TILE) * (-(-cols // TILE) * TILE)

@@ -1,0 +1,33 @@
+"""Weights from their files into the form that a way of the backend multiplies by."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hetrun.backend import Buffer, ReadInto, WeightUse
+from hetrun.backends.amx import Way
+from hetrun.backends.amx.products import Experts, LeanProduct, PackedProduct, Product, Scratch, Vector
+from hetrun.backends.amx.stored import StoredRows, floats, spans
+from hetrun.graph import Weight
+
+
+def upload(wanted: WeightUse, way: Way, read: ReadInto, scratch: Scratch) -> Buffer:
+    """Bring a weight in; beside what is kept, a slice of it is in memory at a time."""
+    weight = wanted.weight
+    if wanted.use == "vector":
+        return Vector(torch.from_numpy(floats(weight, read) + np.float32(wanted.offset)))
+    if wanted.use == "lookup":
+        return StoredRows(weight, read)
+    if wanted.use == "experts":
+        each = weight.shape[0] // wanted.matrices
+        return Experts(
+            [_product(weight.rows(a, b), way, read, scratch) for a, b in spans(weight.shape[0], each)]
+        )
+    return _product(weight, way, read, scratch)
+
+
+def _product(weight: Weight, way: Way, read: ReadInto, scratch: Scratch) -> Product:
+    if way == "lean":
+        return LeanProduct(weight, read, scratch)
+    return PackedProduct(weight, read)
