@@ -1,0 +1,334 @@
+"""Attention on a CPU: torch's flash kernel, called so that its products are as large as they can be.
+
+The kernel is fast when it has many query rows for the keys it packs, and no mask: 880 GFLOP/s against 450
+with one, where that was measured. So the query heads that share a KV head are folded into rows, and the keys
+are cut into strips: what all rows see is one call without a mask, the corners where some rows see a key and
+others do not are small calls with one, and the results are put together by their log-sum-exp. Strips that
+nobody sees are never computed.
+
+Keys and values are bf16. Those of this pass are used as they came; older ones are read from the KV tables
+into a scratch, some thousand at a time. A few rows over an F16 table are computed in F16 where it lies:
+converting it would take longer than the attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hetrun.backend import Ints, Pass, SequencePart
+from hetrun.graph import Op
+from hetrun.kv import KvCache, KvTable
+from hetrun.kvrows import KvView
+from hetrun.ops import Attention
+
+PIECE_BYTES = 8 << 20  # of keys, and as much of values: what is read from the tables at a time
+STAGE_BYTES = 1 << 20  # of float32 numbers between two types: they stay in a core's own cache
+MASK_BYTES = 4 << 20  # the largest mask; more rows are cut
+MASKS_BYTES = 16 << 20  # kept from one layer to the next
+CHUNK_ROWS = 256  # whose own keys are one corner; smaller ones waste less and cost more calls
+WHOLE_ROWS = 64  # with the heads of a group: so few are not worth a cut
+HALF_ROWS = 16  # with the heads of a group: so few do not pay for a conversion
+NEVER = -6e4  # a score that counts for nothing, also in F16; a row sees one key at least
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_PLAIN = {"F16": torch.float16, "F32": torch.float32}
+Partial = tuple[Tensor, Tensor]  # what rows got from some keys [1, heads, rows, dim], and its log-sum-exp
+
+
+class Scratch:
+    """Memory that attention uses again and again: one for all layers."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[bytes, int, int, int, torch.dtype], Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held now; a pass takes `passing_bytes` more, and gives them back."""
+        return sum(t.nbytes for t in (*self._buffers.values(), *self._masks.values()))
+
+    def take(self, name: str, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """A buffer whose numbers are anything; the next one of that name lies in the same memory."""
+        held = self._buffers.get((name, dtype))
+        if held is None or held.numel() < rows * width:
+            self._buffers.pop((name, dtype), None)
+            held = self._buffers[name, dtype] = torch.empty(rows * width, dtype=dtype)
+        return held[: rows * width].view(rows, width)
+
+    def mask(self, ends: Ints, width: int, window: int, group: int, dtype: torch.dtype) -> Tensor:
+        """What rows that see the keys before ends[i], or a window of them, add to scores of `width` keys."""
+        key = (ends.tobytes(), width, window, group, dtype)
+        found = self._masks.get(key)
+        if found is None:
+            column, end = torch.arange(width), torch.from_numpy(ends)[:, None]
+            hidden = column >= end
+            if window:
+                hidden |= column < end - window
+            found = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, NEVER)
+            found = found.repeat_interleave(group, 0)
+            while self._masks and found.nbytes + sum(m.nbytes for m in self._masks.values()) > MASKS_BYTES:
+                del self._masks[next(iter(self._masks))]
+            self._masks[key] = found
+        return found
+
+
+def passing_bytes(a: Attention, tokens: int) -> int:
+    """Memory that attention of a pass takes and gives back, besides its result.
+
+    It is q folded, two partial results, and the keys and values once more as the kernel packs them.
+    """
+    return 3 * 2 * tokens * a.n_heads * a.head_dim + 2 * PIECE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Query rows a to b over the keys lo to hi; `masked` where not every row sees every key."""
+
+    a: int
+    b: int
+    lo: int
+    hi: int
+    masked: bool
+
+
+def strips(ends: Ints, window: int, group: int) -> list[Strip]:
+    """All that rows see, each key once: row i sees the keys before ends[i], or a window of them."""
+    n = len(ends)
+    starts = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
+    outer = Strip(0, n, int(starts.min()), int(ends.max()), n > 1)
+    if n == 1 or (n * group <= WHOLE_ROWS and _mask_fits(outer, group)):
+        return [outer]
+    # The last key of the first row is its own: it goes with the corner, whose edge then is that of a piece.
+    lo, hi = int(starts.max()), int(ends.min()) - 1
+    found = [Strip(0, n, lo, hi, False)] if hi > lo else []
+    for at in range(0, n, CHUNK_ROWS):
+        found += _chunk_strips(starts, ends, at, min(n, at + CHUNK_ROWS), group, (lo, max(lo, hi)))
+    return found
+
+
+def _mask_fits(s: Strip, group: int) -> bool:
+    return 2 * (s.b - s.a) * group * (s.hi - s.lo) <= MASK_BYTES
+
+
+def _chunk_strips(starts: Ints, ends: Ints, a: int, b: int, group: int, done: tuple[int, int]) -> list[Strip]:
+    """What rows a to b see besides the keys that are done."""
+    first, last = int(starts[a:b].min()), int(ends[a:b].max())
+    if b == a + 1:
+        cut = [Strip(a, b, first, last, False)]
+    else:
+        lo, hi = int(starts[a:b].max()), int(ends[a:b].min()) - 1
+        if hi > lo:
+            cut = [Strip(a, b, first, lo, True), Strip(a, b, lo, hi, False), Strip(a, b, hi, last, True)]
+        else:
+            cut = [Strip(a, b, first, last, True)]
+    if any(s.masked and not _mask_fits(s, group) for s in cut) and b > a + 1:
+        middle = (a + b) // 2
+        return [
+            s for x, y in ((a, middle), (middle, b)) for s in _chunk_strips(starts, ends, x, y, group, done)
+        ]
+    below, above = (last, last) if done[0] == done[1] else done
+    return [
+        Strip(a, b, lo, hi, s.masked)
+        for s in cut
+        for lo, hi in ((s.lo, min(s.hi, below)), (max(s.lo, above), s.hi))
+        if lo < hi
+    ]
+
+
+def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scratch: Scratch) -> Tensor:
+    """Write this pass's K and V rows; what each row of q gets from those that it sees, in q's type."""
+    a = op.attrs
+    assert isinstance(a, Attention)
+    group = kv.group(a.layer)
+    keys, values = kv.heads(a.layer, a.first, a.n_kv_heads)
+    store(keys, work.slots[group], k)
+    store(values, work.slots[group], v)
+    out = torch.empty(len(q), a.n_heads * a.head_dim, dtype=q.dtype)
+    for part in work.parts:
+        lo, hi, ends = _rows(op, part, work, part.kv[group].length)
+        if hi > lo:
+            context = _Context(
+                a, part.kv[group], keys, values, k[part.a : part.b], v[part.a : part.b], scratch
+            )
+            _attend_part(context, q[lo:hi], ends, out[lo:hi])
+    return out
+
+
+def _rows(op: Op, part: SequencePart, work: Pass, length: int) -> tuple[int, int, Ints]:
+    """The rows of q that are a part's, and the key behind the last one that each sees."""
+    behind = length - (part.b - part.a) + 1
+    if op.rows == "tokens":
+        return part.a, part.b, np.arange(behind, length + 1)
+    own = work.wanted[part.wanted_a : part.wanted_b] - part.a
+    return part.wanted_a, part.wanted_b, own + behind
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """One sequence in one layer: its rows in the tables, and those of this pass as they came."""
+
+    attrs: Attention
+    view: KvView
+    keys: KvTable
+    values: KvTable
+    k: Tensor
+    v: Tensor
+    scratch: Scratch
+
+    def pieces(
+        self, first: int, last: int, dtype: torch.dtype, small: bool
+    ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """The keys and values from `first` to `last`, in runs of which each is only there until the next."""
+        # A short pass is read back from the tables, in one piece with what came before it.
+        own = last if small else max(first, self.view.length - len(self.k))
+        width = self.attrs.n_kv_heads * self.attrs.head_dim
+        step = max(1, PIECE_BYTES // (2 * width))
+        for lo in range(first, min(own, last), step):
+            hi = min(lo + step, own, last)
+            k = load(self.keys, self.view, lo, hi, dtype, self.scratch, "k")
+            yield lo, hi, k, load(self.values, self.view, lo, hi, dtype, self.scratch, "v")
+        if own < last:
+            skip = own - (self.view.length - len(self.k))
+            n = last - own
+            yield own, last, self.k[skip : skip + n].to(dtype), self.v[skip : skip + n].to(dtype)
+
+
+def _attend_part(c: _Context, q: Tensor, ends: Ints, out: Tensor) -> None:
+    a, n = c.attrs, len(q)
+    group = a.n_heads // a.n_kv_heads
+    half = n * group <= HALF_ROWS and c.keys.quant.name == "F16"
+    dtype = torch.float16 if half else torch.bfloat16
+    cut = strips(ends, a.window, group)
+    # Row i of a KV head's query heads is row i * group + head: the rows of some tokens lie together.
+    folded = q.to(dtype).view(n, a.n_kv_heads, group, a.head_dim).transpose(0, 1)
+    folded = folded.reshape(1, a.n_kv_heads, n * group, a.head_dim)
+    total = _Total(n, group)
+    first, last = min(s.lo for s in cut), max(s.hi for s in cut)
+    for x, y, k, v in c.pieces(first, last, dtype, n * group <= WHOLE_ROWS):
+        heads_k = k.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
+        heads_v = v.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
+        for s in cut:
+            lo, hi = max(s.lo, x), min(s.hi, y)
+            if lo >= hi:
+                continue
+            mask = c.scratch.mask(ends[s.a : s.b] - lo, hi - lo, a.window, group, dtype) if s.masked else None
+            rows = folded[:, :, s.a * group : s.b * group]
+            total.add(
+                s, _partial(a, rows, heads_k[:, :, lo - x : hi - x], heads_v[:, :, lo - x : hi - x], mask)
+            )
+    heads_out = total.result().view(a.n_kv_heads, n, group, a.head_dim).transpose(0, 1)
+    out.view(n, a.n_kv_heads, group, a.head_dim).copy_(heads_out)
+
+
+def _partial(a: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Partial:
+    if a.softcap:
+        return _capped(q, k, v, mask, a.scale, a.softcap)
+    out, weight = _flash(q, k, v, attn_mask=mask, scale=a.scale)
+    return out, weight
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Partial:
+    """The same with a softcap, which the kernel does not know: a head and some rows at a time, in float32."""
+    out, weight = torch.empty_like(q), torch.empty(q.shape[:3])
+    step = max(1, PIECE_BYTES // (4 * k.shape[2]))
+    for h in range(q.shape[1]):
+        keys, values = k[0, h].float().T, v[0, h].float()
+        for at in range(0, q.shape[2], step):
+            scores = (q[0, h, at : at + step].float() * (scale / cap)) @ keys
+            scores.tanh_().mul_(cap)
+            if mask is not None:
+                scores += mask[at : at + step]
+            total = scores.logsumexp(-1)
+            weight[0, h, at : at + step] = total
+            out[0, h, at : at + step] = scores.sub_(total[:, None]).exp_() @ values
+    return out, weight
+
+
+class _Total:
+    """What rows have got from the strips so far: a mean of the values, and the logarithm of its weight."""
+
+    def __init__(self, n: int, group: int) -> None:
+        self._group = group
+        self._n = n
+        self._fresh = np.ones(n, np.bool_)  # rows that have nothing yet
+        self._sum: Partial | None = None
+
+    def add(self, s: Strip, partial: Partial) -> None:
+        """Rows s.a to s.b saw more keys."""
+        new, weight = partial
+        fresh = bool(self._fresh[s.a])  # the strips of a chunk are the same rows
+        self._fresh[s.a : s.b] = False
+        if self._sum is None:
+            if s.b - s.a == self._n:
+                self._sum = new, weight
+                return
+            _, heads, _, dim = new.shape
+            rows = self._n * self._group
+            self._sum = new.new_empty(1, heads, rows, dim), weight.new_empty(1, heads, rows)
+        here = slice(s.a * self._group, s.b * self._group)
+        out, total = self._sum[0][:, :, here], self._sum[1][:, :, here]
+        if fresh:
+            out.copy_(new)
+            total.copy_(weight)
+        else:
+            share = torch.sigmoid(weight - total).to(new.dtype)
+            out.lerp_(new, share[..., None])
+            torch.logaddexp(total, weight, out=total)
+
+    def result(self) -> Tensor:
+        """The mean [heads, rows, dim]."""
+        assert self._sum is not None
+        return self._sum[0][0]
+
+
+def store(table: KvTable, slots: Ints, x: Tensor) -> None:
+    """Write a row of x for each slot."""
+    if table.quant.name not in _PLAIN:
+        table.write(slots, x.float().numpy())
+        return
+    rows = torch.from_numpy(table.raw).view(_PLAIN[table.quant.name])
+    # From bf16 to F16 and back torch is three times faster by way of float32.
+    x = x.float()
+    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
+        rows[int(slots[0]) : int(slots[-1]) + 1].copy_(x)
+    else:
+        rows[torch.from_numpy(slots)] = x.to(rows.dtype)
+
+
+def load(
+    table: KvTable, view: KvView, lo: int, hi: int, dtype: torch.dtype, scratch: Scratch, name: str
+) -> Tensor:
+    """The rows of a sequence's tokens lo to hi [tokens, width]: the table's own if they lie so there."""
+    raw = torch.from_numpy(table.raw)
+    index = None if view.contiguous else torch.from_numpy(view.rows)
+    plain = _PLAIN.get(table.quant.name)
+    if index is None and plain == dtype:
+        return raw[view.first + lo : view.first + hi].view(dtype)
+    width = table.n_heads * table.head_dim
+    out = scratch.take(name, hi - lo, width, dtype)
+    step = max(1, STAGE_BYTES // (4 * width))
+    for at in range(lo, hi, step):
+        end = min(hi, at + step)
+        rows = raw[view.first + at : view.first + end] if index is None else raw[index[at:end]]
+        out[at - lo : end - lo].copy_(_numbers(table, rows, plain, scratch))
+    return out
+
+
+def _numbers(table: KvTable, rows: Tensor, plain: torch.dtype | None, scratch: Scratch) -> Tensor:
+    """Stored rows as float32."""
+    width = table.n_heads * table.head_dim
+    if plain is not None:
+        stage = scratch.take("stage", len(rows), width, torch.float32)
+        return stage.copy_(rows.view(plain))
+    if table.quant.name == "Q8_0":  # blocks of a scale in F16 and 32 signed bytes
+        blocks = rows.view(len(rows), width // 32, 34)
+        stage = scratch.take("stage", len(rows), width, torch.float32)
+        numbers = stage.view(len(rows), width // 32, 32)
+        torch.mul(blocks[..., 2:].view(torch.int8), blocks[..., :2].view(torch.float16).float(), out=numbers)
+        return stage
+    return torch.from_numpy(table.quant.dequantise(rows.contiguous().numpy(), width))

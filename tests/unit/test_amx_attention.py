@@ -1,0 +1,156 @@
+"""Attention through torch's kernel against the reference, which computes in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetrun.backend import Pass, SequencePart
+from hetrun.backends.reference.attention import attention
+from hetrun.graph import KvShape, Op, Rows, Value
+from hetrun.kv import KvCache
+from hetrun.ops import Attention
+from hetrun.quant import by_name
+
+torch = pytest.importorskip("torch")
+ours = pytest.importorskip("hetrun.backends.amx.attention")
+
+# bf16 has 8 bits: a number is off by 1/512 of itself at most, 1/900 on average (root of the mean square).
+# q, k, v, the probabilities and the result are rounded; what scores are off by grows with the scores.
+LIMIT = 1.5e-2
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of a pass: tokens before, tokens now, which of these are wanted; heads; what they see."""
+
+    parts: tuple[tuple[int, int, tuple[int, ...]], ...]
+    kv_heads: int
+    group: int
+    dim: int
+    window: int
+    softcap: float
+    rows: Rows
+    kv_type: str
+    forked: bool
+    dtype: str
+    first: int  # KV heads of the layer before those of the op
+    seed: int
+
+
+@st.composite
+def parts(draw: st.DrawFn, most: int) -> tuple[int, int, tuple[int, ...]]:
+    now = draw(st.one_of(st.integers(1, 6), st.integers(1, most)))
+    wanted = draw(st.sets(st.integers(0, now - 1), max_size=8) | st.just(set(range(now))))
+    return draw(st.integers(0, 2 * most)), now, tuple(sorted(wanted))
+
+
+CASES = st.builds(
+    Case,
+    parts=st.lists(parts(150), min_size=1, max_size=3).map(tuple),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    dim=st.sampled_from([16, 32, 64, 96]),
+    window=st.sampled_from([0, 0, 1, 7, 40, 100, 1000]),
+    softcap=st.sampled_from([0.0, 0.0, 5.0]),
+    rows=st.sampled_from(["tokens", "wanted"]),
+    kv_type=st.sampled_from(["F16", "F16", "F32", "Q8_0"]),
+    forked=st.booleans(),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+    first=st.sampled_from([0, 0, 1]),
+    seed=st.integers(0, 1 << 30),
+)
+
+
+def check(case: Case) -> None:
+    """Both give the same on the same sequences, and write the same rows."""
+    if case.kv_type == "Q8_0" and case.dim % 32:
+        return
+    rng = np.random.default_rng(case.seed)
+    a = Attention(
+        0,
+        case.kv_heads * case.group,
+        case.kv_heads,
+        case.dim,
+        case.dim**-0.5,
+        case.window,
+        case.softcap,
+        case.first,
+    )
+    caches = [_filled(case, np.random.default_rng(case.seed)) for _ in range(2)]
+    tokens = sum(now for _, now, _ in case.parts)
+    wanted = _wanted(case)
+    q, k, v = (Value(name, 1, "tokens") for name in "qkv")
+    op = Op("attention", (Value("q", 1, case.rows), k, v), q, (), a, "test")
+    n_q = tokens if case.rows == "tokens" else len(wanted)
+    kv_width = case.kv_heads * case.dim
+    x = [
+        rng.standard_normal((n, w), np.float32)
+        for n, w in ((n_q, kv_width * case.group),) + ((tokens, kv_width),) * 2
+    ]
+    # What both are given is what the type can say.
+    x = [torch.from_numpy(y).to(getattr(torch, case.dtype)) for y in x]
+    numbers = [y.float().numpy() for y in x]
+    scratch = ours.Scratch()
+    (kv_a, sequences_a), (kv_b, sequences_b) = caches
+    work_a, work_b = _pass(case, kv_a, sequences_a, wanted), _pass(case, kv_b, sequences_b, wanted)
+    expected = attention(op, numbers, [], work_a, kv_a)
+    found = ours.attend(op, *x, work_b, kv_b, scratch)
+    assert found.dtype == x[0].dtype
+    for one, other in zip(kv_a.tables[0], kv_b.tables[0], strict=True):
+        np.testing.assert_array_equal(one.raw, other.raw)
+    size = np.sqrt(np.mean(np.square(expected), axis=1, keepdims=True)) if len(expected) else 1.0
+    assert np.isfinite(found.float().numpy()).all()
+    assert (
+        np.sqrt(np.mean(np.square((found.float().numpy() - expected) / size)) if len(expected) else 0) < LIMIT
+    )
+
+
+def _filled(case: Case, rng: np.random.Generator) -> tuple[KvCache, list[int]]:
+    """Sequences with what they hold before the pass; forks share and scatter their blocks."""
+    layer_heads = case.kv_heads + case.first
+    most = max(before + now for before, now, _ in case.parts) + 64
+    kv = KvCache({0: KvShape(layer_heads, case.dim, case.window)}, by_name(case.kv_type), most, 8, most)
+    sequences = []
+    parent = kv.alloc()
+    for before, _, _ in case.parts:
+        seq = kv.fork(parent) if case.forked else kv.alloc()
+        while (length := kv.length(seq)) < before:
+            n = min(before - length, 33)
+            slots = kv.extend(seq, n)[0]
+            for table in kv.tables[0]:
+                table.write(slots, rng.standard_normal((n, layer_heads * case.dim), np.float32))
+            if case.forked:  # somebody else's blocks come between
+                parent = kv.fork(seq) if len(sequences) == 0 and kv.length(seq) < 70 else parent
+        sequences.append(seq)
+    return kv, sequences
+
+
+def _wanted(case: Case) -> np.ndarray:
+    starts = np.cumsum([0] + [now for _, now, _ in case.parts])
+    return np.array(
+        [s + i for s, (_, _, own) in zip(starts, case.parts, strict=False) for i in own], np.int64
+    )
+
+
+def _pass(case: Case, kv: KvCache, sequences: list[int], wanted: np.ndarray) -> Pass:
+    slots, parts, at, asked, positions = [], [], 0, 0, []
+    for seq, (before, now, own) in zip(sequences, case.parts, strict=True):
+        slots.append(kv.extend(seq, now)[0])
+        view = kv.views(seq, before, before + now)
+        parts.append(SequencePart(at, at + now, asked, asked + len(own), view))
+        positions.append(np.arange(before, before + now))
+        at, asked = at + now, asked + len(own)
+    return Pass(
+        np.zeros(at, np.int64), np.concatenate(positions), (np.concatenate(slots),), wanted, tuple(parts)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(CASES)
+def test_as_the_reference(case: Case) -> None:
+    check(case)
