@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -230,7 +231,7 @@ def test_rows_at_one_depth_only_borrow_the_price_of_a_key() -> None:
 
 def test_where_time_is_no_line_in_depth_what_was_measured_is_met_all_the_same() -> None:
     def bent(tokens: float, depth: float) -> float:
-        return 1e-3 + 1e-6 * tokens * depth**0.7
+        return 1e-3 + 1e-6 * tokens * math.pow(depth, 0.7)
 
     measured = [(tokens, depth) for tokens in SIZES for depth in (20, 100, 500, 2000, 8000)]
     forecast = taught(bent, measured)
