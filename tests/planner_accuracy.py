@@ -3,8 +3,8 @@
     python -m tests.planner_accuracy -m MODEL --depths 0,512,2048,4096
 
 Two predictions stand against each measurement. The first (`ahead`) is asked before the model has run a step
-of that size at that depth at all. The second (`now`) is asked before each timed repetition, as the planner would
-when it decides; its error is the one that counts.
+of that size at that depth at all. The second (`now`) is asked before each timed repetition, as the planner
+would when it decides; its error is the one that counts.
 
 Batches are sequences with keys of their own, which takes a while to fill; `--fork` lets them share a start.
 """
