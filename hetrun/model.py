@@ -18,9 +18,10 @@ from hetrun.forms import coarse
 from hetrun.graph import Graph, kv_shapes
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK
-from hetrun.pilot import Pilot, Setup
+from hetrun.pilot import Pilot, Setup, planned
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
+from hetrun.planner.online import OnlinePlanner
 from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource, build_graph
 from hetrun.stats import Stats
@@ -166,6 +167,10 @@ class PlannedModel:
         """What it may run on, by name."""
         return self._backends
 
+    def forget_threads(self) -> None:
+        """Somebody else has set the backends' threads: they are set again before the next pass."""
+        self._executor.forget_threads()
+
     def cancel(self) -> None:
         """End the step that is running; from any thread."""
         for backend in self._backends.values():
@@ -309,7 +314,8 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
     known = registry.backends()
     plan = prepared.plans.plan(1)
     home = {coarse(op.scope): s.backend for s in plan.segments for op in s.ops}
-    chosen = [n for n in prepared.backends if known[n].preference > 0 or n in home.values()]
+    allowed = options.backends or ()
+    chosen = [n for n in prepared.backends if known[n].preference or n in allowed or n in home.values()]
     cores = this_machine().cores
     threads = (wishes.threads,) if wishes.threads else tuple(sorted({1, cores}))
     details = {n: str(known[n].probe()) for n in chosen}
@@ -336,6 +342,13 @@ def describe(source: ModelSource, options: Options) -> PlanSet:
     if whole := backend_for(source, options.backends):
         return prepare_whole(source, whole, options).plans
     prepared = prepare(source, options)
-    for backend in prepared.backends.values():
-        backend.close()
-    return prepared.plans
+    try:
+        setup = _setup(prepared, options)
+        if setup is None or setup.memory is None:
+            return prepared.plans
+        forecast = Forecast.load(setup.memory)
+        planner = OnlinePlanner(prepared.graph, prepared.backends, forecast, setup.threads, setup.candidates)
+        return planned(planner, prepared.plans, setup)
+    finally:
+        for backend in prepared.backends.values():
+            backend.close()

@@ -8,13 +8,13 @@ Everything here happens on the engine's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 from hetrun.backend import Backend, WeightUse
-from hetrun.errors import BackendError, BackendUnavailable
+from hetrun.errors import HetrunError
 from hetrun.executor import Executor
 from hetrun.forecast import Forecast, Work
 from hetrun.graph import Graph
@@ -36,6 +36,10 @@ UNKNOWN_START_S = (
 )
 DRIFT = 0.1
 SURPRISE = 0.25  # a trial that is so far off has met something new: what was measured before does not count
+BUSY = 0.5  # threads of others: times would say more about them
+LOOKS, LOOKS_S = 10, 0.05  # looks at what else runs, and how long they take in all
+LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
+FADING = 0.9  # of what was seen of late, from one trial to the next
 Tell = Callable[[float], None]
 
 
@@ -81,6 +85,7 @@ class State:
     changes: list[Change] = field(default_factory=list)
     next_look: float = 0.0
     next_trial: float = 0.0
+    turn: int = 0  # of what is tried
 
 
 class Pilot:
@@ -100,14 +105,13 @@ class Pilot:
         self._executor, self._forecast = executor, forecast
         self._setup = setup
         self.prober = Prober(graph, backends, store, kv, forecast, setup.context)
-        nbytes = self._sizes(graph)
-        self.planner = OnlinePlanner(graph, backends, forecast, setup.threads, nbytes, setup.candidates)
-        self._nbytes = nbytes
-        units = self.planner.units
-        held = {(i, setup.home[u.scope]) for i, u in enumerate(units)}
+        self.planner = OnlinePlanner(graph, backends, forecast, setup.threads, setup.candidates)
+        self._nbytes = self.planner.nbytes
+        self._home = home_of(self.planner, setup)
+        held = set(self._home)
         started = {name for name, backend in backends.items() if backend.started}
         self._state = State(held, started)
-        self._turns = self._alternatives()
+        self._keep = True
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -124,10 +128,17 @@ class Pilot:
             names += [n for n in self._setup.candidates if n not in names]
         todo = {name: self._unknown(name) for name in names}
         wanted = [name for name in names if todo[name]]
+        busy = bool(wanted) and others_running() >= BUSY
         for at, name in enumerate(wanted):
             self._probe(name, todo[name], until, _stretch(tell, at, len(wanted)))
         if wanted:
             self._executor.forget_threads()
+            if busy:
+                log.warning(
+                    "other programs keep this machine busy, so what was measured now will be measured again "
+                    "at the next start"
+                )
+            self._keep = not busy
             self.save()
         if tell:
             tell(1.0)
@@ -153,9 +164,10 @@ class Pilot:
             if self._forecast.fact(CALL, name) is None:
                 self.prober.call(name, self._setup.threads[-1])
             self.prober.run(trials, until, tell)
-        except (BackendError, BackendUnavailable) as e:
-            log.warning("the backend %s is left out: %s", name, e)
-            self._state.refused.add(name)
+        except Exception as e:  # a plugin may fail in any way, and the others go on
+            if name in self._setup.home.values():
+                raise
+            self._refuse(name, e)
 
     def _start(self, name: str) -> None:
         """Load a backend's libraries, and see what that takes."""
@@ -209,42 +221,56 @@ class Pilot:
                 )
         return ""
 
-    def _alternatives(self) -> Iterator[tuple[int, str]]:
-        """Units and backends in turn, for ever."""
-        forms = list({u.form: i for i, u in reversed(list(enumerate(self.planner.units)))}.values())
-        while True:
-            found = [(i, b) for b in self._candidates() for i in forms if b in self.planner.costs.able[i]]
-            yield from found
-            if not found:
-                yield 0, ""
-
     def _try_another(self) -> None:
         """Run one unit where it does not run now, in a pass as they are of late."""
-        state, plans = self._state, self._executor.plans
-        recent = self._executor.recent
+        state, recent = self._state, self._executor.recent
         bucket = max(BUCKETS, key=lambda b: recent[b].passes)
-        if len(self._candidates()) < 2 or not recent[bucket].passes:
+        choices = self._alternatives(bucket) if recent[bucket].passes >= 1 else []
+        for r in recent.values():
+            r.passes *= FADING
+        if not choices:
             return
-        in_use = {(i, s.backend) for s in plans.plans[bucket].segments for i in self.planner.costs.members(s)}
-        turns = len(self._setup.candidates) * len(self.planner.units)
-        choice = next(
-            (c for c, _ in zip(self._turns, range(turns), strict=False)
-             if c not in in_use and c[1] in state.started and self._store.holds(c[1], self._wanted(c))),
-            None,
-        )  # fmt: skip
-        if choice is None:
-            return
-        unit, name = choice
+        state.turn += 1
+        unit, name = choices[state.turn % len(choices)]
         tokens, depth = self._typical(bucket)
-        threads = plans.plans[bucket].threads
-        seen = max(0, int(depth - (tokens + 1) / 2)) if tokens < 64 else 0
+        threads = self._executor.plans.plans[bucket].threads
+        seen = max(0, int(depth - (tokens + 1) / 2))
         trial = Trial("again", (self.planner.units[unit].ops,), name, threads, tokens, seen)
         try:
             self.prober.again(trial, SURPRISE)
-        except (BackendError, BackendUnavailable) as e:
-            log.warning("the backend %s is left out: %s", name, e)
-            state.refused.add(name)
+        except Exception as e:  # a plugin may fail in any way, and the answer goes on
+            self._refuse(name, e)
         self._executor.forget_threads()
+
+    def _alternatives(self, bucket: str) -> list[Copy]:
+        """What takes a good part of a bucket's passes, on backends where it could run and does not."""
+        plans, costs = self._executor.plans, self.planner.costs
+        plan = plans.plans[bucket]
+        tokens, depth = self._typical(bucket)
+        times: dict[str, float] = {}
+        first: dict[str, tuple[int, str]] = {}
+        for s in plan.segments:
+            for i in costs.members(s):
+                form = costs.units[i].form
+                first.setdefault(form, (i, s.backend))
+                times[form] = times.get(form, 0.0) + (
+                    costs.seconds(i, s.backend, plan.threads, tokens, depth) or 0.0
+                )
+        large = [form for form, t in times.items() if t > LARGE * sum(times.values())]
+        return [
+            (i, name)
+            for form in large
+            for i, used in [first[form]]
+            for name in self._candidates()
+            if name != used and name in costs.able[i] and name in self._state.started
+            and self._store.holds(name, self._wanted((i, name)))
+        ]  # fmt: skip
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        log.warning(
+            "the backend %s is left out: %s", name, error, exc_info=not isinstance(error, HetrunError)
+        )
+        self._state.refused.add(name)
 
     def _typical(self, bucket: str) -> tuple[int, float]:
         now = self._now()
@@ -264,6 +290,7 @@ class Pilot:
         state, recent = self._state, self._executor.recent
         return Now(
             self._setup.room,
+            self._home,
             frozenset(state.held),
             frozenset(state.started),
             {b: r.depth for b, r in recent.items() if r.passes},
@@ -283,9 +310,9 @@ class Pilot:
             return False
         try:
             self._bring(proposal.bring)
-        except (BackendError, BackendUnavailable, MemoryError) as e:
-            log.warning("the plan stays as it is: %s", e)
-            self._state.refused |= {b for _, b in proposal.bring}
+        except Exception as e:  # a plugin may fail in any way, and the plan stays as it is
+            for name in {b for _, b in proposal.bring}:
+                self._refuse(name, e)
             return False
         self._executor.adopt(proposal.plans)
         self._drop(proposal.drop)
@@ -339,18 +366,6 @@ class Pilot:
             self._store.drop(name, gone)
         self._state.held = set(keep)
 
-    def _sizes(self, graph: Graph) -> dict[Copy, int]:
-        """Bytes of each unit on each backend that could hold it."""
-        from hetrun.forms import units
-
-        found: dict[Copy, int] = {}
-        for i, unit in enumerate(units(graph)):
-            for name in self._setup.candidates:
-                backend = self._backends[name]
-                if all(backend.supports(op) for op in unit.ops):
-                    found[i, name] = backend.resident_bytes(backend.wants(unit.ops))
-        return found
-
     # --- what follows
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
@@ -382,12 +397,35 @@ class Pilot:
 
     def save(self) -> None:
         """Keep what was measured for the next start."""
-        if self._setup.memory is None:
+        if self._setup.memory is None or not self._keep:
             return
         try:
             self._forecast.save(self._setup.memory)
         except OSError as e:
             log.debug("times are not kept: %s", e)
+
+
+def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:
+    """Where each unit is from the beginning."""
+    return frozenset((i, setup.home[unit.scope]) for i, unit in enumerate(planner.units))
+
+
+def planned(planner: OnlinePlanner, plans: PlanSet, setup: Setup) -> PlanSet:
+    """What a model that brings in all that pays would be run by, as far as times are known already."""
+    home = home_of(planner, setup)
+    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=True)
+    proposal = planner.propose(plans, now)
+    return proposal.plans if proposal else planner.annotate(plans, now)
+
+
+def others_running() -> float:
+    """Threads of other programs that compute at this moment, on average over a few looks."""
+    looks = []
+    for _ in range(LOOKS):
+        with open("/proc/loadavg", encoding="ascii") as numbers:
+            looks.append(int(numbers.read().split()[3].split("/")[0]) - 1)
+        sleep(LOOKS_S / LOOKS)
+    return sum(looks) / LOOKS
 
 
 def _stretch(tell: Tell | None, at: int, of: int) -> Tell:

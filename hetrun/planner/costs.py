@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import exp, log, log2
 
 from hetrun.backend import Backend, Segment
-from hetrun.forecast import Forecast, Work
+from hetrun.forecast import Cell, Forecast, Work
 from hetrun.forms import Forms, Unit, coarse
 from hetrun.planner.placing import Chain
 
 CALL = "call_s"  # the fact: what one segment more costs
 MOST_WRONG = 2.0  # a segment that takes so many times the sum of its units was disturbed
+MOST_SAVED = 0.5  # of the shortest unit
+# Distances are in doublings of tokens.
+NEAR = 0.6  # the same size, as far as a measurement goes
+NEAREST = 0.05  # keeps the weight of a size that was measured itself finite
+ALONE = 0.1  # the weight of no correction at all
+SHALLOW = 32.0  # below this, depth makes no difference
 
 
 class Costs:
@@ -27,6 +34,7 @@ class Costs:
                     able[unit.form, name] = all(backend.supports(op) for op in unit.ops)
         self.able = tuple(frozenset(b for b in backends if able[unit.form, b]) for unit in units)
         self._forms = Forms()
+        self._counted: dict[int, tuple[Segment, list[tuple[int, int]]]] = {}
 
     def seconds(self, unit: int, backend: str, threads: int, tokens: int, depth: float) -> float | None:
         """One unit as a segment of its own; None if it was never measured."""
@@ -51,7 +59,11 @@ class Costs:
                 if (found := known[unit.form, b]) is not None:
                     row[b] = found
             times.append(row)
-        return Chain(tuple(times), {b: self.call(b) for b in names})
+        return Chain(tuple(times), {b: self._saved(b, (t[b] for t in times if b in t)) for b in names})
+
+    def _saved(self, backend: str, times: Iterable[float]) -> float:
+        """What a unit saves that joins its neighbour: a call, and never as much as the unit takes."""
+        return min(self.call(backend), MOST_SAVED * min(times, default=0.0))
 
     def scaled(self, chain: Chain, factors: Mapping[str, float]) -> Chain:
         """The same with each backend's times corrected."""
@@ -68,40 +80,75 @@ class Costs:
 
     def summed(self, segment: Segment, threads: int, tokens: int, depth: float) -> float | None:
         """A segment as the sum of its units, which share one call."""
-        found = [self.seconds(i, segment.backend, threads, tokens, depth) for i in self.members(segment)]
-        times = [t for t in found if t is not None]
-        if len(times) < len(found):
-            return None
-        return sum(times) - (len(times) - 1) * self.call(segment.backend)
+        found = []
+        for unit, times in self._kinds(segment):
+            seconds = self.seconds(unit, segment.backend, threads, tokens, depth)
+            if seconds is None:
+                return None
+            found.append((times, seconds))
+        joined = sum(times for times, _ in found) - 1
+        saved = self._saved(segment.backend, (seconds for _, seconds in found))
+        return sum(times * seconds for times, seconds in found) - joined * saved
 
     def predicted(
         self, segment: Segment, threads: int, tokens: int, depth: float, several: bool = False
     ) -> float | None:
-        """A segment: as it was measured itself, or else as the sum of its units."""
-        own = self.measured(segment, threads, tokens, depth, several)
-        return own if own is not None else self.summed(segment, threads, tokens, depth)
+        """A segment: the sum of its units, corrected by what runs of it took at sizes near this one."""
+        work = Work(self.form(segment), segment.backend, threads, several)
+        total = self.summed(segment, threads, tokens, depth)
+        if not total:
+            return self._forecast.seconds(work, tokens, depth)
+        return total * self.correction(segment, work, tokens, depth)
 
     def measured(
         self, segment: Segment, threads: int, tokens: int, depth: float, several: bool = False
     ) -> float | None:
-        """A segment, if runs of it were measured."""
+        """A segment, if runs of it were measured at about this size."""
         work = Work(self.form(segment), segment.backend, threads, several)
-        return self._forecast.seconds(work, tokens, depth)
+        cells = self._forecast.measured(work).cells.values()
+        near = any(cell.runs and distance(cell, tokens, depth) < NEAR for cell in cells)
+        return self.predicted(segment, threads, tokens, depth, several) if near else None
+
+    def correction(self, segment: Segment, work: Work, tokens: int, depth: float) -> float:
+        """What real runs took against the sum of units: units together share caches, and runs are the judge.
+
+        Each measured size counts the more the nearer it is; with none nearby the sum stands as it is.
+        """
+        weights, logs = ALONE, 0.0
+        for one in (work, work.other):
+            for cell in self._forecast.measured(one).cells.values():
+                total = cell.runs and self.summed(segment, work.threads, round(cell.tokens), cell.depth)
+                if total:
+                    away = distance(cell, tokens, depth) + (one is not work)
+                    weight = 1 / (away * away + NEAREST)
+                    ratio = min(max(cell.smoothed / total, 1 / MOST_WRONG), MOST_WRONG)
+                    weights, logs = weights + weight, logs + weight * log(ratio)
+        return exp(logs / weights)
 
     def factors(
         self, segments: Iterable[Segment], threads: int, tokens: int, depth: float
     ) -> dict[str, float]:
-        """For each backend, what its longest segment takes against the sum of the units in it.
-
-        Units are measured one by one; together they share calls and caches, and real runs are the judge.
-        """
-        found: dict[str, tuple[int, float]] = {}
+        """For each backend, how the sum of units in its longest segment is to be corrected."""
+        longest: dict[str, Segment] = {}
         for s in segments:
-            n = len(self.members(s))
-            if n < 2 or n <= found.get(s.backend, (0, 0.0))[0]:
-                continue
-            own = self._forecast.seconds(Work(self.form(s), s.backend, threads), tokens, depth)
-            total = self.summed(s, threads, tokens, depth)
-            if own and total:
-                found[s.backend] = n, min(max(own / total, 1 / MOST_WRONG), MOST_WRONG)
-        return {b: factor for b, (_, factor) in found.items()}
+            if len(s.ops) > len(longest[s.backend].ops if s.backend in longest else ()):
+                longest[s.backend] = s
+        return {
+            b: self.correction(s, Work(self.form(s), b, threads), tokens, depth) for b, s in longest.items()
+        }
+
+    def _kinds(self, segment: Segment) -> list[tuple[int, int]]:
+        """A unit of each form in a segment, and how many of the form there are."""
+        key = id(segment.ops)
+        if key not in self._counted:
+            counts: dict[str, list[int]] = {}
+            for i in self.members(segment):
+                counts.setdefault(self.units[i].form, []).append(i)
+            self._counted[key] = segment, [(found[0], len(found)) for found in counts.values()]
+        return self._counted[key][1]
+
+
+def distance(cell: Cell, tokens: int, depth: float) -> float:
+    """How far a measured size is from another: in doublings, those of the depth count half."""
+    deeper = log2(max(cell.depth, SHALLOW) / max(depth, SHALLOW))
+    return abs(log2(cell.tokens / tokens)) + abs(deeper) / 2

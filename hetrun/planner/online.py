@@ -16,6 +16,7 @@ from hetrun.forms import units
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Expected, Placement, PlanSet, make_plans
 from hetrun.planner.costs import Costs
+from hetrun.planner.probe import SMALL
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
@@ -31,6 +32,7 @@ class Now:
     """What a plan must suit."""
 
     room: int  # bytes for weights, and for what backends hold besides
+    home: frozenset[Copy]  # where each unit was from the beginning
     held: frozenset[Copy]  # the weights that are in memory
     started: frozenset[str]  # backends whose libraries are loaded
     depth: Mapping[str, float]  # bucket -> tokens that a token has seen of late
@@ -58,7 +60,6 @@ class OnlinePlanner:
         backends: Mapping[str, Backend],
         forecast: Forecast,
         threads: Sequence[int],
-        nbytes: Mapping[Copy, int],
         candidates: Sequence[str],
     ) -> None:
         """`threads` are the numbers to choose from, `candidates` the backends that may be chosen."""
@@ -67,9 +68,14 @@ class OnlinePlanner:
         self._graph = graph
         self._forecast = forecast
         self._threads = tuple(threads)
-        self._nbytes = nbytes
         self.candidates = tuple(candidates)
+        self._nbytes = self._sizes(backends)
         self._alone = [name for name, backend in backends.items() if backend.asynchronous]
+
+    @property
+    def nbytes(self) -> Mapping[Copy, int]:
+        """What each unit takes on each backend that could hold it."""
+        return self._nbytes
 
     def propose(self, current: PlanSet, now: Now) -> Proposal | None:
         """A plan set that is better than the current one, or None."""
@@ -128,7 +134,8 @@ class OnlinePlanner:
             tokens, depth = self.point(bucket, current.ubatch, now)
             weight = USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
             ways = {}
-            for threads in self._threads:
+            # Fewer threads win where memory is the limit, if at all: larger passes are not measured with them.
+            for threads in self._threads if tokens <= SMALL else self._threads[-1:]:
                 chain = self.costs.chain(self.candidates, threads, tokens, depth)
                 if all(chain.times):
                     ways[threads] = self.costs.scaled(chain, factors[bucket])
@@ -211,7 +218,27 @@ class OnlinePlanner:
         same = {b: current.plans[b] for b in BUCKETS if made[b].placements == current.plans[b].placements}
         plans = {b: replace(same[b], threads=made[b].threads) if b in same else made[b] for b in BUCKETS}
         kept = {b: current.plans[b] if plans[b] == current.plans[b] else plans[b] for b in BUCKETS}
-        return self.annotate(replace(current, plans=kept), now)
+        return self.annotate(replace(current, plans=kept, memory=self._bill(current, placed, now)), now)
+
+    def _bill(self, current: PlanSet, placed: Sequence[Placed], now: Now) -> dict[str, int]:
+        """What is held in all: the home of every unit, and besides it what was brought in."""
+        used = now.held | {(i, b) for p in placed for i, b in enumerate(p.backends)}
+        copies = self._copies(now.room)
+        bill = dict(current.memory)
+        for b in self.candidates:
+            size = sum(self._nbytes[c] for c in used - now.home if c[1] == b)
+            if size:
+                bill[f"copies for {b}"] = size
+                bill[f"{b} itself"] = copies.fixed[b]
+        return bill
+
+    def _sizes(self, backends: Mapping[str, Backend]) -> dict[Copy, int]:
+        found: dict[Copy, int] = {}
+        for i, unit in enumerate(self.units):
+            for name in self.candidates:
+                if name in self.costs.able[i]:
+                    found[i, name] = backends[name].resident_bytes(backends[name].wants(unit.ops))
+        return found
 
     def _placements(self, demand: Demand, placed: Placed) -> tuple[Placement, ...]:
         """One for everything, and one for each unit that runs elsewhere."""

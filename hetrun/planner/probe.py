@@ -118,13 +118,9 @@ class Prober:
         before = self._forecast.seconds(self._work(trial), trial.tokens, trial.seen + (trial.tokens + 1) / 2)
         found: list[float] = []
         self.measure(trial, found.append)
-        best = min(found)
-        if before is None or abs(best - before) > surprise * before:
+        if before is None or abs(found[0] - before) > surprise * before:
             self._forecast.forget(self._work(trial))
-        for seconds in found:
-            self._forecast.learn(
-                self._work(trial), trial.tokens, trial.seen + (trial.tokens + 1) / 2, seconds
-            )
+        self._forecast.learn(self._work(trial), trial.tokens, trial.seen + (trial.tokens + 1) / 2, found[0])
 
     def _work(self, trial: Trial) -> Work:
         return Work(trial.form, trial.backend, trial.threads, trial.sequences > 1)
@@ -146,9 +142,7 @@ class Prober:
                 break
             seconds = self._once(runners[(len(times) + 1) % len(runners)], work)
             times.append(seconds)
-        # Others may slow some runs down; nobody makes one faster.
-        for seconds in sorted(times)[: max(1, len(times) // 2)]:
-            hear(seconds)
+        hear(min(times))  # others may slow runs down; nobody makes one faster
 
     def _once(self, runner: Runner, work: Pass) -> float:
         start = perf_counter()
@@ -251,9 +245,12 @@ def trials_of(
         whole = (graph.ops,)
         found += [Trial("whole", whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
         found += [Trial("whole", whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
-        for fewer in threads[:-1]:
-            add(1, fewer)
-            found += [Trial("whole", whole, backend, fewer, n) for n in (1, 4)]
         if seen >= 256:
             found.append(Trial("whole", whole, backend, most, 1, seen))
+        for fewer in threads[:-1]:
+            for tokens in [n for n in sizes if n <= SMALL]:
+                add(tokens, fewer)
+                if seen >= 256:
+                    add(tokens, fewer, seen, deep=True)
+            found.append(Trial("whole", whole, backend, fewer, 1))
     return found
