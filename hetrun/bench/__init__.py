@@ -9,15 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, partial
 
 from hetrun.bench.cases import BenchOptions as BenchOptions
 from hetrun.bench.cases import Case
 from hetrun.bench.cases import numbers as numbers
+from hetrun.bench.demand import demands
+from hetrun.bench.limits import Limit, limit_of
 from hetrun.bench.machine import BUSY, dram_bandwidth, load_average
-from hetrun.bench.ours import Ours, Traffic, open_llm, traffic
+from hetrun.bench.ours import Ours, open_llm
 from hetrun.bench.peer import Peer, check_peer
-from hetrun.bench.report import Limit, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.bench.report import PeerResult, Row, to_csv, to_json, to_table
 from hetrun.bench.rounds import Duel, measure
 from hetrun.config import Settings
 from hetrun.llm import model_path
@@ -51,19 +54,24 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
     path = model_path(settings)
     if options.vs is not None:
         check_peer(options.vs, path)
-    load = traffic(path, settings.kv_type)
+    model = demands(path, settings.kv_type)
     with ExitStack() as stack:
-        ours = Ours(stack.enter_context(open_llm(settings, spec="off", eager=True)))
+        ours = Ours(stack.enter_context(open_llm(settings, spec="off", eager=True)), look=options.explain)
         for case in cases:
             ours.check(case)
-        # All limits now: while the sides take turns, nothing else may run.
-        limits = [_limit(case, load, ours.threads(case)) for case in cases]
+        # Memory is measured now: while the sides take turns, nothing else may run.
+        for case in cases:
+            _bandwidth(ours.threads(case))
         peer = stack.enter_context(Peer(path)) if options.vs is not None else None
         ticks = _ticks(tell, cases, options.rounds * (1 if peer is None else 2))
         rows = []
-        for case, limit, tick in zip(cases, limits, ticks, strict=True):
+        for case, tick in zip(cases, ticks, strict=True):
             duel = measure(case, options.rounds, ours, peer, tick)
-            rows.append(_row(path.stem, case, duel, limit, ours, peer, (start, load_average())))
+            # Only now it is certain who makes the products: a plan may have changed by what was measured.
+            threads = ours.threads(case)
+            limit = limit_of(case, model.of(case), threads, _bandwidth(threads), ours.peak(case))
+            row = _row(path.stem, case, duel, limit, ours, peer, (start, load_average()))
+            rows.append(replace(row, anatomy=ours.anatomy(case)) if options.explain else row)
     return rows
 
 
@@ -87,23 +95,8 @@ def _row(
         load=load,
         segments=tuple(ours.segments(case)),
         python_share=ours.python_share,
+        bucket=ours.bucket(case),
     )
-
-
-def _limit(case: Case, load: Traffic, threads: int) -> Limit:
-    """A decode step cannot be faster than what it reads."""
-    if case.kind == "prefill":
-        why = "no limit is known, because how fast this machine multiplies matrices is not measured"
-        return Limit(None, why)
-    size, rate = load.per_step(case), _bandwidth(threads)
-    tok_s = case.batch * rate / size
-    some = ", of experts as many as are to be expected" if load.experts else ""
-    why = (
-        f"a step reads {size / 1e6:.1f} MB ({load.weight_bytes(case.batch) / 1e6:.1f} MB of weights{some}, "
-        f"the rest keys and values) and memory gives {rate / 1e9:.1f} GB/s to {threads} threads: "
-        f"at most {tok_s:.0f} tokens/s"
-    )
-    return Limit(tok_s, why, size, rate, estimated=bool(load.experts))
 
 
 @cache

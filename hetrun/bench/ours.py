@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from hetrun.backend import Backend
+from hetrun.bench import anatomy
+from hetrun.bench.anatomy import Anatomy
 from hetrun.bench.cases import Case
+from hetrun.bench.peak import Peak, measure_peak, multiplier
+from hetrun.bench.stretch import Looked, Measured, Stretch
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError
 from hetrun.events import Event, GenerateRequest
-from hetrun.graph import Graph, kv_shapes
-from hetrun.kv import token_bytes
 from hetrun.llm import LLM, model_path, reason_of
-from hetrun.ops import Moe
+from hetrun.loaded import Loaded
+from hetrun.model import PlannedModel
 from hetrun.params import SamplingParams
 from hetrun.plan import bucket_of
-from hetrun.quant import by_name
-from hetrun.source import ModelSource, build_graph, is_known, open_model
 from hetrun.stats import Stats
 from hetrun.weights import Progress
-from hetrun.whole_plan import needs
+
+log = logging.getLogger(__name__)
+
+QUICK_S = 1.0  # a sample that takes no longer may be taken once more, to look inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +62,17 @@ class Ours:
 
     name = "hetrun"
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, look: bool = False) -> None:
+        """With `look` the unmeasured runs show what the time inside backends goes into."""
         self._llm = llm
+        self._look = look
         self._stats: Stats = llm.stats
+        self._backends: Mapping[str, Backend] = llm.call(_backends)
         self._shares: list[float] = []
+        self._measured: list[Measured] = []
+        self._looked = Looked({}, {})
+        self._seconds = 0.0  # of the last sample, prompt included
+        self._peaks: dict[tuple[str, str, int], Peak | None] = {}
 
     def check(self, case: Case) -> None:
         """Refuse what the model has no room for."""
@@ -75,18 +87,36 @@ class Ours:
 
     def prepare(self, case: Case) -> None:
         """Once, unmeasured: graphs are compiled, memory is touched."""
-        self.sample(case, 0)
+        self._run(case, 0, look=self._look)
         self._shares.clear()
+        self._measured.clear()
         self._llm.call(lambda loaded: loaded.model.stats.reset())
 
     def sample(self, case: Case, seed: int) -> float:
         """Tokens per second, once."""
+        return self._run(case, seed)
+
+    def anatomy(self, case: Case) -> Anatomy:
+        """Where the time of the samples since `prepare` went.
+
+        Looking makes runs slower, so it is not done in measured ones: in the first one, or, where that costs
+        little, in one more. What was seen there are shares of the time that was measured.
+        """
+        measured = anatomy.mean(self._measured)
+        if self._seconds <= QUICK_S:
+            self._run(case, 0, look=True)
+        return anatomy.dissect("prompt" if case.kind == "prefill" else "step", measured, self._looked)
+
+    def _run(self, case: Case, seed: int, look: bool = False) -> float:
         tokens = 1 if case.kind == "prefill" else case.tokens + 1
-        watch = Watch(self._stats, case.batch, tokens)
+        stretch = Stretch(self._stats, self._backends, look)
+        watch = Watch(self._stats, case.batch, tokens, stretch)
         # Sequences begin one after the other; those that began early go on until the last one is done.
         most = tokens if case.batch == 1 or tokens == 1 else tokens + self._head_start(case)
         params = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
         prompts = case.prompts(self._llm.n_vocab, seed).tolist()
+        if case.kind == "prefill":
+            self._llm.call(lambda loaded: stretch.begin())
         begin = perf_counter()
         ids = [
             self._llm.submit(GenerateRequest(params, tokens=tuple(prompt)), watch.collector(i))
@@ -97,10 +127,48 @@ class Ours:
         finally:
             for request_id in ids:
                 self._llm.cancel(request_id)
+            if look:
+                self._llm.call(lambda loaded: stretch.stop())
+        self._seconds = perf_counter() - begin
+        if look:
+            self._looked = stretch.looked
         if case.kind == "prefill":
-            return case.batch * case.tokens / (watch.begun - begin)
+            total = watch.begun - begin
+            self._measured.append(Measured(total, stretch.inside, stretch.waited, watch.queued))
+            return case.batch * case.tokens / total
         self._shares.append(watch.python_share)
+        n, total = case.tokens, stretch.seconds
+        inside = {name: seconds / n for name, seconds in stretch.inside.items()}
+        self._measured.append(Measured(total / n, inside, stretch.waited / n, total * watch.idle_share / n))
         return watch.rate
+
+    def peak(self, case: Case) -> Peak | None:
+        """How fast the backend that makes most of a case's products multiplies at its best.
+
+        It is measured once. None where that is impossible apart from the model.
+        """
+        plan = self._llm.plan.plan(self._width(case))
+        most = multiplier(plan.segments)
+        if most is None or most.backend not in self._backends:
+            return None
+        key = most.backend, most.weight.quant.name, plan.threads
+
+        def measure(loaded: Loaded) -> Peak:
+            backend = self._backends[most.backend]
+            backend.set_threads(plan.threads)
+            try:
+                return measure_peak(backend, most.weight, plan.threads)
+            finally:
+                assert isinstance(loaded.model, PlannedModel), "only such a model has backends"
+                loaded.model.forget_threads()
+
+        if key not in self._peaks:
+            try:
+                self._peaks[key] = self._llm.call(measure)
+            except HetrunError as e:
+                log.warning("how fast %s multiplies could not be measured: %s", most.backend, e)
+                self._peaks[key] = None
+        return self._peaks[key]
 
     def _head_start(self, case: Case) -> int:
         return case.batch * (1 + case.prompt // self._llm.plan.ubatch)
@@ -122,9 +190,13 @@ class Ours:
         tokens = case.batch * (case.tokens if case.kind == "prefill" else 1)
         return min(tokens, self._llm.plan.ubatch)
 
+    def bucket(self, case: Case) -> str:
+        """The bucket of a typical pass."""
+        return bucket_of(self._width(case))
+
     def segments(self, case: Case) -> list[SegmentTime]:
         """What the segments took since `prepare`."""
-        bucket = bucket_of(self._width(case))
+        bucket = self.bucket(case)
         return [
             SegmentTime(k.segment, k.backend, k.threads, r.runs, r.seconds / r.runs)
             for k, r in self._llm.stats
@@ -137,11 +209,22 @@ class Ours:
         return median(self._shares) if self._shares else None
 
 
+def _backends(loaded: Loaded) -> Mapping[str, Backend]:
+    """What can be looked into; a library that runs whole models cannot."""
+    return loaded.model.backends if isinstance(loaded.model, PlannedModel) else {}
+
+
 class Watch:
     """Marks each token of some requests. The engine thread calls it, so it does next to nothing."""
 
-    def __init__(self, stats: Stats, requests: int, tokens: int) -> None:
+    def __init__(self, stats: Stats, requests: int, tokens: int, stretch: Stretch | None = None) -> None:
+        """The stretch begins when every request has a token (for one token each, before that) and ends with
+        the last token of the request that began last."""
         self._stats = stats
+        self._stretch = stretch or Stretch(stats, {})
+        self._queued: list[
+            float
+        ] = []  # seconds until the engine began with a request, of those that are done
         self._tokens = tokens
         self._marks: list[list[Mark]] = [[] for _ in range(requests)]
         self._missing = requests  # that have no token yet
@@ -160,12 +243,25 @@ class Watch:
                 if len(marks) == 1:
                     self._missing -= 1
                     self._last = i
+                    if not self._missing and self._tokens > 1:
+                        self._stretch.begin()
                 if not self._missing and i == self._last and len(marks) == self._tokens:
-                    self._over.put(None)
-            elif i == self._last and len(marks) < self._tokens:
-                self._over.put(HetrunError(f"the answer ended after {len(marks)} of {self._tokens} tokens"))
+                    self._stretch.end()
+                    if self._tokens > 1:
+                        self._over.put(None)
+            elif event.kind == "done":
+                self._done(event, i)
 
         return on_event
+
+    def _done(self, event: Event, i: int) -> None:
+        found, timings = len(self._marks[i]), event.timings
+        if i == self._last and found < self._tokens:
+            self._over.put(HetrunError(f"the answer ended after {found} of {self._tokens} tokens"))
+        elif timings.prompt_tok_s:
+            self._queued.append(timings.ttft_s - event.usage.prompt_tokens / timings.prompt_tok_s)
+        if self._tokens == 1 and not self._missing and i == self._last:
+            self._over.put(None)
 
     def wait(self) -> None:
         """Until the request that began last has all its tokens."""
@@ -184,6 +280,20 @@ class Watch:
         return self._window[0].at
 
     @property
+    def queued(self) -> float:
+        """How long the first of the requests waited for the engine; they come together."""
+        return max(0.0, min(self._queued, default=0.0))
+
+    @property
+    def idle_share(self) -> float:
+        """The part of the time that lay between two steps."""
+        window = self._window
+        if len(window) < 3:
+            return 0.0
+        steps = window[-1].step_seconds - window[1].step_seconds
+        return max(0.0, 1 - steps / (window[-1].at - window[1].at))
+
+    @property
     def rate(self) -> float:
         """Tokens per second of all requests, from then on."""
         a, b = self._window[0].at, self._window[-1].at
@@ -198,66 +308,3 @@ class Watch:
             return 0.0
         steps = window[-1].step_seconds - window[1].step_seconds
         return 1 - (window[-1].native_seconds - window[1].native_seconds) / steps
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The experts of one layer, of which each token reads some."""
-
-    nbytes: int
-    n: int
-    n_used: int
-
-    def read_by(self, tokens: int) -> float:
-        """Bytes that so many tokens are expected to read if they choose independently of each other."""
-        return self.nbytes * (1 - (1 - self.n_used / self.n) ** tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What a decode step must read."""
-
-    weights: int  # each once, whatever the batch; of the embedding only a row
-    kv: tuple[tuple[int, int], ...]  # of each layer: bytes of a token, and its window or 0
-    experts: tuple[Experts, ...] = ()  # they are not among the weights above
-
-    def weight_bytes(self, tokens: int) -> float:
-        """Weights that a step of so many tokens reads; an estimate where there are experts."""
-        return self.weights + sum(e.read_by(tokens) for e in self.experts)
-
-    def kv_bytes(self, seen: float) -> float:
-        """Keys and values of so many tokens that a sequence has seen; a layer with a window reads no more."""
-        return sum(size * min(seen, window or seen) for size, window in self.kv)
-
-    def per_step(self, case: Case) -> float:
-        """Bytes of a step in the middle of a case."""
-        kv = self.kv_bytes(case.prompt + (case.tokens + 1) / 2)
-        return self.weight_bytes(case.batch) + case.batch * kv
-
-
-def traffic(path: Path, kv_type: str) -> Traffic:
-    """From the file's header."""
-    source = open_model(path)
-    if not is_known(source.architecture):
-        return _traffic_of_file(source, kv_type)
-    graph, quant = build_graph(source), by_name(kv_type.upper())
-    experts = _experts(graph)
-    weights = {w: w.nbytes for op in graph.ops if op.kind != "embed" for w in op.weights}
-    kv = tuple((token_bytes(shape, quant), shape.window) for shape in kv_shapes(graph).values())
-    return Traffic(sum(weights.values()) - sum(e.nbytes for e in experts), kv, experts)
-
-
-def _experts(graph: Graph) -> tuple[Experts, ...]:
-    found = ((op.attrs, op.weights[1:]) for op in graph.ops if isinstance(op.attrs, Moe))  # behind the router
-    return tuple(Experts(sum(w.nbytes for w in ws), a.n_experts, a.n_used) for a, ws in found)
-
-
-def _traffic_of_file(source: ModelSource, kv_type: str) -> Traffic:
-    """For a model that hetrun has no graph of: by the names of its tensors."""
-    named = {w.name: w.nbytes for w in source.weights()}
-    looked_up = named.get("token_embd.weight", 0) if "output.weight" in named else 0
-    n = source.get_int("expert_count", 0, 0, 1 << 16)
-    size = sum(nbytes for name, nbytes in named.items() if "_exps." in name) if n else 0
-    experts = (Experts(size, n, source.get_int("expert_used_count", n, 1, n)),) if size else ()
-    kv = ((needs(source, kv_type, 1).per_token, 0),)
-    return Traffic(sum(named.values()) - looked_up - size, kv, experts)

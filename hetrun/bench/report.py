@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from hetrun.bench.anatomy import Anatomy, verdict
+from hetrun.bench.limits import Limit
 from hetrun.bench.ours import SegmentTime
 
 WITHOUT_REPACKING = "without repacking: its AMX code does not work here (hetrun devices says why)"
+BAR = 30  # letters for the whole time
+MANY = 8  # segments; if there are more, those of the same kind are told together
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +43,6 @@ class PeerResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """What no program could exceed here, or why that is not known."""
-
-    tok_s: float | None
-    why: str
-    bytes_per_step: float | None = None
-    bandwidth: float | None = None
-    estimated: bool = False  # which experts a step reads, nobody knows before
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """The result of one case."""
 
@@ -64,6 +58,13 @@ class Row:
     load: tuple[float, float]  # average at the start and at the end
     segments: tuple[SegmentTime, ...] = ()
     python_share: float | None = None
+    anatomy: Anatomy | None = None
+    bucket: str = ""  # of its typical passes
+
+    @property
+    def of_limit(self) -> float | None:
+        """How much of the limit was reached."""
+        return self.tok_s / self.limit.tok_s if self.limit.tok_s else None
 
     @property
     def tok_s(self) -> float:
@@ -90,11 +91,19 @@ class Row:
         return row
 
     def _explanation(self) -> dict[str, Any]:
+        limit, peak, demand = self.limit, self.limit.peak, self.limit.demand
         return {
-            "limit": self.limit.why,
-            "of_limit": self.tok_s / self.limit.tok_s if self.limit.tok_s else None,
-            "bytes_per_step": self.limit.bytes_per_step,
-            "bandwidth": self.limit.bandwidth,
+            "bucket": self.bucket,
+            "limit": limit.why,
+            "of_limit": self.of_limit,
+            "bound": limit.bound,
+            "bytes_per_step": limit.bytes_per_step,
+            "bandwidth": limit.bandwidth,
+            "bytes": demand.nbytes if demand else None,
+            "flops": {"products": demand.products, "attention": demand.attention} if demand else None,
+            "peak": {"name": peak.name, "threads": peak.threads, "flops": peak.rate} if peak else None,
+            "time": self.anatomy.to_json() if self.anatomy else None,
+            "verdict": verdict(self.anatomy, limit) if self.anatomy else None,
             "python_share": self.python_share,
             "segments": [
                 {
@@ -153,7 +162,7 @@ def to_table(rows: Sequence[Row], explain: bool) -> str:
 
 
 def _cells(r: Row) -> list[str]:
-    part = f"{r.tok_s / r.limit.tok_s:.0%}" if r.limit.tok_s else "-"
+    part = "-" if r.of_limit is None else f"{r.of_limit:.0%}"
     cells = [r.model, r.test, str(r.batch), str(r.threads), _spread(r.samples), part, r.plan]
     if r.peer and r.ratio is not None:
         cells += [_spread(r.peer.samples), str(r.peer.threads), f"{r.ratio:.3f}"]
@@ -193,14 +202,50 @@ def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
 
 
 def _explained(r: Row) -> str:
-    lines = [f"{r.test}, batch {r.batch}: {r.limit.why}"]
-    if r.limit.tok_s:
-        lines[0] += f"; {r.tok_s / r.limit.tok_s:.0%} of it was reached"
-    if r.python_share is not None:
+    """Where the time went, the limit, the segments, and what it all comes to."""
+    reached = "" if r.of_limit is None else f"; {r.of_limit:.0%} of it was reached"
+    lines = [f"{r.test}, batch {r.batch}, bucket {r.bucket}: {r.limit.why}{reached}"]
+    if r.anatomy:
+        lines += _bars(r.anatomy, 1 if r.anatomy.unit == "step" else r.batch)
+    elif r.python_share is not None:
         lines.append(f"Python's share of a step: {r.python_share:.2%}")
     cells = [["segment", "backend", "threads", "runs", "ms"]]
     cells += [
-        [s.segment, s.backend, str(s.threads), str(s.runs), f"{1000 * s.seconds:.3f}"] for s in r.segments
+        [s.segment, s.backend, str(s.threads), str(s.runs), f"{1000 * s.seconds:.3f}"]
+        for s in _together(r.segments)
     ]
-    table = _aligned(cells, left={0, 1}).splitlines()
-    return "\n  ".join(lines + table)
+    lines += _aligned(cells, left={0, 1}).splitlines()
+    if r.anatomy:
+        lines.append(verdict(r.anatomy, r.limit))
+    return "\n  ".join(lines)
+
+
+def _bars(anatomy: Anatomy, together: int) -> list[str]:
+    """A line for each part of the time: milliseconds, share, and a bar as long as that."""
+    unit = f"one {anatomy.unit}" if together == 1 else f"{together} {anatomy.unit}s"
+    cells = [[unit, f"{1000 * anatomy.seconds:.3f} ms", "100%", ""]]
+    for p in anatomy.parts:
+        share = anatomy.share(p.name)
+        cells.append([p.name, f"{1000 * p.seconds:.3f} ms", f"{share:.0%}", "█" * round(BAR * share)])
+    return _aligned(cells, left={0, 3}).splitlines()
+
+
+def _together(segments: Sequence[SegmentTime]) -> list[SegmentTime]:
+    """Segments that differ by the numbers in their names only, as one, where there are many of them."""
+    if len(segments) <= MANY:
+        return list(segments)
+    found: dict[tuple[str, str, int], list[SegmentTime]] = {}
+    for s in segments:
+        found.setdefault((re.sub(r"\d+", "N", s.segment), s.backend, s.threads), []).append(s)
+    return [
+        members[0]
+        if len(members) == 1
+        else SegmentTime(
+            f"{name} ({len(members)} of them)",
+            backend,
+            threads,
+            max(m.runs for m in members),
+            sum(m.seconds for m in members),
+        )
+        for (name, backend, threads), members in found.items()
+    ]

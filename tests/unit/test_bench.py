@@ -16,13 +16,15 @@ import pytest
 
 from hetrun import LLM, bench, registry
 from hetrun.bench import ours as ours_module
-from hetrun.bench import rounds
+from hetrun.bench import peak, rounds
 from hetrun.bench.cases import BenchOptions, Case, numbers
+from hetrun.bench.demand import Demands, demands
+from hetrun.bench.limits import Limit
 from hetrun.bench.llamacpp import Open, Opened
 from hetrun.bench.machine import dram_bandwidth
-from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm, traffic
+from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm
 from hetrun.bench.peer import Peer, check_peer, thread_counts
-from hetrun.bench.report import COLUMNS, Limit, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table
 from hetrun.bench.rounds import Duel, measure
 from hetrun.config import Settings
 from hetrun.convert.writer import Tensor, write_model
@@ -252,20 +254,20 @@ def test_settings_reach_the_model(path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_traffic_counts_each_weight_once_and_no_embedding(path: Path, tmp_path: Path) -> None:
-    found = traffic(path, "f16")
+    found = demands(path, "f16").traffic
     shapes = {name: (rows, cols) for name, rows, cols in tiny.weight_shapes(MODEL)}
     matrices = sum(4 * r * c for name, (r, c) in shapes.items() if name != "token_embd.weight")
     norms = 3 * MODEL.embd * 4
     assert found.weights == matrices + norms
     assert found.kv_bytes(1) == 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_dim * 2
-    assert traffic(path, "f32").kv_bytes(1) == 2 * found.kv_bytes(1)
+    assert demands(path, "f32").traffic.kv_bytes(1) == 2 * found.kv_bytes(1)
     case = Case("decode", 9, 100, batch=2)
-    assert found.per_step(case) == found.weights + 2 * 105 * found.kv_bytes(1)
+    assert demands(path, "f16").of(case).nbytes == found.weights + 2 * 105 * found.kv_bytes(1)
     windowed = replace(found, kv=((8, 0), (4, 100)))
-    assert windowed.per_step(case) == found.weights + 2 * (8 * 105 + 4 * 100)
+    assert Demands(windowed, None).of(case).nbytes == found.weights + 2 * (8 * 105 + 4 * 100)
     # A tied embedding is read as the head.
     tied = tiny.write_gguf(TinyLlama("tied", layers=1, kv_heads=2, tied=True), tmp_path / "tied.gguf")
-    assert traffic(tied, "f16").weights == found.weights
+    assert demands(tied, "f16").traffic.weights == found.weights
 
 
 @pytest.mark.parametrize("architecture", ["llama", "nobodys"])
@@ -294,14 +296,16 @@ def test_traffic_counts_the_experts_that_a_step_reads(architecture: str, tmp_pat
         tensors,
         ((i, np.zeros(t.nbytes, np.uint8)) for i, t in enumerate(tensors)),
     )
-    found, experts = traffic(path, "f16"), 3 * n * n_ff * width * 4
+    found, experts = demands(path, "f16").traffic, 3 * n * n_ff * width * 4
     assert found.weights == sum(t.nbytes for t in tensors) - experts - tensors[0].nbytes
     # One token reads what it uses, two at most twice that, many all there is.
     assert found.weight_bytes(1) - found.weights == pytest.approx(experts * k / n)
     assert found.weight_bytes(2) - found.weights == pytest.approx(experts * (1 - (1 - k / n) ** 2))
     assert found.weight_bytes(500) == pytest.approx(found.weights + experts)
     kv = 2 * 2 * width
-    assert found.per_step(Case("decode", 9, 100)) == pytest.approx(found.weight_bytes(1) + 105 * kv)
+    step = demands(path, "f16").of(Case("decode", 9, 100))
+    assert step.nbytes == pytest.approx(found.weight_bytes(1) + 105 * kv)
+    assert step.estimated
 
 
 def test_memory_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +392,7 @@ def row(peer: PeerResult | None = None) -> Row:
         load=(0.1, 0.9),
         segments=(SegmentTime("model", "reference", 2, 12, 0.009),),
         python_share=0.02,
+        bucket="1",
     )
 
 
@@ -441,7 +446,7 @@ def test_the_table_tells_it_to_people() -> None:
         heading.split() == "model test batch threads tokens/s of limit plan llama.cpp threads ratio".split()
     )
     assert line.split() == "tiny tg4@8 1 2 100.0 ± 10.0 25% reference 80.0 ± 8.0 1 1.250".split()
-    assert "tg4@8, batch 1: a step reads 1 MB; 25% of it was reached" in text
+    assert "tg4@8, batch 1, bucket 1: a step reads 1 MB; 25% of it was reached" in text
     assert "Python's share of a step: 2.00%" in text
     assert "load average: 0.10 at the start, 0.90 at the end" in text
     assert "llama.cpp" not in to_table([row()], explain=False)
@@ -463,6 +468,8 @@ Bench = Callable[..., None]
 def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`bench.main` on the tiny model, with the memory of the machine not measured for seconds."""
     monkeypatch.setattr(bench, "_bandwidth", lambda threads: 1e9 * threads)
+    monkeypatch.setattr(peak, "WIDTH", 256)
+    monkeypatch.setattr(peak, "TOKENS", 16)
     settings = Settings.resolve(model=str(path), backends=["reference"], threads=1)
 
     def run(**options: Any) -> None:  # noqa: ANN401 - those of BenchOptions
@@ -480,10 +487,18 @@ def test_bench_against_llama_cpp(
     captured = capsys.readouterr()
     prefill, decode = json.loads(captured.out)
     assert (prefill["test"], decode["test"]) == ("pp16", "tg4@8")
-    assert prefill["limit_tok_s"] is None
-    assert "not measured" in prefill["explain"]["limit"]
-    assert decode["limit_tok_s"] > 0
+    assert prefill["explain"]["bytes_per_step"] is None
+    assert decode["explain"]["bytes_per_step"] > 0
     for found in (prefill, decode):
+        assert found["limit_tok_s"] > 0
+        explained = found["explain"]
+        assert explained["peak"]["name"] == "reference on F32"
+        assert f"at most {found['limit_tok_s']:.0f} tokens/s" in explained["limit"]
+        assert explained["of_limit"] == pytest.approx(found["tok_s"] / found["limit_tok_s"])
+        time = explained["time"]
+        assert {"products", "attention", "norms", "other ops", "waiting", "Python"} == set(time["parts"])
+        assert sum(p["seconds"] for p in time["parts"].values()) == pytest.approx(time["seconds"])
+        assert explained["verdict"].startswith("up against ")
         assert found["model"] == "tiny"
         assert found["threads"] == 1
         assert len(found["samples"]) == len(found["peer"]["samples"]) == 2
