@@ -23,7 +23,6 @@ from torch import Tensor
 from hetrun.backend import Ints, Pass, SequencePart
 from hetrun.graph import Op
 from hetrun.kv import KvCache, KvTable
-from hetrun.kvrows import KvView
 from hetrun.ops import Attention
 
 PIECE_BYTES = 8 << 20  # of keys, and as much of values: what is read from the tables at a time
@@ -152,10 +151,11 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
     for part in work.parts:
         lo, hi, ends = _rows(op, part, work, part.kv[group].length)
         if hi > lo:
-            context = _Context(
-                a, part.kv[group], keys, values, k[part.a : part.b], v[part.a : part.b], scratch
-            )
-            _attend_part(context, q[lo:hi], ends, out[lo:hi])
+            view = part.kv[group]
+            index = None if view.contiguous else torch.from_numpy(view.rows)
+            own = slice(part.a, part.b)
+            seen = _Seen(a, view.length, view.first, index, keys, values, k[own], v[own], scratch)
+            _attend_part(seen, q[lo:hi], ends, out[lo:hi])
     return out
 
 
@@ -169,11 +169,13 @@ def _rows(op: Op, part: SequencePart, work: Pass, length: int) -> tuple[int, int
 
 
 @dataclass(frozen=True, slots=True)
-class _Context:
+class _Seen:
     """One sequence in one layer: its rows in the tables, and those of this pass as they came."""
 
     attrs: Attention
-    view: KvView
+    length: int
+    first: int  # row in the tables, where they are one run
+    index: Tensor | None  # the row of each token, where they are not
     keys: KvTable
     values: KvTable
     k: Tensor
@@ -185,23 +187,40 @@ class _Context:
     ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         """The keys and values from `first` to `last`, in runs of which each is only there until the next."""
         # A short pass is read back from the tables, in one piece with what came before it.
-        own = last if small else max(first, self.view.length - len(self.k))
+        own = last if small else max(first, self.length - len(self.k))
         width = self.attrs.n_kv_heads * self.attrs.head_dim
         step = max(1, PIECE_BYTES // (2 * width))
         for lo in range(first, min(own, last), step):
             hi = min(lo + step, own, last)
-            k = load(self.keys, self.view, lo, hi, dtype, self.scratch, "k")
-            yield lo, hi, k, load(self.values, self.view, lo, hi, dtype, self.scratch, "v")
+            k = self._load(self.keys, lo, hi, dtype, "k")
+            yield lo, hi, k, self._load(self.values, lo, hi, dtype, "v")
         if own < last:
-            skip = own - (self.view.length - len(self.k))
+            skip = own - (self.length - len(self.k))
             n = last - own
             yield own, last, self.k[skip : skip + n].to(dtype), self.v[skip : skip + n].to(dtype)
 
+    def _load(self, table: KvTable, lo: int, hi: int, dtype: torch.dtype, name: str) -> Tensor:
+        """Tokens lo to hi [tokens, width]: the table's own memory if they lie there just so."""
+        raw = torch.from_numpy(table.raw)
+        plain = _PLAIN.get(table.quant.name)
+        if self.index is None and plain == dtype:
+            return raw[self.first + lo : self.first + hi].view(dtype)
+        width = table.n_heads * table.head_dim
+        out = self.scratch.take(name, hi - lo, width, dtype)
+        step = max(1, STAGE_BYTES // (4 * width))
+        for at in range(lo, hi, step):
+            end = min(hi, at + step)
+            rows = (
+                raw[self.index[at:end]] if self.index is not None else raw[self.first + at : self.first + end]
+            )
+            out[at - lo : end - lo].copy_(_numbers(table, rows, plain, self.scratch))
+        return out
 
-def _attend_part(c: _Context, q: Tensor, ends: Ints, out: Tensor) -> None:
-    a, n = c.attrs, len(q)
+
+def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor) -> None:
+    a, n = seen.attrs, len(q)
     group = a.n_heads // a.n_kv_heads
-    half = n * group <= HALF_ROWS and c.keys.quant.name == "F16"
+    half = n * group <= HALF_ROWS and seen.keys.quant.name == "F16"
     dtype = torch.float16 if half else torch.bfloat16
     cut = strips(ends, a.window, group)
     # Row i of a KV head's query heads is row i * group + head: the rows of some tokens lie together.
@@ -209,14 +228,16 @@ def _attend_part(c: _Context, q: Tensor, ends: Ints, out: Tensor) -> None:
     folded = folded.reshape(1, a.n_kv_heads, n * group, a.head_dim)
     total = _Total(n, group)
     first, last = min(s.lo for s in cut), max(s.hi for s in cut)
-    for x, y, k, v in c.pieces(first, last, dtype, n * group <= WHOLE_ROWS):
+    for x, y, k, v in seen.pieces(first, last, dtype, n * group <= WHOLE_ROWS):
         heads_k = k.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
         heads_v = v.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
         for s in cut:
             lo, hi = max(s.lo, x), min(s.hi, y)
             if lo >= hi:
                 continue
-            mask = c.scratch.mask(ends[s.a : s.b] - lo, hi - lo, a.window, group, dtype) if s.masked else None
+            mask = (
+                seen.scratch.mask(ends[s.a : s.b] - lo, hi - lo, a.window, group, dtype) if s.masked else None
+            )
             rows = folded[:, :, s.a * group : s.b * group]
             total.add(
                 s, _partial(a, rows, heads_k[:, :, lo - x : hi - x], heads_v[:, :, lo - x : hi - x], mask)
@@ -261,18 +282,19 @@ class _Total:
     def add(self, s: Strip, partial: Partial) -> None:
         """Rows s.a to s.b saw more keys."""
         new, weight = partial
-        fresh = bool(self._fresh[s.a])  # the strips of a chunk are the same rows
+        fresh = self._fresh[s.a : s.b].copy()
         self._fresh[s.a : s.b] = False
         if self._sum is None:
             if s.b - s.a == self._n:
-                self._sum = new, weight
+                self._sum = partial
                 return
             _, heads, _, dim = new.shape
             rows = self._n * self._group
-            self._sum = new.new_empty(1, heads, rows, dim), weight.new_empty(1, heads, rows)
+            nothing = weight.new_full((1, heads, rows), -torch.inf)
+            self._sum = new.new_zeros(1, heads, rows, dim), nothing
         here = slice(s.a * self._group, s.b * self._group)
         out, total = self._sum[0][:, :, here], self._sum[1][:, :, here]
-        if fresh:
+        if fresh.all():
             out.copy_(new)
             total.copy_(weight)
         else:
@@ -298,25 +320,6 @@ def store(table: KvTable, slots: Ints, x: Tensor) -> None:
         rows[int(slots[0]) : int(slots[-1]) + 1].copy_(x)
     else:
         rows[torch.from_numpy(slots)] = x.to(rows.dtype)
-
-
-def load(
-    table: KvTable, view: KvView, lo: int, hi: int, dtype: torch.dtype, scratch: Scratch, name: str
-) -> Tensor:
-    """The rows of a sequence's tokens lo to hi [tokens, width]: the table's own if they lie so there."""
-    raw = torch.from_numpy(table.raw)
-    index = None if view.contiguous else torch.from_numpy(view.rows)
-    plain = _PLAIN.get(table.quant.name)
-    if index is None and plain == dtype:
-        return raw[view.first + lo : view.first + hi].view(dtype)
-    width = table.n_heads * table.head_dim
-    out = scratch.take(name, hi - lo, width, dtype)
-    step = max(1, STAGE_BYTES // (4 * width))
-    for at in range(lo, hi, step):
-        end = min(hi, at + step)
-        rows = raw[view.first + at : view.first + end] if index is None else raw[index[at:end]]
-        out[at - lo : end - lo].copy_(_numbers(table, rows, plain, scratch))
-    return out
 
 
 def _numbers(table: KvTable, rows: Tensor, plain: torch.dtype | None, scratch: Scratch) -> Tensor:
