@@ -3,8 +3,8 @@
 This is the programme of TwinPilots (Yu et al., SYSTOR 2024). A layer is seven operations: the projections
 to q, k and v, the attention over what was seen (score), the projection behind it (out), and the two halves of
 the feed-forward part (mlp1, mlp2). The host computes its operations in place; the other device has to bring
-weights or keys and values over a link first, and does that ahead of time. So per layer two sums count, whatever
-waits for what: find the assignment whose larger sum, lambda, is least.
+weights or keys and values over a link first, and does that ahead of time. So two sums count, whatever waits
+for what: find the assignment whose larger sum, lambda, is least.
 
 Times come from records by (operation, device, batch, length): what was measured goes into a forecast under
 the form of the operation's ops, and is asked for any batch and length. The paper's algorithm averages

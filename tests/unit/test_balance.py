@@ -86,7 +86,7 @@ def test_more_operations_than_can_be_enumerated() -> None:
 
 
 def cut_to_measure(host: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """The makespan if an operation may be cut: who gains most by the host goes there till both end at once."""
+    """The makespan if an operation may be cut: who gains most by the host goes there."""
     mine, rest = 0.0, sum(other)
     for h, o in sorted(zip(host, other, strict=True), key=lambda t: t[0] / t[1]):
         part = min(1.0, (rest - mine) / (h + o))
