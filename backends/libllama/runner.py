@@ -64,6 +64,7 @@ class LlamaRunner:
         params.load_mode = llama.LOAD_MMAP if trial else llama.LOAD_READ
         # The library has one switch for all layouts, so without its AMX there are none.
         params.use_extra_bufts = not trial and amx.usable()
+        self._tiles = None if trial else amx.keeper()
         params.progress_callback = ctypes.cast(heard, ctypes.c_void_p)
         model = self._lib.llama_model_load_from_file(os.fsencode(self._path), params)
         if not model:
@@ -76,7 +77,7 @@ class LlamaRunner:
         params.n_batch = params.n_ubatch = setup.ubatch
         params.n_seq_max = setup.sequences + 1
         params.n_outputs_max = setup.wanted
-        params.n_threads = params.n_threads_batch = setup.threads
+        params.n_threads = params.n_threads_batch = self._threads = setup.threads
         params.type_k = params.type_v = setup.kv_quant.ggml_id
         params.abort_callback = native.libc_address("strlen")
         params.abort_callback_data = ctypes.addressof(self._stop)
@@ -101,6 +102,8 @@ class LlamaRunner:
         batch = self._arrays.fill(tokens, positions, sequences, wanted)
         rows, pointer = int(np.count_nonzero(wanted)), None
         start = perf_counter()
+        if self._tiles:
+            self._tiles.restore(self._threads)
         status = self._lib.llama_decode(self._context, batch)
         if rows and not status:
             pointer = self._lib.llama_get_logits(self._context)

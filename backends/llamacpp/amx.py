@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hetrun import child
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.native import Library
+from hetrun.backends.llamacpp.tiles import Tiles, tiles
 from hetrun.config import dirs
 from hetrun.errors import OptionError
 from hetrun.quant import by_name
@@ -48,7 +49,12 @@ PR_SET_DUMPABLE = 4
 
 def usable() -> bool:
     """Whether nothing of ggml's repacking needs to be left alone here."""
-    return verdict() in ("absent", "works")
+    return verdict() == "absent" or keeper() is not None
+
+
+def keeper() -> Tiles | None:
+    """What must restore the tiles before each graph; nothing where ggml uses none."""
+    return tiles(native.library()) if verdict() == "works" else None
 
 
 @cache

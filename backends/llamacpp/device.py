@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
-from hetrun.backends.llamacpp import fusion, native
+from hetrun.backends.llamacpp import amx, fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
 from hetrun.backends.llamacpp.memory import GgmlBuffer, WeightMemory
 from hetrun.backends.llamacpp.runner import GgmlRunner
@@ -35,6 +35,7 @@ class LlamacppBackend(Backend):
         self._ask(native.libc_address("strlen"))
         self._watch: GraphWatch | None = None
         self._memory = WeightMemory(self.lib)
+        self._tiles = amx.keeper()
         self._graph_bytes: dict[int, int] = {}
         self.set_threads(os.cpu_count() or 1)
 
@@ -64,6 +65,7 @@ class LlamacppBackend(Backend):
 
     def set_threads(self, threads: int) -> None:
         self.lib.ggml_backend_cpu_set_n_threads(self._backend, threads)
+        self._threads = threads
 
     def watch(self, spent: Spent | None) -> None:
         """In watched runs it is Python that ggml asks: on the engine's thread, and never otherwise."""
@@ -92,6 +94,8 @@ class LlamacppBackend(Backend):
     def compute(self, graph: int) -> None:
         """Run a graph to its end, or to a cancel."""
         start = perf_counter()
+        if self._tiles:
+            self._tiles.restore(self._threads)
         if self._watch:
             status = self._watch.run(graph, lambda: self.lib.ggml_backend_graph_compute(self._backend, graph))
         else:

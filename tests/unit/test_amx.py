@@ -48,6 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setattr(native, "extra_buffer_types", lambda lib: [AMX, OTHER])
     monkeypatch.setattr(native, "cpu_features", lambda lib: ["amx_int8", "avx2"])
     monkeypatch.setattr(amx, "_ending", machine.try_it)
+    monkeypatch.setattr(amx, "tiles", lambda lib: object())
     return machine
 
 
