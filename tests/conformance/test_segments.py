@@ -14,7 +14,7 @@ from hetrun.graph import Constant, Op, Rows, Value, Weight
 from hetrun.ops import NONE, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
-from tests.conformance.table import EXACT, HALF, QUANT_LIMITS, Case, Company, single
+from tests.conformance.table import EXACT, FLOORS, HALF, QUANT_LIMITS, Case, Company, single
 from tests.conformance.test_ops import REFERENCE, device, nmse, others, prepared
 from tests.packing import packed
 
@@ -144,11 +144,12 @@ def test_a_segment_is_what_its_ops_are(
     build: Build, types: tuple[str, str], threads: int, backend: str
 ) -> None:
     segment = block(build, *types)
+    floor = FLOORS[device(backend).arithmetic].get("moe", 0.0)  # it has as many products as any block
     for company in COMPANIES:
         expected, found = run(REFERENCE, segment, company), run(backend, segment, company, threads)
         for value, a, b in zip(segment.writes, expected, found, strict=True):
             assert a.shape == b.shape
-            assert nmse(a, b) <= LIMITS[types], f"{value.name} with {company}"
+            assert nmse(a, b) <= max(LIMITS[types], floor), f"{value.name} with {company}"
 
 
 @pytest.mark.parametrize("backend", [REFERENCE, *others()])
@@ -156,6 +157,7 @@ def test_a_segment_is_what_its_ops_are(
 @pytest.mark.parametrize("build", BLOCKS, ids=lambda b: b.__name__)
 def test_what_weights_take_is_known_before(build: Build, types: tuple[str, str], backend: str) -> None:
     made = registry.backends()[backend].create()
+    made.start()
     wanted = made.wants(block(build, *types).ops)
     reader = FileReader()
     assert made.resident_bytes(wanted) == sum(made.upload(use, reader.read).nbytes for use in wanted)
