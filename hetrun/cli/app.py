@@ -125,12 +125,34 @@ def evaluate(file: Path, against: str, tokens: int, as_json: bool, **given: obje
 
 @hetrun.command()
 @options.settings("model", *options.RUNNING)
+@click.option("--machine", metavar="NAME|FILE", help="predict for another machine, as its file describes it")
+@click.option(
+    "--shape", metavar="NAME", help="with --machine: a model's measures, as opt-30b or llama-70b:q4_0"
+)
+@click.option("--batch", metavar="N", help="with --machine: sequences at once  [default: 1]")
+@click.option("--prompt", metavar="N", help="with --machine: tokens of each prompt  [default: 512]")
+@click.option("--generate", metavar="N", help="with --machine: tokens of each answer  [default: 128]")
 @options.as_json
-def plan(as_json: bool, **given: object) -> None:
+def plan(
+    as_json: bool,
+    machine: str | None,
+    shape: str | None,
+    batch: str | None,
+    prompt: str | None,
+    generate: str | None,
+    **given: object,
+) -> None:
     """What would run where, and why, without loading the model."""
+    from hetrun.cli.machines import Question, print_prediction, refuse_alone
     from hetrun.cli.reports import print_plan
 
-    print_plan(Settings.resolve(environ=None, **given), as_json)
+    settings = Settings.resolve(environ=None, **given)
+    question = Question(machine, shape, batch, prompt, generate)
+    if machine is not None:
+        print_prediction(question, settings, as_json)
+    else:
+        refuse_alone(question)
+        print_plan(settings, as_json)
 
 
 @hetrun.command()
