@@ -32,7 +32,7 @@ from hetrun.whole_plan import prepare as prepare_whole
 
 MAX_SEQUENCES = 16
 MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
-LEAST_MEASURED = 16 << 20  # bytes of weights: measuring a smaller model takes longer than it could win
+LEAST_MEASURED = 8 << 20  # bytes of weights: measuring a smaller model takes longer than it could win
 LOADING = 0.6  # of the progress of opening a model; the rest is measuring
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 

@@ -130,7 +130,9 @@ class Pilot:
         wanted = [name for name in names if todo[name]]
         busy = bool(wanted) and others_running() >= BUSY
         for at, name in enumerate(wanted):
-            self._probe(name, todo[name], until, _stretch(tell, at, len(wanted)))
+            left = until - perf_counter()
+            end = perf_counter() + left / (len(wanted) - at)
+            self._probe(name, todo[name], end, _stretch(tell, at, len(wanted)))
         if wanted:
             self._executor.forget_threads()
             if busy:
@@ -316,8 +318,9 @@ class Pilot:
             return False
         self._executor.adopt(proposal.plans)
         self._drop(proposal.drop)
-        self._state.changes.append(Change(perf_counter(), f"{cause}: {proposal.reason}"))
-        log.info("planned anew (%s): %s", cause, proposal.reason)
+        change = Change(perf_counter(), f"{cause}: {proposal.reason}")
+        self._state.changes.append(change)
+        log.info("planned anew: %s", change.reason)
         self._watch()
         return True
 

@@ -134,7 +134,7 @@ class OnlinePlanner:
             tokens, depth = self.point(bucket, current.ubatch, now)
             weight = USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
             ways = {}
-            # Fewer threads win where memory is the limit, if at all: larger passes are not measured with them.
+            # Fewer threads win where memory is the limit: larger passes are not measured with them.
             for threads in self._threads if tokens <= SMALL else self._threads[-1:]:
                 chain = self.costs.chain(self.candidates, threads, tokens, depth)
                 if all(chain.times):

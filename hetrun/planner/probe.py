@@ -27,10 +27,16 @@ from hetrun.weights import WeightStore
 Tell = Callable[[float], None]
 
 TOKENS = (1, 4, 16, 64, 512)  # of one sequence
+SAMPLES, HOME_SAMPLES = (
+    3,
+    8,
+)  # layers that take turns where weights must come from memory; the first cost a copy
+MIDDLE = 64
 SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
 DEEP = 4096  # tokens that the deepest probe has behind it
 RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: so many, so long, or one that is long by itself
 MOST_RUNS = 12
+LARGEST_PART = 0.15  # of the time left, for one run
 NOISE = 0.5  # of the values that go in: any will do that stay finite
 
 
@@ -86,12 +92,19 @@ class Prober:
         trials = list(trials)
         done = 0
         for trial in trials:
-            if perf_counter() > until:
+            left = until - perf_counter()
+            if left < 0:
                 break
-            self.measure(trial)
-            done += 1
+            if not self._too_long(trial, left):
+                self.measure(trial)
+                done += 1
             tell(done / len(trials))
         return done
+
+    def _too_long(self, trial: Trial, left: float) -> bool:
+        """Whether smaller passes say that this one would take much of the time that is left."""
+        expected = self._forecast.seconds(self._work(trial), trial.tokens * trial.sequences, trial.seen + 1)
+        return expected is not None and expected > LARGEST_PART * left
 
     def measure(self, trial: Trial, hear: Callable[[float], None] | None = None) -> None:
         """Run a trial some times and tell the forecast, or whoever would rather hear each run's seconds."""
@@ -230,17 +243,16 @@ def trials_of(
             if deep and not any(isinstance(op.attrs, Attention) for op in ops[0]):
                 continue
             # Small passes read weights from memory, so a few layers take turns; in larger ones they work.
-            samples = tuple(ops[: (8 if home and tokens <= SMALL else 1)])
+            samples = tuple(ops[: (1 if tokens > SMALL else HOME_SAMPLES if home else SAMPLES)])
             found.append(Trial(form, samples, backend, n_threads, tokens, seen))
 
-    for tokens in reversed(sizes):
-        if home or tokens > 1:
-            add(tokens, most)
+    # From the middle outwards: with two sizes the others follow roughly.
+    for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
+        add(tokens, most)
     seen = min(DEEP, context - max(sizes)) // 32 * 32
     if seen >= 256:
         for tokens in sizes:
-            if home or tokens > 1:
-                add(tokens, most, seen, deep=True)
+            add(tokens, most, seen, deep=True)
     if home:
         whole = (graph.ops,)
         found += [Trial("whole", whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]

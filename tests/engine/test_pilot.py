@@ -1,0 +1,160 @@
+"""The pilot on a real model: a backend is avoided where it is slow and used where it is fast, also when that changes.
+
+"Slow" is real work done again and again, so it shows in whatever the pilot measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from hetrun import LLM, SamplingParams, registry
+from hetrun.backend import Available, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
+from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.executor import Chunk, Step
+from hetrun.kv import KvCache
+from hetrun.loaded import Loaded
+from hetrun.model import PlannedModel
+from hetrun.pilot import Pilot
+from hetrun.plan import PlanSet
+from tests.models import tiny
+from tests.models.tiny import TinyLlama
+
+AGAIN = 30  # times that slow work is done
+SMALL = TinyLlama("small", layers=4, embd=512, ffn=2048, heads=8, kv_heads=4, context=1024, quant="Q8_0")
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large enough to be worth measuring."""
+    return tiny.write_gguf(SMALL, tmp_path_factory.mktemp("models") / "small.gguf")
+
+
+class Plugin(LlamacppBackend):
+    """ggml under another name, which does what is slow many times over."""
+
+    name = "plugin"
+    slow: str = ""
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        return Repeating(super().compile(segment, shape, buffers, kv), segment)
+
+
+class Repeating:
+    """A runner that runs as often as its slowest op asks for."""
+
+    def __init__(self, runner: Runner, segment: Segment) -> None:
+        self._runner = runner
+        self._scopes = [op.scope for op in segment.ops]
+
+    def submit(self, work: Pass) -> Done:
+        slow = Plugin.slow and any(Plugin.slow in scope for scope in self._scopes)
+        for _ in range(AGAIN if slow else 1):
+            done = self._runner.submit(work)
+        return done
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+@pytest.fixture
+def plugin() -> Iterator[None]:
+    """The plugin, preferred to the backend it is compared with."""
+    remove = registry.register(
+        Descriptor("plugin", lambda: Available("a test"), Plugin, "a test", preference=200)
+    )
+    Plugin.slow = ""
+    yield
+    remove()
+
+
+def pilot_of(loaded: Loaded) -> Pilot:
+    model = loaded.model
+    assert isinstance(model, PlannedModel)
+    assert model.pilot is not None
+    return model.pilot
+
+
+def users(plans: PlanSet, tokens: int, scope: str) -> set[str]:
+    """The backends that run a scope."""
+    return {s.backend for s in plans.plan(tokens).segments for op in s.ops if scope in op.scope}
+
+
+def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> float:
+    """Steps of one token until the scope is run by one of these, or the time is over; how long it took."""
+
+    def steps(loaded: Loaded) -> float:
+        import numpy as np
+
+        model, start = loaded.model, perf_counter()
+        seq = model.alloc()
+        while (took := perf_counter() - start) < seconds:
+            if users(model.plans, 1, scope) <= set(until):
+                break
+            if model.length(seq) == model.context:
+                model.truncate(seq, 0)
+            model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
+            model.tend()
+        model.free(seq)
+        return took
+
+    return llm.call(steps)
+
+
+@pytest.mark.slow
+def test_a_backend_that_becomes_fast_is_used_within_seconds(
+    plugin: None, small_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hetrun.pilot")
+    Plugin.slow = ".ffn"
+    with LLM(small_model, backends=["plugin", "reference"], ctx=512, threads=1, eager=True) as llm:
+        assert users(llm.plan, 1, "blk.0.ffn") == {"reference"}, "it should be avoided where it is slow"
+        assert "plugin" in users(llm.plan, 1, "blk.0.attn"), "and used where it is not"
+        Plugin.slow = ""
+        took = run_for(llm, 20, ["plugin"], "blk.0.ffn")
+        changes = llm.call(lambda loaded: [c.reason for c in pilot_of(loaded).changes])
+        assert users(llm.plan, 1, "blk.0.ffn") == {"plugin"}
+        assert took < 15  # on an idle machine 1 to 3 s; CI may be anything
+        assert "ffn on plugin takes" in changes[-1]
+        assert changes[-1] in caplog.text
+        # The answer goes on, and says the same as before.
+        assert len(llm.generate([1, 2, 3], SamplingParams(max_tokens=4, temperature=0))[0].tokens) == 4
+
+
+@pytest.mark.slow
+def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hetrun.planner import probe
+
+    monkeypatch.setattr("hetrun.pilot.others_running", lambda: 0.0)  # CI may be busy, and would forget
+    measured: list[str] = []
+    before = probe.Prober.measure
+
+    def measure(self: probe.Prober, trial: probe.Trial, hear: object = None) -> None:
+        measured.append(trial.name)
+        before(self, trial, hear)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(probe.Prober, "measure", measure)
+    for _ in range(2):
+        with LLM(small_model, backends=["llamacpp"], ctx=256) as llm:
+            plan = llm.plan
+        assert plan.expected["1"].segments, "what it was planned from is part of the plan"
+        if not measured:
+            break
+        first, measured[:] = list(measured), []
+        assert len(first) > 10
+    assert not measured
+
+
+def test_tiny_models_are_not_measured(tmp_path: Path) -> None:
+    with LLM(tiny.write_gguf(TinyLlama("tiny"), tmp_path / "tiny.gguf"), backends=["llamacpp"]) as llm:
+        assert not llm.plan.expected
+
+
+@pytest.mark.slow
+def test_static_is_an_option(small_model: Path) -> None:
+    with LLM(small_model, backends=["llamacpp"], planner="static", ctx=256) as llm:
+        assert not llm.plan.expected
+        assert llm.plan.plan(1).segments[0].why.startswith(("first in the fixed order", "the only backend"))
