@@ -14,6 +14,7 @@ from hetrun.spent import ACTIVITIES
 NAMES = {"other": "other ops"}
 WAITING, PYTHON = "waiting", "Python"
 WORTH_SAYING = 0.05  # of the time
+FULL = 0.5  # of what memory gives: whoever reads more slowly is not held up by it
 SMALL = 0.02  # what waiting and Python may take before it is said
 
 
@@ -99,9 +100,10 @@ def verdict(anatomy: Anatomy, limit: Limit) -> str:
     """One sentence: what most of the time goes into, and how far that is from what is possible."""
     if not anatomy.seconds:
         return "nothing was measured"
-    largest = max(anatomy.parts, key=lambda p: p.seconds).name
+    against = max(anatomy.parts, key=lambda p: p.seconds).name
     reads = _products_read(limit)
-    against = "memory" if largest == "products" and reads else largest
+    if against == "products" and reads and _reading_rate(anatomy, limit) >= FULL * (limit.bandwidth or 0):
+        against = "memory"
     said = [_products(anatomy, limit, reads)] if anatomy.of("products") else []
     for name in ("attention", "norms", "other ops"):
         if anatomy.share(name) >= WORTH_SAYING:
@@ -128,13 +130,19 @@ def _products_read(limit: Limit) -> bool:
     return demand.weight_bytes / limit.bandwidth >= demand.products / limit.peak.rate
 
 
+def _reading_rate(anatomy: Anatomy, limit: Limit) -> float:
+    """Bytes of weights per second while products are made."""
+    seconds = anatomy.of("products")
+    return limit.demand.weight_bytes / seconds if limit.demand and seconds else 0.0
+
+
 def _products(anatomy: Anatomy, limit: Limit, reads: bool) -> str:
     seconds, demand = anatomy.of("products"), limit.demand
     share = f"products are {anatomy.share('products'):.0%}"
     if demand is None:
         return share
     if reads and limit.bandwidth:
-        rate = demand.weight_bytes / seconds
+        rate = _reading_rate(anatomy, limit)
         return (
             f"{share}, and read weights at {rate / limit.bandwidth:.0%} of what memory gives "
             f"({rate / 1e9:.1f} of {limit.bandwidth / 1e9:.1f} GB/s)"

@@ -137,9 +137,9 @@ class Ours:
             self._measured.append(Measured(total, stretch.inside, stretch.waited, watch.queued))
             return case.batch * case.tokens / total
         self._shares.append(watch.python_share)
-        n, total = case.tokens, stretch.seconds
+        step, n = case.batch / watch.rate, case.tokens
         inside = {name: seconds / n for name, seconds in stretch.inside.items()}
-        self._measured.append(Measured(total / n, inside, stretch.waited / n, total * watch.idle_share / n))
+        self._measured.append(Measured(step, inside, stretch.waited / n, step * watch.idle_share))
         return watch.rate
 
     def peak(self, case: Case) -> Peak | None:

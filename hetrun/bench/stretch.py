@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
 
 from hetrun.backend import Backend
 from hetrun.spent import Spent
@@ -33,7 +32,6 @@ class Looked:
 class Counts:
     """What was counted at a moment."""
 
-    at: float = 0.0
     inside: Mapping[str, float] = field(default_factory=dict)
     waited: float = 0.0
 
@@ -71,12 +69,7 @@ class Stretch:
         for key, record in self._stats:
             if key.backend not in self._beside:
                 inside[key.backend] = inside.get(key.backend, 0.0) + record.seconds
-        return Counts(perf_counter(), inside, self._stats.wait_seconds)
-
-    @property
-    def seconds(self) -> float:
-        """How long it was."""
-        return self._last.at - self._first.at
+        return Counts(inside, self._stats.wait_seconds)
 
     @property
     def waited(self) -> float:
