@@ -23,6 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hetrun.bench.machine import BUSY, load_average
 from hetrun.config import Settings
 from hetrun.executor import Chunk, Step
 from hetrun.llm import LLM
@@ -85,6 +86,12 @@ class Found:
         """Mean relative error of what was predicted before each repetition; nothing is 100 % wrong."""
         pairs = zip(self.predicted, self.measured, strict=True)
         return mean([1.0 if p is None else abs(p - m) / m for p, m in pairs])
+
+    @property
+    def typical(self) -> float:
+        """The same as a median: what other programs did to a few repetitions does not show."""
+        pairs = zip(self.predicted, self.measured, strict=True)
+        return median([1.0 if p is None else abs(p - m) / m for p, m in pairs])
 
     @property
     def error_ahead(self) -> float | None:
@@ -177,7 +184,7 @@ def summary(found: Sequence[Found]) -> dict[str, float]:
 
 def to_json(found: Sequence[Found]) -> str:
     """Everything."""
-    cases = [{**asdict(f), "bucket": f.case.bucket, "error": f.error} for f in found]
+    cases = [{**asdict(f), "bucket": f.case.bucket, "error": f.error, "typical": f.typical} for f in found]
     ahead = [e for f in found if (e := f.error_ahead) is not None]
     return json.dumps(
         {"cases": cases, "errors": summary(found), "ahead": mean(ahead) if ahead else None}, indent=1
@@ -208,13 +215,14 @@ def main() -> None:
         "--batches", type=numbers, default=list(BATCHES), help="sequences with one token each"
     )
     parser.add_argument("--fork", action="store_true", help="let the sequences of a batch share a beginning")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of hetrun")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     cases = cases_of(args.depths, args.batches)
     options: dict[str, object] = dict(o.split("=", 1) for o in args.option)
     options.setdefault("ctx", max(c.depth + c.tokens for c in cases))
+    load = load_average()
     out = sys.stderr if args.json else sys.stdout
     with LLM.of(Settings.resolve(environ=None, model=args.model, **options)) as llm:
         print(HEAD, file=out)
@@ -232,8 +240,11 @@ def main() -> None:
     for bucket, error in summary(found).items():
         print(f"{bucket:>15} {error:7.1%}", file=out)
     ahead = [e for f in found if (e := f.error_ahead) is not None]
+    print(f"{'all, typical':>15} {mean([f.typical for f in found]):7.1%}", file=out)
     if ahead:
         print(f"{'all, ahead':>15} {mean(ahead):7.1%}", file=out)
+    if load > BUSY:
+        print(f"the machine was busy before (load {load:g}): such times say little", file=out)
     if args.json:
         print(to_json(found))
 

@@ -93,6 +93,7 @@ def test_errors_are_relative_and_each_bucket_has_its_own() -> None:
     one = Found(Case(1, 1, 0), 2.0, (1.1, None), (1.0, 1.0))
     many = Found(Case(8, 1, 0), 1.0, (1.0,), (1.0,))
     assert one.error == pytest.approx(0.55)
+    assert Found(Case(1, 1, 0), None, (1.0, 1.0, 1.0), (1.0, 1.0, 50.0)).typical == 0
     assert one.error_ahead == pytest.approx(1.0)
     assert summary([one, many]) == pytest.approx({"1": 0.55, "5-8 batch": 0.0, "all": 0.275})
     report = json.loads(to_json([one, many]))
