@@ -69,8 +69,8 @@ def mean(measured: Sequence[Measured]) -> Measured:
 def dissect(unit: str, measured: Measured, looked: Looked) -> Anatomy:
     """The time that was measured, by the shares that were seen when somebody looked.
 
-    What a backend's segments took beyond its ops, and everything outside of segments, is Python's. A backend
-    that shows nothing of its inside is a part of its own.
+    What a backend's segments took beyond its ops, and everything outside of segments (scheduling, sampling,
+    planning), is Python's. A backend that shows nothing of its inside is a part of its own.
     """
     known = sum(measured.inside.values()) + measured.waited + measured.idle
     # Clocks are read in different places: what was counted may be a little more than there was.

@@ -139,7 +139,7 @@ class Ours:
         self._shares.append(watch.python_share)
         step, n = case.batch / watch.rate, case.tokens
         inside = {name: seconds / n for name, seconds in stretch.inside.items()}
-        self._measured.append(Measured(step, inside, stretch.waited / n, step * watch.idle_share))
+        self._measured.append(Measured(step, inside, stretch.waited / n))
         return watch.rate
 
     def peak(self, case: Case) -> Peak | None:
@@ -283,15 +283,6 @@ class Watch:
     def queued(self) -> float:
         """How long the first of the requests waited for the engine; they come together."""
         return max(0.0, min(self._queued, default=0.0))
-
-    @property
-    def idle_share(self) -> float:
-        """The part of the time that lay between two steps."""
-        window = self._window
-        if len(window) < 3:
-            return 0.0
-        steps = window[-1].step_seconds - window[1].step_seconds
-        return max(0.0, 1 - steps / (window[-1].at - window[1].at))
 
     @property
     def rate(self) -> float:

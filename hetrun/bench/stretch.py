@@ -17,7 +17,7 @@ class Measured:
     total: float  # from end to end
     inside: Mapping[str, float]  # in segments, by backend
     waited: float = 0.0  # for devices that work by themselves
-    idle: float = 0.0  # between steps, and before the first
+    idle: float = 0.0  # until the engine began
 
 
 @dataclass(frozen=True, slots=True)
