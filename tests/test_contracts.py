@@ -23,6 +23,19 @@ LONG_FUNCTIONS: dict[str, str] = {}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
+# What the backend amx loads when it starts.
+TORCH = (
+    "attention",
+    "buffers",
+    "elementwise",
+    "emit",
+    "int8",
+    "measure",
+    "moe",
+    "products",
+    "runner",
+    "upload",
+)
 # Packages that load on use, and who may still import them at the top, being loaded on use itself.
 ON_USE = {
     "cupy": (),
@@ -34,7 +47,20 @@ ON_USE = {
     "rich": ("hetrun.tui",),
     "starlette": ("hetrun.server",),
     "textual": ("hetrun.tui",),
-    "torch": (),
+    "torch": tuple(  # what the backend loads when it starts
+        f"hetrun.backends.amx.{name}"
+        for name in (
+            "attention",
+            "elementwise",
+            "emit",
+            "int8",
+            "measure",
+            "moe",
+            "products",
+            "runner",
+            "upload",
+        )
+    ),
     "transformers": (),
     "click": ("hetrun.cli",),
     "uvicorn": ("hetrun.server",),

@@ -1,7 +1,8 @@
 """Products in bf16 (or int8) through torch and its oneDNN, which uses AMX tiles where the CPU has them.
 
-One backend, three ways to hold a weight: `amx` as a packed bf16 copy, `amx-lean` as it is stored, dequantised
-before each product, `amx-int8` as a packed int8 copy. None of them wins for a few tokens; for a prompt all do.
+One backend, three ways to hold a weight: `amx` as a packed bf16 copy, `amx-lean` as it is stored and
+dequantised before each product, `amx-int8` as a packed int8 copy. None wins for a few tokens; for a prompt
+all do.
 """
 
 from __future__ import annotations

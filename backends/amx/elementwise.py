@@ -73,7 +73,7 @@ def rope(a: Rope, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     heads = x.float().reshape(len(x), -1, a.head_dim)
     rest = heads[..., a.n_rot :]
     if a.interleaved:
-        pairs = torch.view_as_complex(heads[..., : a.n_rot].unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(heads[..., : a.n_rot].reshape(*heads.shape[:2], -1, 2))
         out = torch.view_as_real(pairs * turn[0]).flatten(-2)
         return torch.cat((out, rest), -1) if rest.shape[-1] else out
     cos, sin = turn

@@ -142,7 +142,7 @@ class _Fusing:
             return (Rotation(self._turned_with(op)),)
         makers = [self._maker[v] for v in op.inputs if self._within.get(v) is op]
         if makers and self._hidden(op):
-            return (Gated(*makers, op) if op.kind in GATES else Activated(*makers, op),)
+            return (Activated(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
         return (op,)
 
     def _hidden(self, act: Op) -> bool:

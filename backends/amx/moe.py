@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hetrun.backends.amx.products import BF16, Experts, PackedProduct, Product, activate
+from hetrun.backends.amx.buffers import Experts
+from hetrun.backends.amx.products import BF16, PackedProduct, Product, activate
 from hetrun.ops import Moe
 
 

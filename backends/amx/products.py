@@ -5,7 +5,7 @@ oneDNN sums in float32 whatever its inputs are; only what goes in and comes out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -58,7 +58,9 @@ class PackedProduct:
         """x [n, k] in bf16 to [n, m], through an activation that costs no pass of its own."""
         if len(self._parts) == 1:
             return multiply(x, self._parts[0], bias, act)
-        biases = [None] * len(self._parts) if bias is None else bias.split([len(p) for p in self._parts])
+        biases = (
+            [None] * len(self._parts) if bias is None else torch.split(bias, [len(p) for p in self._parts])
+        )
         return torch.cat([multiply(x, p, b, act) for p, b in zip(self._parts, biases, strict=True)], dim=1)
 
     def times(self, x: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
@@ -212,30 +214,3 @@ class LeanProduct:
     def _part(self, x: Tensor, a: int, b: int, bias: Tensor | None) -> Tensor:
         weight = self._scratch.unpack(self._quant, self._raw[a:b], self._cols)
         return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(BF16))
-
-
-# --- experts
-
-
-class Experts:
-    """The products of a mixture's experts."""
-
-    def __init__(self, products: Sequence[Product]) -> None:
-        self.products = products
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that they take."""
-        return sum(p.nbytes for p in self.products)
-
-
-class Vector:
-    """A gain, a bias or a router as floats."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return int(self.values.nbytes)

@@ -7,7 +7,8 @@ import torch
 
 from hetrun.backend import Buffer, ReadInto, WeightUse
 from hetrun.backends.amx import Way
-from hetrun.backends.amx.products import Experts, LeanProduct, PackedProduct, Product, Scratch, Vector
+from hetrun.backends.amx.buffers import Experts, Vector
+from hetrun.backends.amx.products import LeanProduct, PackedProduct, Product, Scratch
 from hetrun.backends.amx.stored import StoredRows, floats, spans
 from hetrun.graph import Weight
 
