@@ -47,20 +47,7 @@ ON_USE = {
     "rich": ("hetrun.tui",),
     "starlette": ("hetrun.server",),
     "textual": ("hetrun.tui",),
-    "torch": tuple(  # what the backend loads when it starts
-        f"hetrun.backends.amx.{name}"
-        for name in (
-            "attention",
-            "elementwise",
-            "emit",
-            "int8",
-            "measure",
-            "moe",
-            "products",
-            "runner",
-            "upload",
-        )
-    ),
+    "torch": tuple(f"hetrun.backends.amx.{name}" for name in TORCH),
     "transformers": (),
     "click": ("hetrun.cli",),
     "uvicorn": ("hetrun.server",),

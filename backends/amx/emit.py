@@ -19,7 +19,7 @@ from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.products import BF16, PackedProduct, activate
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.stored import StoredRows, spans
-from hetrun.graph import Op, Rows, Value
+from hetrun.graph import Op, Rows, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.ops import LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.spent import Activity, activity
@@ -117,22 +117,17 @@ class Emitter:
             for op in self._readers.get(value, ())
         )
 
-    def product(self, buffer: Buffer, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """A product of rows in any type, cut where it would take long."""
-        weight = product_of(buffer)
-        return self.cut(lambda x: weight(x, bias), weight)
-
-    def cut(self, function: Callable[[Tensor], Tensor], weight: Product) -> Callable[[Tensor], Tensor]:
-        """The same, some rows at a time if all would take long, and in bf16."""
-        backend = self._backend
+    def cut(self, function: Callable[[Tensor], Tensor], weight: Weight) -> Callable[[Tensor], Tensor]:
+        """A product with x in bf16, some rows of it at a time if all would take long."""
+        backend, weights = self._backend, weight.shape[0] * weight.shape[1]
 
         def whole(x: Tensor) -> Tensor:
-            x = x.to(BF16)
-            most = most_rows(weight.size, backend.threads)
+            x, most = x.to(BF16), most_rows(weights, backend.threads)
             if len(x) <= most:
                 return function(x)
+            step = -(-len(x) // -(-len(x) // most))
             pieces = []
-            for a, b in spans(len(x), most):
+            for a, b in spans(len(x), -(-step // TILE) * TILE):
                 backend.check()
                 pieces.append(function(x[a:b]))
             return torch.cat(pieces)
@@ -143,7 +138,8 @@ class Emitter:
 
     def _stacked(self, item: Stacked) -> Call:
         weight, *biases = self.buffers(item)
-        multiply = self.product(weight, _joined_bias(item, biases))
+        product, bias = product_of(weight), _joined_bias(item, biases)
+        multiply = self.cut(lambda x: product(x, bias), item.weight)
         source = self.slot(item.ops[0].inputs[0])
         targets = [self.slot(op.out) for op in item.ops]
         widths = [op.out.width for op in item.ops]
@@ -168,7 +164,7 @@ class Emitter:
         bias = vector_of(biases[0])[0] if biases else None
         packed = held_as(weight, PackedProduct)
         act = elementwise.activation(item.act)
-        run = self.cut(lambda x: packed(x, bias, act), packed)
+        run = self.cut(lambda x: packed(x, bias, act), item.linear.weights[0])
         return self._unary(item.linear.inputs[0], item.act.out, run)
 
     def _gated(self, item: Gated) -> Call:
@@ -183,7 +179,7 @@ class Emitter:
         def both(x: Tensor) -> Tensor:
             return other.times(x, biases[1], one(x, biases[0], act))
 
-        return self._unary(item.gate.inputs[0], item.act.out, self.cut(both, one))
+        return self._unary(item.gate.inputs[0], item.act.out, self.cut(both, item.gate.weights[0]))
 
     def _rotation(self, item: Rotation) -> Call:
         first = item.ops[0]

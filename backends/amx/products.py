@@ -6,7 +6,7 @@ oneDNN sums in float32 whatever its inputs are; only what goes in and comes out 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,13 +25,9 @@ Activation = Literal["none", "swish", "relu", "gelu", "gelu-tanh"]
 _ALGORITHMS = {"gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
 
 
+@runtime_checkable
 class Product(Protocol):
     """A weight [m, k] that rows are multiplied by."""
-
-    @property
-    def size(self) -> int:
-        """Weights in it."""
-        ...
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +44,6 @@ class PackedProduct:
 
     def __init__(self, weight: Weight, read: ReadInto) -> None:
         rows, cols = weight.shape
-        self.size = rows * cols
         self.nbytes = packed_bytes(rows, cols)
         self._parts = [
             pack(_rounded(weight.rows(a, b), read)) for a, b in spans(rows, max(TILE, AT_ONCE // cols))
@@ -111,7 +106,7 @@ def _try() -> bool:
     return all(torch.allclose(a.float(), b.float(), rtol=0.02) for a, b in zip(found, exact, strict=True))
 
 
-def _linear() -> Any:
+def _linear() -> Any:  # noqa: ANN401 - torch's operators have no types
     return torch.ops.mkldnn._linear_pointwise
 
 
@@ -188,11 +183,6 @@ class LeanProduct:
         self._quant = weight.quant
         self._cols = weight.shape[1]
         self._scratch = scratch
-
-    @property
-    def size(self) -> int:
-        """Weights in it."""
-        return len(self._raw) * self._cols
 
     @property
     def nbytes(self) -> int:
