@@ -39,6 +39,9 @@ SURPRISE = 0.25  # a trial that is so far off has met something new: what was me
 BUSY = 0.5  # threads of others: times would say more about them
 LOOKS, LOOKS_S = 10, 0.05  # looks at what else runs, and how long they take in all
 LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
+LEAST_WAITING = 64  # tokens that are read in no time anyway
+DOUBTS = 2  # slow trials in a row are another program's doing; the next one is believed
+LONGEST_REST_S, REMEMBERED = 60.0, 4  # at most between two changes, and plans that are remembered
 FADING = 0.9  # of what was seen of late, from one trial to the next
 Tell = Callable[[float], None]
 
@@ -72,6 +75,7 @@ class Watched:
     tokens: int
     depth: float
     seconds: float
+    used: bool
 
 
 @dataclass(slots=True)
@@ -85,6 +89,12 @@ class State:
     changes: list[Change] = field(default_factory=list)
     next_look: float = 0.0
     next_trial: float = 0.0
+    next_plan: float = 0.0
+    rest: float = LOOK_S  # between two changes; it grows while the same plans take turns
+    asked: int = LEAST_WAITING  # tokens for which nothing was worth bringing in
+    doubted: Copy | None = None  # what was slower than expected the last time that it was tried
+    doubts: int = 0  # times in a row
+    before: list[object] = field(default_factory=list)  # what the last plans were
     turn: int = 0  # of what is tried
 
 
@@ -185,19 +195,21 @@ class Pilot:
 
     def expect(self, waiting: int) -> None:
         """So many tokens of prompts wait: another backend may be worth bringing in for them."""
-        missing = [n for n in self._candidates() if n not in self._state.started]
-        if not missing:
-            self.replan("a long prompt", waiting=waiting)
-            return
-        now = self._executor.plans
-        predicted = self.predict_plan(now, min(waiting, now.ubatch), waiting / 2)
-        if predicted is None or predicted * waiting / now.ubatch < UNKNOWN_START_S:
-            return
-        for name in missing:  # what nobody has measured is worth one try, when there is time to win
-            if trials := self._unknown(name):
+        state = self._state
+        if waiting <= state.asked:
+            return  # it was not worth it for as many
+        for name in [n for n in self._candidates() if n not in state.started]:
+            if self._worth_a_try(waiting) and (trials := self._unknown(name)):
                 self._probe(name, trials, perf_counter() + PROBE_S / 4, lambda part: None)
                 self._executor.forget_threads()
-        self.replan("a long prompt", waiting=waiting)
+        changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
+        state.asked = 0 if changed else waiting
+
+    def _worth_a_try(self, waiting: int) -> bool:
+        """Whether a prompt takes so long that a backend that nobody has measured may be tried on it."""
+        plans = self._executor.plans
+        seconds = self.predict_plan(plans, min(waiting, plans.ubatch), waiting / 2)
+        return seconds is not None and seconds * waiting / plans.ubatch > UNKNOWN_START_S
 
     def tend(self) -> None:
         """Look after the plan; costs next to nothing between two looks."""
@@ -208,18 +220,19 @@ class Pilot:
         if now >= state.next_trial:
             self._try_another()
             state.next_trial = now + max(LOOK_S, (perf_counter() - now) / SHARE)
-        if drifted := self._drifted():
+        if now >= state.next_plan and (drifted := self._drifted()):
             self.replan(drifted)
 
     def _drifted(self) -> str:
-        """What takes another time than the plan rests on; empty if nothing does."""
+        """What was in use and became slower, or was not and became faster; empty if nothing did."""
         for w in self._state.watched:
             seconds = self._forecast.seconds(w.work, w.tokens, w.depth)
-            if seconds is not None and abs(seconds - w.seconds) > DRIFT * w.seconds:
+            off = 0.0 if seconds is None else seconds / w.seconds - 1
+            if off > DRIFT if w.used else off < -DRIFT:
                 word = w.work.form.rpartition("-")[0]
                 return (
-                    f"{word} on {w.work.backend} takes {1000 * seconds:.3g} ms, not {1000 * w.seconds:.3g}, "
-                    f"for {w.tokens} tokens"
+                    f"{word} on {w.work.backend} takes {1000 * (1 + off) * w.seconds:.3g} ms, "
+                    f"not {1000 * w.seconds:.3g}, for {w.tokens} tokens"
                 )
         return ""
 
@@ -232,14 +245,17 @@ class Pilot:
             r.passes *= FADING
         if not choices:
             return
-        state.turn += 1
-        unit, name = choices[state.turn % len(choices)]
+        if state.doubted not in choices:
+            state.turn += 1
+            state.doubted = None
+        unit, name = state.doubted or choices[state.turn % len(choices)]
         tokens, depth = self._typical(bucket)
         threads = self._executor.plans.plans[bucket].threads
         seen = max(0, int(depth - (tokens + 1) / 2))
         trial = Trial("again", (self.planner.units[unit].ops,), name, threads, tokens, seen)
         try:
-            self.prober.again(trial, SURPRISE)
+            believed = self.prober.again(trial, SURPRISE, last=state.doubts == DOUBTS)
+            state.doubted, state.doubts = (None, 0) if believed else ((unit, name), state.doubts + 1)
         except Exception as e:  # a plugin may fail in any way, and the answer goes on
             self._refuse(name, e)
         self._executor.forget_threads()
@@ -320,9 +336,19 @@ class Pilot:
         self._drop(proposal.drop)
         change = Change(perf_counter(), f"{cause}: {proposal.reason}")
         self._state.changes.append(change)
+        self._rest(change.at)
         log.info("planned anew: %s", change.reason)
         self._watch()
         return True
+
+    def _rest(self, now: float) -> None:
+        """Wait longer before the next change where one only brings back what was there before."""
+        state = self._state
+        plan = [(p.threads, [s.backend for s in p.segments]) for p in self._executor.plans.plans.values()]
+        back = plan in state.before
+        state.rest = min(2 * state.rest, LONGEST_REST_S) if back else max(LOOK_S, state.rest / 2)
+        state.before = [*state.before[1 - REMEMBERED :], plan]
+        state.next_plan = now + state.rest
 
     def _watch(self) -> None:
         """Note the times that the plan in force rests on: of what is in use, and of what is not."""
@@ -331,15 +357,18 @@ class Pilot:
         for bucket in BUCKETS:
             tokens, depth = self.planner.point(bucket, plans.ubatch, now)
             plan = plans.plans[bucket]
-            forms = {self.planner.costs.form(s): s.backend for s in plan.segments}
-            works = [Work(form, backend, plan.threads) for form, backend in forms.items()]
-            works += [
-                Work(u.form, name, plan.threads) for u in self.planner.units for name in self._candidates()
-            ]
-            for work in dict.fromkeys(works):
+            costs = self.planner.costs
+            used = {
+                Work(costs.units[i].form, s.backend, plan.threads)
+                for s in plan.segments
+                for i in costs.members(s)
+            }
+            used |= {Work(costs.form(s), s.backend, plan.threads) for s in plan.segments}
+            others = {Work(u.form, b, plan.threads) for u in costs.units for b in self._candidates()}
+            for work in used | others:
                 seconds = self._forecast.seconds(work, tokens, depth)
-                if seconds is not None and (work, tokens) not in found:
-                    found[work, tokens] = Watched(work, tokens, depth, seconds)
+                if seconds:
+                    found[work, tokens] = Watched(work, tokens, depth, seconds, work in used)
         self._state.watched = list(found.values())
 
     def _bring(self, copies: frozenset[Copy]) -> None:

@@ -248,7 +248,10 @@ class OnlinePlanner:
         for i, (unit, backend) in enumerate(zip(self.units, placed.backends, strict=True)):
             if backend != main:
                 here, there = chain.times[i][backend], chain.times[i].get(main)
-                than = f", {ms(there)} on {main}" if there is not None else f", {main} cannot"
+                than = (
+                    f", {ms(there)} on {main}" if there is not None else f"; of {main} nothing was measured"
+                )
+                than = than if main in self.costs.able[i] else f"; {main} cannot"
                 found.append(Placement(unit.scope, backend, f"{ms(here)}{than}"))
         return tuple(found)
 

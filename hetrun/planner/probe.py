@@ -126,14 +126,22 @@ class Prober:
                 for runner in runners:
                     runner.close()
 
-    def again(self, trial: Trial, surprise: float) -> None:
-        """Run what was measured before; where it is far from what was expected, that is forgotten."""
-        before = self._forecast.seconds(self._work(trial), trial.tokens, trial.seen + (trial.tokens + 1) / 2)
-        found: list[float] = []
+    def again(self, trial: Trial, surprise: float, last: bool) -> bool:
+        """Run what was measured before, and whether its time is believed.
+
+        Where it is far from what was expected, all that was measured before is forgotten: at once if it is
+        faster, because nothing makes work faster than it is; if it is slower only the `last` time.
+        """
+        depth, found = trial.seen + (trial.tokens + 1) / 2, list[float]()
+        before = self._forecast.seconds(self._work(trial), trial.tokens, depth)
         self.measure(trial, found.append)
-        if before is None or abs(found[0] - before) > surprise * before:
+        off = 0.0 if before is None else found[0] / before - 1
+        if off > surprise and not last:
+            return False
+        if abs(off) > surprise:
             self._forecast.forget(self._work(trial))
-        self._forecast.learn(self._work(trial), trial.tokens, trial.seen + (trial.tokens + 1) / 2, found[0])
+        self._forecast.learn(self._work(trial), trial.tokens, depth, found[0])
+        return True
 
     def _work(self, trial: Trial) -> Work:
         return Work(trial.form, trial.backend, trial.threads, trial.sequences > 1)
