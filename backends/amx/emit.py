@@ -16,7 +16,7 @@ from hetrun.backends.amx.buffers import Experts, held_as, product_of, vector_of
 from hetrun.backends.amx.elementwise import Angles
 from hetrun.backends.amx.fusion import Activated, Fused, Gated, Rotation, Stacked
 from hetrun.backends.amx.moe import moe
-from hetrun.backends.amx.products import BF16, PackedProduct, activate
+from hetrun.backends.amx.products import BF16, LeanProduct, PackedProduct, Product, activate
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.stored import StoredRows, spans
 from hetrun.graph import Op, Rows, Value, Weight
@@ -139,7 +139,8 @@ class Emitter:
     def _stacked(self, item: Stacked) -> Call:
         weight, *biases = self.buffers(item)
         product, bias = product_of(weight), _joined_bias(item, biases)
-        multiply = self.cut(lambda x: product(x, bias), item.weight)
+        function = _precise(product, bias) if item.ops[0].kind == "head" else None
+        multiply = self.cut(function or (lambda x: product(x, bias)), item.weight)
         source = self.slot(item.ops[0].inputs[0])
         targets = [self.slot(op.out) for op in item.ops]
         widths = [op.out.width for op in item.ops]
@@ -344,6 +345,14 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
     "concat": Emitter.concat,
     "select": Emitter.select,
 }
+
+
+def _precise(product: Product, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+    """A product in float32, where the way to hold it has such a thing."""
+    if not isinstance(product, (PackedProduct, LeanProduct)):
+        return None
+    precise = product.precise
+    return precise if bias is None else lambda x: precise(x).add_(bias)
 
 
 def _has_token_rows(item: Fused) -> bool:

@@ -58,6 +58,18 @@ class PackedProduct:
         )
         return torch.cat([multiply(x, p, b, act) for p, b in zip(self._parts, biases, strict=True)], dim=1)
 
+    def precise(self, x: Tensor) -> Tensor:
+        """x [n, k] in bf16 to float32 [n, m]: the rounded product, and what the rounding took from it.
+
+        Products give bf16 only; a second one, less the first, has the rest. It is for logits: rounded to 8
+        bits they are three times as far from the model's as all other rounding together takes them.
+        """
+        found = []
+        for part in self._parts:
+            y = multiply(x, part, None)
+            found.append(y.float() + _less(x, part, y))
+        return torch.cat(found, dim=1) if len(found) > 1 else found[0]
+
     def times(self, x: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
         """The product's result times another of the same shape."""
         if len(self._parts) == 1 and packs():
@@ -124,6 +136,14 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, act: Activation = "
         return activate(torch.nn.functional.linear(x, weight, None if bias is None else bias.to(BF16)), act)
     name, algorithm = _ALGORITHMS.get(act, (act, ""))
     out: Tensor = _linear()(x, weight, bias, name, [], algorithm)
+    return out
+
+
+def _less(x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+    """x times a weight as `pack` gave it, less y."""
+    if not packs():
+        return torch.addmm(-y, x, weight.t())
+    out: Tensor = _linear().binary(x, -y, weight, None, "add")
     return out
 
 
@@ -199,6 +219,16 @@ class LeanProduct:
         for a, b in spans(rows, step):
             self._scratch.check()
             out[:, a:b] = self._part(x, a, b, None if bias is None else bias[a:b])
+        return out
+
+    def precise(self, x: Tensor) -> Tensor:
+        """x [n, k] in bf16 to float32 [n, m]: see PackedProduct."""
+        out = torch.empty(len(x), len(self._raw))
+        for a, b in spans(len(self._raw), max(1, LEAN_AT_ONCE // self._cols)):
+            self._scratch.check()
+            weight = self._scratch.unpack(self._quant, self._raw[a:b], self._cols)
+            y = torch.nn.functional.linear(x, weight)
+            torch.add(y.float(), torch.addmm(-y, x, weight.t()), out=out[:, a:b])
         return out
 
     def _part(self, x: Tensor, a: int, b: int, bias: Tensor | None) -> Tensor:
