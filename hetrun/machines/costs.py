@@ -23,6 +23,7 @@ PARTS: Mapping[str, str] = {
     **{f"ffn.{word}": "up" for word in ("norm", "gate", "up")},
     **{"ffn.down": "down", "ffn.exp": "experts"},
 }
+ORDER = tuple(dict.fromkeys(PARTS.values()))
 
 
 @dataclass(frozen=True, slots=True)

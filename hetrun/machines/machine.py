@@ -66,3 +66,10 @@ class Machine:
     gpu: Device | None = None
     link: Link | None = None
     disk: Disk | None = None
+
+
+def sides(machine: Machine) -> tuple[Device, Device, Link]:
+    """Processor, GPU and link of a machine that has them."""
+    if machine.gpu is None or machine.link is None:
+        raise ValueError(f"{machine.name} has no GPU")
+    return machine.cpu, machine.gpu, machine.link

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrun.machines.clock import Clock, Prediction, Setting, Shares, Step, Way, gigabytes
-from hetrun.machines.costs import Case, Model, decode
+from hetrun.machines.clock import Clock
+from hetrun.machines.costs import ORDER, Case, Model, decode
 from hetrun.machines.machine import Machine
+from hetrun.machines.placing import Prediction, Setting, Shares, Step, Way, gigabytes
 from hetrun.machines.policies import compare
 from hetrun.machines.policies.layer_split import on_processor
 from hetrun.machines.policies.ours import for_case
@@ -140,9 +141,6 @@ def _shown(band: tuple[str, Shares]) -> str:
             who.setdefault(_device(shares[part]), []).append(part)
     texts = [f"{device}: {' '.join(parts)}" for device, parts in who.items()]
     return f"{where + '  ' if where else ''}{'; '.join(texts)}"
-
-
-ORDER = ("qkv", "score", "out", "up", "down", "experts")
 
 
 def _device(share: float) -> str:

@@ -6,7 +6,8 @@ and all of them are timed by that one clock. None is worse off for the kernels t
 
 from __future__ import annotations
 
-from hetrun.machines.clock import Clock, Prediction
+from hetrun.machines.clock import Clock
+from hetrun.machines.placing import Prediction
 from hetrun.machines.policies.layer_split import layer_split, processor_only
 from hetrun.machines.policies.lia import lia
 from hetrun.machines.policies.ours import ours

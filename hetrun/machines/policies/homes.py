@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from hetrun.machines.clock import Band, Clock, Placing, Shares, fits
+from hetrun.machines.clock import Clock, fits
+from hetrun.machines.placing import Band, Placing, Shares
 
 T = TypeVar("T")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hetrun.machines.clock import Band, Clock, Placing, Prediction, Shares, Way, predict
+from hetrun.machines.clock import Clock, predict
 from hetrun.machines.costs import Case
+from hetrun.machines.placing import Band, Placing, Prediction, Shares, Way
 from hetrun.machines.policies.homes import every, most_layers, with_output
 
 PASS = 512  # llama.cpp's ubatch: weights that are copied come again for each

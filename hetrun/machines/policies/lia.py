@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from hetrun.machines.clock import Clock, Placing, Prediction, Shares, Way, predict, sides
+from hetrun.machines.clock import Clock, predict
 from hetrun.machines.costs import HALF, Case, Part
-from hetrun.machines.machine import Device
+from hetrun.machines.machine import Device, sides
+from hetrun.machines.placing import Placing, Prediction, Shares, Way
 from hetrun.machines.policies.homes import every, most_layers, two_bands, with_output
 
 Policy = tuple[bool, ...]  # True: the processor, as in the paper

@@ -15,22 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hetrun.machines.clock import (
-    Band,
-    Clock,
-    Cost,
-    Path,
-    Placing,
-    Prediction,
-    Shares,
-    Step,
-    Way,
-    fits,
-    paths,
-    predict,
-)
-from hetrun.machines.costs import Case, Part
+from hetrun.machines.clock import Clock, fits, predict
+from hetrun.machines.costs import ORDER, Case, Part
 from hetrun.machines.machine import Link
+from hetrun.machines.paths import Cost, Path, paths
+from hetrun.machines.placing import Band, Placing, Prediction, Shares, Step, Way
 from hetrun.machines.policies.homes import every, most_layers
 
 GRID = 4  # a split part's share of the GPU: quarters, besides what balances it
@@ -64,7 +53,7 @@ def _notes(clock: Clock, found: Placing) -> tuple[str, ...]:
     names = {part.name for layer in clock.model.layers for part in layer}
     whole, said = 0, ""
     for band in found.bands:
-        there = {name: band.there.get(name, 0.0) for name in sorted(names)}
+        there = {name: band.there.get(name, 0.0) for name in ORDER if name in names}
         if all(there[name] == 1 for name in names):
             whole += band.layers
         elif band.layers and any(there.values()):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetrun.machines.clock import Band, Clock, Placing, Prediction, Shares, Way, fits, predict
+from hetrun.machines.clock import Clock, fits, predict
+from hetrun.machines.placing import Band, Placing, Prediction, Shares, Way
 from hetrun.machines.policies.homes import every
 
 KV_STEPS = 10

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hetrun.machines.clock import Clock, Placing, Prediction, Shares, Way, predict, sides
+from hetrun.machines.clock import Clock, predict
 from hetrun.machines.costs import Case, Part, parts_of
+from hetrun.machines.machine import sides
+from hetrun.machines.placing import Placing, Prediction, Shares, Way
 from hetrun.machines.policies.homes import every, most_layers, two_bands, with_output
 from hetrun.planner.balance import balance
 
