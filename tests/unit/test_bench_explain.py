@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetrun import LLM
 from hetrun.backend import Backend
-from hetrun.backends.llamacpp.watching import book, fused
+from hetrun.backends.llamacpp.watching import book, fused, question_seconds
 from hetrun.bench import peak as peak_module
 from hetrun.bench.anatomy import Anatomy, Part, dissect, mean, verdict
 from hetrun.bench.cases import Case
@@ -72,6 +72,15 @@ def test_nodes_get_the_time_from_the_answer_before_them_to_the_question_behind_t
     )
     assert found.looking == pytest.approx(0.06)
     assert found.total + found.looking == pytest.approx(8.21)
+
+
+def test_what_a_question_takes_is_no_nodes_time() -> None:
+    found = Spent()
+    book(found, ["MUL_MAT", "ADD"], 0.0, [(1.0, 1.5), (1.6, 2.0)], 2.0, question=0.25)
+    # The second node cannot have been there for less than no time.
+    assert found.seconds == pytest.approx({"products": 0.75, "other": 0, "attention": 0, "norms": 0})
+    assert found.looking == pytest.approx(0.25 + 0.5 + 0.1 + 0.4)
+    assert 0 <= question_seconds() < 0.01
 
 
 def test_a_run_whose_nodes_are_not_understood_books_nothing() -> None:
