@@ -256,6 +256,7 @@ class Load:
 
 
 Streamed = tuple[MeteredBuffer, ...]
+Tables = tuple[KvTable, KvTable]
 
 
 class Metered(Backend):
@@ -286,7 +287,7 @@ class Metered(Backend):
         self._next = 0  # of the program, the next to be loaded
         self._ahead: deque[Load] = deque()
         self._loaded = 0  # bytes in the working set
-        self._mirrors: dict[int, tuple[KvTable, KvTable]] = {}
+        self._mirrors: dict[int, tuple[Tables, Tables]] = {}  # by layer: the host's, and ours
         self._made: dict[str, Floats] = {}  # results of the last pass
         self._last: tuple[Activity, ...] = ()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -479,13 +480,14 @@ class Metered(Backend):
             self._cross(f"new {name}", len(slots) * host.raw.shape[1], _rows_into(host, mine, slots))
         return out
 
-    def _mirror(self, kv: KvCache, a: Attention) -> tuple[KvTable, KvTable]:
+    def _mirror(self, kv: KvCache, a: Attention) -> Tables:
         """A layer's rows in the device's memory; another cache gets other ones."""
-        keys, values = kv.tables[a.layer]
-        found = self._mirrors.get(keys.address)
-        if found is None:
-            found = self._mirrors[keys.address] = (_empty_like(keys), _empty_like(values))
-        return found
+        tables = kv.tables[a.layer]
+        known, mine = self._mirrors.get(a.layer, (None, tables))
+        if known is not tables:
+            mine = _empty_like(tables[0]), _empty_like(tables[1])
+            self._mirrors[a.layer] = tables, mine
+        return mine
 
 
 def _into(array: Floats, source: Floats) -> Callable[[], object]:

@@ -22,7 +22,7 @@ LAYER = 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 192 * 128)  # bytes of a layer o
 STREAMED = LAYER - 4 * 2 * 64 * 128
 
 
-def metered(memory: int, link: Link = FAST, **placed: str) -> tuple[Rig, Metered, Host]:
+def metered(memory: int, link: Link = FAST, /, **placed: str) -> tuple[Rig, Metered, Host]:
     timeline = Timeline()
     device, host = Metered(memory, link, timeline), Host(timeline)
     where = {"": "host"} | {scope.replace("_", "."): name for scope, name in placed.items()}
