@@ -209,15 +209,21 @@ def _explained(r: Row) -> str:
         lines += _bars(r.anatomy, 1 if r.anatomy.unit == "step" else r.batch)
     elif r.python_share is not None:
         lines.append(f"Python's share of a step: {r.python_share:.2%}")
-    cells = [["segment", "backend", "threads", "runs", "ms"]]
-    cells += [
-        [s.segment, s.backend, str(s.threads), str(s.runs), f"{1000 * s.seconds:.3f}"]
-        for s in _together(r.segments)
-    ]
-    lines += _aligned(cells, left={0, 1}).splitlines()
+    lines += _segment_lines(_together(r.segments))
     if r.anatomy:
         lines.append(verdict(r.anatomy, r.limit))
     return "\n  ".join(lines)
+
+
+def _segment_lines(segments: Sequence[SegmentTime]) -> list[str]:
+    """What one run of each took, and how much of the time of all of them it was: plans may have changed."""
+    cells = [["segment", "backend", "threads", "runs", "ms", "share"]]
+    total = sum(s.runs * s.seconds for s in segments)
+    for s in segments:
+        share = f"{s.runs * s.seconds / total:.0%}" if total else "-"
+        ms = f"{1000 * s.seconds:.3f}"
+        cells.append([s.segment, s.backend, str(s.threads), str(s.runs), ms, share])
+    return _aligned(cells, left={0, 1}).splitlines()
 
 
 def _bars(anatomy: Anatomy, together: int) -> list[str]:

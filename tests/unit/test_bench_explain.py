@@ -446,7 +446,7 @@ def test_a_block_has_bars_segments_and_the_sentence() -> None:
         ["attention", "250.000", "ms", "25%", "█" * 8],
         ["Python", "0.000", "ms", "0%"],
     ]
-    assert lines[at + 6].split() == ["model", "fast", "2", "3", "900.000"]
+    assert lines[at + 6].split() == ["model", "fast", "2", "3", "900.000", "100%"]
     assert lines[at + 7].startswith("  up against products: ")
     assert "  4 prompts  1000.000 ms" in explained((), batch=4)
 
@@ -458,7 +458,7 @@ def test_many_segments_of_one_kind_are_told_together() -> None:
     text = explained((SegmentTime("embed", "slow", 1, 3, 0.5), *blocks))
     table: list[Any] = [line.split() for line in text.splitlines() if "of them" in line]
     assert table == [
-        ["blk.N.attn", "(9", "of", "them)", "fast", "2", "3", "90.000"],
-        ["blk.N.ffn", "(9", "of", "them)", "fast", "2", "3", "90.000"],
+        ["blk.N.attn", "(9", "of", "them)", "fast", "2", "3", "90.000", "13%"],
+        ["blk.N.ffn", "(9", "of", "them)", "fast", "2", "3", "90.000", "13%"],
     ]
     assert sum("embed" in line for line in text.splitlines()) == 1
