@@ -15,6 +15,7 @@ MOST_WRONG = 2.0  # a segment that takes so many times the sum of its units was 
 MOST_SAVED = 0.5  # of the shortest unit
 # Distances are in doublings of tokens.
 NEAR = 0.6  # the same size, as far as a measurement goes
+SURE = 5  # runs: a size measured so often is believed, whatever the sum of units says
 NEAREST = 0.05  # keeps the weight of a size that was measured itself finite
 ALONE = 0.1  # the weight of no correction at all
 SHALLOW = 32.0  # below this, depth makes no difference
@@ -121,7 +122,9 @@ class Costs:
                 if total:
                     away = distance(cell, tokens, depth) + (one is not work)
                     weight = 1 / (away * away + NEAREST)
-                    ratio = min(max(cell.smoothed / total, 1 / MOST_WRONG), MOST_WRONG)
+                    ratio = cell.smoothed / total
+                    if away >= NEAR or cell.runs < SURE:
+                        ratio = min(max(ratio, 1 / MOST_WRONG), MOST_WRONG)
                     weights, logs = weights + weight, logs + weight * log(ratio)
         return exp(logs / weights)
 

@@ -1,4 +1,4 @@
-"""The pilot on a real model: a backend is avoided where it is slow and used where it is fast, also when that changes.
+"""The pilot on a real model: a backend is avoided where it is slow, and used where it is fast or becomes it.
 
 "Slow" is real work done again and again, so it shows in whatever the pilot measures.
 """
@@ -128,7 +128,7 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
 def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hetrun.planner import probe
 
-    monkeypatch.setattr("hetrun.pilot.others_running", lambda: 0.0)  # CI may be busy, and would forget
+    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)  # CI may be busy, and would forget
     measured: list[str] = []
     before = probe.Prober.measure
 

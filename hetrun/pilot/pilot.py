@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter, sleep
 
-from hetrun.backend import Backend, WeightUse
+from hetrun.backend import Backend
 from hetrun.errors import HetrunError
 from hetrun.executor import Executor
 from hetrun.forecast import Forecast, Work
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
-from hetrun.plan import BUCKETS, PlanSet
+from hetrun.pilot.setup import Setup, home_of
+from hetrun.pilot.trying import Explorer
+from hetrun.pilot.watching import Watcher
+from hetrun.plan import PlanSet
 from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
 from hetrun.planner.probe import Prober, Trial, trials_of
@@ -34,29 +36,10 @@ SHARE = 0.01  # of the time goes into trying what is not in use
 UNKNOWN_START_S = (
     2.0  # for loading a backend that was never loaded here: it is tried when a prompt takes longer
 )
-DRIFT = 0.1
-SURPRISE = 0.25  # a trial that is so far off has met something new: what was measured before does not count
 BUSY = 0.5  # threads of others: times would say more about them
 LOOKS, LOOKS_S = 10, 0.05  # looks at what else runs, and how long they take in all
-LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
 LEAST_WAITING = 64  # tokens that are read in no time anyway
-DOUBTS = 2  # slow trials in a row are another program's doing; the next one is believed
-LONGEST_REST_S, REMEMBERED = 60.0, 4  # at most between two changes, and plans that are remembered
-FADING = 0.9  # of what was seen of late, from one trial to the next
 Tell = Callable[[float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What a pilot is given besides the parts of the model."""
-
-    home: Mapping[str, str]  # unit -> the backend that holds it from the beginning
-    candidates: tuple[str, ...]  # backends that may be chosen
-    threads: tuple[int, ...]  # ascending
-    room: int  # bytes for weights, and for what backends hold besides
-    context: int
-    eager: bool  # bring in whatever pays in the long run, before the first request
-    memory: Path | None  # where times are kept
 
 
 @dataclass(slots=True)
@@ -68,34 +51,16 @@ class Change:
 
 
 @dataclass(slots=True)
-class Watched:
-    """A time that the plan in force rests on."""
-
-    work: Work
-    tokens: int
-    depth: float
-    seconds: float
-    used: bool
-
-
-@dataclass(slots=True)
 class State:
     """What changes while the model runs."""
 
     held: set[Copy]
     started: set[str]
     refused: set[str] = field(default_factory=set)  # backends that failed: not asked again
-    watched: list[Watched] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     next_look: float = 0.0
     next_trial: float = 0.0
-    next_plan: float = 0.0
-    rest: float = LOOK_S  # between two changes; it grows while the same plans take turns
     asked: int = LEAST_WAITING  # tokens for which nothing was worth bringing in
-    doubted: Copy | None = None  # what was slower than expected the last time that it was tried
-    doubts: int = 0  # times in a row
-    before: list[object] = field(default_factory=list)  # what the last plans were
-    turn: int = 0  # of what is tried
 
 
 class Pilot:
@@ -122,6 +87,8 @@ class Pilot:
         started = {name for name, backend in backends.items() if backend.started}
         self._state = State(held, started)
         self._keep = True
+        self._watcher = Watcher(self.planner, forecast)
+        self._explorer = Explorer(self.planner, executor, self.prober, store, backends, setup.context)
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -220,84 +187,26 @@ class Pilot:
         if now >= state.next_trial:
             self._try_another()
             state.next_trial = now + max(LOOK_S, (perf_counter() - now) / SHARE)
-        if now >= state.next_plan and (drifted := self._drifted()):
+        if now >= self._watcher.ready_at and (drifted := self._watcher.drifted()):
             self.replan(drifted)
 
-    def _drifted(self) -> str:
-        """What was in use and became slower, or was not and became faster; empty if nothing did."""
-        for w in self._state.watched:
-            seconds = self._forecast.seconds(w.work, w.tokens, w.depth)
-            off = 0.0 if seconds is None else seconds / w.seconds - 1
-            if off > DRIFT if w.used else off < -DRIFT:
-                word = w.work.form.rpartition("-")[0]
-                return (
-                    f"{word} on {w.work.backend} takes {1000 * (1 + off) * w.seconds:.3g} ms, "
-                    f"not {1000 * w.seconds:.3g}, for {w.tokens} tokens"
-                )
-        return ""
-
     def _try_another(self) -> None:
-        """Run one unit where it does not run now, in a pass as they are of late."""
-        state, recent = self._state, self._executor.recent
-        bucket = max(BUCKETS, key=lambda b: recent[b].passes)
-        choices = self._alternatives(bucket) if recent[bucket].passes >= 1 else []
-        for r in recent.values():
-            r.passes *= FADING
-        if not choices:
+        allowed = [n for n in self._candidates() if n in self._state.started]
+        chosen = self._explorer.choose(self._now(), allowed) if len(allowed) > 1 else None
+        if chosen is None:
             return
-        if state.doubted not in choices:
-            state.turn += 1
-            state.doubted = None
-        unit, name = state.doubted or choices[state.turn % len(choices)]
-        tokens, depth = self._typical(bucket)
-        threads = self._executor.plans.plans[bucket].threads
-        seen = max(0, int(depth - (tokens + 1) / 2))
-        trial = Trial("again", (self.planner.units[unit].ops,), name, threads, tokens, seen)
+        copy, trial = chosen
         try:
-            believed = self.prober.again(trial, SURPRISE, last=state.doubts == DOUBTS)
-            state.doubted, state.doubts = (None, 0) if believed else ((unit, name), state.doubts + 1)
+            self._explorer.run(copy, trial)
         except Exception as e:  # a plugin may fail in any way, and the answer goes on
-            self._refuse(name, e)
+            self._refuse(copy[1], e)
         self._executor.forget_threads()
-
-    def _alternatives(self, bucket: str) -> list[Copy]:
-        """What takes a good part of a bucket's passes, on backends where it could run and does not."""
-        plans, costs = self._executor.plans, self.planner.costs
-        plan = plans.plans[bucket]
-        tokens, depth = self._typical(bucket)
-        times: dict[str, float] = {}
-        first: dict[str, tuple[int, str]] = {}
-        for s in plan.segments:
-            for i in costs.members(s):
-                form = costs.units[i].form
-                first.setdefault(form, (i, s.backend))
-                times[form] = times.get(form, 0.0) + (
-                    costs.seconds(i, s.backend, plan.threads, tokens, depth) or 0.0
-                )
-        large = [form for form, t in times.items() if t > LARGE * sum(times.values())]
-        return [
-            (i, name)
-            for form in large
-            for i, used in [first[form]]
-            for name in self._candidates()
-            if name != used and name in costs.able[i] and name in self._state.started
-            and self._store.holds(name, self._wanted((i, name)))
-        ]  # fmt: skip
 
     def _refuse(self, name: str, error: Exception) -> None:
         log.warning(
             "the backend %s is left out: %s", name, error, exc_info=not isinstance(error, HetrunError)
         )
         self._state.refused.add(name)
-
-    def _typical(self, bucket: str) -> tuple[int, float]:
-        now = self._now()
-        tokens, depth = self.planner.point(bucket, self._executor.plans.ubatch, now)
-        return tokens, min(depth, self._setup.context - tokens)
-
-    def _wanted(self, copy: Copy) -> Sequence[WeightUse]:
-        unit, name = copy
-        return self._backends[name].wants(self.planner.units[unit].ops)
 
     # --- plans
 
@@ -324,7 +233,7 @@ class Pilot:
         proposal = self.planner.propose(self._executor.plans, now)
         if proposal is None:
             self._executor.adopt(self.planner.annotate(self._executor.plans, now))
-            self._watch()
+            self._watcher.watch(self._executor.plans, now, self._candidates())
             return False
         try:
             self._bring(proposal.bring)
@@ -336,40 +245,10 @@ class Pilot:
         self._drop(proposal.drop)
         change = Change(perf_counter(), f"{cause}: {proposal.reason}")
         self._state.changes.append(change)
-        self._rest(change.at)
+        self._watcher.changed(proposal.plans, change.at)
         log.info("planned anew: %s", change.reason)
-        self._watch()
+        self._watcher.watch(self._executor.plans, now, self._candidates())
         return True
-
-    def _rest(self, now: float) -> None:
-        """Wait longer before the next change where one only brings back what was there before."""
-        state = self._state
-        plan = [(p.threads, [s.backend for s in p.segments]) for p in self._executor.plans.plans.values()]
-        back = plan in state.before
-        state.rest = min(2 * state.rest, LONGEST_REST_S) if back else max(LOOK_S, state.rest / 2)
-        state.before = [*state.before[1 - REMEMBERED :], plan]
-        state.next_plan = now + state.rest
-
-    def _watch(self) -> None:
-        """Note the times that the plan in force rests on: of what is in use, and of what is not."""
-        plans, now = self._executor.plans, self._now()
-        found: dict[tuple[Work, int], Watched] = {}
-        for bucket in BUCKETS:
-            tokens, depth = self.planner.point(bucket, plans.ubatch, now)
-            plan = plans.plans[bucket]
-            costs = self.planner.costs
-            used = {
-                Work(costs.units[i].form, s.backend, plan.threads)
-                for s in plan.segments
-                for i in costs.members(s)
-            }
-            used |= {Work(costs.form(s), s.backend, plan.threads) for s in plan.segments}
-            others = {Work(u.form, b, plan.threads) for u in costs.units for b in self._candidates()}
-            for work in used | others:
-                seconds = self._forecast.seconds(work, tokens, depth)
-                if seconds:
-                    found[work, tokens] = Watched(work, tokens, depth, seconds, work in used)
-        self._state.watched = list(found.values())
 
     def _bring(self, copies: frozenset[Copy]) -> None:
         """Load libraries and read weights, and see how fast that is."""
@@ -435,19 +314,6 @@ class Pilot:
             self._forecast.save(self._setup.memory)
         except OSError as e:
             log.debug("times are not kept: %s", e)
-
-
-def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:
-    """Where each unit is from the beginning."""
-    return frozenset((i, setup.home[unit.scope]) for i, unit in enumerate(planner.units))
-
-
-def planned(planner: OnlinePlanner, plans: PlanSet, setup: Setup) -> PlanSet:
-    """What a model that brings in all that pays would be run by, as far as times are known already."""
-    home = home_of(planner, setup)
-    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=True)
-    proposal = planner.propose(plans, now)
-    return proposal.plans if proposal else planner.annotate(plans, now)
 
 
 def others_running() -> float:

@@ -1,0 +1,7 @@
+"""The pilot keeps the plan of a model good while it runs."""
+
+from __future__ import annotations
+
+from hetrun.pilot.pilot import Pilot as Pilot
+from hetrun.pilot.setup import Setup as Setup
+from hetrun.pilot.setup import planned as planned

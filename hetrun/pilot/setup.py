@@ -1,0 +1,37 @@
+"""What a pilot is given besides the parts of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetrun.plan import PlanSet
+from hetrun.planner.online import Now, OnlinePlanner
+from hetrun.planner.residency import Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a pilot is given besides the parts of the model."""
+
+    home: Mapping[str, str]  # unit -> the backend that holds it from the beginning
+    candidates: tuple[str, ...]  # backends that may be chosen
+    threads: tuple[int, ...]  # ascending
+    room: int  # bytes for weights, and for what backends hold besides
+    context: int
+    eager: bool  # bring in whatever pays in the long run, before the first request
+    memory: Path | None  # where times are kept
+
+
+def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:
+    """Where each unit is from the beginning."""
+    return frozenset((i, setup.home[unit.scope]) for i, unit in enumerate(planner.units))
+
+
+def planned(planner: OnlinePlanner, plans: PlanSet, setup: Setup) -> PlanSet:
+    """What a model that brings in all that pays would be run by, as far as times are known already."""
+    home = home_of(planner, setup)
+    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=True)
+    proposal = planner.propose(plans, now)
+    return proposal.plans if proposal else planner.annotate(plans, now)

@@ -1,0 +1,74 @@
+"""When a plan is looked at again: times that it rests on have drifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetrun.forecast import Forecast, Work
+from hetrun.plan import PlanSet
+from hetrun.planner.online import Now, OnlinePlanner
+
+DRIFT = 0.1  # of a time
+SHORTEST_REST_S, LONGEST_REST_S = 0.5, 60.0  # between two changes
+REMEMBERED = 4  # plans
+
+
+@dataclass(slots=True)
+class Watched:
+    """A time that the plan in force rests on."""
+
+    work: Work
+    tokens: int
+    depth: float
+    seconds: float
+    used: bool
+
+
+class Watcher:
+    """Knows the times that the plans in force rest on, and how often plans changed."""
+
+    def __init__(self, planner: OnlinePlanner, forecast: Forecast) -> None:
+        self._planner, self._forecast = planner, forecast
+        self._watched: list[Watched] = []
+        self._rest = SHORTEST_REST_S
+        self._before: list[object] = []  # what the last plans were
+        self.ready_at = 0.0  # no change before this moment
+
+    def watch(self, plans: PlanSet, now: Now, candidates: Iterable[str]) -> None:
+        """Note the times of what is in use, and of what is not."""
+        costs, found = self._planner.costs, dict[tuple[Work, int], Watched]()
+        for bucket, plan in plans.plans.items():
+            tokens, depth = self._planner.point(bucket, plans.ubatch, now)
+            used = {
+                Work(costs.units[i].form, s.backend, plan.threads)
+                for s in plan.segments
+                for i in costs.members(s)
+            }
+            used |= {Work(costs.form(s), s.backend, plan.threads) for s in plan.segments}
+            others = {Work(u.form, b, plan.threads) for u in costs.units for b in candidates}
+            for work in used | others:
+                if seconds := self._forecast.seconds(work, tokens, depth):
+                    found[work, tokens] = Watched(work, tokens, depth, seconds, work in used)
+        self._watched = list(found.values())
+
+    def drifted(self) -> str:
+        """What was in use and became slower, or was not and became faster; empty if nothing did."""
+        for w in self._watched:
+            seconds = self._forecast.seconds(w.work, w.tokens, w.depth)
+            off = 0.0 if seconds is None else seconds / w.seconds - 1
+            if off > DRIFT if w.used else off < -DRIFT:
+                word = w.work.form.rpartition("-")[0]
+                return (
+                    f"{word} on {w.work.backend} takes {1000 * (1 + off) * w.seconds:.3g} ms, "
+                    f"not {1000 * w.seconds:.3g}, for {w.tokens} tokens"
+                )
+        return ""
+
+    def changed(self, plans: PlanSet, at: float) -> None:
+        """Other plans are in force; one that only brings back what was there before makes the next wait."""
+        plan = [(p.threads, [s.backend for s in p.segments]) for p in plans.plans.values()]
+        back = plan in self._before
+        self._rest = min(2 * self._rest, LONGEST_REST_S) if back else max(SHORTEST_REST_S, self._rest / 2)
+        self._before = [*self._before[1 - REMEMBERED :], plan]
+        self.ready_at = at + self._rest
