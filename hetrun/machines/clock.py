@@ -108,9 +108,9 @@ class Clock:
     def bill(self, placing: Placing) -> Bill:
         """What lies where, at the end of the answers."""
         s = self.setting
-        outside = self.model.before.weight_bytes, self.model.after.weight_bytes
-        gpu: dict[str, float] = {"weights": outside[1] * placing.after, "kv": 0.0, "work": 0.0}
-        cpu = {"weights": float(sum(outside)) - gpu["weights"], "kv": 0.0}
+        words, output = self.model.before.weight_bytes, self.model.after.weight_bytes
+        gpu: dict[str, float] = {"weights": output * placing.after, "kv": 0.0, "work": 0.0}
+        cpu = {"weights": float(words + (0 if placing.after else output - self.model.shared)), "kv": 0.0}
         cpu["work"] = float(self._activations(CHUNK))
         window, at = 0.0, 0
         for band, *ways in zip(placing.bands, placing.prefill.bands, placing.decode.bands, strict=True):

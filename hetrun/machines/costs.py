@@ -160,12 +160,14 @@ class Model:
     layers: tuple[tuple[Part, ...], ...]
     before: Part
     after: Part
+    shared: int  # bytes of the table of words where the output is the same matrix
     width: int  # of the stream between layers
 
     @property
     def weight_bytes(self) -> int:
         """Of all layers and what stands outside."""
-        return sum(p.weight_bytes for layer in (*self.layers, (self.before, self.after)) for p in layer)
+        every = (*self.layers, (self.before, self.after))
+        return sum(p.weight_bytes for layer in every for p in layer) - self.shared
 
 
 def model_of(graph: Graph) -> Model:
@@ -181,7 +183,9 @@ def model_of(graph: Graph) -> Model:
         parts = parts_of(ops, PARTS)
         layers.append(seen.setdefault(tuple(_facts(p) for p in parts), parts))
     before, after = (part_of(name, ops) for name, ops in outside.items())
-    return Model(tuple(layers), before, after, graph.hidden.width)
+    words, output = ({w.name: w.nbytes for op in p.ops for w in op.weights} for p in (before, after))
+    shared = sum(output[name] for name in output if name in words)
+    return Model(tuple(layers), before, after, shared, graph.hidden.width)
 
 
 def parts_of(ops: Sequence[Op], table: Mapping[str, str]) -> tuple[Part, ...]:

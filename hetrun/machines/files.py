@@ -66,7 +66,10 @@ def open_machine(named: str) -> Machine:
     """A machine by the name it has here, or by the path of its file."""
     if named in known():
         return read_machine(BEDS / f"{named}.toml")
-    path = Path(named).expanduser()
+    try:
+        path = Path(named).expanduser()
+    except (RuntimeError, ValueError):  # a home of nobody
+        path = Path(named)
     if path.suffix != ".toml":
         problem = values.unknown("machine", named, known())
         raise OptionError(f"{problem}; the path of a file ends with .toml")

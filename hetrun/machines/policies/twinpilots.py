@@ -64,7 +64,7 @@ def assigned(clock: Clock, layer: tuple[Part, ...], case: Case) -> tuple[Shares,
         found[1] += size
     shares = {name: part / whole for name, (part, whole) in sizes.items()}
     if "experts" in {p.name for p in layer}:
-        shares["experts"] = shares.pop("down")
+        shares["experts"] = shares["down"]
     return shares, makespan
 
 
