@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import LLM
-from hetrun.backend import Backend
+from hetrun import LLM, registry
+from hetrun.backend import Backend, Unavailable
 from hetrun.backends.llamacpp.watching import book, fused, question_seconds
 from hetrun.bench import peak as peak_module
 from hetrun.bench.anatomy import Anatomy, Part, dissect, mean, verdict
@@ -35,6 +35,9 @@ from tests.models.tiny import TinyLlama
 from tests.nulldevice import NullDevice
 
 DEEP = 1500
+NEEDS_AMX = pytest.mark.skipif(
+    isinstance(registry.backends()["amx"].probe(), Unavailable), reason="the amx backend cannot work here"
+)
 MODEL = TinyLlama("explained", layers=2, kv_heads=2, context=DEEP + 100)
 
 
@@ -363,6 +366,7 @@ def test_a_run_that_is_looked_at_can_be_cancelled(path: Path) -> None:
         *((b, Case("decode", 6, 8)) for b in ("reference", "llamacpp", "libllama")),
         ("llamacpp", Case("prefill", 8, batch=2)),
         ("llamacpp", Case("decode", 6, 8, batch=2)),
+        pytest.param("amx", Case("prefill", 24), marks=NEEDS_AMX),
     ],
 )
 def test_the_parts_are_the_whole_time(backend: str, case: Case, path: Path) -> None:
