@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hetrun.backend import Backend, Buffer, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
@@ -93,6 +93,12 @@ class AmxBackend(Backend):
     def threads(self) -> int:
         """Threads that compute."""
         return self._threads
+
+    def peaks(self) -> Mapping[str, float]:
+        self.start()
+        from hetrun.backends.amx.measure import peaks
+
+        return peaks()
 
     def cancel(self) -> None:
         self._cancelled.set()

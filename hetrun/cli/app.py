@@ -201,9 +201,10 @@ def check(files: tuple[Path, ...], weights: bool, as_json: bool) -> int:
 
 
 @hetrun.command()
+@click.option("--measure", is_flag=True, help="measure what products reach here; it takes a second or two")
 @options.as_json
-def devices(as_json: bool) -> None:
+def devices(measure: bool, as_json: bool) -> None:
     """The backends, and why one cannot work here."""
     from hetrun.cli.reports import print_devices
 
-    print_devices(as_json)
+    print_devices(measure, as_json)

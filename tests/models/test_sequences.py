@@ -15,10 +15,20 @@ LENGTHS = (5, 140, 17)
 TEXTS = [tiny.random_tokens(n + 6, seed=n) for n in LENGTHS]
 
 
-def backends() -> list[str]:
+def parts() -> list[str]:
     """Those that take parts of a model."""
-    parts = [(name, d) for name, d in registry.backends().items() if d.whole is None]
-    return [name for name, d in parts if not isinstance(d.probe(), Unavailable)]
+    found = [(name, d) for name, d in registry.backends().items() if d.whole is None]
+    return [name for name, d in found if not isinstance(d.probe(), Unavailable)]
+
+
+def backends() -> list[str]:
+    """Those that multiply floats as floats; what others round is the subject of test_rounding."""
+    return [name for name in parts() if not registry.backends()[name].create().arithmetic]
+
+
+def rounding() -> list[str]:
+    """Those that round floats before they multiply."""
+    return [name for name in parts() if name not in backends()]
 
 
 def alone(r: Rig, text: list[int], prompt: int) -> np.ndarray:

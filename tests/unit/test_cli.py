@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 import hetrun
-from hetrun import cli
+from hetrun import cli, registry
+from hetrun.backend import InterpretingBackend
 from hetrun.cli import app as commands
 from hetrun.cli import reports
 from tests.models.tiny import TinyLlama, write_gguf
@@ -403,6 +404,16 @@ def test_devices(run: Run) -> None:
     assert reference["available"] is True
     assert "numpy" in reference["detail"]
     assert "reference" in run("devices").out
+    assert not any("peaks" in row for row in rows)
+
+
+def test_devices_measures_what_products_reach(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InterpretingBackend, "peaks", lambda self: {"float32": 2e9})
+    known = {name: d for name, d in registry.backends().items() if name == "reference"}
+    monkeypatch.setattr(registry, "backends", lambda: known)
+    (row,) = json.loads(run("devices", "--json", "--measure").out)
+    assert row["peaks"] == {"float32": 2e9}
+    assert "float32 products: 2 G operations/s" in run("devices", "--measure").out
 
 
 # --- serve and chat

@@ -1,0 +1,83 @@
+"""Backends that round what they multiply: close to the model, wherever they run and whatever runs beside."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetrun.errors import Cancelled
+from tests.models import cases, cases_hf, hf, tiny
+from tests.models.hf import Row
+from tests.models.test_placement import UBATCHES, devices, mean_kl, random_placement, teacher_forced
+from tests.models.test_sequences import LENGTHS, TEXTS, alone, backends, rounding
+from tests.models.tiny import TinyLlama
+from tests.rig import graph_of, rig
+
+# Tiny random models have logits of some units, whatever comes in: rounding shows more than in trained ones.
+KL = {"bf16": 5e-3, "int8": 5e-2}
+
+
+def limit(backend: str) -> float:
+    (device,) = devices([backend]).values()
+    return KL[device.arithmetic]
+
+
+@pytest.mark.parametrize("backend", rounding())
+@pytest.mark.parametrize("row", cases_hf.EACH)
+def test_an_architecture_stays_close(row: Row, backend: str) -> None:
+    """By itself, in passes that a window moves within, and mixed with others."""
+    tokens = tiny.random_tokens(150, seed=5)
+    expected = hf.logits(hf.folder(row), tokens)
+    for seed, pieces in ((0, (150,)), (1, (7, 1, 1, 91, 50))):
+        names = [backend, *backends()]
+        placed = random_placement(graph_of(row), names, seed) if seed else {"": backend}
+        r = rig(row, devices(names), placed, ubatch=UBATCHES[2 + seed])
+        found = teacher_forced(r, pieces, tokens)
+        r.close()
+        assert mean_kl(expected, found) <= limit(backend), placed
+
+
+@pytest.mark.parametrize("backend", rounding())
+@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
+@pytest.mark.parametrize("case", [c for c in cases.QUANTISED if c.quant in ("Q4_0", "Q4_K", "Q8_0")], ids=str)
+def test_a_quantised_model_stays_close(case: TinyLlama, kv_type: str, backend: str) -> None:
+    reference = rig(case, devices(["reference"]), kv_type=kv_type)
+    expected = teacher_forced(reference, (48,))
+    reference.close()
+    r = rig(case, devices([backend]), kv_type=kv_type)
+    assert mean_kl(expected, teacher_forced(r, (30, 1, 1, 16))) <= limit(backend)
+    r.close()
+
+
+@pytest.mark.parametrize("backend", rounding())
+@pytest.mark.parametrize("case", [cases.GQA, cases.QUANTISED[3]], ids=str)
+def test_sequences_do_not_see_each_other_when_passes_have_one_row(case: TinyLlama, backend: str) -> None:
+    r = rig(case, devices([backend]), deterministic=True)
+    expected = [alone(r, text, n) for text, n in zip(TEXTS, LENGTHS, strict=True)]
+    seqs = [r.kv.alloc() for _ in TEXTS]
+    together = [r.step(*[(s, t[:n], [n - 1]) for s, t, n in zip(seqs, TEXTS, LENGTHS, strict=True)])]
+    for i in range(6):
+        together.append(r.step(*[(s, [t[n + i]], [0]) for s, t, n in zip(seqs, TEXTS, LENGTHS, strict=True)]))
+    for i, want in enumerate(expected):
+        assert np.array_equal(want, np.stack([rows[i] for rows in together]))
+    r.close()
+
+
+@pytest.mark.parametrize("backend", rounding())
+def test_a_cancel_from_another_thread_ends_the_pass_and_is_forgotten(backend: str) -> None:
+    r = rig(replace(cases.GQA, name="gqa-cancelled"), devices([backend]))
+    seq, tokens = r.kv.alloc(), tiny.random_tokens(20, seed=3)
+    expected = r.logits(seq, tokens)
+    r.kv.truncate(seq, 0)
+    canceller = threading.Thread(target=r.backends[backend].cancel)
+    canceller.start()
+    canceller.join()
+    with pytest.raises(Cancelled):
+        r.logits(seq, tokens)
+    assert r.kv.length(seq) == 0
+    r.backends[backend].rearm()
+    assert np.array_equal(r.logits(seq, tokens), expected)
+    r.close()
