@@ -93,7 +93,7 @@ class OnlinePlanner:
             return None
         plans = self._plan_set(current, demands, wanted, now)
         used = frozenset((i, p) for placed in wanted for i, p in enumerate(placed.backends))
-        drop = now.held - used if self._tight(used | now.held, now) else frozenset()
+        drop = now.held - used - now.home if self._tight(used | now.held, now) else frozenset()
         reason = self._reason(before, wanted, demands)
         return Proposal(replace(plans, reason=reason), used - now.held, drop, reason)
 
@@ -142,18 +142,21 @@ class OnlinePlanner:
             demands.append(Demand(weight, ways or {self._threads[-1]: chain}))
         return demands
 
-    def _copies(self, room: int) -> Copies:
-        fixed = {b: int(self._forecast.fact(HOLDS, b) or 0) for b in self.candidates}
-        return Copies(self._nbytes, fixed, room)
+    def _copies(self, now: Now) -> Copies:
+        """What copies take besides the home of every unit, which stays."""
+        at_home = {b for _, b in now.home}
+        fixed = {b: int(self._forecast.fact(HOLDS, b) or 0) for b in self.candidates if b not in at_home}
+        nbytes = {c: 0 if c in now.home else size for c, size in self._nbytes.items()}
+        return Copies(nbytes, fixed, max(0, now.room - sum(self._nbytes[c] for c in now.home)))
 
     def _place(self, demands: Sequence[Demand], now: Now, held: frozenset[Copy] | None) -> list[Placed]:
         """The best placements: on the copies that are held, or on whatever fits."""
         if held is None:
-            return place_all(demands, self._copies(now.room))
+            return place_all(demands, self._copies(now))
         n = range(len(self.units))
         allowed = [frozenset(b for b in self.candidates if (i, b) in held) for i in n]
         limited = [replace(d, ways={t: chain.only(allowed) for t, chain in d.ways.items()}) for d in demands]
-        return place_all(limited, replace(self._copies(now.room), room=1 << 62))
+        return place_all(limited, replace(self._copies(now), room=1 << 62))
 
     def _as_placed(self, current: PlanSet, bucket: str, demand: Demand) -> Placed:
         """The current plan in the same terms."""
@@ -199,7 +202,7 @@ class OnlinePlanner:
         return not used <= now.held or self._tight(now.held, now)
 
     def _tight(self, held: frozenset[Copy], now: Now) -> bool:
-        return self._copies(now.room).total(held) > now.room
+        return (copies := self._copies(now)).total(held) > copies.room
 
     # --- what comes out
 
@@ -223,13 +226,13 @@ class OnlinePlanner:
     def _bill(self, current: PlanSet, placed: Sequence[Placed], now: Now) -> dict[str, int]:
         """What is held in all: the home of every unit, and besides it what was brought in."""
         used = now.held | {(i, b) for p in placed for i, b in enumerate(p.backends)}
-        copies = self._copies(now.room)
+        copies = self._copies(now)
         bill = dict(current.memory)
         for b in self.candidates:
             size = sum(self._nbytes[c] for c in used - now.home if c[1] == b)
             if size:
                 bill[f"copies for {b}"] = size
-                bill[f"{b} itself"] = copies.fixed[b]
+                bill[f"{b} itself"] = copies.fixed.get(b, 0)
         return bill
 
     def _sizes(self, backends: Mapping[str, Backend]) -> dict[Copy, int]:

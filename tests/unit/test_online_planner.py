@@ -1,0 +1,199 @@
+"""The planner that measures, fed with times that a test makes up: what it proposes, keeps and says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hetrun.backend import Backend
+from hetrun.forecast import Forecast, Work
+from hetrun.forms import coarse, form_of, units
+from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.planner.costs import CALL
+from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
+from tests.models.tiny import TinyLlama
+from tests.nulldevice import NullDevice
+from tests.rig import graph_of
+
+GRAPH = graph_of(TinyLlama("planned", layers=3))
+UNITS = units(GRAPH)
+POINTS = ((1, 1.0), (1, 2048.0), (16, 8.0), (512, 256.0))
+Truth = Callable[[str, int, float, int], float]  # what kind of unit, tokens, depth, threads -> seconds
+
+
+def forecast(**truths: Truth) -> Forecast:
+    """As if a probe had measured every unit on these backends."""
+    made = Forecast()
+    for backend, truth in truths.items():
+        for unit in UNITS:
+            kind = coarse(unit.scope).split(".")[-1]
+            for threads in (1, 2):
+                for tokens, depth in POINTS:
+                    seconds = truth(kind, tokens, depth, threads)
+                    made.learn(Work(unit.form, backend, threads), tokens, depth, seconds)
+        made.learn_fact(CALL, backend, 0.0)
+    return made
+
+
+def small(kind: str, tokens: int, depth: float, threads: int) -> float:
+    """Fast where tokens are few."""
+    return 0.001 * tokens / threads
+
+
+def large(kind: str, tokens: int, depth: float, threads: int) -> float:
+    """Fast where they are many."""
+    return (0.002 + 0.0001 * tokens) / threads
+
+
+def planner(times: Forecast, *names: str, alone: bool = False) -> OnlinePlanner:
+    backends: dict[str, Backend] = {name: NullDevice(name) for name in names}
+    return OnlinePlanner(GRAPH, backends, times, (1, 2), names)
+
+
+def static(name: str = "cpu", ubatch: int = 512) -> PlanSet:
+    """Everything on one backend, with two threads."""
+    buckets = dict.fromkeys(BUCKETS, (2, (Placement("", name, "a test"),)))
+    return PlanSet(make_plans(GRAPH, buckets), ubatch, "a test", memory={"weights": 1})
+
+
+def now(held: str = "cpu", room: int = 1 << 40, **more: object) -> Now:
+    home = frozenset((i, held) for i in range(len(UNITS)))
+    return Now(room, home, home, frozenset([held]), {}, {}, **more)  # type: ignore[arg-type]
+
+
+def backends_of(plans: PlanSet, bucket: str) -> set[str]:
+    return {s.backend for s in plans.plans[bucket].segments}
+
+
+def test_each_bucket_gets_what_is_fastest_for_it() -> None:
+    proposal = planner(forecast(cpu=small, amx=large), "cpu", "amx").propose(static(), now(eager=True))
+    assert proposal is not None
+    assert backends_of(proposal.plans, "1") == {"cpu"}
+    assert backends_of(proposal.plans, "257+") == {"amx"}
+    assert proposal.bring == {(i, "amx") for i in range(len(UNITS))}
+    assert not proposal.drop
+    assert "units to amx" in proposal.reason
+    assert "less expected" in proposal.reason
+
+
+def test_buckets_that_stay_keep_their_plans_and_all_that_was_compiled_for_them() -> None:
+    before = static()
+    proposal = planner(forecast(cpu=small, amx=large), "cpu", "amx").propose(before, now(eager=True))
+    assert proposal is not None
+    assert proposal.plans.plans["1"] is before.plans["1"]
+    assert proposal.plans.plans["257+"].stages is not before.plans["257+"].stages
+
+
+def test_nothing_is_brought_in_before_it_pays() -> None:
+    times = forecast(cpu=small, amx=large)
+    times.learn_fact(START, "amx", 1.0)
+    times.learn_fact(RATE, "amx", 1e9)
+    decide = planner(times, "cpu", "amx")
+    assert decide.propose(static(), now()) is None
+    # A pass of 512 tokens saves (0.512 - 0.0532) / 2 seconds in each of 8 units: 1.8 s.
+    assert decide.propose(static(), now(waiting=100)) is None
+    proposal = decide.propose(static(), now(waiting=1000))
+    assert proposal is not None
+    assert backends_of(proposal.plans, "257+") == {"amx"}
+
+
+def test_a_gain_that_is_too_small_changes_nothing() -> None:
+    def hardly(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return 0.99 * small(kind, tokens, depth, threads)
+
+    assert (
+        planner(forecast(cpu=small, other=hardly), "cpu", "other").propose(static(), now(eager=True)) is None
+    )
+
+
+def test_what_was_never_measured_is_not_chosen_and_does_not_choose() -> None:
+    times = forecast(cpu=small)
+    assert planner(times, "cpu", "unknown").propose(static(), now(eager=True)) is None
+    assert planner(Forecast(), "cpu").propose(static(), now(eager=True)) is None
+
+
+def test_fewer_threads_where_they_are_faster() -> None:
+    def crowded(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return small(kind, tokens, depth, 1) * (1 if threads == 1 or tokens > 16 else 3)
+
+    proposal = planner(forecast(cpu=crowded), "cpu").propose(static(), now())
+    assert proposal is not None
+    assert [proposal.plans.plans[b].threads for b in ("1", "257+")] == [1, 2]
+    assert "1 threads instead of 2" in proposal.reason
+
+
+def test_one_kind_of_unit_may_run_elsewhere() -> None:
+    def good_at_ffn(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return small(kind, tokens, depth, threads) * (0.1 if kind == "ffn" else 3)
+
+    proposal = planner(forecast(cpu=small, other=good_at_ffn), "cpu", "other").propose(
+        static(), now(eager=True)
+    )
+    assert proposal is not None
+    plan = proposal.plans.plans["257+"]
+    where = {op.scope: s.backend for s in plan.segments for op in s.ops}
+    assert {where[s] for s in where if ".ffn" in s} == {"other"}
+    assert {where[s] for s in where if ".attn" in s} == {"cpu"}
+    assert any("on cpu" in p.why or "on other" in p.why for p in plan.placements)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.4, 0.7])
+def test_copies_stay_within_the_room(part: float) -> None:
+    decide = planner(forecast(cpu=small, amx=large), "cpu", "amx")
+    home = sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS)))
+    room = home + int(part * sum(decide.nbytes[i, "amx"] for i in range(len(UNITS))))
+    proposal = decide.propose(static(), now(room=room, eager=True))
+    brought = proposal.bring if proposal else frozenset()
+    assert home + sum(decide.nbytes[c] for c in brought) <= room
+    assert bool(brought) == bool(part)
+
+
+def test_a_backend_holds_memory_besides_its_weights() -> None:
+    times = forecast(cpu=small, amx=large)
+    times.learn_fact(HOLDS, "amx", 1 << 30)
+    decide = planner(times, "cpu", "amx")
+    both = sum(decide.nbytes.values())
+    assert decide.propose(static(), now(room=both + (1 << 29), eager=True)) is None
+    proposal = decide.propose(static(), now(room=both + (1 << 30), eager=True))
+    assert proposal is not None
+    assert proposal.plans.memory["amx itself"] == 1 << 30
+
+
+def test_copies_that_nobody_uses_go_when_memory_is_tight() -> None:
+    decide = planner(forecast(cpu=small, amx=small), "cpu", "amx")
+    held = frozenset((i, b) for i in range(len(UNITS)) for b in ("cpu", "amx"))
+    home = sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS)))
+    proposal = decide.propose(
+        static(), Now(home, frozenset((i, "cpu") for i in range(len(UNITS))), held, frozenset(), {}, {})
+    )
+    assert proposal is not None
+    assert {b for _, b in proposal.drop} == {"amx"}
+
+
+def test_predictions_are_part_of_the_plan_and_of_its_json() -> None:
+    decide = planner(forecast(cpu=small), "cpu")
+    plans = decide.annotate(static(), now())
+    expected = plans.expected["257+"]
+    assert expected.tokens == 512
+    predicted, measured = expected.segments["model"]
+    assert predicted == pytest.approx(len(UNITS) * 0.256, rel=0.02)
+    assert measured is None
+    decide.costs.form(plans.plans["1"].segments[0])
+    facts = plans.to_json()["plans"][-1]
+    assert facts["expected"]["predicted_s"] == pytest.approx(predicted)
+    assert facts["stages"][0][0]["measured_s"] is None
+
+
+def test_runs_of_a_whole_segment_correct_the_sum_of_its_units() -> None:
+    times = forecast(cpu=small)
+    for _ in range(5):
+        times.learn(Work(form_of(GRAPH.ops), "cpu", 2), 512, 256.0, 1.0)
+    decide = planner(times, "cpu")
+    plans = decide.annotate(static(), now())
+    predicted, measured = plans.expected["257+"].segments["model"]
+    assert predicted == pytest.approx(1.0, rel=0.02)
+    assert measured == predicted
+    far, none = plans.expected["1"].segments["model"]
+    assert far == pytest.approx(len(UNITS) * 0.0005, rel=0.2)
+    assert none is None
