@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import LLM
-from hetrun.backend import Backend, Segment
+from hetrun import LLM, registry
+from hetrun.backend import Backend, Segment, Unavailable
 from hetrun.backends import reference
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, kv_shapes
@@ -21,7 +21,7 @@ from hetrun.ops import Attention, Moe
 from hetrun.plan import BUCKETS, Placement, PlanSet, cut, load_plan, make_plans, share_out
 from hetrun.shares import Kind, Share
 from tests.models import cases, cases_hf, tiny
-from tests.models.test_placement import assert_close, devices, teacher_forced
+from tests.models.test_placement import assert_close, devices, mean_kl, teacher_forced
 from tests.models.test_sequences import backends
 from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
 
@@ -137,6 +137,31 @@ def test_shares_of_quantised_heads_stay_close(kv_type: str) -> None:
             shared_rig(case, devices(names), everywhere(first, *heads, *more), kv_type), (20, 1, 19), TOKENS
         )
         assert_close(expected, found, kl=0.02)
+
+
+def rounding() -> list[str]:
+    """Backends that round floats before they multiply."""
+    parts = [name for name, d in registry.backends().items() if d.whole is None]
+    here = [n for n in parts if not isinstance(registry.backends()[n].probe(), Unavailable)]
+    return [n for n in here if registry.backends()[n].create().arithmetic]
+
+
+@pytest.mark.parametrize("name", rounding())
+@pytest.mark.parametrize("case", [cases.GQA, MIXTURE, QK_NORM], ids=str)
+def test_shares_of_a_backend_that_rounds_stay_as_close_as_it_is(case: Case, name: str) -> None:
+    graph = graph_of(case)
+    expected = teacher_forced(rig(case, devices(["reference"])), (40,), TOKENS)
+    pieces = (20, 1, 1, 18)
+    whole = mean_kl(expected, teacher_forced(rig(case, devices([name])), pieces, TOKENS))
+    both = [name, "reference"]
+    attention = [p for i in (0, 1) for p in shared(f"blk.{i}.attn", "heads", [0, 1, 2], both[:: 1 - 2 * i])]
+    others = [
+        p for scope, kind, of, _ in shareable(graph) for p in shared(scope, kind, [0, of // 2, of], both)
+    ]
+    rest = [p for p in others if ".attn" not in p.scope]
+    for placements in (attention, rest, [*attention, *rest]):
+        made = shared_rig(case, devices(both), everywhere(name, *placements))
+        assert mean_kl(expected, teacher_forced(made, pieces, TOKENS)) <= 1.5 * whole
 
 
 def test_shares_are_in_flight_at_once() -> None:
