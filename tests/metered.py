@@ -103,13 +103,15 @@ class Timeline:
         """What one lane did."""
         return [a for a in self.activities if a.lane == name]
 
-    def overlap(self, one: str, other: str) -> float:
-        """Seconds in which both lanes were busy."""
-        return sum(
-            max(0.0, min(a.end, b.end) - max(a.start, b.start))
-            for a in self.lane(one)
-            for b in self.lane(other)
-        )
+    def overlap(self, one: str, other: str, seconds: Callable[[Activity], float] | None = None) -> float:
+        """Seconds in which both lanes were busy: as it was, or by the clock of those seconds."""
+        if seconds:
+            ends = self.clock(seconds)
+            times = {a: (ends[a] - seconds(a), ends[a]) for a in ends}
+        else:
+            times = {a: (a.start, a.end) for a in self.activities}
+        pairs = [(times[a], times[b]) for a in self.lane(one) for b in self.lane(other)]
+        return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
 
     def clock(self, seconds: Callable[[Activity], float]) -> dict[Activity, float]:
         """When each activity would have ended if every one had taken what it is said to take.

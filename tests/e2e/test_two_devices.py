@@ -25,6 +25,7 @@ from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.balance import Balancer, Link, Operation, operations, placements, work
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
+from hetrun.shares import Share
 from tests.metered import DEVICE, HOST, LINK, Activity, Host, Metered, Timeline, least_seconds
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = TinyLlama("two-devices", layers=3, embd=512, ffn=640, heads=8, kv_heads=1, head_dim=64)
 BATCH, LENGTH, PASSES = 24, 48, 5
+SIZES = ((8, 32), (24, 32), (24, 96), (48, 64))  # batches and lengths that are measured
 PLACES = ("host", "metered")
 
 
@@ -162,7 +164,26 @@ def outside(timeline: Timeline, clock: Clock) -> float:
     return sum(seconds for what, seconds in mine.items() if what.endswith(f" {BATCH}"))
 
 
-def test_a_balanced_plan_is_what_was_predicted_and_no_slower_than_either_device() -> None:
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The model, its operations by layer, and what was measured of them on both devices."""
+
+    graph: Graph
+    layers: list[tuple[Operation, ...]]
+    link: Link
+    memory: int
+    forecast: Forecast
+    expected: np.ndarray
+
+    def run(self, *placed: Placement) -> Run:
+        """A plan, whose logits must be those of the reference alone."""
+        found = run(self.graph, placed, self.link, self.memory)
+        assert np.abs(found.logits - self.expected).max() < 1e-4 * np.abs(self.expected).max()
+        return found
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
     graph = graph_of(MODEL)
     layers = [operations(graph, i) for i in range(MODEL.layers)]
     bytes_of_layer = sum(4 * w.shape[0] * w.shape[1] for o in layers[0] for op in o.ops for w in op.weights)
@@ -170,40 +191,55 @@ def test_a_balanced_plan_is_what_was_predicted_and_no_slower_than_either_device(
     link = Link(bytes_of_layer / (1.8 * host_seconds(graph, layers[0])), 2e-5)
     memory = 2 * bytes_of_layer + (1 << 16)
     assert memory < sum(4 * w.shape[0] * w.shape[1] for w in graph.weights().values())
-
-    forecast, sizes = Forecast(), [(8, 32), (24, 32), (24, 96), (48, 64)]
+    forecast = Forecast()
     host, device = Host(Timeline(), SLOWER), Metered(memory, link)
-    by_form = {o.form: o for of in layers for o in of}
-    for operation in by_form.values():
+    for operation in {o.form: o for of in layers for o in of}.values():
         for each in (host, device):
-            record(forecast, graph, operation, each, sizes)
+            record(forecast, graph, operation, each, SIZES)
     device.close()
-
-    found = [Balancer(of, *PLACES, forecast).choose(BATCH, LENGTH) for of in layers]
-    assert all(any(f.on_host) and not all(f.on_host) for f in found)
-    balanced = [p for f, of in zip(found, layers, strict=True) for p in placements(f, of, *PLACES)]
-    runs = {
-        "balanced": run(graph, balanced, link, memory),
-        "all on the device": run(graph, [Placement("blk", "metered", "a test")], link, memory),
-        "all on the host": run(graph, [], link, memory),
-    }
-
     expected, _ = decode(rig(MODEL, {"reference": reference.create()}))
-    for r in runs.values():
-        assert np.abs(r.logits - expected).max() < 1e-4 * np.abs(expected).max()
+    return Bench(graph, layers, link, memory, forecast, expected)
 
-    timeline = runs["balanced"].timeline
-    assert timeline.overlap(LINK, HOST) > 0
+
+def test_a_balanced_plan_is_what_was_predicted_and_no_slower_than_either_device(bench: Bench) -> None:
+    found = [Balancer(of, *PLACES, bench.forecast).choose(BATCH, LENGTH) for of in bench.layers]
+    assert all(any(f.on_host) and not all(f.on_host) for f in found)
+    balanced = [p for f, of in zip(found, bench.layers, strict=True) for p in placements(f, of, *PLACES)]
+    runs = {
+        "balanced": bench.run(*balanced),
+        "all on the device": bench.run(Placement("blk", "metered", "a test")),
+        "all on the host": bench.run(),
+    }
+    clock = least_seconds([r.timeline for r in runs.values()], bench.link)
+    assert runs["balanced"].timeline.overlap(LINK, HOST, clock) > 0
+    assert runs["balanced"].timeline.overlap(LINK, HOST) > 0
     assert runs["all on the device"].timeline.overlap(LINK, DEVICE) > 0
 
-    clock = least_seconds([r.timeline for r in runs.values()], link)
     seconds = {name: r.timeline.pass_seconds(clock) for name, r in runs.items()}
-    predicted = sum(f.seconds for f in found)
-    rest = outside(timeline, clock)
+    predicted, rest = sum(f.seconds for f in found), outside(runs["balanced"].timeline, clock)
     for name, r in runs.items():
         print(f"{name}: {1000 * seconds[name]:.1f} ms a pass by the clock, {1000 * r.wall:.1f} on the wall")
     print(f"lambda of all layers {1000 * predicted:.1f} ms, and {1000 * rest:.1f} outside of them")
-    print([("".join("HD"[not here] for here in f.on_host), f"{1000 * f.seconds:.1f} ms") for f in found])
+    print([("".join("DH"[here] for here in f.on_host), f"{1000 * f.seconds:.1f} ms") for f in found])
     best = min(seconds["all on the device"], seconds["all on the host"])
     assert seconds["balanced"] <= 1.05 * best
     assert 0.6 < (seconds["balanced"] - rest) / predicted < 1.8
+
+
+def test_rows_of_every_product_on_both_devices_at_once(bench: Bench) -> None:
+    """Each product is cut so that both devices take as long for their rows as was measured."""
+    shared = []
+    for of in bench.layers:
+        times = Balancer(of, *PLACES, bench.forecast).times(BATCH, LENGTH)
+        for o, here, there in zip(of, times.host, times.other, strict=True):
+            for op in (op for op in o.ops if op.kind == "linear"):
+                n, border = op.out.width, round(op.out.width * there / (here + there))
+                shared.append(Placement(op.scope, "host", "a test", Share("rows", 0, border, n)))
+                shared.append(Placement(op.scope, "metered", "a test", Share("rows", border, n, n)))
+    both, alone = bench.run(*shared), bench.run()
+    clock = least_seconds([both.timeline, alone.timeline], bench.link)
+    assert both.timeline.overlap(HOST, DEVICE, clock) > 0
+    assert both.timeline.overlap(HOST, LINK, clock) > 0
+    for name, r in (("rows shared out", both), ("all on the host", alone)):
+        took = r.timeline.pass_seconds(clock)
+        print(f"{name}: {1000 * took:.1f} ms a pass by the clock, {1000 * r.wall:.1f} on the wall")
