@@ -21,13 +21,21 @@ from hetrun.ops import Attention, Moe
 from hetrun.plan import BUCKETS, Placement, PlanSet, cut, load_plan, make_plans, share_out
 from hetrun.shares import Kind, Share
 from tests.models import cases, cases_hf, tiny
-from tests.models.test_placement import assert_close, devices, mean_kl, teacher_forced
+from tests.models.test_placement import (
+    assert_close,
+    devices,
+    devices_side_by_side,
+    limit,
+    mean_kl,
+    teacher_forced,
+)
 from tests.models.test_sequences import backends
 from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
 
 GQA = graph_of(cases.GQA)
 MIXTURE = cases_hf.MIXTRAL[0]
 QK_NORM = cases_hf.QWEN3[3]
+EACH = [param.values[0] for param in cases_hf.EACH]
 TOKENS = tiny.random_tokens(40, seed=7)
 
 
@@ -85,21 +93,23 @@ def sharings(draw: st.DrawFn, graph: Graph, names: Sequence[str], step: int = 1)
     return tuple(out)
 
 
-@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], MIXTURE, QK_NORM], ids=str)
+@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], MIXTURE, QK_NORM, *cases_hf.EACH], ids=str)
 def test_any_shares_on_any_backends_are_close_to_the_whole(case: Case) -> None:
-    """Heads with biases, head norms and windows; experts; rows of every product, the last one too."""
+    """Biases, norms of heads, windows, experts, the last product; one after the other or side by side."""
     names = backends()
-    alone = rig(case, devices(["reference"]))
-    expected = teacher_forced(alone, (40,), TOKENS)
-    devs = devices(names)
+    expected = teacher_forced(rig(case, devices(["reference"])), (40,), TOKENS)
+    in_turn, together = devices(names), devices_side_by_side(names)
+    close = max(limit(case) if case in EACH else 1e-4, 1e-4 * np.abs(expected).max())
 
-    @given(sharings(graph_of(case), names), st.sampled_from([(40,), (7, 1, 1, 31)]))
-    @settings(max_examples=25)
-    def check(placements: tuple[Placement, ...], pieces: tuple[int, ...]) -> None:
-        found = teacher_forced(shared_rig(case, devs, placements), pieces, TOKENS)
-        assert np.abs(expected - found).max() < 1e-4 * max(1, np.abs(expected).max())
+    @given(sharings(graph_of(case), names), st.sampled_from([(40,), (7, 1, 1, 31)]), st.booleans())
+    @settings(max_examples=8 if case in EACH else 25)
+    def check(placements: tuple[Placement, ...], pieces: tuple[int, ...], beside: bool) -> None:
+        found = teacher_forced(shared_rig(case, together if beside else in_turn, placements), pieces, TOKENS)
+        assert np.abs(expected - found).max() < close
 
     check()
+    for device in (*in_turn.values(), *together.values()):
+        device.close()
 
 
 @pytest.mark.parametrize("name", [n for n in backends() if n != "reference"])
