@@ -73,7 +73,8 @@ class PackedProduct:
     def times(self, x: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
         """The product's result times another of the same shape."""
         if len(self._parts) == 1 and packs():
-            done: Tensor = _linear().binary(x, other, self._parts[0], bias, "mul")
+            rounded = None if bias is None else bias.to(BF16)  # what this one insists on
+            done: Tensor = _linear().binary(x, other, self._parts[0], rounded, "mul")
             return done
         return self(x, bias).mul_(other)
 
@@ -110,11 +111,11 @@ def _try() -> bool:
         found = [
             _linear()(x, packed, bias, "none", [], ""),
             _linear()(x, packed, None, "swish", [], ""),
-            _linear().binary(x, x, packed, None, "mul"),
+            _linear().binary(x, x, packed, bias.to(BF16), "mul"),
         ]
     except (AttributeError, RuntimeError, TypeError):
         return False
-    exact = [w.t() + bias.bfloat16(), torch.nn.functional.silu(w.t()), x * w.t()]
+    exact = [w.t() + bias.bfloat16(), torch.nn.functional.silu(w.t()), x * (w.t() + bias.bfloat16())]
     return all(torch.allclose(a.float(), b.float(), rtol=0.02) for a, b in zip(found, exact, strict=True))
 
 

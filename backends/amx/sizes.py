@@ -7,6 +7,8 @@ from hetrun.backends.amx import Way
 
 BF16_BYTES = 2
 TILE = 32  # oneDNN pads both sides of a packed weight to this
+INT8_TILE = 64  # and of an int8 one to this
+EXACT_PART = 0.025  # of the columns of an int8 product are multiplied in bf16
 
 
 def bytes_of(use: WeightUse, way: Way) -> int:
@@ -22,10 +24,21 @@ def bytes_of(use: WeightUse, way: Way) -> int:
 def matrix_bytes(rows: int, cols: int, way: Way) -> int:
     """Memory of one packed matrix."""
     if way == "int8":
-        raise NotImplementedError
+        return int8_bytes(rows, cols)
     return packed_bytes(rows, cols)
 
 
 def packed_bytes(rows: int, cols: int) -> int:
     """Memory of a packed bf16 copy."""
     return BF16_BYTES * (-(-rows // TILE) * TILE) * (-(-cols // TILE) * TILE)
+
+
+def exact_columns(cols: int) -> int:
+    """Columns beside an int8 product that are multiplied in bf16."""
+    return -(-int(cols * EXACT_PART) // TILE) * TILE or TILE
+
+
+def int8_bytes(rows: int, cols: int) -> int:
+    """Memory of a packed int8 copy, its outputs' scales, and the columns that are exact."""
+    whole = (-(-rows // INT8_TILE) * INT8_TILE) * (-(-cols // INT8_TILE) * INT8_TILE)
+    return whole + FLOAT_BYTES * (rows + cols) + packed_bytes(rows, exact_columns(cols))

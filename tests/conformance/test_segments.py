@@ -85,6 +85,12 @@ def gated(w: Writer, quant: str, bias: str) -> list[Value]:
     return [w.op("geglu", [gate, up], 96, Gelu()), w.op("swiglu", [up, gate], 96)]
 
 
+def gated_once(w: Writer, quant: str, bias: str) -> list[Value]:
+    """Gate and up that nobody else reads."""
+    gate, up = (w.linear(X, 96, quant, bias) for _ in range(2))
+    return [w.linear(w.op("swiglu", [gate, up], 96), 256, quant)]
+
+
 def mixture(w: Writer, quant: str, bias: str) -> list[Value]:
     """A block of qwen3moe, its last layer: only the wanted rows go on."""
     a = Moe(n_experts=16, n_used=4, n_ff=256, normalise=True, scale=0.7)
@@ -102,7 +108,7 @@ def opt(w: Writer, quant: str, bias: str) -> list[Value]:
 
 
 Build = Callable[[Writer, str, str], list[Value]]
-BLOCKS: Sequence[Build] = (biased, partly_biased, with_head_norms, gated, mixture, opt)
+BLOCKS: Sequence[Build] = (biased, partly_biased, with_head_norms, gated, gated_once, mixture, opt)
 # By the types of matrices and of vectors. Where there is a table of float16 in a block, it counts.
 LIMITS: Mapping[tuple[str, str], float] = {
     ("F32", "F32"): 1e-6,
