@@ -87,8 +87,8 @@ def gated(w: Writer, quant: str, bias: str) -> list[Value]:
 
 def gated_once(w: Writer, quant: str, bias: str) -> list[Value]:
     """Gate and up that nobody else reads."""
-    gate, up = (w.linear(X, 96, quant, bias) for _ in range(2))
-    return [w.linear(w.op("swiglu", [gate, up], 96), 256, quant)]
+    gate, up = (w.linear(X, 256, quant, bias) for _ in range(2))
+    return [w.linear(w.op("swiglu", [gate, up], 256), 64, quant)]
 
 
 def mixture(w: Writer, quant: str, bias: str) -> list[Value]:
