@@ -29,7 +29,7 @@ TORCH = (
     "buffers",
     "elementwise",
     "emit",
-    "int8",
+    "int8_product",
     "measure",
     "moe",
     "products",

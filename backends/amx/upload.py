@@ -8,6 +8,7 @@ import torch
 from hetrun.backend import Buffer, ReadInto, WeightUse
 from hetrun.backends.amx import Way
 from hetrun.backends.amx.buffers import Experts, Vector
+from hetrun.backends.amx.int8_product import Int8Product
 from hetrun.backends.amx.products import LeanProduct, PackedProduct, Product, Scratch
 from hetrun.backends.amx.stored import StoredRows, floats, spans
 from hetrun.graph import Weight
@@ -31,4 +32,6 @@ def upload(wanted: WeightUse, way: Way, read: ReadInto, scratch: Scratch) -> Buf
 def _product(weight: Weight, way: Way, read: ReadInto, scratch: Scratch) -> Product:
     if way == "lean":
         return LeanProduct(weight, read, scratch)
+    if way == "int8":
+        return Int8Product.upload(weight, read)
     return PackedProduct(weight, read)
