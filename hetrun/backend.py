@@ -27,7 +27,8 @@ from hetrun.whole_backend import Whole
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 FLOAT_BYTES = 4
-Use = Literal["product", "lookup", "vector", "experts"]
+# A product, or one whose results are logits; rows of a table; small numbers; the products of a mixture.
+Use = Literal["product", "logits", "lookup", "vector", "experts"]
 Precision = Literal["exact", "fast"]
 
 

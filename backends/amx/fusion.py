@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import WeightUse, use_of
+from hetrun.backend import Use, WeightUse, use_of
 from hetrun.graph import Op, Value, Weight, stack
 from hetrun.ops import Moe, RmsNorm, Rope
 
@@ -69,7 +69,8 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
     """The weights of an item: matrices first, then for each of them the bias that it may have."""
     match item:
         case Stacked():
-            return (WeightUse(item.weight, "product"), *(b for op in item.ops for b in _bias(op)))
+            use: Use = "logits" if item.ops[0].kind == "head" else "product"
+            return (WeightUse(item.weight, use), *(b for op in item.ops for b in _bias(op)))
         case Activated():
             return _linear_uses(item.linear)
         case Gated():

@@ -18,7 +18,12 @@ def bytes_of(use: WeightUse, way: Way) -> int:
         return FLOAT_BYTES * rows * cols
     if use.use == "lookup" or way == "lean":
         return use.weight.nbytes
-    return use.matrices * matrix_bytes(rows // use.matrices, cols, way)
+    return use.matrices * matrix_bytes(rows // use.matrices, cols, way_of(use, way))
+
+
+def way_of(use: WeightUse, way: Way) -> Way:
+    """How a weight is held: logits in int8 would be less exact than all layers are, and gain little time."""
+    return "packed" if use.use == "logits" and way == "int8" else way
 
 
 def matrix_bytes(rows: int, cols: int, way: Way) -> int:

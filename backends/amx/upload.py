@@ -10,6 +10,7 @@ from hetrun.backends.amx import Way
 from hetrun.backends.amx.buffers import Experts, Vector
 from hetrun.backends.amx.int8_product import Int8Product
 from hetrun.backends.amx.products import LeanProduct, PackedProduct, Product, Scratch
+from hetrun.backends.amx.sizes import way_of
 from hetrun.backends.amx.stored import StoredRows, floats, spans
 from hetrun.graph import Weight
 
@@ -26,7 +27,7 @@ def upload(wanted: WeightUse, way: Way, read: ReadInto, scratch: Scratch) -> Buf
         return Experts(
             [_product(weight.rows(a, b), way, read, scratch) for a, b in spans(weight.shape[0], each)]
         )
-    return _product(weight, way, read, scratch)
+    return _product(weight, way_of(wanted, way), read, scratch)
 
 
 def _product(weight: Weight, way: Way, read: ReadInto, scratch: Scratch) -> Product:
