@@ -1,4 +1,4 @@
-"""`python -m tests.planner_tables` writes the tables of docs/planner.md: predictions for the papers' test beds.
+"""`python -m tests.planner_tables` writes the tables of docs/planner.md: predictions for papers' test beds.
 
 Nothing in them was measured here. Each part of the document between its two markers is made by one function.
 """

@@ -183,8 +183,8 @@ def model_of(graph: Graph) -> Model:
         parts = parts_of(ops, PARTS)
         layers.append(seen.setdefault(tuple(_facts(p) for p in parts), parts))
     before, after = (part_of(name, ops) for name, ops in outside.items())
-    words, output = ({w.name: w.nbytes for op in p.ops for w in op.weights} for p in (before, after))
-    shared = sum(output[name] for name in output if name in words)
+    table, output = ({w.name: w.nbytes for op in p.ops for w in op.weights} for p in (before, after))
+    shared = sum(output[name] for name in output if name in table)
     return Model(tuple(layers), before, after, shared, graph.hidden.width)
 
 

@@ -29,7 +29,7 @@ def test_a_layer_of_opt() -> None:
     score = work(of["score"], decode(4, 1000))
     assert score.past + score.fresh == 4 * 1000 * 2 * D * 2
     assert score.fresh == 4 * 2 * D * 2
-    assert score.products == ((4 * 4 * 1000 * D, 1, False),)
+    assert list(score.products) == [(4 * 4 * 1000 * D, 1, False)]
     assert of["out"].takes == 2 * D  # what attention gives, and the stream that it is added to
     fc1 = work(of["up"], decode(4, 1000))
     assert fc1.weights == pytest.approx(8 * D * D, rel=1e-3)  # algorithms: D_Y = 8 d^2, C = 8 B d^2
@@ -41,7 +41,7 @@ def test_a_layer_of_llama_with_shared_heads_and_a_gate() -> None:
     assert work(of["qkv"], decode(2, 10)).weights == 2 * d * (d + 2 * kv) + 4 * d
     score = work(of["score"], decode(2, 10))
     assert score.past == 2 * 9 * 2 * kv * 2
-    assert score.products == ((4 * 2 * 10 * d, 8, False),)  # eight heads share their keys
+    assert list(score.products) == [(4 * 2 * 10 * d, 8, False)]  # eight heads share their keys
     assert sum(c for c, _, _ in work(of["up"], decode(2, 10)).products) == 2 * 2 * 2 * d * ff
     assert work(of["down"], decode(2, 10)).weights == 2 * d * ff
 
@@ -50,7 +50,7 @@ def test_a_prompt_sees_half_of_itself() -> None:
     score = work(parts("opt-30b")["score"], prefill(3, 100))
     assert score.past == 0
     assert score.fresh == 3 * 100 * 2 * D * 2
-    assert score.products == ((4 * 300 * 50.5 * D, 100, False),)
+    assert list(score.products) == [(4 * 300 * 50.5 * D, 100, False)]
 
 
 def test_experts_that_nobody_chose_are_not_read() -> None:

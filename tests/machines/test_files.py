@@ -57,8 +57,8 @@ def test_the_units_of_a_file(tmp_path: Path) -> None:
     assert found.disk is not None
     assert (found.cpu.memory, found.cpu.bandwidth, found.cpu.bf16) == (64 * 10**9, 50e9, 1e12)
     assert found.cpu.int8 == 0
-    assert (found.gpu.int8, found.gpu.launch) == (140e12, pytest.approx(5e-6))
-    assert (found.link.bandwidth, found.link.latency) == (12e9, pytest.approx(1e-5))
+    assert (found.gpu.int8, found.gpu.launch) == pytest.approx((140e12, 5e-6))
+    assert (found.link.bandwidth, found.link.latency) == pytest.approx((12e9, 1e-5))
     assert (found.disk.size, found.disk.read) == (500 * 10**9, 2.5e9)
 
 
