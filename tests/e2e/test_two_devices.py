@@ -26,10 +26,11 @@ from hetrun.planner.balance import Balancer, Link, Operation, operations, placem
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
 from hetrun.shares import Share
-from tests.metered import DEVICE, HOST, LINK, Activity, Host, Metered, Timeline, least_seconds
+from tests.metered import Metered
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.rig import Rig, graph_of, rig
+from tests.timeline import DEVICE, HOST, LINK, Activity, Host, Timeline, least_seconds
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,10 @@ import pytest
 from hetrun.backends import reference
 from hetrun.errors import BackendError, Cancelled
 from hetrun.planner.balance import Link
-from tests.metered import BESIDE, DEVICE, HOST, LINK, Host, Metered, Timeline
+from tests.metered import Metered
 from tests.models import cases, tiny
 from tests.rig import Rig, plan_set, rig
+from tests.timeline import BESIDE, DEVICE, HOST, LINK, Host, Timeline
 
 TOKENS = tiny.random_tokens(40, seed=3)
 FAST = Link(4e8, 2e-5)
