@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -113,7 +114,10 @@ class PlanSet:
         """For people."""
         lines = [f"{'tokens':>7}  {'segment':<22} {'backend':<10} threads  why"]
         for names, p in _grouped(self.plans):
-            lines += [f"{names:>7}  {s.name:<22} {s.backend:<10} {p.threads:>7}  {s.why}" for s in p.segments]
+            lines += [
+                f"{names:>7}  {name:<22} {backend:<10} {p.threads:>7}  {why}"
+                for name, backend, why in _alike(p.segments)
+            ]
         if self.reason:
             lines.append(f"last change: {self.reason}")
         lines.append(f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}")
@@ -152,6 +156,17 @@ def _grouped(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
         else:
             groups.append(([bucket], plan))
     return [("all" if len(names) == len(BUCKETS) else _range(names), plan) for names, plan in groups]
+
+
+def _alike(segments: Sequence[Segment]) -> list[tuple[str, str, str]]:
+    """Name, backend and reason of each segment; layers that differ only by number are one line."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for s in segments:
+        found.setdefault((re.sub(r"blk\.\d+", "blk.*", s.name), s.backend, s.why), []).append(s.name)
+    return [
+        (f"{pattern} x{len(names)}" if len(names) > 1 else names[0], backend, why)
+        for (pattern, backend, why), names in found.items()
+    ]
 
 
 def _range(buckets: Sequence[str]) -> str:

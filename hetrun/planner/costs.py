@@ -35,11 +35,20 @@ class Costs:
                     able[unit.form, name] = all(backend.supports(op) for op in unit.ops)
         self.able = tuple(frozenset(b for b in backends if able[unit.form, b]) for unit in units)
         self._forms = Forms()
+        self._asked: dict[tuple[Work, int, float], float | None] = {}
         self._counted: dict[int, tuple[Segment, list[tuple[int, int]]]] = {}
 
     def seconds(self, unit: int, backend: str, threads: int, tokens: int, depth: float) -> float | None:
         """One unit as a segment of its own; None if it was never measured."""
-        return self._forecast.seconds(Work(self.units[unit].form, backend, threads), tokens, depth)
+        work = Work(self.units[unit].form, backend, threads)
+        key = work, tokens, depth
+        if key not in self._asked:
+            self._asked[key] = self._forecast.seconds(work, tokens, depth)
+        return self._asked[key]
+
+    def fresh(self) -> None:
+        """Ask the forecast anew: while a plan is made, the same times are wanted many times over."""
+        self._asked.clear()
 
     def call(self, backend: str) -> float:
         """What a segment costs besides its work."""

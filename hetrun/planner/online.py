@@ -79,6 +79,7 @@ class OnlinePlanner:
 
     def propose(self, current: PlanSet, now: Now) -> Proposal | None:
         """A plan set that is better than the current one, or None."""
+        self.costs.fresh()
         factors = self._factors(current, now)
         demands = self._demands(current, now, factors)
         if not all(all(chain.times) for d in demands for chain in d.ways.values()):
