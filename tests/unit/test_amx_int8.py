@@ -1,0 +1,110 @@
+"""Int8 products against whole numbers and against float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = pytest.importorskip("torch")
+int8 = pytest.importorskip("hetrun.backends.amx.int8_product")
+
+
+def error(found: Tensor, exact: np.ndarray) -> float:
+    """Root of the mean square, as a part of that of the exact result."""
+    off = found.float().numpy() - exact
+    return float(np.sqrt(np.mean(np.square(off)) / np.mean(np.square(exact))))
+
+
+def rounded(rng: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarray, Any]:
+    """Numbers that bf16 has, as float32 and as bf16."""
+    x = torch.from_numpy(rng.standard_normal((rows, cols), np.float32)).bfloat16()
+    return x.float().numpy(), x
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 150), st.integers(1, 300), st.booleans(), st.integers(0, 1 << 30))
+def test_whole_numbers_are_exact(n: int, m: int, k: int, packs: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (n, k), np.uint8)
+    weight = rng.integers(-127, 128, (m, k)).astype(np.int8)
+    scale = 2.0 ** rng.integers(-3, 3, m).astype(np.float32)
+    exact = (codes.astype(np.int64) - 128) @ weight.T.astype(np.int64) * scale
+    with mock.patch.object(int8, "packs8", return_value=packs and int8.packs8()):
+        packed = int8.pack8(torch.from_numpy(weight))
+        found = int8.multiply8(torch.from_numpy(codes), packed, torch.from_numpy(scale), torch.float32)
+    np.testing.assert_array_equal(found.numpy(), exact.astype(np.float32))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 150), st.integers(1, 300), st.booleans(), st.integers(0, 1 << 30))
+def test_close_to_float32(n: int, m: int, k: int, biased: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((m, k), np.float32)
+    numbers, x = rounded(rng, n, k)
+    bias = rng.standard_normal(m, np.float32) if biased else np.zeros(m, np.float32)
+    product = int8.Int8Product.make(weight)
+    found = product(x, torch.from_numpy(bias) if biased else None)
+    assert found.shape == (n, m)
+    exact = numbers @ weight.T + bias
+    # Steps of 1/127 and 1/253 of the largest of some hundred normal numbers, and results rounded to bf16: 1 %
+    # of the products' usual size. One result may by chance be far smaller than that.
+    off = found.float().numpy() - exact
+    assert np.sqrt(np.mean(np.square(off))) < 0.02 * np.sqrt(k + np.mean(np.square(exact)))
+
+
+def test_columns_that_are_far_larger_take_nothing_from_the_others() -> None:
+    rng = np.random.default_rng(0)
+    weight, (numbers, x) = rng.standard_normal((64, 512), np.float32), rounded(rng, 100, 512)
+    large = [3, 77, 500]
+    weight[:, large] = 0  # what is large itself is not to hide what is lost of the rest
+    x[:, large] *= 1000
+    numbers = x.float().numpy()
+    assert error(int8.Int8Product.make(weight)(x), numbers @ weight.T) < 0.015
+
+
+def test_rows_of_one_sign_and_of_any_size() -> None:
+    """Each row has its own scale and zero; a row of zeros gives zeros, or the bias."""
+    rng = np.random.default_rng(1)
+    weight, (_, x) = rng.standard_normal((48, 256), np.float32), rounded(rng, 6, 256)
+    x[0] = x[0].abs() + 3
+    x[1] = -x[1].abs() - 3
+    x[2] *= 1e-6
+    x[3] *= 1e6
+    x[4] = 0
+    product = int8.Int8Product.make(weight)
+    found, exact = product(x), x.float().numpy() @ weight.T
+    for row in (0, 1, 2, 3, 5):
+        assert error(found[row], exact[row]) < 0.02
+    assert found[4].abs().max() < 1e-20
+    bias = torch.arange(48.0)
+    torch.testing.assert_close(product(x, bias)[4].float(), bias)
+
+
+def test_columns_are_chosen_again_by_more_rows_only() -> None:
+    """A first token or two say little; a long pass settles it, and later rows get the same every time."""
+    rng = np.random.default_rng(2)
+    product = int8.Int8Product.make(rng.standard_normal((32, 512), np.float32))
+    product(rounded(rng, 1, 512)[1])
+    _, many = rounded(rng, 600, 512)
+    many[:, 40] *= 100
+    product(many)
+    one = rounded(rng, 9, 512)[1]
+    first = product(one)
+    other = rounded(rng, 600, 512)[1]
+    other[:, 300:400] *= 100
+    product(other)
+    assert torch.equal(product(one), first)
+
+
+def test_takes_half_of_bf16() -> None:
+    product = int8.Int8Product.make(np.ones((256, 2048), np.float32))
+    assert product.size == 256 * 2048
+    assert product.size <= product.nbytes < 1.1 * product.size
