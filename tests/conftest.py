@@ -59,4 +59,6 @@ def home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("HETRUN_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Caches are empty here, so each test would measure its model again: seconds, for what few are about.
+    monkeypatch.setenv("HETRUN_PLANNER", "static")
     return path

@@ -110,7 +110,9 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
 ) -> None:
     caplog.set_level("INFO", "hetrun.pilot")
     Plugin.slow = ".ffn"
-    with LLM(small_model, backends=["plugin", "reference"], ctx=512, threads=1, eager=True) as llm:
+    with LLM(
+        small_model, backends=["plugin", "reference"], ctx=512, threads=1, planner="measured", eager=True
+    ) as llm:
         assert users(llm.plan, 1, "blk.0.ffn") == {"reference"}, "it should be avoided where it is slow"
         assert "plugin" in users(llm.plan, 1, "blk.0.attn"), "and used where it is not"
         Plugin.slow = ""
@@ -138,7 +140,7 @@ def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytes
 
     monkeypatch.setattr(probe.Prober, "measure", measure)
     for _ in range(2):
-        with LLM(small_model, backends=["llamacpp"], ctx=256) as llm:
+        with LLM(small_model, backends=["llamacpp"], ctx=256, planner="measured") as llm:
             plan = llm.plan
         assert plan.expected["1"].segments, "what it was planned from is part of the plan"
         if not measured:
@@ -149,7 +151,7 @@ def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytes
 
 
 def test_tiny_models_are_not_measured(tmp_path: Path) -> None:
-    with LLM(tiny.write_gguf(TinyLlama("tiny"), tmp_path / "tiny.gguf"), backends=["llamacpp"]) as llm:
+    with LLM(tiny.write_gguf(TinyLlama("tiny"), tmp_path / "tiny.gguf"), planner="measured") as llm:
         assert not llm.plan.expected
 
 

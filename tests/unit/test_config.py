@@ -24,6 +24,12 @@ from hetrun.config import (
 from hetrun.errors import OptionError, UserError
 
 
+@pytest.fixture(autouse=True)
+def clean(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option that all other tests begin with."""
+    monkeypatch.delenv("HETRUN_PLANNER")
+
+
 @pytest.fixture
 def write(home: Path) -> Path:
     """The configuration file of the test's own home, its folder made."""

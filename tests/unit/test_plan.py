@@ -227,10 +227,17 @@ def test_one_plan_for_all_buckets_is_one_row() -> None:
     ]
 
 
+def segment(name: str, backend: str, ops: int, why: str) -> dict[str, Any]:
+    """As JSON, of which nothing was measured."""
+    return {
+        "name": name, "backend": backend, "ops": ops, "why": why, "predicted_s": None, "measured_s": None
+    }  # fmt: skip
+
+
 def test_a_plan_as_json() -> None:
     data = text_plans().to_json()
     assert data == json.loads(json.dumps(data)) == text_plans().to_json()
-    assert list(data) == ["format", "ubatch", "ubatch_why", "memory", "promises_off", "plans"]
+    assert list(data) == ["format", "ubatch", "ubatch_why", "memory", "promises_off", "reason", "plans"]
     assert [p["bucket"] for p in data["plans"]] == list(BUCKETS)
     assert data["plans"][0] == {
         "bucket": "1",
@@ -240,8 +247,8 @@ def test_a_plan_as_json() -> None:
             {"scope": "output", "backend": "b", "why": "the head is faster there"},
         ],
         "stages": [
-            [{"name": "embed..blk.1.ffn.down", "backend": "a", "ops": 33, "why": "everything is there"}],
-            [{"name": "output", "backend": "b", "ops": 2, "why": "the head is faster there"}],
+            [segment("embed..blk.1.ffn.down", "a", 33, "everything is there")],
+            [segment("output", "b", 2, "the head is faster there")],
         ],
     }
 
