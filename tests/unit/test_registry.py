@@ -106,5 +106,5 @@ def test_knowing_the_backends_loads_none_of_them() -> None:
         "print([m for m in sys.modules if m.startswith(('llama_cpp', 'torch', 'cupy', 'hetrun.backends.'))])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    folders = ("libllama", "llamacpp", "reference")
+    folders = ("amx", "libllama", "llamacpp", "reference")
     assert sorted(eval(out)) == [f"hetrun.backends.{folder}" for folder in folders]
