@@ -1,0 +1,100 @@
+"""The backend amx without torch's numbers: what it says before it starts, what it fuses, how it cuts."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from hetrun.backend import Available, Unavailable, WeightUse
+from hetrun.backends import amx
+from hetrun.backends.amx import fusion
+from hetrun.backends.amx.sizes import bytes_of, packed_bytes
+from hetrun.graph import Op, Value
+from tests.conformance.test_segments import BLOCKS, block, gated_once, opt
+from tests.models import cases
+from tests.rig import graph_of
+
+needs_torch = pytest.mark.skipif("importlib.util.find_spec('torch') is None", reason="torch is not installed")
+
+
+def test_a_missing_or_old_torch_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    missing = amx.probe()
+    assert isinstance(missing, Unavailable)
+    assert "pip install 'hetrun[amx]'" in missing.reason
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(amx, "version", lambda name: "2.5.1+cpu")
+    old = amx.probe()
+    assert isinstance(old, Unavailable)
+    assert "2.5.1" in old.reason
+    monkeypatch.setattr(amx, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(amx, "instructions", lambda: ("amx_bf16",))
+    assert amx.probe() == Available("torch 2.13.0+cpu: amx_bf16")
+
+
+@needs_torch
+def test_nothing_loads_torch_before_the_start() -> None:
+    code = (
+        "import sys; from hetrun.backends import amx; from tests.models import cases;"
+        "from tests.rig import graph_of; b = amx.descriptor.create(); g = graph_of(cases.GQA);"
+        "assert all(b.supports(op) for op in g.ops); b.resident_bytes(b.wants(g.ops)); b.set_threads(1);"
+        "b.cancel(); b.rearm(); assert b.overhead_bytes == 0 and not b.started;"
+        "b.close(); print('torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False"]
+
+
+def test_the_ways_take_what_they_say() -> None:
+    (weight,) = {op.weights[0] for op in graph_of(cases.QUANTISED[3]).ops if op.kind == "head"}
+    use, table = WeightUse(weight, "product"), WeightUse(weight, "lookup")
+    rows, cols = weight.shape
+    assert bytes_of(use, "packed") == packed_bytes(rows, cols) >= 2 * rows * cols
+    assert bytes_of(use, "lean") == weight.nbytes
+    assert rows * cols < bytes_of(use, "int8") < bytes_of(use, "packed")
+    assert bytes_of(WeightUse(weight, "logits"), "int8") == bytes_of(use, "packed")
+    assert {bytes_of(table, way) for way in ("packed", "lean", "int8")} == {weight.nbytes}
+
+
+def kinds(items: list[fusion.Fused]) -> list[str]:
+    return [type(item).__name__ if not isinstance(item, Op) else item.kind for item in items]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("build", BLOCKS, ids=lambda b: b.__name__)
+def test_every_op_is_run_once_and_weights_do_not_depend_on_what_is_kept(build: object, inside: bool) -> None:
+    ops = block(build).ops  # type: ignore[arg-type]
+    every: tuple[Value, ...] = tuple(op.out for op in ops)
+    for kept in ((), every[-1:], every):
+        items = fusion.fuse(ops, kept, inside)
+        made = [member.out for item in items for member in fusion.members(item)]
+        assert sorted(v.name for v in made) == sorted(v.name for v in every)
+        used = {use for item in items for use in fusion.uses(item)}
+        assert used == set(fusion.wants(ops, inside))
+
+
+def test_activations_run_inside_of_products_that_nobody_else_reads() -> None:
+    ops = block(gated_once).ops
+    assert kinds(fusion.fuse(ops, (), True)) == ["Gated", "Stacked"]
+    assert kinds(fusion.fuse(ops, (ops[0].out,), True)) == ["Stacked", "Stacked", "swiglu", "Stacked"]
+    assert kinds(fusion.fuse(ops, (), False)) == ["Stacked", "swiglu", "Stacked"]
+    assert kinds(fusion.fuse(block(opt).ops, (), True)) == ["layer_norm", "Activated", "Stacked"]
+
+
+def test_a_layer_has_one_product_for_q_k_and_v_and_one_rotation() -> None:
+    layer = [op for op in graph_of(cases.GQA).ops if op.scope.startswith("blk.0.attn")]
+    assert kinds(fusion.fuse(layer, (), True)) == [
+        *("rms_norm", "Stacked", "Rotation", "attention", "Stacked", "add")
+    ]
+
+
+@needs_torch
+def test_long_products_are_cut_and_short_ones_are_not() -> None:
+    from hetrun.backends.amx.emit import FEWEST_ROWS, most_rows
+
+    assert most_rows(576 * 576, 2) > 4096
+    assert most_rows(8192 * 2048, 2) < 512
+    assert most_rows(1 << 40, 1) == FEWEST_ROWS
