@@ -147,6 +147,8 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
     keys, values = kv.heads(a.layer, a.first, a.n_kv_heads)
     store(keys, work.slots[group], k)
     store(values, work.slots[group], v)
+    if len(work.parts) == 1 and _begins(op, work.parts[0], group, len(q)):
+        return _causal(a, q, k, v)
     out = torch.empty(len(q), a.n_heads * a.head_dim, dtype=q.dtype)
     for part in work.parts:
         lo, hi, ends = _rows(op, part, work, part.kv[group].length)
@@ -157,6 +159,24 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
             seen = _Seen(a, view.length, view.first, index, keys, values, k[own], v[own], scratch)
             _attend_part(seen, q[lo:hi], ends, out[lo:hi])
     return out
+
+
+def _begins(op: Op, part: SequencePart, group: int, rows: int) -> bool:
+    """Whether a pass is the beginning of one sequence, and every row sees all before it: the kernel's own case."""
+    a, length = op.attrs, part.kv[group].length
+    assert isinstance(a, Attention)
+    plain = not a.softcap and (not a.window or a.window >= length)
+    return plain and op.rows == "tokens" and length == part.b - part.a == rows and rows > WHOLE_ROWS
+
+
+def _causal(a: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rows that see each other, and nothing before them: neither masks nor merging, and no copy."""
+    n = len(q)
+    rows, keys, values = (
+        x.to(torch.bfloat16).view(n, -1, a.head_dim).transpose(0, 1)[None] for x in (q, k, v)
+    )
+    out, _ = _flash(rows, keys, values, 0.0, True, scale=a.scale)
+    return out[0].transpose(0, 1).reshape(n, -1).to(q.dtype)  # type: ignore[no-any-return]
 
 
 def _rows(op: Op, part: SequencePart, work: Pass, length: int) -> tuple[int, int, Ints]:

@@ -8,6 +8,7 @@ from hetrun.backends.amx import Way
 BF16_BYTES = 2
 TILE = 32  # oneDNN pads both sides of a packed weight to this
 INT8_TILE = 64  # and of an int8 one to this
+NARROW = 768  # outputs; oneDNN gives so few to two threads badly when there are many rows
 EXACT_PART = 0.025  # of the columns of an int8 product are multiplied in bf16
 
 
@@ -30,7 +31,7 @@ def matrix_bytes(rows: int, cols: int, way: Way) -> int:
     """Memory of one packed matrix."""
     if way == "int8":
         return int8_bytes(rows, cols)
-    return packed_bytes(rows, cols)
+    return packed_bytes(rows, cols) + (BF16_BYTES * rows * cols if rows <= NARROW else 0)
 
 
 def packed_bytes(rows: int, cols: int) -> int:

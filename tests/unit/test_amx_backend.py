@@ -52,7 +52,7 @@ def test_the_ways_take_what_they_say() -> None:
     (weight,) = {op.weights[0] for op in graph_of(cases.QUANTISED[3]).ops if op.kind == "head"}
     use, table = WeightUse(weight, "product"), WeightUse(weight, "lookup")
     rows, cols = weight.shape
-    assert bytes_of(use, "packed") == packed_bytes(rows, cols) >= 2 * rows * cols
+    assert bytes_of(use, "packed") >= packed_bytes(rows, cols) >= 2 * rows * cols
     assert bytes_of(use, "lean") == weight.nbytes
     assert rows * cols < bytes_of(use, "int8") < bytes_of(use, "packed")
     assert bytes_of(WeightUse(weight, "logits"), "int8") == bytes_of(use, "packed")
