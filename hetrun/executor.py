@@ -19,6 +19,7 @@ from hetrun.stats import Key, Recent, Record, Stats
 from hetrun.weights import WeightStore
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
+SMOOTHING, MOST_BETWEEN_S = 0.1, 0.002
 KEPT_SMALL, KEPT_LARGE = 64, 4  # compiled shapes kept
 
 
@@ -69,6 +70,8 @@ class Executor:
         """Times of segments go into the stats, and into the forecast where there is one."""
         self.plans = plans
         self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
+        self._inside = 0.0  # seconds of all segments
+        self.between_s = 0.0  # that a pass takes besides its segments; smoothed
         self._forecast = forecast
         self._forms = Forms()
         self._graph = graph
@@ -111,7 +114,12 @@ class Executor:
             slots = {c.seq: self._kv.extend(c.seq, n) for c in step.chunks if (n := len(c.tokens)) <= most}
             passes = self._cut(step)
             if len(passes) == 1:
-                return self._run_pass(self._prepare(passes[0], before, slots))
+                start, inside = perf_counter(), self._inside
+                rows = self._run_pass(self._prepare(passes[0], before, slots))
+                between = perf_counter() - start - (self._inside - inside)
+                if between < MOST_BETWEEN_S:  # more is a graph that was compiled
+                    self.between_s += SMOOTHING * (between - self.between_s)
+                return rows
             # A pass may leave its result in memory that the next one overwrites.
             out, at = np.empty((step.wanted, self._graph.logits.width), np.float32), 0
             for pieces in passes:
@@ -203,6 +211,7 @@ class Executor:
                 done.wait()
                 end = perf_counter()
                 timed.add(len(work.tokens), depth, end - start)
+                self._inside += end - start
                 self._stats.wait_seconds += end - asked
             except BaseException as e:
                 failed = failed or e

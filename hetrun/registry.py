@@ -82,8 +82,8 @@ def _refuse(name: str, broken: Unavailable) -> Backend:
 def choose(names: list[str] | None, precision: Precision = "exact") -> list[str]:
     """The backends to use, in order: those asked for, which must all work, or all that work here.
 
-    One that runs models as a whole is only there if it is asked for, alone; one that is fast rather than exact
-    only with that precision.
+    One that runs models as a whole is only there if it is asked for, alone; one that is fast rather than
+    exact only with that precision.
     """
     known = backends()
     if unknown := [name for name in names or [] if name not in known]:

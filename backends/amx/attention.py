@@ -162,7 +162,7 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
 
 
 def _begins(op: Op, part: SequencePart, group: int, rows: int) -> bool:
-    """Whether a pass is the beginning of one sequence, and every row sees all before it: the kernel's own case."""
+    """Whether a pass begins a sequence, and its rows see all that is before them: the kernel's own case."""
     a, length = op.attrs, part.kv[group].length
     assert isinstance(a, Attention)
     plain = not a.softcap and (not a.window or a.window >= length)

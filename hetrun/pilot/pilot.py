@@ -304,7 +304,7 @@ class Pilot:
             if seconds is None:
                 return None
             total += seconds
-        return total + (self._forecast.fact("pass_s", "") or 0.0)
+        return total + self._executor.between_s
 
     def save(self) -> None:
         """Keep what was measured for the next start."""

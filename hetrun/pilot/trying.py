@@ -15,6 +15,7 @@ from hetrun.weights import WeightStore
 SURPRISE = 0.25  # a trial that is so far off has met something new: what was measured before does not count
 DOUBTS = 2  # slow trials in a row are another program's doing; the next one is believed
 LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
+LONGEST_S = 0.015  # of one run: somebody waits for the next token meanwhile, so larger passes are cut
 FADING = 0.9  # of what was seen of late, from one trial to the next
 
 
@@ -55,9 +56,14 @@ class Explorer:
             self._turn += 1
             self._doubted, self._doubts = None, 0
         unit, name = self._doubted or choices[self._turn % len(choices)]
+        while tokens > 1 and (self._seconds(unit, name, plan, tokens, depth) or 0.0) > LONGEST_S:
+            tokens //= 2
         behind = max(0, int(min(depth, self._context - tokens) - (tokens + 1) / 2))
         ops = self._planner.units[unit].ops
         return (unit, name), Trial("again", (ops,), name, plan.threads, tokens, behind)
+
+    def _seconds(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> float | None:
+        return self._planner.costs.seconds(unit, name, plan.threads, tokens, depth)
 
     def run(self, copy: Copy, trial: Trial) -> None:
         """Try it; a time that is slower than expected is tried again first."""

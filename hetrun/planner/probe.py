@@ -106,8 +106,8 @@ class Prober:
         expected = self._forecast.seconds(self._work(trial), trial.tokens * trial.sequences, trial.seen + 1)
         return expected is not None and expected > LARGEST_PART * left
 
-    def measure(self, trial: Trial, hear: Callable[[float], None] | None = None) -> None:
-        """Run a trial some times and tell the forecast, or whoever would rather hear each run's seconds."""
+    def measure(self, trial: Trial, hear: Callable[[float], None] | None = None, once: bool = False) -> None:
+        """Run a trial, once or some times; the best goes to the forecast, or to whoever would rather hear it."""
         for backend in self._backends.values():
             backend.set_threads(trial.threads)
         segments = [self._segment(trial, ops) for ops in trial.ops]
@@ -121,7 +121,7 @@ class Prober:
                     runners.append(self._backends[trial.backend].compile(s, work.shape, buffers, self._kv))
                 n = trial.tokens * trial.sequences
                 learn = partial(self._forecast.learn, self._work(trial), n, work.depth)
-                self._time(trial, segments, runners, work, hear or learn)
+                self._time(segments, runners, work, hear or learn, once)
             finally:
                 for runner in runners:
                     runner.close()
@@ -134,7 +134,7 @@ class Prober:
         """
         depth, found = trial.seen + (trial.tokens + 1) / 2, list[float]()
         before = self._forecast.seconds(self._work(trial), trial.tokens, depth)
-        self.measure(trial, found.append)
+        self.measure(trial, found.append, once=True)
         off = 0.0 if before is None else found[0] / before - 1
         if off > surprise and not last:
             return False
@@ -148,18 +148,18 @@ class Prober:
 
     def _time(
         self,
-        trial: Trial,
         segments: Sequence[Segment],
         runners: Sequence[Runner],
         work: Pass,
         hear: Callable[[float], None],
+        once: bool,
     ) -> None:
         for value in dict.fromkeys(v for s in segments for v in s.reads):
             work.values[value.name] = self._noise(work.rows(value), value.width)
         first = self._once(runners[0], work)  # memory is touched, pools of threads begin
         times: list[float] = []
         while len(times) < MOST_RUNS and (len(times) < RUNS or sum(times) < LEAST_S):
-            if times and first > LONG_S:
+            if times and (once or first > LONG_S):
                 break
             seconds = self._once(runners[(len(times) + 1) % len(runners)], work)
             times.append(seconds)

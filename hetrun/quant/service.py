@@ -24,7 +24,7 @@ def provide(find: Callable[[], Dequantiser | None]) -> None:
 
 
 def provided() -> Dequantiser | None:
-    """The service, for who wants it for other types too: it is faster than numpy. It may refuse, unavailable."""
+    """The service, for who wants it for other types too: it is faster than numpy. It may refuse."""
     return _find()
 
 
