@@ -88,8 +88,13 @@ class PackedProduct:
 def _rounded(weight: Weight, read: ReadInto) -> Tensor:
     """A weight in bf16."""
     out = torch.empty(weight.shape, dtype=BF16)
-    for a, b, part in slices(weight, read):
-        out[a:b].copy_(torch.from_numpy(part))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # pieces are so small that a second one would mostly be waited for
+    try:
+        for a, b, part in slices(weight, read):
+            out[a:b].copy_(torch.from_numpy(part))
+    finally:
+        torch.set_num_threads(threads)
     return out
 
 

@@ -15,10 +15,7 @@ from hetrun.quant.service import provided
 
 Bytes = NDArray[np.uint8]
 
-IN_FLIGHT = 4 << 20  # numbers that are float32 at one time: 16 MiB
-IN_CACHE = (
-    1 << 18
-)  # of those, how many are turned into floats before they are used: they stay in a core's cache
+IN_CACHE = 1 << 18  # numbers that are turned into floats before they are used: they stay in a core's cache
 
 
 def dequantise(quant: QuantType, raw: Bytes, out: Floats) -> None:
@@ -54,7 +51,7 @@ def stored(weight: Weight, read: ReadInto) -> Bytes:
 def slices(weight: Weight, read: ReadInto) -> Iterator[tuple[int, int, Floats]]:
     """Rows a to b of a weight as floats, in memory that the next slice overwrites."""
     rows, cols = weight.shape
-    step = min(rows, max(1, IN_FLIGHT // cols))
+    step = min(rows, max(1, IN_CACHE // cols))
     raw = np.empty((step, weight.quant.row_bytes(cols)), np.uint8)
     out = np.empty((step, cols), np.float32)
     for a, b in spans(rows, step):

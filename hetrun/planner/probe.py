@@ -107,7 +107,7 @@ class Prober:
         return expected is not None and expected > LARGEST_PART * left
 
     def measure(self, trial: Trial, hear: Callable[[float], None] | None = None, once: bool = False) -> None:
-        """Run a trial, once or some times; the best goes to the forecast, or to whoever would rather hear it."""
+        """Run a trial, once or some times; the best goes to the forecast, or to who would rather hear it."""
         for backend in self._backends.values():
             backend.set_threads(trial.threads)
         segments = [self._segment(trial, ops) for ops in trial.ops]
