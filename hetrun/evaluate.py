@@ -117,7 +117,7 @@ def evaluate_settings(settings: Settings, text: str, against: str, tokens: int) 
     """The same with settings that were resolved before."""
     if against != REFERENCE:
         check_peer(against, model_path(settings))
-    with open_llm(settings) as llm:
+    with open_llm(settings, eager=True) as llm:
         ids = llm.tokenize(text)[: min(tokens, llm.info.context)]
         if len(ids) < 2:
             raise UserError("the text has fewer than 2 tokens: there is nothing to predict")

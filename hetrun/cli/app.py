@@ -88,7 +88,7 @@ def serve(verbose: bool, **given: object) -> None:
 @click.option("--vs", metavar="PEER", help="measure a peer in turn with hetrun: llama.cpp")
 @click.option("--explain", is_flag=True, help="where the time went")
 @click.option("-o", "output", default="table", show_default=True, help="table, json or csv")
-@options.settings("ctx", "threads", "backends", "ubatch", "kv_type")
+@options.settings("ctx", "threads", "backends", "ubatch", "kv_type", "precision", "planner")
 def bench(
     prompt: str,
     generate: str,
@@ -113,7 +113,7 @@ def bench(
 @options.settings("model")
 @click.option("--against", default="reference", show_default=True, help="reference or llama.cpp")
 @click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text")
-@options.settings("threads", "backends", "ubatch", "kv_type")
+@options.settings("threads", "backends", "ubatch", "kv_type", "precision", "planner")
 @options.as_json
 def evaluate(file: Path, against: str, tokens: int, as_json: bool, **given: object) -> None:
     """Perplexity of a text, and how close the predictions are to another computation's."""

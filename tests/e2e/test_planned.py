@@ -1,0 +1,55 @@
+"""Measured plans as users have them: what a short prompt leaves alone, and what a long one brings in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SHORT = """
+import json, sys
+from hetrun.cli import main
+sys.argv = ["hetrun", "run", "Write a short poem about the sea and the mountains, the rivers and the woods, "
+            "and about what the wind says to all of them at night.", "-n", "4", "--json"]
+try:
+    main()
+finally:
+    print(json.dumps({"torch": "torch" in sys.modules, "scipy": "scipy" in sys.modules}), file=sys.stderr)
+"""
+EAGER = """
+import json, sys
+from hetrun import LLM, SamplingParams
+with LLM(eager=True) as llm:
+    answer = llm.generate([list(range(1000, 1600))], SamplingParams(max_tokens=4, temperature=0))[0]
+    print(json.dumps({"tokens": answer.tokens, "plan": llm.plan.to_json()}))
+"""
+
+
+def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter that plans by what it measures."""
+    env = {**os.environ, "HETRUN_PLANNER": "measured"}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+
+
+def test_a_short_prompt_never_loads_what_only_long_ones_need() -> None:
+    done = in_a_process(SHORT)
+    answer = json.loads(done.stdout)
+    assert 30 <= answer["usage"]["prompt_tokens"] <= 64
+    assert json.loads(done.stderr.splitlines()[-1]) == {"torch": False, "scipy": False}
+    bucket = answer["plan"]["plans"][0]
+    assert bucket["expected"]["predicted_s"] > 0
+    assert all(s["predicted_s"] for stage in bucket["stages"] for s in stage)
+
+
+def test_whoever_begins_early_has_measured_everything_that_works_here() -> None:
+    found = json.loads(in_a_process(EAGER).stdout.splitlines()[-1])
+    assert len(found["tokens"]) == 4
+    for plan in found["plan"]["plans"]:
+        assert plan["expected"]["predicted_s"] > 0
+        for stage in plan["stages"]:
+            assert all(s["why"] for s in stage)
