@@ -31,6 +31,7 @@ from hetrun.weights import WeightStore, process_memory
 log = logging.getLogger(__name__)
 
 PROBE_S = 8.0  # that a first use may take to measure
+PROBE_BUSY_S = 2.0  # while others compute: it will be done again, so a rough idea must do
 LOOK_S = 0.5  # between two looks at what has drifted
 SHARE = 0.01  # of the time goes into trying what is not in use
 UNKNOWN_START_S = (
@@ -99,13 +100,13 @@ class Pilot:
 
     def begin(self, tell: Tell | None = None) -> None:
         """Measure what is not known, and make the first plan from it."""
-        until = perf_counter() + PROBE_S
         names = [n for n in self._setup.candidates if n in self._state.started]
         if self._setup.eager:
             names += [n for n in self._setup.candidates if n not in names]
         todo = {name: self._unknown(name) for name in names}
         wanted = [name for name in names if todo[name]]
         busy = bool(wanted) and others_running() >= BUSY
+        until = perf_counter() + (PROBE_BUSY_S if busy else PROBE_S)
         for at, name in enumerate(wanted):
             left = until - perf_counter()
             end = perf_counter() + left / (len(wanted) - at)
@@ -134,8 +135,12 @@ class Pilot:
         forms = {u.form for i, u in enumerate(self.planner.units) if name in able[i]}
         whole = all(name in some for some in able)
         mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
-        known = all(self._forecast.knows(Work(t.form, name, t.threads, t.sequences > 1)) for t in mine)
-        return [] if known else mine
+        return [] if all(self._known(t) for t in mine) else mine
+
+    def _known(self, trial: Trial) -> bool:
+        """Whether something was measured, or was to be and took too long."""
+        work = Work(trial.form, trial.backend, trial.threads, trial.sequences > 1)
+        return self._forecast.knows(work) or self._forecast.fact(_asked(trial), trial.backend) is not None
 
     def _probe(self, name: str, trials: Sequence[Trial], until: float, tell: Tell) -> None:
         try:
@@ -143,6 +148,8 @@ class Pilot:
             if self._forecast.fact(CALL, name) is None:
                 self.prober.call(name, self._setup.threads[-1])
             self.prober.run(trials, until, tell)
+            for trial in trials:
+                self._forecast.learn_fact(_asked(trial), name, 1.0)
         except Exception as e:  # a plugin may fail in any way, and the others go on
             if name in self._setup.home.values():
                 raise
@@ -324,6 +331,11 @@ def others_running() -> float:
             looks.append(int(numbers.read().split()[3].split("/")[0]) - 1)
         sleep(LOOKS_S / LOOKS)
     return sum(looks) / LOOKS
+
+
+def _asked(trial: Trial) -> str:
+    """The fact that a probe had its chance to measure something."""
+    return f"asked {trial.form} {trial.threads} {trial.sequences > 1}"
 
 
 def _stretch(tell: Tell | None, at: int, of: int) -> Tell:
