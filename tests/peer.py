@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import atexit
+import os
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
-from hetrun.backends.llamacpp import llama, native
+from hetrun.backends.llamacpp import amx, llama, native
 
 
+@cache
 def llama_cpp() -> Any:  # noqa: ANN401 - the package has no types
     """The package. Its import turns llama.cpp's log on, for this whole process: it is turned off again."""
     package = import_module("llama_cpp")
     for file in (package._utils.outnull_file, package._utils.errnull_file):
         atexit.register(file.close)  # it leaves them open, and the interpreter complains at its end
     llama.library().llama_log_set(native.libc_address("abs"), None)
+    package.llama_cpp.llama_decode = _with_tiles(package.llama_cpp.llama_decode)
     return package
+
+
+def _with_tiles(decode: Callable[..., int]) -> Callable[..., int]:
+    """torch has taken ggml's tiles away from these threads, if an earlier test used it."""
+    keeper = amx.keeper()
+
+    def restored(*arguments: object) -> int:
+        if keeper:
+            keeper.restore(os.cpu_count() or 1)
+        return decode(*arguments)
+
+    return restored

@@ -41,8 +41,8 @@ def test_loading_takes_little_more_memory_than_the_file_and_reads_it_once(one_bi
     out = subprocess.run([sys.executable, "-c", LOAD, str(one_billion)], capture_output=True, check=True)
     used = json.loads(out.stdout)
     assert used["peak"] <= 1.03 * size + (250 << 20)
-    # The interpreter reads its own modules as well.
-    assert used["read"] <= size + (60 << 20)
+    # The interpreter reads its own modules as well, and a child that tries ggml's AMX code does it again.
+    assert used["read"] <= size + (120 << 20)
 
 
 def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(one_billion: Path) -> None:
