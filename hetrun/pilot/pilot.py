@@ -34,9 +34,8 @@ PROBE_S = 8.0  # that a first use may take to measure
 PROBE_BUSY_S = 2.0  # while others compute: it will be done again, so a rough idea must do
 LOOK_S = 0.5  # between two looks at what has drifted
 SHARE = 0.01  # of the time goes into trying what is not in use
-UNKNOWN_START_S = (
-    2.0  # for loading a backend that was never loaded here: it is tried when a prompt takes longer
-)
+UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
+MOST_CHANGES = 100  # that are remembered
 BUSY = 0.5  # threads of others: times would say more about them
 LOOKS, LOOKS_S = 10, 0.05  # looks at what else runs, and how long they take in all
 LEAST_WAITING = 64  # tokens that are read in no time anyway
@@ -177,7 +176,7 @@ class Pilot:
                 self._probe(name, trials, perf_counter() + PROBE_S / 4, lambda part: None)
                 self._executor.forget_threads()
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
-        state.asked = 0 if changed else waiting
+        state.asked = LEAST_WAITING if changed else waiting
 
     def _worth_a_try(self, waiting: int) -> bool:
         """Whether a prompt takes so long that a backend that nobody has measured may be tried on it."""
@@ -194,8 +193,10 @@ class Pilot:
         if now >= state.next_trial:
             self._try_another()
             state.next_trial = now + max(LOOK_S, (perf_counter() - now) / SHARE)
-        if now >= self._watcher.ready_at and (drifted := self._watcher.drifted()):
-            self.replan(drifted)
+        if now < self._watcher.ready_at:
+            return
+        if cause := self._watcher.drifted() or self._watcher.moved(self._now()):
+            self.replan(cause)
 
     def _try_another(self) -> None:
         allowed = [n for n in self._candidates() if n in self._state.started]
@@ -252,6 +253,7 @@ class Pilot:
         self._drop(proposal.drop)
         change = Change(perf_counter(), f"{cause}: {proposal.reason}")
         self._state.changes.append(change)
+        del self._state.changes[:-MOST_CHANGES]
         self._watcher.changed(proposal.plans, change.at)
         log.info("planned anew: %s", change.reason)
         self._watcher.watch(self._executor.plans, now, self._candidates())

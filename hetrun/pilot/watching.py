@@ -12,6 +12,7 @@ from hetrun.planner.online import Now, OnlinePlanner
 DRIFT = 0.1  # of a time
 SHORTEST_REST_S, LONGEST_REST_S = 0.5, 60.0  # between two changes
 REMEMBERED = 4  # plans
+MANY, FAR = 8.0, 256.0  # passes of late, and tokens: what is seldom or near is no reason to plan anew
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Watcher:
     def __init__(self, planner: OnlinePlanner, forecast: Forecast) -> None:
         self._planner, self._forecast = planner, forecast
         self._watched: list[Watched] = []
+        self._depths: dict[str, float] = {}  # bucket -> what the plan was made for
         self._rest = SHORTEST_REST_S
         self._before: list[object] = []  # what the last plans were
         self.ready_at = 0.0  # no change before this moment
@@ -38,6 +40,7 @@ class Watcher:
     def watch(self, plans: PlanSet, now: Now, candidates: Iterable[str]) -> None:
         """Note the times of what is in use, and of what is not."""
         costs, found = self._planner.costs, dict[tuple[Work, int], Watched]()
+        self._depths = {bucket: self._planner.point(bucket, plans.ubatch, now)[1] for bucket in plans.plans}
         for bucket, plan in plans.plans.items():
             tokens, depth = self._planner.point(bucket, plans.ubatch, now)
             used = {
@@ -63,6 +66,15 @@ class Watcher:
                     f"{word} on {w.work.backend} takes {1000 * (1 + off) * w.seconds:.3g} ms, "
                     f"not {1000 * w.seconds:.3g}, for {w.tokens} tokens"
                 )
+        return ""
+
+    def moved(self, now: Now) -> str:
+        """Whether sequences have become much longer or shorter than the plan was made for; empty if not."""
+        for bucket, depth in now.depth.items():
+            before = self._depths.get(bucket, depth)
+            longer, shorter = max(depth, before), min(depth, before)
+            if now.passes[bucket] > MANY and longer > 2 * shorter and longer - shorter > FAR:
+                return f"tokens see {depth:.0f} others, not {before:.0f}, in passes of {bucket} tokens"
         return ""
 
     def changed(self, plans: PlanSet, at: float) -> None:
