@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from hetrun.backend import Backend
 from hetrun.forecast import Forecast
@@ -21,6 +22,10 @@ from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_a
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
+TURNS_WORTH, FEW = (
+    0.25,
+    2,
+)  # where backends take turns, a plan must be better by so much; a few turns are free
 # Passes of each bucket in a conversation of which nothing is known: an answer behind a prompt of some length.
 USUAL = {"1": 128.0, "2-4": 2.0, "5-8": 2.0, "9-16": 2.0, "17-64": 2.0, "65-256": 2.0, "257+": 4.0}
 MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-64": 48, "65-256": 192}
@@ -89,6 +94,7 @@ class OnlinePlanner:
         wanted = self._place(demands, now, None)
         if not self._pays(demands, kept, wanted, current.ubatch, now):
             wanted = kept
+        wanted = [sober(a, b) for a, b in zip(before, wanted, strict=True)]
         old, new = cost(demands, before), cost(demands, wanted)
         if old - new < WORTH * old and not self._must(before, wanted, now):
             return None
@@ -287,6 +293,21 @@ class OnlinePlanner:
             )
         gain = f"{ms(a.seconds)} -> {ms(b.seconds)}, {1 - b.seconds / a.seconds:.0%} less expected"
         return f"passes of {bucket} tokens{more}: {what} ({gain})"
+
+
+def sober(before: Placed, after: Placed) -> Placed:
+    """The placement of a bucket, or the one before where many more segments would win little.
+
+    Units are measured one by one, each behind itself. Where backends take turns, caches and threads change
+    hands between them, and a small gain on paper is a loss.
+    """
+    more = changes(after.backends) > changes(before.backends) + FEW
+    return before if more and after.seconds > (1 - TURNS_WORTH) * before.seconds else after
+
+
+def changes(backends: Sequence[str]) -> int:
+    """How often one unit runs elsewhere than the one before it."""
+    return sum(a != b for a, b in pairwise(backends))
 
 
 def ms(seconds: float) -> str:

@@ -138,6 +138,14 @@ def test_one_kind_of_unit_may_run_elsewhere() -> None:
     assert any("on cpu" in p.why or "on other" in p.why for p in plan.placements)
 
 
+def test_backends_do_not_take_turns_for_a_small_gain() -> None:
+    def better_at_ffn(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return small(kind, tokens, depth, threads) * (0.8 if kind == "ffn" else 3)
+
+    decide = planner(forecast(cpu=small, other=better_at_ffn), "cpu", "other")
+    assert decide.propose(static(), now(eager=True)) is None
+
+
 @pytest.mark.parametrize("part", [0.0, 0.4, 0.7])
 def test_copies_stay_within_the_room(part: float) -> None:
     decide = planner(forecast(cpu=small, amx=large), "cpu", "amx")
