@@ -21,3 +21,275 @@ from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_a
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
+TURN = 0.01  # of a pass: what it costs that backends take turns once
+# Passes of each bucket in a conversation of which nothing is known: an answer behind a prompt of some length.
+USUAL = {"1": 128.0, "2-4": 2.0, "5-8": 2.0, "9-16": 2.0, "17-64": 2.0, "65-256": 2.0, "257+": 4.0}
+MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-64": 48, "65-256": 192}
+SHALLOW = 512.0
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a plan must suit."""
+
+    room: int  # bytes for weights, and for what backends hold besides
+    home: frozenset[Copy]  # where each unit was from the beginning
+    held: frozenset[Copy]  # the weights that are in memory
+    started: frozenset[str]  # backends whose libraries are loaded
+    depth: Mapping[str, float]  # bucket -> tokens that a token has seen of late
+    passes: Mapping[str, float]  # bucket -> passes of late
+    waiting: int = 0  # tokens of prompts that wait
+    eager: bool = False  # whatever pays in the long run is brought in now
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A better plan, what has to be brought in for it, and why."""
+
+    plans: PlanSet
+    bring: frozenset[Copy]
+    drop: frozenset[Copy]
+    reason: str
+
+
+class OnlinePlanner:
+    """Plans one graph on one machine, again and again."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        backends: Mapping[str, Backend],
+        forecast: Forecast,
+        threads: Sequence[int],
+        candidates: Sequence[str],
+    ) -> None:
+        """`threads` are the numbers to choose from, `candidates` the backends that may be chosen."""
+        self.units = units(graph)
+        self.costs = Costs(self.units, backends, forecast)
+        self._graph = graph
+        self._forecast = forecast
+        self._threads = tuple(threads)
+        self.candidates = tuple(candidates)
+        self._nbytes = self._sizes(backends)
+        self._alone = [name for name, backend in backends.items() if backend.asynchronous]
+
+    @property
+    def nbytes(self) -> Mapping[Copy, int]:
+        """What each unit takes on each backend that could hold it."""
+        return self._nbytes
+
+    def propose(self, current: PlanSet, now: Now) -> Proposal | None:
+        """A plan set that is better than the current one, or None."""
+        self.costs.fresh()
+        factors = self._factors(current, now)
+        demands = self._demands(current, now, factors)
+        if not all(all(chain.times) for d in demands for chain in d.ways.values()):
+            return None  # something was never measured: the current plan stays
+        before = [self._as_placed(current, bucket, d) for bucket, d in zip(BUCKETS, demands, strict=True)]
+        kept = self._place(demands, now, now.held)
+        wanted = self._place(demands, now, None)
+        if not self._pays(demands, kept, wanted, current.ubatch, now):
+            wanted = kept
+        old, new = cost(demands, before), cost(demands, wanted)
+        if old - new < WORTH * old and not self._must(before, wanted, now):
+            return None
+        plans = self._plan_set(current, demands, wanted, now)
+        used = frozenset((i, p) for placed in wanted for i, p in enumerate(placed.backends))
+        drop = now.held - used - now.home if self._tight(used | now.held, now) else frozenset()
+        reason = self._reason(before, wanted, demands)
+        return Proposal(replace(plans, reason=reason), used - now.held, drop, reason)
+
+    def annotate(self, plans: PlanSet, now: Now) -> PlanSet:
+        """The same plans with what they are predicted to take."""
+        times = {}
+        for bucket, plan in plans.plans.items():
+            tokens, depth = self.point(bucket, plans.ubatch, now)
+            found = {}
+            for s in plan.segments:
+                predicted = self.costs.predicted(s, plan.threads, tokens, depth)
+                if predicted is not None:
+                    found[s.name] = predicted, self.costs.measured(s, plan.threads, tokens, depth)
+            times[bucket] = Expected(tokens, depth, found)
+        return replace(plans, expected=times)
+
+    # --- what it would take
+
+    def point(self, bucket: str, ubatch: int, now: Now) -> tuple[int, float]:
+        """A typical pass of a bucket: tokens, and how many each of them sees."""
+        tokens = min(MIDDLE.get(bucket, ubatch), ubatch)
+        return tokens, now.depth.get(bucket, max(SHALLOW, tokens / 2) if tokens < 64 else tokens / 2)
+
+    def _factors(self, current: PlanSet, now: Now) -> dict[str, dict[str, float]]:
+        """How wrong the sum of units is for each bucket and backend, as real runs showed."""
+        found = {}
+        for bucket, plan in current.plans.items():
+            tokens, depth = self.point(bucket, current.ubatch, now)
+            found[bucket] = self.costs.factors(plan.segments, plan.threads, tokens, depth)
+        return found
+
+    def _demands(
+        self, current: PlanSet, now: Now, factors: Mapping[str, Mapping[str, float]]
+    ) -> list[Demand]:
+        seen = sum(now.passes.values())
+        demands = []
+        for bucket in BUCKETS:
+            tokens, depth = self.point(bucket, current.ubatch, now)
+            weight = USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
+            ways = {}
+            # Fewer threads win where memory is the limit: larger passes are not measured with them.
+            for threads in self._threads if tokens <= SMALL else self._threads[-1:]:
+                chain = self.costs.chain(self.candidates, threads, tokens, depth)
+                if all(chain.times):
+                    ways[threads] = self.costs.scaled(chain, factors[bucket]).taking_turns(TURN)
+            demands.append(Demand(weight, ways or {self._threads[-1]: chain}))
+        return demands
+
+    def _copies(self, now: Now) -> Copies:
+        """What copies take besides the home of every unit, which stays."""
+        at_home = {b for _, b in now.home}
+        fixed = {b: int(self._forecast.fact(HOLDS, b) or 0) for b in self.candidates if b not in at_home}
+        nbytes = {c: 0 if c in now.home else size for c, size in self._nbytes.items()}
+        return Copies(nbytes, fixed, max(0, now.room - sum(self._nbytes[c] for c in now.home)))
+
+    def _place(self, demands: Sequence[Demand], now: Now, held: frozenset[Copy] | None) -> list[Placed]:
+        """The best placements: on the copies that are held, or on whatever fits."""
+        if held is None:
+            return place_all(demands, self._copies(now))
+        n = range(len(self.units))
+        allowed = [frozenset(b for b in self.candidates if (i, b) in held) for i in n]
+        limited = [replace(d, ways={t: chain.only(allowed) for t, chain in d.ways.items()}) for d in demands]
+        return place_all(limited, replace(self._copies(now), room=1 << 62))
+
+    def _as_placed(self, current: PlanSet, bucket: str, demand: Demand) -> Placed:
+        """The current plan in the same terms."""
+        plan = current.plans[bucket]
+        backends = [""] * len(self.units)
+        for s in plan.segments:
+            for i in self.costs.members(s):
+                backends[i] = s.backend
+        chain = demand.ways.get(plan.threads) or next(iter(demand.ways.values()))
+        known = all(b in times for b, times in zip(backends, chain.times, strict=True))
+        return Placed(plan.threads, tuple(backends), chain.seconds(backends) if known else float("inf"))
+
+    def _pays(
+        self,
+        demands: Sequence[Demand],
+        kept: Sequence[Placed],
+        wanted: Sequence[Placed],
+        ubatch: int,
+        now: Now,
+    ) -> bool:
+        """Whether what has to be brought in for the better plan is worth its price."""
+        used = frozenset((i, b) for p in wanted for i, b in enumerate(p.backends))
+        missing = used - now.held
+        if not missing:
+            return True
+        if now.eager:
+            return cost(demands, wanted) < (1 - WORTH) * cost(demands, kept)
+        # A long prompt runs in passes of the largest bucket.
+        return now.waiting / ubatch * (kept[-1].seconds - wanted[-1].seconds) > self.price(missing, now)
+
+    def price(self, missing: frozenset[Copy], now: Now) -> float:
+        """Seconds until these copies are there."""
+        total = 0.0
+        for b in sorted({b for _, b in missing}):
+            total += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0
+            rate = self._forecast.fact(RATE, b)
+            total += sum(self._nbytes[c] for c in missing if c[1] == b) / rate if rate else 0.0
+        return total
+
+    def _must(self, before: Sequence[Placed], wanted: Sequence[Placed], now: Now) -> bool:
+        """The current plan cannot stay: it needs what memory does not hold any more."""
+        used = frozenset((i, b) for p in before for i, b in enumerate(p.backends))
+        return not used <= now.held or self._tight(now.held, now)
+
+    def _tight(self, held: frozenset[Copy], now: Now) -> bool:
+        return (copies := self._copies(now)).total(held) > copies.room
+
+    # --- what comes out
+
+    def _plan_set(
+        self, current: PlanSet, demands: Sequence[Demand], placed: Sequence[Placed], now: Now
+    ) -> PlanSet:
+        """New plans where something changes; a bucket that stays keeps its plan, and what was compiled."""
+        buckets: dict[str, tuple[int, tuple[Placement, ...]]] = {}
+        for bucket, demand, p in zip(BUCKETS, demands, placed, strict=True):
+            old = self._as_placed(current, bucket, demand)
+            if (old.threads, old.backends) == (p.threads, p.backends):
+                buckets[bucket] = p.threads, current.plans[bucket].placements
+            else:
+                buckets[bucket] = p.threads, self._placements(demand, p)
+        made = make_plans(self._graph, buckets, self._alone)
+        same = {b: current.plans[b] for b in BUCKETS if made[b].placements == current.plans[b].placements}
+        plans = {b: replace(same[b], threads=made[b].threads) if b in same else made[b] for b in BUCKETS}
+        kept = {b: current.plans[b] if plans[b] == current.plans[b] else plans[b] for b in BUCKETS}
+        return self.annotate(replace(current, plans=kept, memory=self._bill(current, placed, now)), now)
+
+    def _bill(self, current: PlanSet, placed: Sequence[Placed], now: Now) -> dict[str, int]:
+        """What is held in all: the home of every unit, and besides it what was brought in."""
+        used = now.held | {(i, b) for p in placed for i, b in enumerate(p.backends)}
+        copies = self._copies(now)
+        bill = dict(current.memory)
+        for b in self.candidates:
+            size = sum(self._nbytes[c] for c in used - now.home if c[1] == b)
+            if size:
+                bill[f"copies for {b}"] = size
+                bill[f"{b} itself"] = copies.fixed.get(b, 0)
+        return bill
+
+    def _sizes(self, backends: Mapping[str, Backend]) -> dict[Copy, int]:
+        found: dict[Copy, int] = {}
+        for i, unit in enumerate(self.units):
+            for name in self.candidates:
+                if name in self.costs.able[i]:
+                    found[i, name] = backends[name].resident_bytes(backends[name].wants(unit.ops))
+        return found
+
+    def _placements(self, demand: Demand, placed: Placed) -> tuple[Placement, ...]:
+        """One for everything, and one for each unit that runs elsewhere."""
+        chain = demand.ways[placed.threads]
+        main = Counter(placed.backends).most_common(1)[0][0]
+        found = [Placement("", main, self._why_all(chain.times, placed, main))]
+        for i, (unit, backend) in enumerate(zip(self.units, placed.backends, strict=True)):
+            if backend != main:
+                here, there = chain.times[i][backend], chain.times[i].get(main)
+                than = (
+                    f", {ms(there)} on {main}" if there is not None else f"; of {main} nothing was measured"
+                )
+                than = than if main in self.costs.able[i] else f"; {main} cannot"
+                found.append(Placement(unit.scope, backend, f"{ms(here)}{than}"))
+        return tuple(found)
+
+    def _why_all(self, times: Sequence[Mapping[str, float]], placed: Placed, main: str) -> str:
+        others = {b for t in times for b in t} - {main}
+        alone = {b: sum(t[b] for t in times) for b in others if all(b in t for t in times)}
+        if not alone:
+            return f"{ms(placed.seconds)} a pass; nothing else can run all of it, or was measured"
+        backend = min(alone, key=lambda b: alone[b])
+        return f"{ms(placed.seconds)} a pass, {ms(alone[backend])} on {backend}"
+
+    def _reason(self, before: Sequence[Placed], after: Sequence[Placed], demands: Sequence[Demand]) -> str:
+        """What changes most, and what it brings."""
+        changes = []
+        for bucket, a, b, d in zip(BUCKETS, before, after, demands, strict=True):
+            if (a.threads, a.backends) != (b.threads, b.backends):
+                changes.append((d.weight * (a.seconds - b.seconds), bucket, a, b))
+        if not changes:
+            return "memory"
+        changes.sort(key=lambda c: -c[0])
+        _, bucket, a, b = changes[0]
+        more = f", and {len(changes) - 1} other buckets" if len(changes) > 1 else ""
+        if a.backends == b.backends:
+            what = f"{b.threads} threads instead of {a.threads}"
+        else:
+            moved = Counter(y for x, y in zip(a.backends, b.backends, strict=True) if x != y)
+            what = " and ".join(
+                f"{n} of {len(b.backends)} units to {name}" for name, n in moved.most_common()
+            )
+        gain = f"{ms(a.seconds)} -> {ms(b.seconds)}, {1 - b.seconds / a.seconds:.0%} less expected"
+        return f"passes of {bucket} tokens{more}: {what} ({gain})"
+
+
+def ms(seconds: float) -> str:
+    """Three figures of milliseconds."""
+    return f"{1000 * seconds:.3g} ms"
