@@ -53,6 +53,12 @@ class Measured:
             self._fit, self._fitted = Fit(self.cells), runs
         return self._fit
 
+    def rescale(self, factor: float) -> None:
+        """As if every run had taken so many times as long."""
+        for cell in self.cells.values():
+            cell.rescale(factor)
+        self._fitted = -1
+
     def clear(self) -> None:
         """Forget every run; whoever holds a cell goes on using it."""
         for cell in self.cells.values():
@@ -103,6 +109,10 @@ class Forecast:
     def knows(self, work: Work) -> bool:
         """Whether some run of exactly this work was measured."""
         return bool(self._fit(work))
+
+    def rescale(self, work: Work, factor: float) -> None:
+        """The work has become slower or faster by this: so have, for all one knows, runs of every size."""
+        self.measured(work).rescale(factor)
 
     def forget(self, work: Work) -> None:
         """As if nothing had been measured; cells that somebody holds stay in use."""

@@ -53,6 +53,13 @@ class Cell:
         self._even = 0  # runs in the mean, up to STEADY
         self._slow = 0  # far slower runs in a row, not counted so far
 
+    def rescale(self, factor: float) -> None:
+        """As if every run had taken so many times as long; new runs count more for a while."""
+        self.smoothed *= factor
+        self.spread *= factor
+        self.best *= factor
+        self._even = min(self._even, BELIEVED)
+
     def restore(
         self, runs: int, tokens: float, depth: float, smoothed: float, spread: float, best: float
     ) -> None:

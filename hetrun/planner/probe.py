@@ -129,8 +129,8 @@ class Prober:
     def again(self, trial: Trial, surprise: float, last: bool) -> bool:
         """Run what was measured before, and whether its time is believed.
 
-        Where it is far from what was expected, all that was measured before is forgotten: at once if it is
-        faster, because nothing makes work faster than it is; if it is slower only the `last` time.
+        Where it is far from what was expected, all that was measured before is scaled by that: at once if it
+        is faster, because nothing makes work faster than it is; if it is slower only the `last` time.
         """
         depth, found = trial.seen + (trial.tokens + 1) / 2, list[float]()
         before = self._forecast.seconds(self._work(trial), trial.tokens, depth)
@@ -139,7 +139,7 @@ class Prober:
         if off > surprise and not last:
             return False
         if abs(off) > surprise:
-            self._forecast.forget(self._work(trial))
+            self._forecast.rescale(self._work(trial), 1 + off)
         self._forecast.learn(self._work(trial), trial.tokens, depth, found[0])
         return True
 

@@ -435,3 +435,12 @@ def test_what_a_cpu_is(tmp_path: Path) -> None:
     assert facts.pop("machine")
     assert facts == {"model name": "Some CPU @ 2.5GHz", "flags": "fpu amx_tile"}
     assert list(cpu_facts(tmp_path / "none")) == ["machine"]
+
+
+def test_a_work_that_became_faster_is_faster_at_every_size() -> None:
+    times, work = Forecast(), Work("ffn", "a", 1)
+    for tokens, seconds in ((1, 0.001), (64, 0.01), (512, 0.04)):
+        times.learn(work, tokens, 1.0, seconds)
+    before = [times.seconds(work, n, 1.0) or 0.0 for n in (1, 30, 512, 900)]
+    times.rescale(work, 0.25)
+    assert [times.seconds(work, n, 1.0) for n in (1, 30, 512, 900)] == pytest.approx([b / 4 for b in before])
