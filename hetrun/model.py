@@ -25,7 +25,7 @@ from hetrun.planner.online import OnlinePlanner
 from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource, build_graph
 from hetrun.stats import Stats
-from hetrun.weights import Progress, WeightStore, available_memory
+from hetrun.weights import Progress, WeightStore, available_memory, stretch
 from hetrun.whole import WholeModel
 from hetrun.whole_plan import backend_for
 from hetrun.whole_plan import prepare as prepare_whole
@@ -107,7 +107,7 @@ class PlannedModel:
             )
             store = WeightStore(self._backends)
             setup = _setup(prepared, options)
-            store.load(prepared.wanted, progress and _part(progress, 0, LOADING if setup else 1))
+            store.load(prepared.wanted, stretch(progress, 0, LOADING if setup else 1))
             forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
             self._executor = Executor(
                 self.graph,
@@ -124,7 +124,7 @@ class PlannedModel:
                 self.pilot = Pilot(
                     self.graph, self._backends, store, self._kv, self._executor, forecast, setup
                 )
-                self.pilot.begin(progress and _part(progress, LOADING, 1))
+                self.pilot.begin(stretch(progress, LOADING, 1))
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.truncate
             self.free, self.length = self._kv.free, self._kv.length
             undo.pop_all()
@@ -297,11 +297,6 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
     free = options.ram if options.ram is not None else int(available_memory() * (1 - MARGIN))
     room = max(weights, free - kv_bytes(context))
     return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context, room)
-
-
-def _part(progress: Progress, a: float, b: float) -> Progress:
-    """A stretch of a longer way."""
-    return lambda part: progress(a + part * (b - a))
 
 
 def _setup(prepared: Prepared, options: Options) -> Setup | None:

@@ -303,11 +303,12 @@ def cut(
         name = _name(ops, graph)
         names[name] = names.get(name, 0) + 1
         name += f"#{names[name]}" if names[name] > 1 else ""
-        stages.setdefault(group[0], []).append(_segment(name, group[1], ops, leaving, why))
+        stages.setdefault(group[0], []).append(segment_of(name, group[1], ops, leaving, why))
     return tuple(tuple(segments) for segments in stages.values())
 
 
-def _segment(name: str, backend: str, ops: tuple[Op, ...], leaving: set[Value], why: str) -> Segment:
+def segment_of(name: str, backend: str, ops: tuple[Op, ...], leaving: Collection[Value], why: str) -> Segment:
+    """Ops as one segment: it reads what they do not make, and gives what of theirs is `leaving`."""
     inside = {op.out for op in ops}
     reads = tuple(dict.fromkeys(v for op in ops for v in op.inputs if v not in inside))
     writes = tuple(op.out for op in ops if op.out in leaving)

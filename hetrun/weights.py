@@ -11,6 +11,12 @@ from hetrun.reader import FileReader
 
 Progress = Callable[[float], None]
 
+
+def stretch(progress: Progress | None, a: float, b: float) -> Progress:
+    """The part of a longer way from a to b; to nobody where nobody wants to hear."""
+    return (lambda part: progress(a + part * (b - a))) if progress else (lambda part: None)
+
+
 # Above this share of the memory that is free, a model's file is not left in the page cache as well: the
 # weights would push each other out. Smaller ones stay there, so that the next start is quick.
 CACHE_SHARE = 0.25
@@ -75,6 +81,9 @@ def available_memory() -> int:
 
 
 def process_memory() -> int:
-    """Bytes of this process that lie in memory now."""
-    with open("/proc/self/statm", encoding="ascii") as numbers:
-        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of this process that lie in memory now; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as numbers:
+            return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

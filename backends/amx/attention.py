@@ -176,7 +176,8 @@ def _causal(a: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         x.to(torch.bfloat16).view(n, -1, a.head_dim).transpose(0, 1)[None] for x in (q, k, v)
     )
     out, _ = _flash(rows, keys, values, 0.0, True, scale=a.scale)
-    return out[0].transpose(0, 1).reshape(n, -1).to(q.dtype)  # type: ignore[no-any-return]
+    joined: Tensor = out[0].transpose(0, 1).reshape(n, -1)
+    return joined.to(q.dtype)
 
 
 def _rows(op: Op, part: SequencePart, work: Pass, length: int) -> tuple[int, int, Ints]:

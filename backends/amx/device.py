@@ -17,6 +17,7 @@ from hetrun.errors import Cancelled
 from hetrun.graph import Op
 from hetrun.kv import KvCache
 from hetrun.ops import OPS
+from hetrun.weights import process_memory
 
 if TYPE_CHECKING:
     from hetrun.backends.amx.attention import Scratch as AttentionScratch
@@ -44,7 +45,7 @@ class AmxBackend(Backend):
         """Import torch; its threads are the engine's from now on."""
         if self.started:
             return
-        before = _own_bytes()
+        before = process_memory()
         import torch
 
         from hetrun.backends.amx.attention import Scratch as AttentionScratch
@@ -53,7 +54,7 @@ class AmxBackend(Backend):
         torch.set_num_threads(self._threads)
         packs()
         self.scratch, self.attention_scratch = Scratch(self.check), AttentionScratch()
-        self._library_bytes = max(0, _own_bytes() - before)
+        self._library_bytes = max(0, process_memory() - before)
         self.started = True
 
     @property
@@ -125,13 +126,3 @@ class AmxBackend(Backend):
     def unbook(self, runner: AmxRunner) -> None:
         """The segment is gone."""
         self._booked.pop(id(runner), None)
-
-
-def _own_bytes() -> int:
-    """Memory of this process that is its own: what an import takes is the difference."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as line:
-            _, resident, shared = line.read().split()[:3]
-        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -59,12 +59,6 @@ class Measured:
             cell.rescale(factor)
         self._fitted = -1
 
-    def clear(self) -> None:
-        """Forget every run; whoever holds a cell goes on using it."""
-        for cell in self.cells.values():
-            cell.clear()
-        self._fit, self._fitted = Fit({}), 0
-
 
 class Forecast:
     """Times of work on this machine. Written and asked by the engine thread only."""
@@ -73,7 +67,6 @@ class Forecast:
         self._measured: dict[Work, Measured] = {}
         self._facts: store.Facts = {}
         self._known: dict[Work, int] = {}  # runs that came from a file
-        self._forgotten: set[Work] = set()
 
     def measured(self, work: Work) -> Measured:
         """Where runs of a work are kept; it stays the same object for ever."""
@@ -114,12 +107,6 @@ class Forecast:
         """The work has become slower or faster by this: so have, for all one knows, runs of every size."""
         self.measured(work).rescale(factor)
 
-    def forget(self, work: Work) -> None:
-        """As if nothing had been measured; cells that somebody holds stay in use."""
-        if work in self._measured:
-            self._measured[work].clear()
-        self._forgotten.add(work)
-
     def works(self) -> Iterator[Work]:
         """All works of which something is known."""
         return iter([work for work, measured in self._measured.items() if measured.runs])
@@ -147,7 +134,7 @@ class Forecast:
         theirs, facts = store.read(path)
         mine = {w: m.cells for w, m in self._measured.items() if m.runs != self._known.get(w, 0) and m.runs}
         rest = {w: m.cells for w, m in self._measured.items() if w not in mine and m.runs}
-        rest.update((w, cells) for w, cells in theirs.items() if w not in mine and w not in self._forgotten)
+        rest.update((w, cells) for w, cells in theirs.items() if w not in mine)
         # What this process used comes first: the file has a limit.
         store.write(path, [*mine.items(), *rest.items()], {**facts, **self._facts})
 

@@ -8,14 +8,14 @@ Everything here happens on the engine's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
 
 from hetrun.backend import Backend
 from hetrun.errors import HetrunError
 from hetrun.executor import Executor
-from hetrun.forecast import Forecast, Work
+from hetrun.forecast import Forecast
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
 from hetrun.pilot.setup import Setup, home_of
@@ -26,7 +26,7 @@ from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
 from hetrun.planner.probe import Prober, Trial, trials_of
 from hetrun.planner.residency import Copy
-from hetrun.weights import WeightStore, process_memory
+from hetrun.weights import Progress, WeightStore, process_memory, stretch
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,6 @@ MOST_CHANGES = 100  # that are remembered
 BUSY = 0.5  # threads of others: times would say more about them
 LOOKS, LOOKS_S = 10, 0.05  # looks at what else runs, and how long they take in all
 LEAST_WAITING = 64  # tokens that are read in no time anyway
-Tell = Callable[[float], None]
 
 
 @dataclass(slots=True)
@@ -97,7 +96,7 @@ class Pilot:
 
     # --- before the first step
 
-    def begin(self, tell: Tell | None = None) -> None:
+    def begin(self, progress: Progress | None = None) -> None:
         """Measure what is not known, and make the first plan from it."""
         names = [n for n in self._setup.candidates if n in self._state.started]
         if self._setup.eager:
@@ -109,7 +108,7 @@ class Pilot:
         for at, name in enumerate(wanted):
             left = until - perf_counter()
             end = perf_counter() + left / (len(wanted) - at)
-            self._probe(name, todo[name], end, _stretch(tell, at, len(wanted)))
+            self._probe(name, todo[name], end, stretch(progress, at / len(wanted), (at + 1) / len(wanted)))
         if wanted:
             self._executor.forget_threads()
             if busy:
@@ -119,8 +118,8 @@ class Pilot:
                 )
             self._keep = not busy
             self.save()
-        if tell:
-            tell(1.0)
+        if progress:
+            progress(1.0)
         self.replan("the first plan", eager=self._setup.eager)
 
     def _unknown(self, name: str) -> list[Trial]:
@@ -138,10 +137,11 @@ class Pilot:
 
     def _known(self, trial: Trial) -> bool:
         """Whether something was measured, or was to be and took too long."""
-        work = Work(trial.form, trial.backend, trial.threads, trial.sequences > 1)
-        return self._forecast.knows(work) or self._forecast.fact(_asked(trial), trial.backend) is not None
+        return (
+            self._forecast.knows(trial.work) or self._forecast.fact(_asked(trial), trial.backend) is not None
+        )
 
-    def _probe(self, name: str, trials: Sequence[Trial], until: float, tell: Tell) -> None:
+    def _probe(self, name: str, trials: Sequence[Trial], until: float, tell: Progress) -> None:
         try:
             self._start(name)
             if self._forecast.fact(CALL, name) is None:
@@ -173,7 +173,7 @@ class Pilot:
             return  # it was not worth it for as many
         for name in [n for n in self._candidates() if n not in state.started]:
             if self._worth_a_try(waiting) and (trials := self._unknown(name)):
-                self._probe(name, trials, perf_counter() + PROBE_S / 4, lambda part: None)
+                self._probe(name, trials, perf_counter() + PROBE_S / 4, stretch(None, 0, 1))
                 self._executor.forget_threads()
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
         state.asked = LEAST_WAITING if changed else waiting
@@ -290,6 +290,7 @@ class Pilot:
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step: so many tokens of each sequence, each behind so many others; None: unknown."""
+        self.planner.costs.fresh()
         plans, total = self._executor.plans, 0.0
         if len(chunks) > 1:
             n = sum(tokens for tokens, _ in chunks)
@@ -338,7 +339,3 @@ def others_running() -> float:
 def _asked(trial: Trial) -> str:
     """The fact that a probe had its chance to measure something."""
     return f"asked {trial.form} {trial.threads} {trial.sequences > 1}"
-
-
-def _stretch(tell: Tell | None, at: int, of: int) -> Tell:
-    return (lambda part: tell((at + part) / of)) if tell else (lambda part: None)

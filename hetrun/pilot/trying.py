@@ -46,6 +46,7 @@ class Explorer:
             r.passes *= FADING
         if not seen:
             return None
+        self._planner.costs.fresh()
         plans = self._executor.plans
         plan = plans.plans[bucket]
         tokens, depth = self._planner.point(bucket, plans.ubatch, now)
@@ -59,8 +60,8 @@ class Explorer:
         while tokens > 1 and (self._seconds(unit, name, plan, tokens, depth) or 0.0) > LONGEST_S:
             tokens //= 2
         behind = max(0, int(min(depth, self._context - tokens) - (tokens + 1) / 2))
-        ops = self._planner.units[unit].ops
-        return (unit, name), Trial("again", (ops,), name, plan.threads, tokens, behind)
+        chosen = self._planner.units[unit]
+        return (unit, name), Trial("again", chosen.form, (chosen.ops,), name, plan.threads, tokens, behind)
 
     def _seconds(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> float | None:
         return self._planner.costs.seconds(unit, name, plan.threads, tokens, depth)

@@ -17,7 +17,7 @@ from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Expected, Placement, PlanSet, make_plans
 from hetrun.planner.costs import Costs
 from hetrun.planner.probe import SMALL
-from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all
+from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all, used_by
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
@@ -91,10 +91,10 @@ class OnlinePlanner:
         if not self._pays(demands, kept, wanted, current.ubatch, now):
             wanted = kept
         old, new = cost(demands, before), cost(demands, wanted)
-        if old - new < WORTH * old and not self._must(before, wanted, now):
+        if old - new < WORTH * old and not self._must(before, now):
             return None
-        plans = self._plan_set(current, demands, wanted, now)
-        used = frozenset((i, p) for placed in wanted for i, p in enumerate(placed.backends))
+        plans = self._plan_set(current, before, demands, wanted, now)
+        used = used_by(wanted)
         drop = now.held - used - now.home if self._tight(used | now.held, now) else frozenset()
         reason = self._reason(before, wanted, demands)
         return Proposal(replace(plans, reason=reason), used - now.held, drop, reason)
@@ -180,8 +180,7 @@ class OnlinePlanner:
         now: Now,
     ) -> bool:
         """Whether what has to be brought in for the better plan is worth its price."""
-        used = frozenset((i, b) for p in wanted for i, b in enumerate(p.backends))
-        missing = used - now.held
+        missing = used_by(wanted) - now.held
         if not missing:
             return True
         if now.eager:
@@ -198,36 +197,37 @@ class OnlinePlanner:
             total += sum(self._nbytes[c] for c in missing if c[1] == b) / rate if rate else 0.0
         return total
 
-    def _must(self, before: Sequence[Placed], wanted: Sequence[Placed], now: Now) -> bool:
+    def _must(self, before: Sequence[Placed], now: Now) -> bool:
         """The current plan cannot stay: it needs what memory does not hold any more."""
-        used = frozenset((i, b) for p in before for i, b in enumerate(p.backends))
-        return not used <= now.held or self._tight(now.held, now)
+        return not used_by(before) <= now.held or self._tight(now.held, now)
 
     def _tight(self, held: frozenset[Copy], now: Now) -> bool:
-        return (copies := self._copies(now)).total(held) > copies.room
+        copies = self._copies(now)
+        return copies.total(held) > copies.room
 
     # --- what comes out
 
     def _plan_set(
-        self, current: PlanSet, demands: Sequence[Demand], placed: Sequence[Placed], now: Now
+        self,
+        current: PlanSet,
+        before: Sequence[Placed],
+        demands: Sequence[Demand],
+        placed: Sequence[Placed],
+        now: Now,
     ) -> PlanSet:
         """New plans where something changes; a bucket that stays keeps its plan, and what was compiled."""
-        buckets: dict[str, tuple[int, tuple[Placement, ...]]] = {}
-        for bucket, demand, p in zip(BUCKETS, demands, placed, strict=True):
-            old = self._as_placed(current, bucket, demand)
-            if (old.threads, old.backends) == (p.threads, p.backends):
-                buckets[bucket] = p.threads, current.plans[bucket].placements
-            else:
-                buckets[bucket] = p.threads, self._placements(demand, p)
-        made = make_plans(self._graph, buckets, self._alone)
-        same = {b: current.plans[b] for b in BUCKETS if made[b].placements == current.plans[b].placements}
-        plans = {b: replace(same[b], threads=made[b].threads) if b in same else made[b] for b in BUCKETS}
-        kept = {b: current.plans[b] if plans[b] == current.plans[b] else plans[b] for b in BUCKETS}
-        return self.annotate(replace(current, plans=kept, memory=self._bill(current, placed, now)), now)
+        plans, moved = dict(current.plans), dict[str, tuple[int, tuple[Placement, ...]]]()
+        for bucket, old, demand, p in zip(BUCKETS, before, demands, placed, strict=True):
+            if old.backends != p.backends:
+                moved[bucket] = p.threads, self._placements(demand, p)
+            elif old.threads != p.threads:
+                plans[bucket] = replace(plans[bucket], threads=p.threads)
+        plans |= make_plans(self._graph, moved, self._alone)
+        return self.annotate(replace(current, plans=plans, memory=self._bill(current, placed, now)), now)
 
     def _bill(self, current: PlanSet, placed: Sequence[Placed], now: Now) -> dict[str, int]:
         """What is held in all: the home of every unit, and besides it what was brought in."""
-        used = now.held | {(i, b) for p in placed for i, b in enumerate(p.backends)}
+        used = now.held | used_by(placed)
         copies = self._copies(now)
         bill = dict(current.memory)
         for b in self.candidates:

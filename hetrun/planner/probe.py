@@ -21,16 +21,12 @@ from hetrun.forms import Unit, form_of
 from hetrun.graph import Graph, Op, Value
 from hetrun.kv import KvCache
 from hetrun.ops import Attention
+from hetrun.plan import segment_of
 from hetrun.planner.costs import CALL
-from hetrun.weights import WeightStore
-
-Tell = Callable[[float], None]
+from hetrun.weights import Progress, WeightStore
 
 TOKENS = (1, 4, 16, 64, 512)  # of one sequence
-SAMPLES, HOME_SAMPLES = (
-    3,
-    8,
-)  # layers that take turns where weights must come from memory; the first cost a copy
+SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from memory; the first cost a copy
 MIDDLE = 64
 SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
 DEEP = 4096  # tokens that the deepest probe has behind it
@@ -45,9 +41,8 @@ class Trial:
     """One thing to measure: ops that form a segment, on a backend, in a pass of some size."""
 
     name: str
-    ops: tuple[
-        tuple[Op, ...], ...
-    ]  # of equal form, run in turn, so that no cache makes them faster than they are
+    form: str
+    ops: tuple[tuple[Op, ...], ...]  # of that form, run in turn: no cache makes them faster than they are
     backend: str
     threads: int
     tokens: int
@@ -55,9 +50,9 @@ class Trial:
     sequences: int = 1
 
     @property
-    def form(self) -> str:
+    def work(self) -> Work:
         """What it is filed under."""
-        return form_of(self.ops[0])
+        return Work(self.form, self.backend, self.threads, self.sequences > 1)
 
 
 class Prober:
@@ -79,7 +74,6 @@ class Prober:
         self._forecast = forecast
         self._context = context
         self._random = np.random.default_rng(0)
-        self._outputs = set(graph.outputs)
         readers: dict[Value, set[int]] = {}
         for i, op in enumerate(graph.ops):
             for value in op.inputs:
@@ -87,7 +81,7 @@ class Prober:
         self._readers = readers
         self._number = {id(op): i for i, op in enumerate(graph.ops)}
 
-    def run(self, trials: Iterable[Trial], until: float, tell: Tell = lambda part: None) -> int:
+    def run(self, trials: Iterable[Trial], until: float, tell: Progress = lambda part: None) -> int:
         """Measure one after the other until a moment is reached; how many were measured."""
         trials = list(trials)
         done = 0
@@ -103,7 +97,7 @@ class Prober:
 
     def _too_long(self, trial: Trial, left: float) -> bool:
         """Whether smaller passes say that this one would take much of the time that is left."""
-        expected = self._forecast.seconds(self._work(trial), trial.tokens * trial.sequences, trial.seen + 1)
+        expected = self._forecast.seconds(trial.work, trial.tokens * trial.sequences, trial.seen + 1)
         return expected is not None and expected > LARGEST_PART * left
 
     def measure(self, trial: Trial, hear: Callable[[float], None] | None = None, once: bool = False) -> None:
@@ -120,7 +114,7 @@ class Prober:
                     buffers = self._store.buffers(trial.backend)
                     runners.append(self._backends[trial.backend].compile(s, work.shape, buffers, self._kv))
                 n = trial.tokens * trial.sequences
-                learn = partial(self._forecast.learn, self._work(trial), n, work.depth)
+                learn = partial(self._forecast.learn, trial.work, n, work.depth)
                 self._time(segments, runners, work, hear or learn, once)
             finally:
                 for runner in runners:
@@ -133,18 +127,15 @@ class Prober:
         is faster, because nothing makes work faster than it is; if it is slower only the `last` time.
         """
         depth, found = trial.seen + (trial.tokens + 1) / 2, list[float]()
-        before = self._forecast.seconds(self._work(trial), trial.tokens, depth)
+        before = self._forecast.seconds(trial.work, trial.tokens, depth)
         self.measure(trial, found.append, once=True)
         off = 0.0 if before is None else found[0] / before - 1
         if off > surprise and not last:
             return False
         if abs(off) > surprise:
-            self._forecast.rescale(self._work(trial), 1 + off)
-        self._forecast.learn(self._work(trial), trial.tokens, depth, found[0])
+            self._forecast.rescale(trial.work, 1 + off)
+        self._forecast.learn(trial.work, trial.tokens, depth, found[0])
         return True
-
-    def _work(self, trial: Trial) -> Work:
-        return Work(trial.form, trial.backend, trial.threads, trial.sequences > 1)
 
     def _time(
         self,
@@ -175,13 +166,9 @@ class Prober:
 
     def _segment(self, trial: Trial, ops: tuple[Op, ...]) -> Segment:
         """These ops alone: they read what they do not make, and give what others read."""
-        inside = {op.out for op in ops}
         mine = {self._number[id(op)] for op in ops}
-        reads = tuple(dict.fromkeys(v for op in ops for v in op.inputs if v not in inside))
-        writes = tuple(
-            op.out for op in ops if op.out in self._outputs or self._readers.get(op.out, set()) - mine
-        )
-        return Segment(trial.name, trial.backend, ops, reads, writes, "a probe")
+        leaving = {v for v, readers in self._readers.items() if readers - mine}
+        return segment_of(trial.name, trial.backend, ops, leaving.union(self._graph.outputs), "a probe")
 
     @contextmanager
     def _sequences(self, trial: Trial, segments: Sequence[Segment]) -> Iterator[Pass]:
@@ -221,9 +208,9 @@ class Prober:
         op = next((op for op in self._graph.ops if op.kind == "add"), None)
         if op is None or not self._backends[backend].supports(op):
             return
-        trial = Trial("call", ((op,),), backend, threads, 1)
+        trial = Trial("call", form_of((op,)), ((op,),), backend, threads, 1)
         self.measure(trial)
-        seconds = self._forecast.seconds(Work(trial.form, backend, threads), 1, 1.0)
+        seconds = self._forecast.seconds(trial.work, 1, 1.0)
         if seconds is not None:
             self._forecast.learn_fact(CALL, backend, seconds)
 
@@ -252,7 +239,7 @@ def trials_of(
                 continue
             # Small passes read weights from memory, so a few layers take turns; in larger ones they work.
             samples = tuple(ops[: (1 if tokens > SMALL else HOME_SAMPLES if home else SAMPLES)])
-            found.append(Trial(form, samples, backend, n_threads, tokens, seen))
+            found.append(Trial(members[0].scope, form, samples, backend, n_threads, tokens, seen))
 
     # From the middle outwards: with two sizes the others follow roughly.
     for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
@@ -262,15 +249,15 @@ def trials_of(
         for tokens in sizes:
             add(tokens, most, seen, deep=True)
     if home:
-        whole = (graph.ops,)
-        found += [Trial("whole", whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
-        found += [Trial("whole", whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
+        whole = form_of(graph.ops), (graph.ops,)
+        found += [Trial("whole", *whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
+        found += [Trial("whole", *whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
         if seen >= 256:
-            found.append(Trial("whole", whole, backend, most, 1, seen))
+            found.append(Trial("whole", *whole, backend, most, 1, seen))
         for fewer in threads[:-1]:
             for tokens in [n for n in sizes if n <= SMALL]:
                 add(tokens, fewer)
                 if seen >= 256:
                     add(tokens, fewer, seen, deep=True)
-            found.append(Trial("whole", whole, backend, fewer, 1))
+            found.append(Trial("whole", *whole, backend, fewer, 1))
     return found

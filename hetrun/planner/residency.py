@@ -59,7 +59,7 @@ class Copies:
 def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
     """The placements of all buckets that take least time in all, within the memory there is."""
     free = [_best(d, None) for d in demands]
-    if copies.total(_used(free)) <= copies.room:
+    if copies.total(used_by(free)) <= copies.room:
         return free
     candidates = _candidates(demands, copies)
     if 2 ** len(candidates) <= MOST_ENUMERATED:
@@ -93,7 +93,8 @@ def _best(demand: Demand, held: frozenset[Copy] | None) -> Placed:
     return min(found, key=lambda p: p.seconds)
 
 
-def _used(placed: Sequence[Placed]) -> frozenset[Copy]:
+def used_by(placed: Sequence[Placed]) -> frozenset[Copy]:
+    """The copies that placements need."""
     return frozenset((i, b) for p in placed for i, b in enumerate(p.backends))
 
 

@@ -270,11 +270,11 @@ def test_a_held_cell_stays_in_use() -> None:
     cell = forecast.cell(WORK, 4, 100)
     cell.add(4, 100, 1.0)
     assert forecast.seconds(WORK, 4, 100) == 1.0
-    forecast.forget(WORK)
-    assert forecast.seconds(WORK, 4, 100) is None
-    cell.add(3, 120, 2.0)
+    forecast.rescale(WORK, 3.0)
+    assert forecast.seconds(WORK, 4, 100) == 3.0
+    cell.add(4, 100, 5.0)
     assert forecast.cell(WORK, 3, 120) is cell
-    assert forecast.seconds(WORK, 4, 100) == 2.0 * 4 / 3
+    assert forecast.seconds(WORK, 4, 100) == 4.0
 
 
 def test_facts_are_smoothed() -> None:
@@ -309,10 +309,9 @@ def test_two_processes_keep_what_both_learned(tmp_path: Path) -> None:
     one, two = Forecast.load(path), Forecast.load(path)
     one.learn(WORK, 1, 10, 1.0)
     two.learn(other, 1, 10, 2.0)
-    two.forget(third)
     one.save(path)
     two.save(path)
-    assert set(Forecast.load(path).works()) == {WORK, other}
+    assert set(Forecast.load(path).works()) == {WORK, other, third}
 
 
 def test_no_file_is_nothing_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

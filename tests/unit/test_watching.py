@@ -9,7 +9,7 @@ import pytest
 from hetrun.forecast import Forecast, Work
 from hetrun.pilot.watching import LONGEST_REST_S, SHORTEST_REST_S, Watcher
 from hetrun.plan import PlanSet
-from tests.unit.test_online_planner import POINTS, UNITS, forecast, large, now, planner, small, static
+from tests.unit.test_online_planner import UNITS, forecast, large, now, planner, small, static
 
 
 @pytest.fixture
@@ -26,11 +26,7 @@ def watcher(times: Forecast) -> Watcher:
 
 def again(times: Forecast, backend: str, factor: float) -> None:
     """One unit takes another time than it did, at every size."""
-    work = Work(UNITS[1].form, backend, 2)
-    found = [(n, depth, times.seconds(work, n, depth) or 0.0) for n, depth in POINTS]
-    times.forget(work)
-    for n, depth, seconds in found:
-        times.learn(work, n, depth, factor * seconds)
+    times.rescale(Work(UNITS[1].form, backend, 2), factor)
 
 
 def test_nothing_has_drifted_at_first(watcher: Watcher) -> None:
