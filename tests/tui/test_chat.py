@@ -306,7 +306,7 @@ async def test_a_first_message_may_be_sent_while_the_model_loads() -> None:
 async def test_ctrl_q_quits(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.send("forever")
-        await chat.until(lambda: chat.answers != [])
+        await chat.until(lambda: engine.requests != [])  # the turn is on the screen before the engine has it
         assert "Quit" in chat.keys
         await chat.press("ctrl+q")
         await chat.until(lambda: not chat.app.is_running)
