@@ -206,6 +206,10 @@ class Backend(ABC):
     def supports(self, op: Op) -> bool:
         """Whether it can run an op of this kind on weights of these types."""
 
+    def rounding(self, op: Op) -> float:
+        """About how large the error of an op's results is, in parts of their size; 0: what float32 makes."""
+        return 0.0
+
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         """The weights of a segment in the form that `compile` will look them up."""
         return tuple(dict.fromkeys(use_of(op, i) for op in ops for i in range(len(op.weights))))
@@ -213,6 +217,10 @@ class Backend(ABC):
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
         """Memory that these weights will take once they are brought in."""
         return sum(use.weight.nbytes for use in wanted)
+
+    def streams(self, wanted: WeightUse) -> bool:
+        """Whether a weight does not fit into the device's own memory, and crosses a link for every pass."""
+        return False
 
     @abstractmethod
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:

@@ -246,18 +246,20 @@ class Executor:
                 # Whoever works by itself begins first; the others keep this thread until they are done.
                 for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
                     record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
-                    measured = self._measured(s, plan.threads, len(shape.parts) > 1)
+                    measured = self._measured(s, plan.threads, shape)
                     stage.append(Timed(record, measured, self._runner(s, shape)))
         except BaseException:
             compiled.close()
             raise
         return compiled
 
-    def _measured(self, segment: Segment, threads: int, several: bool) -> Measured | None:
-        if self._forecast is None:
+    def _measured(self, segment: Segment, threads: int, shape: PassShape) -> Measured | None:
+        """Where times of a segment are learned from; none where more than each sequence's last row is wanted:
+        that is seldom, and takes so much longer that other passes would seem to take long."""
+        if self._forecast is None or shape.wanted > len(shape.parts):
             return None
         form = self._forms.of(segment.ops)
-        return self._forecast.measured(Work(form, segment.backend, threads, several))
+        return self._forecast.measured(Work(form, segment.backend, threads, len(shape.parts) > 1))
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
         backend = self._backends[segment.backend]

@@ -18,10 +18,9 @@ from hetrun.forms import coarse
 from hetrun.graph import Graph, kv_shapes
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK
-from hetrun.pilot import Pilot, Setup, planned
+from hetrun.pilot import Pilot, Setup, planned, planner_for
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
-from hetrun.planner.online import OnlinePlanner
 from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource, build_graph
 from hetrun.stats import Stats
@@ -322,6 +321,7 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
         prepared.context,
         options.eager,
         path_of_machine(cores, details),
+        options.precision,
     )
 
 
@@ -342,7 +342,7 @@ def describe(source: ModelSource, options: Options) -> PlanSet:
         if setup is None or setup.memory is None:
             return prepared.plans
         forecast = Forecast.load(setup.memory)
-        planner = OnlinePlanner(prepared.graph, prepared.backends, forecast, setup.threads, setup.candidates)
+        planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         return planned(planner, prepared.plans, setup)
     finally:
         for backend in prepared.backends.values():

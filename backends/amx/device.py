@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hetrun.backends.amx.products import Scratch
     from hetrun.backends.amx.runner import AmxRunner
 
+PRODUCTS = ("linear", "head", "moe")
+ROUNDING = {"bf16": 2.8e-3, "int8": 9e-3}  # the error of a product, in parts of its size
+
 
 class AmxBackend(Backend):
     """torch on the CPU."""
@@ -64,6 +67,9 @@ class AmxBackend(Backend):
 
     def supports(self, op: Op) -> bool:
         return op.kind in OPS
+
+    def rounding(self, op: Op) -> float:
+        return ROUNDING[self.arithmetic] * (op.kind in PRODUCTS)
 
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         return fusion.wants(ops, self.inside)

@@ -18,6 +18,11 @@ from hetrun.graph import Op
 from hetrun.kv import KvCache
 from hetrun.spent import Spent
 
+PRODUCTS = ("linear", "head", "moe")
+# The error of a product, in parts of its size, by the weight's type: the others' activations have 8 bits.
+ROUNDING = {"F32": 0.0, "F16": 2e-4, "BF16": 1.7e-3}
+EIGHT_BITS = 6e-3
+
 
 class LlamacppBackend(Backend):
     """ggml on the CPU."""
@@ -51,6 +56,11 @@ class LlamacppBackend(Backend):
         traits = self.lib.ggml_get_type_traits_cpu(use.weight.quant.ggml_id)
         return use.use == "vector" or bool(traits.contents.vec_dot)
 
+    def rounding(self, op: Op) -> float:
+        """Products round what is multiplied: to 8 bits for a quantised weight, else to the weight's type."""
+        types = [use.weight.quant.name for use in fusion.uses(op) if use.use != "vector"]
+        return max((ROUNDING.get(name, EIGHT_BITS) for name in types), default=0.0) * (op.kind in PRODUCTS)
+
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         return fusion.wants(ops)
 
@@ -65,7 +75,7 @@ class LlamacppBackend(Backend):
 
     def set_threads(self, threads: int) -> None:
         self.lib.ggml_backend_cpu_set_n_threads(self._backend, threads)
-        self._threads = threads
+        self.threads = threads
 
     def watch(self, spent: Spent | None) -> None:
         """In watched runs it is Python that ggml asks: on the engine's thread, and never otherwise."""
@@ -95,7 +105,7 @@ class LlamacppBackend(Backend):
         """Run a graph to its end, or to a cancel."""
         start = perf_counter()
         if self._tiles:
-            self._tiles.restore(self._threads)
+            self._tiles.restore(self.threads)
         if self._watch:
             status = self._watch.run(graph, lambda: self.lib.ggml_backend_graph_compute(self._backend, graph))
         else:

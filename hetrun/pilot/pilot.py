@@ -18,12 +18,12 @@ from hetrun.executor import Executor
 from hetrun.forecast import Forecast
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
-from hetrun.pilot.setup import Setup, home_of
+from hetrun.pilot.setup import Setup, home_of, planner_for
 from hetrun.pilot.trying import Explorer
 from hetrun.pilot.watching import Watcher
 from hetrun.plan import PlanSet
 from hetrun.planner.costs import CALL
-from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
+from hetrun.planner.online import HOLDS, RATE, START, Now, Parts
 from hetrun.planner.probe import Prober, Trial, trials_of
 from hetrun.planner.residency import Copy
 from hetrun.weights import Progress, WeightStore, process_memory, stretch
@@ -56,6 +56,7 @@ class State:
     held: set[Copy]
     started: set[str]
     refused: set[str] = field(default_factory=set)  # backends that failed: not asked again
+    parts: Parts = frozenset()  # weights besides those of whole units
     changes: list[Change] = field(default_factory=list)
     next_look: float = 0.0
     next_trial: float = 0.0
@@ -76,10 +77,10 @@ class Pilot:
         setup: Setup,
     ) -> None:
         self._graph, self._backends, self._store = graph, backends, store
-        self._executor, self._forecast = executor, forecast
+        self._executor, self._forecast, self._kv = executor, forecast, kv
         self._setup = setup
         self.prober = Prober(graph, backends, store, kv, forecast, setup.context)
-        self.planner = OnlinePlanner(graph, backends, forecast, setup.threads, setup.candidates)
+        self.planner = planner_for(graph, backends, forecast, setup)
         self._nbytes = self.planner.nbytes
         self._home = home_of(self.planner, setup)
         held = set(self._home)
@@ -133,6 +134,7 @@ class Pilot:
         forms = {u.form for i, u in enumerate(self.planner.units) if name in able[i]}
         whole = all(name in some for some in able)
         mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
+        mine += self.planner.more_trials(name, s.context, self._executor.plans.ubatch)
         return [] if all(self._known(t) for t in mine) else mine
 
     def _known(self, trial: Trial) -> bool:
@@ -195,7 +197,8 @@ class Pilot:
             state.next_trial = now + max(LOOK_S, (perf_counter() - now) / SHARE)
         if now < self._watcher.ready_at:
             return
-        if cause := self._watcher.drifted() or self._watcher.moved(self._now()):
+        cause = self._watcher.drifted() or self._watcher.moved(self._now())
+        if cause := cause or self.planner.surprised(self._executor.plans):
             self.replan(cause)
 
     def _try_another(self) -> None:
@@ -232,6 +235,8 @@ class Pilot:
             {b: r.passes for b, r in recent.items() if r.passes},
             waiting,
             eager,
+            state.parts,
+            self._kv.used_bytes,
         )
 
     def replan(self, cause: str, waiting: int = 0, eager: bool = False) -> bool:
@@ -245,12 +250,15 @@ class Pilot:
             return False
         try:
             self._bring(proposal.bring)
+            self._bring_parts(proposal.parts)
         except Exception as e:  # a plugin may fail in any way, and the plan stays as it is
-            for name in {b for _, b in proposal.bring}:
-                self._refuse(name, e)
+            for name in {b for _, b in proposal.bring} | {b for b, _ in proposal.parts - now.parts}:
+                if name not in self._setup.home.values():
+                    self._refuse(name, e)
             return False
         self._executor.adopt(proposal.plans)
         self._drop(proposal.drop)
+        self._drop_parts(proposal.spare)
         change = Change(perf_counter(), f"{cause}: {proposal.reason}")
         self._state.changes.append(change)
         del self._state.changes[:-MOST_CHANGES]
@@ -272,6 +280,19 @@ class Pilot:
             if size > 1 << 24:
                 self._forecast.learn_fact(RATE, name, size / (perf_counter() - start))
         self._state.held |= copies
+
+    def _bring_parts(self, parts: Parts) -> None:
+        """Read the weights that operations of their own, or parts of them, want in another form."""
+        for name in sorted({b for b, _ in parts}):
+            self._start(name)
+            self._store.load({name: [use for b, use in parts if b == name]})
+        self._state.parts |= parts
+
+    def _drop_parts(self, parts: Parts) -> None:
+        """Give their memory back."""
+        for name in {b for b, _ in parts}:
+            self._store.drop(name, [use for b, use in parts if b == name])
+        self._state.parts -= parts
 
     def _drop(self, copies: frozenset[Copy]) -> None:
         """Give the memory of weights back that no plan uses."""
@@ -307,14 +328,8 @@ class Pilot:
 
     def predict_plan(self, plans: PlanSet, tokens: int, depth: float, several: bool = False) -> float | None:
         """Seconds of one pass."""
-        plan = plans.plan(tokens)
-        total = 0.0
-        for s in plan.segments:
-            seconds = self.planner.costs.predicted(s, plan.threads, tokens, depth, several)
-            if seconds is None:
-                return None
-            total += seconds
-        return total + self._executor.between_s
+        seconds = self.planner.pass_seconds(plans.plan(tokens), tokens, depth, several)
+        return None if seconds is None else seconds + self._executor.between_s
 
     def save(self) -> None:
         """Keep what was measured for the next start."""

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetrun.backend import Backend, Precision
+from hetrun.forecast import Forecast
+from hetrun.graph import Graph
 from hetrun.plan import PlanSet
 from hetrun.planner.online import Now, OnlinePlanner
 from hetrun.planner.residency import Copy
@@ -22,6 +25,17 @@ class Setup:
     context: int
     eager: bool  # bring in whatever pays in the long run, before the first request
     memory: Path | None  # where times are kept
+    precision: Precision = "exact"
+
+
+def planner_for(
+    graph: Graph, backends: Mapping[str, Backend], forecast: Forecast, setup: Setup
+) -> OnlinePlanner:
+    """The planner that measures; where a backend works by itself, one that also plans for both at once."""
+    kind = OnlinePlanner
+    if any(backends[name].asynchronous for name in setup.candidates):
+        from hetrun.planner.concurrent import ConcurrentPlanner as kind  # nobody else needs it
+    return kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
 
 
 def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:

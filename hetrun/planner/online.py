@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import Backend
-from hetrun.forecast import Forecast
+from hetrun.backend import Backend, Precision, WeightUse
+from hetrun.forecast import Forecast, Work
 from hetrun.forms import units
 from hetrun.graph import Graph
-from hetrun.plan import BUCKETS, Expected, Placement, PlanSet, make_plans
+from hetrun.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
+from hetrun.planner.closeness import closer
 from hetrun.planner.costs import Costs
-from hetrun.planner.probe import SMALL
+from hetrun.planner.probe import SMALL, Trial
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all, used_by
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
@@ -26,6 +27,8 @@ TURN = 0.01  # of a pass: what it costs that backends take turns once
 USUAL = {"1": 128.0, "2-4": 2.0, "5-8": 2.0, "9-16": 2.0, "17-64": 2.0, "65-256": 2.0, "257+": 4.0}
 MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-64": 48, "65-256": 192}
 SHALLOW = 512.0
+
+Parts = frozenset[tuple[str, WeightUse]]  # a backend, and a weight in the form it wants for some ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Now:
     passes: Mapping[str, float]  # bucket -> passes of late
     waiting: int = 0  # tokens of prompts that wait
     eager: bool = False  # whatever pays in the long run is brought in now
+    parts: Parts = frozenset()  # weights that are in memory besides those of whole units
+    kv_bytes: int = 0  # keys and values that are in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Proposal:
     bring: frozenset[Copy]
     drop: frozenset[Copy]
     reason: str
+    parts: Parts = frozenset()  # what it needs besides the weights of whole units
+    spare: Parts = frozenset()  # what nobody needs any more of those
 
 
 class OnlinePlanner:
@@ -62,6 +69,7 @@ class OnlinePlanner:
         forecast: Forecast,
         threads: Sequence[int],
         candidates: Sequence[str],
+        precision: Precision = "exact",
     ) -> None:
         """`threads` are the numbers to choose from, `candidates` the backends that may be chosen."""
         self.units = units(graph)
@@ -71,6 +79,11 @@ class OnlinePlanner:
         self._threads = tuple(threads)
         self.candidates = tuple(candidates)
         self._nbytes = self._sizes(backends)
+        self._rounding = tuple(
+            {name: max(map(backend.rounding, unit.ops)) for name, backend in backends.items()}
+            for unit in self.units
+        )
+        self._precision = precision
         self._alone = [name for name, backend in backends.items() if backend.asynchronous]
 
     @property
@@ -111,6 +124,25 @@ class OnlinePlanner:
                     found[s.name] = predicted, self.costs.measured(s, plan.threads, tokens, depth)
             times[bucket] = Expected(tokens, depth, found)
         return replace(plans, expected=times)
+
+    # --- what the pilot asks; a planner for two devices knows more
+
+    def pass_seconds(self, plan: Plan, tokens: int, depth: float, several: bool = False) -> float | None:
+        """What the segments of a pass take."""
+        found = [self.costs.predicted(s, plan.threads, tokens, depth, several) for s in plan.segments]
+        return None if None in found else sum(seconds for seconds in found if seconds)
+
+    def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:
+        """What to measure besides units."""
+        return []
+
+    def rests_on(self, plan: Plan) -> set[Work]:
+        """Times besides those of units and segments that a plan rests on."""
+        return set()
+
+    def surprised(self, plans: PlanSet) -> str:
+        """Whether passes take another time than the plans say; empty if not."""
+        return ""
 
     # --- what it would take
 
@@ -153,12 +185,15 @@ class OnlinePlanner:
 
     def _place(self, demands: Sequence[Demand], now: Now, held: frozenset[Copy] | None) -> list[Placed]:
         """The best placements: on the copies that are held, or on whatever fits."""
-        if held is None:
-            return place_all(demands, self._copies(now))
-        n = range(len(self.units))
-        allowed = [frozenset(b for b in self.candidates if (i, b) in held) for i in n]
-        limited = [replace(d, ways={t: chain.only(allowed) for t, chain in d.ways.items()}) for d in demands]
-        return place_all(limited, replace(self._copies(now), room=1 << 62))
+        copies = self._copies(now)
+        if held is not None:
+            allowed = [
+                frozenset(b for b in self.candidates if (i, b) in held) for i in range(len(self.units))
+            ]
+            demands = [replace(d, ways={t: c.only(allowed) for t, c in d.ways.items()}) for d in demands]
+            copies = replace(copies, room=1 << 62)
+        placed = place_all(demands, copies)
+        return closer(demands, placed, copies, self._rounding) if self._precision == "exact" else placed
 
     def _as_placed(self, current: PlanSet, bucket: str, demand: Demand) -> Placed:
         """The current plan in the same terms."""
@@ -263,10 +298,13 @@ class OnlinePlanner:
     def _why_all(self, times: Sequence[Mapping[str, float]], placed: Placed, main: str) -> str:
         others = {b for t in times for b in t} - {main}
         alone = {b: sum(t[b] for t in times) for b in others if all(b in t for t in times)}
+        why = f"{ms(placed.seconds)} a pass"
+        if placed.given:
+            why += f", {ms(placed.given)} of them for closer results"
         if not alone:
-            return f"{ms(placed.seconds)} a pass; nothing else can run all of it, or was measured"
+            return f"{why}; nothing else can run all of it, or was measured"
         backend = min(alone, key=lambda b: alone[b])
-        return f"{ms(placed.seconds)} a pass, {ms(alone[backend])} on {backend}"
+        return f"{why}, {ms(alone[backend])} on {backend}"
 
     def _reason(self, before: Sequence[Placed], after: Sequence[Placed], demands: Sequence[Demand]) -> str:
         """What changes most, and what it brings."""

@@ -40,6 +40,7 @@ class Placed:
     threads: int
     backends: tuple[str, ...]
     seconds: float
+    given: float = 0.0  # seconds of them for results that are closer to the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Copies:
 
 def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
     """The placements of all buckets that take least time in all, within the memory there is."""
-    free = [_best(d, None) for d in demands]
+    free = [best_of(d) for d in demands]
     if copies.total(used_by(free)) <= copies.room:
         return free
     candidates = _candidates(demands, copies)
@@ -72,7 +73,7 @@ def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
             f"the weights need at least {least / 2**20:.0f} MiB, and there is room for "
             f"{copies.room / 2**20:.0f} MiB: allow more with --ram, or use a smaller model"
         )
-    return [_best(d, found) for d in demands]
+    return [best_of(d, found) for d in demands]
 
 
 def cost(demands: Sequence[Demand], placed: Sequence[Placed]) -> float:
@@ -80,7 +81,7 @@ def cost(demands: Sequence[Demand], placed: Sequence[Placed]) -> float:
     return sum(d.weight * p.seconds for d, p in zip(demands, placed, strict=True))
 
 
-def _best(demand: Demand, held: frozenset[Copy] | None) -> Placed:
+def best_of(demand: Demand, held: frozenset[Copy] | None = None) -> Placed:
     """The best number of threads and placement of one bucket, on some copies or on all that could be."""
     found = []
     for threads, chain in demand.ways.items():
@@ -120,7 +121,7 @@ def _enumerate(
     for held in _sets(candidates):
         if copies.total(held) > copies.room or not _complete(demands, held):
             continue
-        seconds = sum(d.weight * _best(d, held).seconds for d in demands)
+        seconds = sum(d.weight * best_of(d, held).seconds for d in demands)
         if best is None or seconds < best[0]:
             best = seconds, held
     return best[1] if best else None

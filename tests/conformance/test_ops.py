@@ -153,6 +153,16 @@ def test_a_backend_computes_what_the_reference_does(case: Case, backend: str, tm
     assert nmse(stored, kept) <= EXACT
 
 
+@pytest.mark.parametrize("quant", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("backend", others())
+def test_a_backend_knows_how_much_it_rounds(backend: str, quant: str, tmp_path: Path) -> None:
+    cases = [c for c in CASES if c.kind == "linear" and c.weights[0][2] == quant and not c.weights[1:]]
+    case = max(cases, key=lambda c: c.company.parts[0][1])
+    found = nmse(outcome(case, REFERENCE, tmp_path)[0], outcome(case, backend, tmp_path)[0]) ** 0.5
+    said = device(backend).rounding(build(case, tmp_path, np.random.default_rng(0)))
+    assert found == pytest.approx(said, rel=0.3, abs=1e-6)
+
+
 def nmse(expected: np.ndarray, found: np.ndarray) -> float:
     """The mean square of the error as a part of that of the result."""
     if not expected.any():

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from hetrun.backend import Backend
+from hetrun.backend import Backend, Precision
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import coarse, form_of, units
+from hetrun.graph import Op
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
@@ -136,6 +137,59 @@ def test_one_kind_of_unit_may_run_elsewhere() -> None:
     assert {where[s] for s in where if ".ffn" in s} == {"other"}
     assert {where[s] for s in where if ".attn" in s} == {"cpu"}
     assert any("on cpu" in p.why or "on other" in p.why for p in plan.placements)
+
+
+class Rounding(NullDevice):
+    """A device whose products are not exact."""
+
+    def __init__(self, name: str, error: float) -> None:
+        super().__init__(name)
+        self._error = error
+
+    def rounding(self, op: Op) -> float:
+        return self._error if op.weights else 0.0
+
+
+def with_a_coarse_home(precision: Precision, slower: float) -> OnlinePlanner:
+    """One backend is fast for the head and rounds; the other is exact, fast otherwise, and slower there."""
+
+    def home(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return small(kind, tokens, depth, threads) * (0.1 if kind == "output" else 3)
+
+    def close(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return small(kind, tokens, depth, threads) * (slower if kind == "output" else 1)
+
+    backends: dict[str, Backend] = {"cpu": Rounding("cpu", 6e-3), "close": Rounding("close", 3e-3)}
+    return OnlinePlanner(
+        GRAPH, backends, forecast(cpu=home, close=close), (1, 2), ("cpu", "close"), precision
+    )
+
+
+def test_exact_gives_a_little_time_for_closer_results_and_says_so() -> None:
+    # Seven units at 1, and the head at 0.1 or 0.5: 6 % of a pass more.
+    proposal = with_a_coarse_home("exact", 0.5).propose(static(), now(eager=True))
+    assert proposal is not None
+    assert backends_of(proposal.plans, "257+") == {"close"}
+    assert "of them for closer results" in proposal.plans.plans["257+"].placements[0].why
+
+
+def test_exact_does_not_give_much_time_and_fast_gives_none() -> None:
+    for precision, slower in (("exact", 2.0), ("fast", 0.5)):
+        decide = with_a_coarse_home(precision, slower)  # type: ignore[arg-type]
+        proposal = decide.propose(static(), now(eager=True))
+        assert proposal is not None
+        assert backends_of(proposal.plans, "257+") == {"cpu", "close"}
+
+
+def test_closer_results_are_no_reason_for_more_memory_than_there_is() -> None:
+    decide = with_a_coarse_home("exact", 0.5)
+    home = sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS)))
+    head = decide.nbytes[len(UNITS) - 1, "close"]
+    rest = sum(decide.nbytes[i, "close"] for i in range(len(UNITS) - 1))
+    assert head > 1
+    proposal = decide.propose(static(), now(room=home + rest + head - 1, eager=True))
+    assert proposal is not None
+    assert backends_of(proposal.plans, "257+") == {"cpu", "close"}
 
 
 def test_backends_do_not_take_turns_for_a_small_gain() -> None:
