@@ -286,6 +286,7 @@ class Descriptor:
         ""  # another backend, of which it is a second way to work: who names that one allows this too
     )
     precision: Precision = "exact"  # a fast one is only there if the user wants it fast
+    by_name: bool = False  # only there if the user names it: naming what it is a way of is not enough
     whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it
 
 

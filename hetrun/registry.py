@@ -83,7 +83,7 @@ def choose(names: list[str] | None, precision: Precision = "exact") -> list[str]
     """The backends to use, in order: those asked for, which must all work, or all that work here.
 
     One that runs models as a whole is only there if it is asked for, alone; one that is fast rather than
-    exact only with that precision.
+    exact only with that precision; and some only by name.
     """
     known = backends()
     if unknown := [name for name in names or [] if name not in known]:
@@ -96,7 +96,8 @@ def choose(names: list[str] | None, precision: Precision = "exact") -> list[str]
         asked = name in (names or ())
         if names and not asked and descriptor.way_of not in names:
             continue
-        if not asked and (descriptor.whole or (descriptor.precision == "fast" and precision != "fast")):
+        hidden = descriptor.whole or descriptor.by_name
+        if not asked and (hidden or (descriptor.precision == "fast" and precision != "fast")):
             continue
         probe = descriptor.probe()
         if isinstance(probe, Available):

@@ -1,4 +1,4 @@
-"""The backend: three ways to hold weights, one way to run segments.
+"""The backend: four ways to hold weights, one way to run segments.
 
 torch is imported by `start`, not before: it takes a second and some 200 MiB.
 """
@@ -51,6 +51,8 @@ class AmxBackend(Backend):
         before = process_memory()
         import torch
 
+        if self._way == "ipex":
+            import hetrun.backends.amx.ipex_product  # noqa: F401 - loads IPEX
         from hetrun.backends.amx.attention import Scratch as AttentionScratch
         from hetrun.backends.amx.products import Scratch, packs
 
@@ -63,7 +65,7 @@ class AmxBackend(Backend):
     @property
     def inside(self) -> bool:
         """Whether activations run inside of products: packed ones can."""
-        return self._way == "packed"
+        return self._way in ("packed", "ipex")
 
     def supports(self, op: Op) -> bool:
         return op.kind in OPS

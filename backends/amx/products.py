@@ -47,9 +47,9 @@ class PackedProduct:
         rows, cols = weight.shape
         self.nbytes = matrix_bytes(rows, cols, "packed")
         # Held twice: with many rows a plain one is faster by half, with few the packed one is twice as fast.
-        self._plain = _rounded(weight, read) if rows <= NARROW else None
+        self._plain = rounded(weight, read) if rows <= NARROW else None
         self._parts = [
-            pack(_rounded(weight.rows(a, b), read)) for a, b in spans(rows, max(TILE, AT_ONCE // cols))
+            pack(rounded(weight.rows(a, b), read)) for a, b in spans(rows, max(TILE, AT_ONCE // cols))
         ]
 
     def __call__(self, x: Tensor, bias: Tensor | None = None, act: Activation = "none") -> Tensor:
@@ -85,7 +85,7 @@ class PackedProduct:
         return self(x, bias).mul_(other)
 
 
-def _rounded(weight: Weight, read: ReadInto) -> Tensor:
+def rounded(weight: Weight, read: ReadInto) -> Tensor:
     """A weight in bf16."""
     out = torch.empty(weight.shape, dtype=BF16)
     threads = torch.get_num_threads()

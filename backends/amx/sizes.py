@@ -9,6 +9,7 @@ BF16_BYTES = 2
 TILE = 32  # oneDNN pads both sides of a packed weight to this
 INT8_TILE = 64  # and of an int8 one to this
 NARROW = 768  # outputs; oneDNN gives so few to two threads badly when there are many rows
+IPEX_ROWS, IPEX_COLS = 32, 64  # the blocks of IPEX's weights
 EXACT_PART = 0.025  # of the columns of an int8 product are multiplied in bf16
 
 
@@ -23,15 +24,24 @@ def bytes_of(use: WeightUse, way: Way) -> int:
 
 
 def way_of(use: WeightUse, way: Way) -> Way:
-    """How a weight is held: logits in int8 would be less exact than all layers are, and gain little time."""
-    return "packed" if use.use == "logits" and way == "int8" else way
+    """How a weight is held: logits in int8 would be less exact than all layers are, and gain little time.
+
+    What makes logits exact (see PackedProduct) is oneDNN's alone.
+    """
+    return "packed" if use.use == "logits" and way in ("int8", "ipex") else way
 
 
 def matrix_bytes(rows: int, cols: int, way: Way) -> int:
     """Memory of one packed matrix."""
     if way == "int8":
         return int8_bytes(rows, cols)
-    return packed_bytes(rows, cols) + (BF16_BYTES * rows * cols if rows <= NARROW else 0)
+    copies = (rows <= NARROW) + (way == "ipex" and has_blocks(rows, cols))
+    return packed_bytes(rows, cols) + copies * BF16_BYTES * rows * cols
+
+
+def has_blocks(rows: int, cols: int) -> bool:
+    """Whether a matrix can be cut into IPEX's blocks."""
+    return rows % IPEX_ROWS == 0 and cols % IPEX_COLS == 0
 
 
 def packed_bytes(rows: int, cols: int) -> int:

@@ -35,4 +35,8 @@ def _product(weight: Weight, way: Way, read: ReadInto, scratch: Scratch) -> Prod
         return LeanProduct(weight, read, scratch)
     if way == "int8":
         return Int8Product.upload(weight, read)
+    if way == "ipex":
+        from hetrun.backends.amx.ipex_product import IpexProduct
+
+        return IpexProduct(weight, read)
     return PackedProduct(weight, read)

@@ -134,8 +134,11 @@ def outcome(case: Case, name: str, folder: Path) -> tuple[np.ndarray, np.ndarray
 
 
 def pairs() -> list[ParameterSet]:
-    """Each case on each backend; of a second way of one only its products, the rest being the same code."""
-    ways = {name for name, d in registry.backends().items() if d.way_of}
+    """Each case on each backend; of a second way of one only its products, the rest being the same code.
+
+    One that has to be named may bring a library that changes what the same code calls.
+    """
+    ways = {name for name, d in registry.backends().items() if d.way_of and not d.by_name}
     return [
         pytest.param(case, name, id=f"{case}-{name}", marks=() if is_quick(case) else pytest.mark.slow)
         for name in others()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+from hetrun import registry
 from hetrun.backend import Available, Unavailable, WeightUse
 from hetrun.backends import amx
 from hetrun.backends.amx import fusion
@@ -33,6 +36,47 @@ def test_a_missing_or_old_torch_is_named_with_what_to_do(monkeypatch: pytest.Mon
     monkeypatch.setattr(amx, "version", lambda name: "2.13.0+cpu")
     monkeypatch.setattr(amx, "instructions", lambda: ("amx_bf16",))
     assert amx.probe() == Available("torch 2.13.0+cpu: amx_bf16")
+
+
+@pytest.mark.parametrize(
+    ("torch", "ipex", "cpu", "said"),
+    [
+        ("2.8.0+cpu", "2.8.0", "avx2", Available("IPEX 2.8.0, torch 2.8.0+cpu: avx2")),
+        (
+            "2.13.0",
+            None,
+            "avx2",
+            "IPEX is not installed: pip install 'hetrun[ipex]' in an environment of its own",
+        ),
+        ("2.13.0", "2.8.0", "avx2", "IPEX 2.8 and torch 2.8 are wanted, not 2.8.0 and 2.13.0: pip install"),
+        ("2.7.1", "2.7.0", "avx2", "not 2.7.0 and 2.7.1"),
+        ("2.8.0", "2.8.0", "", "IPEX wants a CPU with AVX2"),
+        ("2.5.0", "2.8.0", "avx2", "torch 2.5.0 is older"),
+    ],
+)
+def test_ipex_wants_the_torch_that_it_was_made_for(
+    monkeypatch: pytest.MonkeyPatch, torch: str, ipex: str | None, cpu: str, said: Available | str
+) -> None:
+    def version(name: str) -> str:
+        found = {"torch": torch, "intel-extension-for-pytorch": ipex}[name]
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(amx, "version", version)
+    monkeypatch.setattr(amx, "instructions", lambda: tuple(cpu.split()))
+    found = amx.probe_ipex()
+    assert found == said if isinstance(said, Available) else said in str(found)
+
+
+def test_ipex_is_there_only_for_those_who_name_it(request: pytest.FixtureRequest) -> None:
+    for made in (amx.descriptor, amx.ipex):
+        request.addfinalizer(registry.register(replace(made, probe=lambda: Available("works here"))))
+    assert "amx-ipex" not in registry.choose(None)
+    assert "amx-ipex" not in registry.choose(["amx"])
+    assert registry.choose(["amx-ipex"]) == ["amx-ipex"]
+    assert {"amx", "amx-ipex"} <= set(registry.choose(["amx", "amx-ipex"]))
 
 
 @needs_torch
