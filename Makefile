@@ -1,13 +1,15 @@
-# make run      a virtual environment, hetrun with a small model, and one real answer
-# make install  the same with the matrix-product backend (torch)
-# make test     everything the tests need, and the whole suite
-# make check    format, lint, types, import contracts and the quick tests: about a minute and a half
-# make bench    hetrun and llama.cpp in turn on the same file
+# make run        a virtual environment, hetrun with a small model, and one real answer
+# make install    the same with the matrix-product backend (torch)
+# make test       everything the tests need, and the whole suite
+# make test-ipex  the conformance table on IPEX, in an environment of its own: 8 GB, as torch 2.8 wants CUDA with it
+# make check      format, lint, types, import contracts and the quick tests: about a minute and a half
+# make bench      hetrun and llama.cpp in turn on the same file
 #
 # PYTHON=python3.12 and VENV=elsewhere may follow. Speed: a target that is up to date installs nothing.
 
 PYTHON ?= python3
 VENV ?= .venv
+IPEX_VENV ?= .venv-ipex
 BIN := $(VENV)/bin
 
 SETTINGS := pyproject.toml setup.py constraints.txt scripts/install.py
@@ -24,11 +26,11 @@ define install
 	echo "hetrun needs Python 3.11 or newer, and there is no $(PYTHON): install one, or name it: PYTHON=python3.12"; \
 	exit 1; } >&2
 @$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "$(TOO_OLD)" % sys.version.split()[0])'
-@$(PYTHON) scripts/install.py --venv $(VENV) $(1)
+@$(PYTHON) scripts/install.py --venv $(@D) $(1)
 @touch $@
 endef
 
-.PHONY: help run install test check bench format lint types pyright contracts clean
+.PHONY: help run install test test-ipex check bench format lint types pyright contracts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -41,6 +43,10 @@ install: $(INSTALLED)
 
 test: $(TESTED)
 	$(BIN)/pytest
+
+# IPEX goes with one torch only, an older one than the tests have otherwise.
+test-ipex: $(IPEX_VENV)/ipex.stamp
+	$(IPEX_VENV)/bin/pytest tests/conformance tests/unit/test_amx_*.py -k "not llamacpp"
 
 check: $(TESTED)
 	$(BIN)/ruff format --check .
@@ -71,7 +77,7 @@ contracts: $(TESTED)
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(IPEX_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(VENV)/run.stamp: $(SETTINGS) $(SOURCES)
 	$(call install,demo)
@@ -81,3 +87,6 @@ $(VENV)/install.stamp: $(SETTINGS) $(SOURCES)
 
 $(VENV)/test.stamp: $(SETTINGS)
 	$(call install,--editable demo amx test)
+
+$(IPEX_VENV)/ipex.stamp: $(SETTINGS)
+	$(call install,--editable --without torch demo ipex test)

@@ -1,6 +1,6 @@
 """Make the virtual environment and install hetrun into it, showing what pip does while it does it.
 
-    python3 scripts/install.py [--venv .venv] [--editable] [EXTRA...]
+    python3 scripts/install.py [--venv .venv] [--editable] [--without PACKAGE] [EXTRA...]
 
 llama-cpp-python has no wheel: pip compiles ggml for this machine, and says nothing for the minutes it takes.
 So pip runs verbosely here, and the compiler's own count becomes the progress. The whole output goes to
@@ -230,23 +230,39 @@ def amx_is_broken(python: Path) -> bool:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Install hetrun into a virtual environment.")
-    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="demo, amx, cuda, test")
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="demo, amx, ipex, cuda, test")
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    parser.add_argument("--without", metavar="PACKAGE", help="take the version that an extra asks for")
     parser.add_argument("--editable", action="store_true", help="import hetrun from this checkout")
     return parser.parse_args()
+
+
+def constraints(folder: Path, without: str) -> str:
+    """A file with the versions to install, but that of one package; it stays in the environment."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    path = folder.absolute() / "constraints.txt"
+    path.write_text("".join(line for line in lines if line.split("==")[0] != without), encoding="utf-8")
+    return str(path)
 
 
 class Pip:
     """pip in the environment, followed and logged."""
 
-    def __init__(self, python: Path, folder: Path, screen: Screen, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        python: Path,
+        folder: Path,
+        screen: Screen,
+        environ: Mapping[str, str],
+        versions: str = "constraints.txt",
+    ) -> None:
         self.command = [str(python.absolute()), "-m", "pip", "--disable-pip-version-check"]
-        self.folder, self.screen, self.environ = folder, screen, environ
+        self.folder, self.screen, self.environ, self.versions = folder, screen, environ, versions
 
     def install(self, *what: str, log: str = "install.log") -> None:
         """Install, or end with the reason why not."""
         path = self.folder / log
-        command = [*self.command, "install", "--verbose", "-c", "constraints.txt", *what]
+        command = [*self.command, "install", "--verbose", "-c", self.versions, *what]
         if follow(command, path, Reader(self.screen), self.environ) == 0:
             return
         text = path.read_text(encoding="utf-8")
@@ -268,7 +284,8 @@ def main() -> None:
     screen = Screen(sys.stdout.isatty())
     python = make_venv(options.venv, screen)
     amx = has_amx()
-    pip = Pip(python, options.venv, screen, building(os.environ, amx))
+    versions = constraints(options.venv, options.without) if options.without else "constraints.txt"
+    pip = Pip(python, options.venv, screen, building(os.environ, amx), versions)
     target = "." + (f"[{','.join(options.extras)}]" if options.extras else "")
     screen.say(
         f"Installing {target} (ggml is compiled here, about three minutes, unless pip has it from before)"
