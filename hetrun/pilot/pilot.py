@@ -8,6 +8,7 @@ Everything here happens on the engine's thread.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
@@ -26,6 +27,7 @@ from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, Parts
 from hetrun.planner.probe import Prober, Trial, trials_of
 from hetrun.planner.residency import Copy
+from hetrun.planner.turns import TURN, price_of_a_turn
 from hetrun.weights import Progress, WeightStore, process_memory, stretch
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class Pilot:
         setup: Setup,
     ) -> None:
         self._graph, self._backends, self._store = graph, backends, store
-        self._executor, self._forecast, self._kv = executor, forecast, kv
+        self._executor, self.forecast, self._kv = executor, forecast, kv
         self._setup = setup
         self.prober = Prober(graph, backends, store, kv, forecast, setup.context)
         self.planner = planner_for(graph, backends, forecast, setup)
@@ -139,22 +141,32 @@ class Pilot:
 
     def _known(self, trial: Trial) -> bool:
         """Whether something was measured, or was to be and took too long."""
-        return (
-            self._forecast.knows(trial.work) or self._forecast.fact(_asked(trial), trial.backend) is not None
-        )
+        return self.forecast.knows(trial.work) or self.forecast.fact(_asked(trial), trial.backend) is not None
 
     def _probe(self, name: str, trials: Sequence[Trial], until: float, tell: Progress) -> None:
         try:
             self._start(name)
-            if self._forecast.fact(CALL, name) is None:
+            if self.forecast.fact(CALL, name) is None:
                 self.prober.call(name, self._setup.threads[-1])
             self.prober.run(trials, until, tell)
+            self._learn_turn(name)
             for trial in trials:
-                self._forecast.learn_fact(_asked(trial), name, 1.0)
+                self.forecast.learn_fact(_asked(trial), name, 1.0)
         except Exception as e:  # a plugin may fail in any way, and the others go on
             if name in self._setup.home.values():
                 raise
             self._refuse(name, e)
+
+    def _learn_turn(self, name: str) -> None:
+        """What it costs that this backend and the one that holds most of the model take turns."""
+        home, _ = Counter(self._setup.home.values()).most_common(1)[0]
+        if name == home or self._backends[name].asynchronous or self.forecast.fact(TURN, name) is not None:
+            return
+        threads = self._setup.threads[-1]
+        able = self.planner.costs.able
+        price = price_of_a_turn(self.prober, self.planner.units, able, home, name, threads)
+        if price is not None:
+            self.forecast.learn_fact(TURN, name, price)
 
     def _start(self, name: str) -> None:
         """Load a backend's libraries, and see what that takes."""
@@ -162,8 +174,8 @@ class Pilot:
         if not backend.started:
             before, start = process_memory(), perf_counter()
             backend.start()
-            self._forecast.learn_fact(START, name, perf_counter() - start)
-            self._forecast.learn_fact(HOLDS, name, max(0, process_memory() - before))
+            self.forecast.learn_fact(START, name, perf_counter() - start)
+            self.forecast.learn_fact(HOLDS, name, max(0, process_memory() - before))
         self._state.started.add(name)
 
     # --- between steps
@@ -278,7 +290,7 @@ class Pilot:
             self._store.load({name: wanted})
             size = sum(self._nbytes[i, name] for i in mine)
             if size > 1 << 24:
-                self._forecast.learn_fact(RATE, name, size / (perf_counter() - start))
+                self.forecast.learn_fact(RATE, name, size / (perf_counter() - start))
         self._state.held |= copies
 
     def _bring_parts(self, parts: Parts) -> None:
@@ -302,6 +314,7 @@ class Pilot:
         for name in sorted({b for _, b in copies}):
             backend = self._backends[name]
             stays = {u for i, b in keep if b == name for u in backend.wants(self.planner.units[i].ops)}
+            stays |= {use for b, use in self._state.parts if b == name}
             mine = [i for i, b in copies if b == name]
             gone = {u for i in mine for u in backend.wants(self.planner.units[i].ops)} - stays
             self._store.drop(name, gone)
@@ -336,7 +349,7 @@ class Pilot:
         if self._setup.memory is None or not self._keep:
             return
         try:
-            self._forecast.save(self._setup.memory)
+            self.forecast.save(self._setup.memory)
         except OSError as e:
             log.debug("times are not kept: %s", e)
 

@@ -17,12 +17,14 @@ from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.closeness import closer
 from hetrun.planner.costs import Costs
+from hetrun.planner.placing import Chain
 from hetrun.planner.probe import SMALL, Trial
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all, used_by
+from hetrun.planner.turns import TURN
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
-TURN = 0.01  # of a pass: what it costs that backends take turns once
+DOUBT = 0.002  # of a pass: no two times are known so well that backends take turns for less
 # Passes of each bucket in a conversation of which nothing is known: an answer behind a prompt of some length.
 USUAL = {"1": 128.0, "2-4": 2.0, "5-8": 2.0, "9-16": 2.0, "17-64": 2.0, "65-256": 2.0, "257+": 4.0}
 MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-64": 48, "65-256": 192}
@@ -136,9 +138,10 @@ class OnlinePlanner:
         """What to measure besides units."""
         return []
 
-    def rests_on(self, plan: Plan) -> set[Work]:
-        """Times besides those of units and segments that a plan rests on."""
-        return set()
+    def rests_on(self, plan: Plan) -> Mapping[Work, bool]:
+        """Times besides those of units and segments that a plan rests on, and whether it uses what they are
+        of."""
+        return {}
 
     def surprised(self, plans: PlanSet) -> str:
         """Whether passes take another time than the plans say; empty if not."""
@@ -172,9 +175,15 @@ class OnlinePlanner:
             for threads in self._threads if tokens <= SMALL else self._threads[-1:]:
                 chain = self.costs.chain(self.candidates, threads, tokens, depth)
                 if all(chain.times):
-                    ways[threads] = self.costs.scaled(chain, factors[bucket]).taking_turns(TURN)
+                    chain = self.costs.scaled(chain, factors[bucket])
+                    ways[threads] = chain.taking_turns(self._turn(chain))
             demands.append(Demand(weight, ways or {self._threads[-1]: chain}))
         return demands
+
+    def _turn(self, chain: Chain) -> float:
+        """What it costs that backends take turns once."""
+        known = [self._forecast.fact(TURN, b) or 0.0 for b in self.candidates]
+        return max([DOUBT * sum(min(times.values()) for times in chain.times), *known])
 
     def _copies(self, now: Now) -> Copies:
         """What copies take besides the home of every unit, which stays."""

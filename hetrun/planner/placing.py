@@ -39,16 +39,11 @@ class Chain:
         saved = self.call.get(backend, 0.0) if stays else 0.0
         return Way(way.seconds + seconds - saved, way.changes + (not stays), (*way.backends, backend))
 
-    def taking_turns(self, part: float) -> Chain:
-        """The same where every segment costs a part of a pass more, on the fastest backends.
-
-        Units are measured one by one, each behind itself. Where backends take turns, caches and threads
-        change hands between them, and a small gain on paper is a loss.
-        """
-        price = part * sum(min(times.values(), default=0.0) for times in self.times)
-        times = tuple({b: t + price for b, t in row.items()} for row in self.times)
+    def taking_turns(self, seconds: float) -> Chain:
+        """The same where every segment costs so much more: the price of the change to its backend."""
+        times = tuple({b: t + seconds for b, t in row.items()} for row in self.times)
         backends = {b for row in self.times for b in row}
-        return Chain(times, {b: self.call.get(b, 0.0) + price for b in backends})
+        return Chain(times, {b: self.call.get(b, 0.0) + seconds for b in backends})
 
     def only(self, allowed: Sequence[frozenset[str]]) -> Chain:
         """The same where each unit may run on some backends only."""

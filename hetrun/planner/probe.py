@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Backend, Floats, Ints, Pass, Runner, Segment, SequencePart
+from hetrun.backend import FLOAT_BYTES, Backend, Floats, Ints, Pass, Runner, Segment, SequencePart
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import Unit, form_of
 from hetrun.graph import Graph, Op, Value
@@ -35,6 +35,8 @@ RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: so many, so long, or 
 MOST_RUNS = 12
 LARGEST_PART = 0.15  # of the time left, for one run
 NOISE = 0.5  # of the values that go in: any will do that stay finite
+LINK = "link_bytes_s"  # the fact: how fast values cross to a backend that works by itself, and back
+LINK_TOKENS = 512  # whose values are sent to measure it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,18 @@ class Trial:
     tokens: int
     seen: int = 0  # tokens before these
     sequences: int = 1
+    alone: bool = False  # with nothing before and behind it: in a pass a backend may work ahead
 
     @property
     def work(self) -> Work:
         """What it is filed under."""
-        return Work(self.form, self.backend, self.threads, self.sequences > 1)
+        device = alone(self.backend) if self.alone else self.backend
+        return Work(self.form, device, self.threads, self.sequences > 1)
+
+
+def alone(backend: str) -> str:
+    """Under which name times are kept of a backend that works by itself, where it had nothing else to do."""
+    return f"{backend}:alone"
 
 
 class Prober:
@@ -121,6 +130,40 @@ class Prober:
             finally:
                 for runner in runners:
                     runner.close()
+
+    def in_turn(
+        self, units: Sequence[Unit], ways: Sequence[Sequence[str]], threads: int, tokens: int
+    ) -> list[float]:
+        """Units one behind the other, again and again: the least time of each way to place them."""
+        for backend in self._backends.values():
+            backend.set_threads(threads)
+        found: list[float] = []
+        trial = Trial("turns", "", tuple(u.ops for u in units), "", threads, tokens)
+        placed = {
+            (unit.scope, name): replace(self._segment(trial, unit.ops), name=unit.scope, backend=name)
+            for way in ways
+            for unit, name in zip(units, way, strict=True)
+        }
+        for (_, name), s in placed.items():
+            self._store.load({name: list(self._backends[name].wants(s.ops))})
+        with self._sequences(trial, list(placed.values())) as work:
+            for value in dict.fromkeys(v for s in placed.values() for v in s.reads):
+                work.values[value.name] = self._noise(work.rows(value), value.width)
+            runners: dict[tuple[str, str], Runner] = {}
+            try:
+                for key, s in placed.items():
+                    buffers = self._store.buffers(s.backend)
+                    runners[key] = self._backends[s.backend].compile(s, work.shape, buffers, self._kv)
+                for way in ways:
+                    chain = [runners[unit.scope, name] for unit, name in zip(units, way, strict=True)]
+                    found.append(min(self._chain(chain, work) for _ in range(RUNS + 1)))
+            finally:
+                for runner in runners.values():
+                    runner.close()
+        return found
+
+    def _chain(self, runners: Sequence[Runner], work: Pass) -> float:
+        return sum(self._once(runner, work) for runner in runners)
 
     def again(self, trial: Trial, surprise: float, last: bool) -> bool:
         """Run what was measured before, and whether its time is believed.
@@ -212,7 +255,7 @@ class Prober:
                     table.raw[mine] = self._seen[width][: len(mine)]
 
     def call(self, backend: str, threads: int) -> None:
-        """Measure what a segment costs besides its work, on the smallest there is."""
+        """Measure what a segment costs besides its work, on the smallest there is; and the link, if any."""
         op = next((op for op in self._graph.ops if op.kind == "add"), None)
         if op is None or not self._backends[backend].supports(op):
             return
@@ -221,6 +264,15 @@ class Prober:
         seconds = self._forecast.seconds(trial.work, 1, 1.0)
         if seconds is not None:
             self._forecast.learn_fact(CALL, backend, seconds)
+            if self._backends[backend].asynchronous:
+                self._measure_link(replace(trial, tokens=min(LINK_TOKENS, self._context)), op, seconds)
+
+    def _measure_link(self, trial: Trial, op: Op, call: float) -> None:
+        """The same op on values of many tokens, which cross with it and take next to no computing."""
+        found: list[float] = []
+        self.measure(trial, found.append)
+        crossed = FLOAT_BYTES * trial.tokens * sum(v.width for v in (*op.inputs, op.out))
+        self._forecast.learn_fact(LINK, trial.backend, crossed / max(found[0] - call, 1e-9))
 
 
 def trials_of(

@@ -13,6 +13,7 @@ from hetrun.graph import Op
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
+from hetrun.planner.turns import TURN
 from tests.models.tiny import TinyLlama
 from tests.nulldevice import NullDevice
 from tests.rig import graph_of
@@ -196,8 +197,10 @@ def test_backends_do_not_take_turns_for_a_small_gain() -> None:
     def better_at_ffn(kind: str, tokens: int, depth: float, threads: int) -> float:
         return small(kind, tokens, depth, threads) * (0.8 if kind == "ffn" else 3)
 
-    decide = planner(forecast(cpu=small, other=better_at_ffn), "cpu", "other")
-    assert decide.propose(static(), now(eager=True)) is None
+    times = forecast(cpu=small, other=better_at_ffn)
+    assert planner(times, "cpu", "other").propose(static(), now(eager=True)) is not None
+    times.learn_fact(TURN, "other", 0.05)  # of units that save the same 0.05
+    assert planner(times, "cpu", "other").propose(static(), now(eager=True)) is None
 
 
 @pytest.mark.parametrize("part", [0.0, 0.4, 0.7])
