@@ -7,6 +7,7 @@ follow. Depth is what a token sees on average (`Pass.depth`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from hetrun.forecast.cells import Size, size_of
 from hetrun.forecast.fit import Fit
 from hetrun.forecast.store import path_of_machine as path_of_machine
 from hetrun.forecast.work import Work as Work
+
+log = logging.getLogger(__name__)
 
 FACT_RATE = 0.3  # how much a newly measured fact counts
 
@@ -67,6 +70,7 @@ class Forecast:
         self._measured: dict[Work, Measured] = {}
         self._facts: store.Facts = {}
         self._known: dict[Work, int] = {}  # runs that came from a file
+        self._unkept = ""  # why nothing could be saved, as it was said
 
     def measured(self, work: Work) -> Measured:
         """Where runs of a work are kept; it stays the same object for ever."""
@@ -113,11 +117,14 @@ class Forecast:
 
     def fact(self, name: str, backend: str) -> float | None:
         """Something about a backend that is no run of ops, as "start_s"; None if it was never measured."""
-        return self._facts.get((name, backend))
+        key = name, backend
+        if key in self._facts:
+            self._facts[key] = self._facts.pop(key)  # the last ones asked for are kept when a file is full
+        return self._facts.get(key)
 
     def learn_fact(self, name: str, backend: str, value: float) -> None:
         """A fact, measured once more: smoothed, but a change shows soon."""
-        before = self._facts.get((name, backend))
+        before = self.fact(name, backend)
         self._facts[name, backend] = value if before is None else before + FACT_RATE * (value - before)
 
     @classmethod
@@ -130,13 +137,25 @@ class Forecast:
         return forecast
 
     def save(self, path: Path) -> None:
-        """Keep what is known. What another process saved meanwhile of other works stays."""
-        theirs, facts = store.read(path)
+        """Keep what is known. What another process saved meanwhile of other works stays.
+
+        A disk that takes nothing costs only the next start, and is said once.
+        """
+        theirs, facts = store.read(path, logging.DEBUG)  # what is wrong with it was said when it was loaded
         mine = {w: m.cells for w, m in self._measured.items() if m.runs != self._known.get(w, 0) and m.runs}
         rest = {w: m.cells for w, m in self._measured.items() if w not in mine and m.runs}
         rest.update((w, cells) for w, cells in theirs.items() if w not in mine)
         # What this process used comes first: the file has a limit.
-        store.write(path, [*mine.items(), *rest.items()], {**facts, **self._facts})
+        others = {key: value for key, value in facts.items() if key not in self._facts}
+        problem = store.write(path, [*mine.items(), *rest.items()], others | self._facts)
+        if problem and problem != self._unkept:
+            log.warning(
+                "what was measured could not be kept in %s, so the next start measures again "
+                "(--planner static never does): %s",
+                path,
+                problem,
+            )
+        self._unkept = problem
 
     def _fit(self, work: Work) -> Fit | None:
         measured = self._measured.get(work)

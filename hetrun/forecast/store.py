@@ -57,8 +57,8 @@ def cpu_facts(info: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return facts
 
 
-def read(path: Path) -> tuple[dict[Work, Cells], Facts]:
-    """What was saved there; nothing where there is no file, or none that we wrote."""
+def read(path: Path, level: int = logging.WARNING) -> tuple[dict[Work, Cells], Facts]:
+    """What was saved there; nothing where there is no file, or none that we wrote, which the log says."""
     try:
         if not path.exists():
             return {}, {}
@@ -68,14 +68,20 @@ def read(path: Path) -> tuple[dict[Work, Cells], Facts]:
         works = [_work(w) for w in _short_list(data, "works", MOST_WORKS)]
         return dict(works), dict(_fact(f) for f in _short_list(data, "facts", MOST_FACTS))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        log.warning("%s is ignored, and what it held is measured again: %s", path, error)
+        log.log(level, "%s is ignored, and what it held is measured again: %s", path, error)
         return {}, {}
 
 
-def write(path: Path, works: Iterable[tuple[Work, Cells]], facts: Facts) -> None:
-    """Save; readers see the old file or the new one. A disk that takes nothing costs only the next start."""
-    saved = [_work_json(work, cells) for work, cells in works][:MOST_WORKS]
-    some_facts = [[*key, value] for key, value in facts.items()][-MOST_FACTS:]
+def write(path: Path, works: Iterable[tuple[Work, Cells]], facts: Facts) -> str:
+    """Save; readers see the old file or the new one. Why it could not be done, or nothing.
+
+    Of works the first ones have room, of facts the last ones.
+    """
+    # What could not be read back is left out: the whole file would be ignored for it.
+    saved = [_work_json(work, cells) for work, cells in works if _short(work.form, work.backend)]
+    saved = saved[:MOST_WORKS]
+    good = [[*key, value] for key, value in facts.items() if _short(*key) and math.isfinite(value)]
+    some_facts = good[-MOST_FACTS:]
     text = _text(saved, some_facts)
     while len(text) > MOST_BYTES:
         saved = saved[: len(saved) // 2]
@@ -91,7 +97,8 @@ def write(path: Path, works: Iterable[tuple[Work, Cells]], facts: Facts) -> None
             os.unlink(name)
             raise
     except OSError as error:
-        log.warning("what was measured could not be kept in %s: %s", path, error)
+        return error.strerror or str(error)
+    return ""
 
 
 def _text(works: list[object], facts: list[list[object]]) -> str:
@@ -99,7 +106,11 @@ def _text(works: list[object], facts: list[list[object]]) -> str:
 
 
 def _work_json(work: Work, cells: Cells) -> object:
-    rows = [[c.runs, c.tokens, c.depth, c.smoothed, c.spread, c.best] for c in cells.values() if c.runs]
+    rows = [
+        [c.runs, c.tokens, c.depth, c.smoothed, c.spread, c.best]
+        for c in cells.values()
+        if c.runs and max(c.smoothed, c.spread, c.best) <= MOST_SECONDS
+    ]
     return [work.form, work.backend, work.threads, work.several, rows]
 
 
@@ -140,8 +151,12 @@ def _short_list(data: Mapping[str, object], key: str, most: int) -> list[object]
     return found
 
 
+def _short(*names: str) -> bool:
+    return max(map(len, names)) <= MOST_LETTERS
+
+
 def _name(value: object) -> str:
-    if not isinstance(value, str) or len(value) > MOST_LETTERS:
+    if not isinstance(value, str) or not _short(value):
         raise ValueError("a name is no short text")
     return value
 

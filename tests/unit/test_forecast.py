@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hetrun.config import dirs
 from hetrun.forecast import Cell, Forecast, Work, path_of_machine
 from hetrun.forecast.cells import BELIEVED, depth_class, tokens_class
-from hetrun.forecast.store import MOST_BYTES, MOST_WORKS, cpu_facts
+from hetrun.forecast.store import MOST_BYTES, MOST_FACTS, MOST_WORKS, cpu_facts
 
 WORK = Work("attn-1", "fast", 2)
 Truth = Callable[[float, float], float]
@@ -397,8 +397,59 @@ def test_a_folder_that_takes_nothing_is_said_and_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    taught(affine(1, 0, 0)).save(tmp_path / "file" / "times.json")
-    assert "could not be kept" in caplog.text
+    forecast = taught(affine(1, 0, 0))
+    for _ in range(3):
+        forecast.save(tmp_path / "file" / "times.json")
+    assert caplog.text.count("could not be kept") == 1
+    assert "--planner static" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda f: f.learn(Work("ffn" * 100, "fast", 2), 1, 10, 1.0),
+        lambda f: f.learn(Work("ffn", "fast" * 100, 2), 1, 10, 1.0),
+        lambda f: f.learn(Work("ffn", "fast", 2), 1, 10, 1e9),
+        lambda f: f.learn(Work("ffn", "fast", 2), 1, 10, math.inf),
+        lambda f: f.learn_fact("rate", "fast", math.inf),
+        lambda f: f.learn_fact("rate" * 100, "fast", 1.0),
+    ],
+)
+def test_what_could_not_be_read_back_does_not_cost_the_rest(
+    spoil: Callable[[Forecast], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    forecast, path = taught(affine(1, 0, 0)), tmp_path / "times.json"
+    spoil(forecast)
+    forecast.save(path)
+    assert WORK in Forecast.load(path).works()
+    assert not caplog.records
+
+
+def test_a_damaged_file_is_said_once_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "times.json"
+    path.write_text("{")
+    forecast = Forecast.load(path)
+    forecast.learn(WORK, 1, 10, 1.0)
+    forecast.save(path)
+    assert caplog.text.count("is ignored") == 1
+    assert list(Forecast.load(path).works()) == [WORK]
+
+
+def test_facts_that_are_asked_for_stay_when_a_file_is_full(tmp_path: Path) -> None:
+    path, forecast = tmp_path / "times.json", Forecast()
+    for name in ("start_s", "never asked"):
+        forecast.learn_fact(name, "fast", 2.0)
+    for i in range(MOST_FACTS + 10):
+        forecast.learn_fact(f"asked {i}", "fast", 1.0)
+        if i % 100 == 0:
+            forecast.save(path)
+            forecast = Forecast.load(path)
+            assert forecast.fact("start_s", "fast") == 2.0
+    forecast.save(path)
+    last = Forecast.load(path)
+    assert last.fact("start_s", "fast") == 2.0
+    assert last.fact("never asked", "fast") is None
+    assert last.fact(f"asked {MOST_FACTS + 9}", "fast") == 1.0
 
 
 def test_files_stay_small(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
