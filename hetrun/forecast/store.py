@@ -80,7 +80,7 @@ def write(path: Path, works: Iterable[tuple[Work, Cells]], facts: Facts) -> str:
     # What could not be read back is left out: the whole file would be ignored for it.
     saved = [_work_json(work, cells) for work, cells in works if _short(work.form, work.backend)]
     saved = saved[:MOST_WORKS]
-    good = [[*key, value] for key, value in facts.items() if _short(*key) and math.isfinite(value)]
+    good = [[*key, value] for key, value in facts.items() if _short(*key) and 0 <= value < math.inf]
     some_facts = good[-MOST_FACTS:]
     text = _text(saved, some_facts)
     while len(text) > MOST_BYTES:

@@ -412,6 +412,7 @@ def test_a_folder_that_takes_nothing_is_said_and_no_more(
         lambda f: f.learn(Work("ffn", "fast", 2), 1, 10, 1e9),
         lambda f: f.learn(Work("ffn", "fast", 2), 1, 10, math.inf),
         lambda f: f.learn_fact("rate", "fast", math.inf),
+        lambda f: f.learn_fact("rate", "fast", -1.0),
         lambda f: f.learn_fact("rate" * 100, "fast", 1.0),
     ],
 )
