@@ -19,7 +19,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -32,6 +32,7 @@ from hetrun.backend import (
     Done,
     Floats,
     InterpretingBackend,
+    OpFunction,
     Pass,
     PassShape,
     ReadInto,
@@ -90,6 +91,7 @@ class Metered(Backend):
         timeline: Timeline | None = None,
         resident: Callable[[Weight], bool] = lambda weight: False,
         name: str = "metered",
+        table: Mapping[str, OpFunction] = TABLE,
     ) -> None:
         """`memory` is in bytes, of float32 weights; `resident` says which of them stay."""
         self.name = name
@@ -98,7 +100,8 @@ class Metered(Backend):
         self.kept_bytes = 0
         self.most_loaded = 0  # the working set at its largest
         self.cancelled = threading.Event()
-        self._inner = InterpretingBackend(name, TABLE)
+        self._inner = InterpretingBackend(name, table)
+        self._table = table
         self._resident = resident
         self._wire = Wire(link, lambda: self.timeline, f"link-{name}")
         self._programs: dict[PassShape, list[MeteredRunner]] = {}
@@ -129,9 +132,12 @@ class Metered(Backend):
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return self._inner.resident_bytes(wanted)
 
+    def streams(self, wanted: WeightUse) -> bool:
+        return self.resident_bytes([wanted]) >= SMALL and not self._resident(wanted.weight)
+
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         host = self._inner.upload(wanted, read).array
-        kept = host.copy() if host.nbytes < SMALL or self._resident(wanted.weight) else None
+        kept = None if self.streams(wanted) else host.copy()
         if kept is not None:
             self.kept_bytes += kept.nbytes
             if self.kept_bytes > self.memory:
@@ -199,7 +205,7 @@ class Metered(Backend):
 
     def _compute(self, op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache | Mirror) -> Floats:
         activity = self.timeline.begin(DEVICE, named(op, work), self._last)
-        out = TABLE[op.kind](op, x, w, work, cast(KvCache, kv))  # a mirror has what attention asks for
+        out = self._table[op.kind](op, x, w, work, cast(KvCache, kv))  # a mirror has what attention asks for
         self.timeline.end(activity)
         self._last = (activity,)
         return out

@@ -50,9 +50,11 @@ class Watcher:
             }
             used |= {Work(costs.form(s), s.backend, plan.threads) for s in plan.segments}
             others = {Work(u.form, b, plan.threads) for u in costs.units for b in candidates}
-            for work in used | others:
+            more = self._planner.rests_on(plan, tokens)
+            for work in used | others | more.keys():
                 if seconds := self._forecast.seconds(work, tokens, depth):
-                    found[work, tokens] = Watched(work, tokens, depth, seconds, work in used)
+                    uses = more.get(work, work in used)
+                    found[work, tokens] = Watched(work, tokens, depth, seconds, uses)
         self._watched = list(found.values())
 
     def drifted(self) -> str:

@@ -138,7 +138,7 @@ class OnlinePlanner:
         """What to measure besides units."""
         return []
 
-    def rests_on(self, plan: Plan) -> Mapping[Work, bool]:
+    def rests_on(self, plan: Plan, tokens: int) -> Mapping[Work, bool]:
         """Times besides those of units and segments that a plan rests on, and whether it uses what they are
         of."""
         return {}

@@ -1,8 +1,7 @@
-"""The programme for two devices: its optimum against every assignment, its records, and what moving costs."""
+"""The programme for two devices: its optimum against every assignment, and what moving costs."""
 
 from __future__ import annotations
 
-import logging
 from itertools import product
 
 import pytest
@@ -10,20 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import OptionError
-from hetrun.forecast import Forecast
 from hetrun.planner import balance as module
 from hetrun.planner.balance import (
     Balance,
-    Balancer,
     Link,
     Migration,
-    Operation,
-    Times,
     balance,
     makespan,
     operations,
     placements,
-    work,
 )
 from tests.models import cases, cases_hf
 from tests.rig import Case, graph_of
@@ -72,7 +66,7 @@ def test_the_optimum_is_that_of_every_assignment(times: tuple[tuple[float, ...],
 def test_highs_finds_the_same_optimum(times: tuple[tuple[float, ...], tuple[float, ...]]) -> None:
     pytest.importorskip("scipy")
     host, other = times
-    found = makespan(module._solve(host, other), host, other)
+    found = makespan(module._solve(host, other, [0.0] * len(host), 0.0), host, other)
     assert found == pytest.approx(by_brute_force(host, other), rel=1e-5, abs=1e-5)
 
 
@@ -144,106 +138,35 @@ def test_a_layer_as_it_was_balanced() -> None:
     assert {p.why for p in placed} == {"balanced: both devices are busy for 39 ms in this layer"}
 
 
-# --- records
+# --- what the host waits for, and what it does besides
 
 
-LAYER = operations(graph_of(cases.GQA), 0)
+SOME = st.floats(0.001, 1)
 
 
-def measured(layer: tuple[Operation, ...] = LAYER, scale: float = 1.0) -> Forecast:
-    """The paper's times at batch 4 and 512 tokens: on the host linear in the batch, and score in b * s; on
-    the other device the loading, which grows for score only."""
-    forecast = Forecast()
-    for b, s in ((2, 128), (2, 512), (4, 128), (4, 512), (8, 512)):
-        for o, h, g in zip(layer, CPU, GPU, strict=True):
-            part = b / 4 * (s / 512 if o.name == "score" else 1)
-            loading = part if o.name == "score" else 1
-            for _ in range(12):
-                forecast.learn(work(o, "host", b), b, s, scale * h / 1000 * part)
-                forecast.learn(work(o, "device", b), b, s, g / 1000 * loading)
-    return forecast
-
-
-def test_records_are_asked_for_any_batch_and_length() -> None:
-    chooser = Balancer(LAYER, "host", "device", measured())
-    assert chooser.choose(4, 512).seconds == pytest.approx(0.039, rel=0.05)
-    times = chooser.times(6, 256)
-    score = [o.name for o in LAYER].index("score")
-    assert times.host[score] == pytest.approx(3.5e-3 * 6 / 4 * 256 / 512, rel=0.15)
-    assert times.host[-1] == pytest.approx(18e-3 * 6 / 4, rel=0.1)
-    assert times.other[-1] == pytest.approx(31e-3, rel=0.05)
-    # Loading costs the same for every batch: with more tokens the other device takes more.
-    few, many = (sum(chooser.choose(b, 512).on_host) for b in (2, 16))
-    assert few > many
-
-
-def test_a_plan_is_kept_until_a_time_changes(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    forecast = measured()
-    chooser = Balancer(LAYER, "host", "device", forecast)
-    first = chooser.choose(4, 512)
-    assert chooser.choose(4, 600) is first  # the same bucket of lengths
-    assert [r.reason for r in chooser.replans] == ["this batch and length are new"]
-    for o, h in zip(LAYER, CPU, strict=True):
-        for _ in range(60):
-            forecast.learn(work(o, "host", 4), 4, 512, 3 * h / 1000)
-    second = chooser.choose(4, 512)
-    assert sum(second.on_host) < sum(first.on_host)
-    assert "a time changed by" in chooser.replans[1].reason
-    assert [r.message for r in caplog.records if r.name == module.__name__][1].startswith(
-        "balanced for batch 4 and 512 tokens (a time changed by"
+@given(st.tuples(*[st.tuples(*[SOME] * 4)] * 3), SOME)
+@settings(max_examples=60)
+def test_what_the_host_waits_for_counts_beside_its_own_work(
+    times: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]], rest: float
+) -> None:
+    host, other, between = times
+    found = balance(host, other, between, rest)
+    every = product((False, True), repeat=len(host))
+    best = min(
+        max(
+            rest + sum(h if on_host else w for h, w, on_host in zip(host, between, here, strict=True)),
+            sum(o for o, on_host in zip(other, here, strict=True) if not on_host),
+        )
+        for here in every
     )
+    assert found.seconds == pytest.approx(best, rel=1e-9)
+    pytest.importorskip("scipy")
+    solved = module._solve(host, other, between, rest)
+    assert makespan(solved, host, other, between, rest) == pytest.approx(best, rel=1e-5)
 
 
-def test_what_was_never_measured() -> None:
-    with pytest.raises(OptionError, match="q was never measured on host; run it there"):
-        Balancer(LAYER, "host", "device", Forecast()).choose(1, 16)
-
-
-def test_resident_weights_cost_no_loading() -> None:
-    forecast = measured()
-    for _ in range(12):
-        for o in LAYER[-2:]:
-            forecast.learn(work(o, "device", 4, resident=True), 4, 512, 1e-3)
-    resident = {"mlp1": True, "mlp2": True}
-    chooser = Balancer(LAYER, "host", "device", forecast, resident)
-    found = chooser.choose(4, 512)
-    assert found.on_host[-2:] == (False, False)
-    assert found.seconds < 0.5 * balance(CPU, GPU).seconds / 1000
-
-
-# --- moving keys and values
-
-
-def test_moving_keys_and_values_has_a_price() -> None:
-    """Score is a little faster on the other device: worth it only if the plan stays for long enough."""
-    layer = (LAYER[3],)
-    forecast = Forecast()
-    for _ in range(12):
-        forecast.learn(work(layer[0], "host", 1), 1, 512, 4e-3)
-        forecast.learn(work(layer[0], "device", 1), 1, 512, 6e-3)
+def test_what_crosses_once_is_divided_by_the_steps_that_pay_for_it() -> None:
     link = Link(1e9, latency=1e-4)
     assert link.seconds(10_000_000) == pytest.approx(0.0101)
-    chooser = Balancer(layer, "host", "device", forecast)
-    assert chooser.choose(1, 512).on_host == (True,)
-    for _ in range(60):
-        forecast.learn(work(layer[0], "device", 1), 1, 512, 3.5e-3)
-    assert chooser.choose(1, 512, Migration(10_000_000, link, steps=10)).on_host == (True,)
-    for _ in range(60):
-        forecast.learn(work(layer[0], "device", 1), 1, 512, 3.0e-3)
-    assert chooser.choose(1, 512, Migration(10_000_000, link, steps=1000)).on_host == (False,)
-
-
-@given(st.tuples(*[st.floats(0.001, 1)] * 7), st.tuples(*[st.floats(0.001, 1)] * 7), st.booleans())
-@settings(max_examples=60)
-def test_a_score_that_stays_pays_nothing(
-    host: tuple[float, ...], other: tuple[float, ...], on_host: bool
-) -> None:
-    times, price = Times(host, other), Migration(1 << 20, Link(1e6), 1)
-    moved = times.moved(3, on_host, price)
-    changed = [a != b for a, b in zip((*host, *other), (*moved.host, *moved.other), strict=True)]
-    assert changed == [i == (10 if on_host else 3) for i in range(14)]
-    free, paid = balance(host, other), balance(moved.host, moved.other)
-    assert free.seconds <= paid.seconds + 1e-12
-    if paid.on_host[3] != on_host:
-        assert paid.seconds >= price.seconds
+    assert Migration(10_000_000, link, steps=10).seconds == pytest.approx(0.00101)
+    assert Migration(0, link, steps=10).seconds == 0

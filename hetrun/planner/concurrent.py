@@ -1,0 +1,304 @@
+"""Plans in which two devices are busy at once: the engine's thread, and a backend that works by itself.
+
+For each bucket the planner's own plan, in which backends take turns, is set against plans of two kinds:
+
+- balanced: each layer's operations on one side or the other as TwinPilots does it (`balance.py`), where the
+  other device has to bring weights over its link;
+- shared out: rows of products, heads of attention or experts of a mixture on both sides, so many on each that
+  both end at the same time (`shares.py`).
+
+All are timed by one clock (`sides.py`) from what was measured, and corrected by what passes of such a plan
+really took. One that is better by what any new plan must be better by takes the place of the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from hetrun.backend import Backend, Precision, WeightUse
+from hetrun.errors import OptionError
+from hetrun.forecast import Forecast, Work
+from hetrun.forms import coarse
+from hetrun.graph import Graph
+from hetrun.plan import BUCKETS, Expected, Plan, PlanSet, make_plans
+from hetrun.planner.balance import Link, Migration
+from hetrun.planner.online import HOLDS, RATE, START, USUAL, WORTH, Now, OnlinePlanner, Proposal, ms
+from hetrun.planner.probe import LINK, Trial
+from hetrun.planner.residency import Copy
+from hetrun.planner.sides import At, Sides
+from hetrun.planner.two import Candidate, Pair, Ways, scoring_of
+
+log = logging.getLogger(__name__)
+
+MOVED_S = 2.0  # within this time keys and values that change sides must have paid for it
+MOST_WRONG = 2.0  # times: what is further off was disturbed
+SURPRISE = 0.1  # of a pass's time
+
+Parts = frozenset[tuple[str, WeightUse]]  # backend, and a weight in the form it wants for some ops
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The plan of a bucket with two devices, what a pass takes, and what it took or would take otherwise."""
+
+    plan: Plan
+    seconds: float
+    otherwise: float
+
+
+def is_concurrent(plan: Plan) -> bool:
+    """Whether a plan places less than whole units, as only plans with two devices do."""
+    return any(p.share or coarse(p.scope) != p.scope for p in plan.placements)
+
+
+class ConcurrentPlanner(OnlinePlanner):
+    """The planner that measures, where a backend works by itself."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        backends: Mapping[str, Backend],
+        forecast: Forecast,
+        threads: Sequence[int],
+        candidates: Sequence[str],
+        precision: Precision = "exact",
+    ) -> None:
+        super().__init__(graph, backends, forecast, threads, candidates, precision)
+        self.sides = Sides(graph, backends, forecast, self.costs)
+        self._backends = backends
+        self._in_turn: dict[str, Plan] = {}  # what a bucket with two devices would run by otherwise
+        self._wrong: dict[str, float] = {}  # bucket -> how many times as long as predicted passes took
+        self._uses: dict[Copy, Parts] = {}
+
+    def propose(self, current: PlanSet, now: Now) -> Proposal | None:
+        self.sides.fresh()
+        self._learn(current)
+        before = replace(current, plans={b: self._without(b, p) for b, p in current.plans.items()})
+        proposal = super().propose(before, now)
+        after = proposal.plans if proposal else before
+        held = (now.held | proposal.bring) - proposal.drop if proposal else now.held
+        chosen = {b: c for b in BUCKETS if (c := self._choose(b, current.plans[b], after, now))}
+        chosen, parts = self._within(chosen, current, after, held, now)
+        plans = {b: chosen[b].plan if b in chosen else p for b, p in after.plans.items()}
+        new = {b: c for b, c in chosen.items() if c.plan is not current.plans[b]}
+        left = [b for b, p in current.plans.items() if is_concurrent(p) and b not in chosen]
+        if not proposal and not new and not left:
+            return None
+        self._in_turn = {b: after.plans[b] for b in chosen}
+        reasons = [proposal.reason] if proposal else []
+        reasons += [self._reason_of(new)] if new else []
+        reasons += [f"passes of {', '.join(left)} tokens: two devices at once gain nothing"] if left else []
+        reason = "; ".join(reasons)
+        memory = self._bill_of(after.memory, parts)
+        plan_set = self.annotate(replace(after, plans=plans, memory=memory, reason=reason), now)
+        return Proposal(
+            plan_set,
+            proposal.bring if proposal else frozenset(),
+            proposal.drop if proposal else frozenset(),
+            reason,
+            parts,
+            now.parts - parts - self._uses_of(held),
+        )
+
+    def _without(self, bucket: str, plan: Plan) -> Plan:
+        """The plan that a bucket would have if devices took turns."""
+        if not is_concurrent(plan):
+            return plan
+        if bucket not in self._in_turn:
+            buckets = {bucket: (plan.threads, plan.placements[:1])}
+            self._in_turn |= make_plans(self._graph, buckets, self._alone)
+        return self._in_turn[bucket]
+
+    def _choose(self, bucket: str, mine: Plan, after: PlanSet, now: Now) -> Choice | None:
+        """Two devices at once, as they are or in a new way; None if they had better take turns."""
+        tokens, depth = self.point(bucket, after.ubatch, now)
+        in_turn = self.pass_seconds(after.plans[bucket], tokens, depth)
+        if in_turn is None:
+            return None
+        stay = self._clocked(bucket, mine, tokens, depth) if is_concurrent(mine) else in_turn
+        if stay is None or not {s.backend for s in mine.segments} <= {*self.candidates}:
+            stay = in_turn
+            mine = after.plans[bucket]
+        limit = (1 - WORTH) * min(stay, in_turn)
+        best: Choice | None = None
+        steps = max(1.0, MOVED_S / max(in_turn, 1e-9))
+        at = At(tokens, depth, self._threads[-1])
+        for candidate in self._candidates(at, mine, now, steps):
+            if self._wrong.get(bucket, 1.0) * candidate.seconds >= limit:
+                continue
+            plan = self._made(bucket, at.threads, candidate)
+            seconds = self._clocked(bucket, plan, tokens, depth) if plan else None
+            if plan is None or seconds is None:
+                continue
+            seconds += self._moved(mine, plan, now, steps)
+            if seconds < (best.seconds if best else limit):
+                best = Choice(plan, seconds, min(stay, in_turn))
+        if best is None and is_concurrent(mine) and in_turn >= (1 - WORTH) * stay:
+            return Choice(mine, stay, in_turn)
+        return best
+
+    def _clocked(self, bucket: str, plan: Plan, tokens: int, depth: float) -> float | None:
+        found = self.sides.clock(plan, At(tokens, depth, plan.threads))
+        return self._wrong.get(bucket, 1.0) * found.seconds if found else None
+
+    def _learn(self, plans: PlanSet) -> None:
+        """How wrong the clock is, from the passes that ran by plans with two devices."""
+        for bucket, plan in plans.plans.items():
+            if is_concurrent(plan) and (wrong := self.sides.wrong(plan)):
+                self._wrong[bucket] = min(max(wrong, 1 / MOST_WRONG), MOST_WRONG)
+
+    def _made(self, bucket: str, threads: int, candidate: Candidate) -> Plan | None:
+        try:
+            made = make_plans(self._graph, {bucket: (threads, candidate.placements)}, self._alone)
+        except OptionError as e:  # a border where weights cannot be cut
+            log.debug("not shared out: %s", e)
+            return None
+        return made[bucket]
+
+    def _candidates(self, at: At, mine: Plan, now: Now, steps: float) -> Iterator[Candidate]:
+        hosts = [b for b in self.candidates if b not in self._alone]
+        others = [b for b in self.candidates if b in self._alone]
+        scoring = scoring_of(mine)
+        for host, other in product(hosts, others):
+            pair = Pair(host, other, self._moving(other, now, steps))
+            yield from Ways(self.sides, pair, at).candidates(scoring)
+
+    # --- keys and values
+
+    def _moving(self, other: str, now: Now, steps: float) -> float:
+        """Seconds of each step until a layer's keys and values, moved now, have paid for it."""
+        rate, layers = self._forecast.fact(LINK, other), len(self.sides.layers)
+        return Migration(now.kv_bytes / layers, Link(rate), steps).seconds if rate and layers else 0.0
+
+    def _moved(self, before: Plan, after: Plan, now: Now, steps: float) -> float:
+        """The same for all heads that change sides."""
+        was, total = scoring_of(before), 0.0
+        for layer, sides in scoring_of(after).items():
+            old = was.get(layer, {})
+            for b in sides:
+                # Over the link of the one of the two that has one.
+                other = next((x for x in (b, *old) if x in self._alone), "")
+                total += max(0.0, sides[b] - old.get(b, 0.0)) * self._moving(other, now, steps)
+        return total
+
+    # --- memory
+
+    def _within(
+        self,
+        chosen: dict[str, Choice],
+        current: PlanSet,
+        after: PlanSet,
+        held: frozenset[Copy],
+        now: Now,
+    ) -> tuple[dict[str, Choice], Parts]:
+        """Of the plans with two devices those that fit into memory and are worth what they need; what stays
+        comes first, then what gains most."""
+        copies, whole = self._copies(now), self._uses_of(held)
+        room = copies.room - copies.total(held)
+        kept: dict[str, Choice] = {}
+        parts: Parts = frozenset()
+        order = sorted(
+            chosen,
+            key=lambda b: (
+                chosen[b].plan is not current.plans[b],
+                -USUAL[b] * (chosen[b].otherwise - chosen[b].seconds),
+            ),
+        )
+        for bucket in order:
+            choice = chosen[bucket]
+            more = parts | (self._needed(choice.plan) - whole)
+            if self._bytes_of(more) <= room and self._is_worth(more - parts - now.parts, choice, after, now):
+                kept[bucket], parts = choice, more
+        return kept, parts
+
+    def _is_worth(self, missing: Parts, choice: Choice, after: PlanSet, now: Now) -> bool:
+        """The rule of the planner: in the long run, or for the prompt that waits."""
+        if not missing or now.eager:
+            return True
+        price = 0.0
+        for b in {b for b, _ in missing}:
+            price += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0
+            rate = self._forecast.fact(RATE, b)
+            mine = frozenset(part for part in missing if part[0] == b)
+            price += self._bytes_of(mine, besides=False) / rate if rate else 0.0
+        gain = choice.otherwise - choice.seconds if choice.plan.bucket == BUCKETS[-1] else 0.0
+        return now.waiting / after.ubatch * gain > price
+
+    def _needed(self, plan: Plan) -> Parts:
+        return frozenset(
+            (s.backend, use) for s in plan.segments for use in self._backends[s.backend].wants(s.ops)
+        )
+
+    def _uses_of(self, held: frozenset[Copy]) -> Parts:
+        found: Parts = frozenset()
+        for unit, b in held:
+            if (unit, b) not in self._uses:
+                uses = self._backends[b].wants(self.units[unit].ops)
+                self._uses[unit, b] = frozenset((b, use) for use in uses)
+            found |= self._uses[unit, b]
+        return found
+
+    def _bytes_of(self, parts: Parts, besides: bool = True) -> int:
+        """Bytes of weights, and what backends hold besides that have no others."""
+        total = sum(self._backends[b].resident_bytes([use]) for b, use in parts)
+        fixed = {b for b, _ in parts if b in self._alone} if besides else set()
+        return total + sum(int(self._forecast.fact(HOLDS, b) or 0) for b in fixed)
+
+    def _bill_of(self, memory: Mapping[str, int], parts: Parts) -> dict[str, int]:
+        bill = {name: size for name, size in memory.items() if not name.startswith("parts for ")}
+        for b in sorted({b for b, _ in parts}):
+            mine = frozenset(part for part in parts if part[0] == b)
+            bill[f"parts for {b}"] = self._bytes_of(mine, besides=False)
+        return bill
+
+    # --- what the pilot asks
+
+    def annotate(self, plans: PlanSet, now: Now) -> PlanSet:
+        found = super().annotate(plans, now)
+        expected = dict(found.expected)
+        for bucket, plan in plans.plans.items():
+            if not is_concurrent(plan):
+                continue
+            tokens, depth = self.point(bucket, plans.ubatch, now)
+            at = At(tokens, depth, plan.threads)
+            clocked, wrong = self.sides.clock(plan, at), self._wrong.get(bucket, 1.0)
+            times = {
+                s.name: (wrong * clocked.segments[s.name], self.sides.measured(s, at))
+                for s in plan.segments
+                if clocked
+            }
+            expected[bucket] = Expected(tokens, depth, times)
+        return replace(found, expected=expected)
+
+    def pass_seconds(self, plan: Plan, tokens: int, depth: float, several: bool = False) -> float | None:
+        if not is_concurrent(plan):
+            return super().pass_seconds(plan, tokens, depth, several)
+        return self._clocked(plan.bucket, plan, tokens, depth)
+
+    def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:
+        return self.sides.trials(backend, self._threads[-1], context, ubatch)
+
+    def rests_on(self, plan: Plan, tokens: int) -> Mapping[Work, bool]:
+        return self.sides.works(plan, tokens) if is_concurrent(plan) else {}
+
+    def surprised(self, plans: PlanSet) -> str:
+        for bucket, plan in plans.plans.items():
+            wrong = self.sides.wrong(plan) if is_concurrent(plan) else None
+            known = self._wrong.get(bucket, 1.0)
+            off = min(max(wrong or known, 1 / MOST_WRONG), MOST_WRONG) / known - 1
+            if abs(off) > SURPRISE:
+                word = "longer" if off > 0 else "less"
+                return f"passes of {bucket} tokens on two devices take {abs(off):.0%} {word} than planned"
+        return ""
+
+    def _reason_of(self, new: Mapping[str, Choice]) -> str:
+        bucket = max(new, key=lambda b: USUAL[b] * (new[b].otherwise - new[b].seconds))
+        c = new[bucket]
+        more = f", and {len(new) - 1} other buckets" if len(new) > 1 else ""
+        gain = f"{ms(c.otherwise)} -> {ms(c.seconds)}, {1 - c.seconds / c.otherwise:.0%} less expected"
+        names = " and ".join(dict.fromkeys(s.backend for s in c.plan.segments))
+        how = "operations shared out" if any(p.share for p in c.plan.placements) else "layers balanced"
+        return f"passes of {bucket} tokens{more}: {names} at once, {how} ({gain})"
