@@ -27,7 +27,7 @@ from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, Parts
 from hetrun.planner.probe import Prober, Trial, trials_of
 from hetrun.planner.residency import Copy
-from hetrun.planner.turns import TURN, price_of_a_turn
+from hetrun.planner.turns import SIZES, price_of_a_turn, turn
 from hetrun.weights import Progress, WeightStore, process_memory, stretch
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Pilot:
             if self.forecast.fact(CALL, name) is None:
                 self.prober.call(name, self._setup.threads[-1])
             self.prober.run(trials, until, tell)
-            self._learn_turn(name)
+            self._learn_turns(name)
             for trial in trials:
                 self.forecast.learn_fact(_asked(trial), name, 1.0)
         except Exception as e:  # a plugin may fail in any way, and the others go on
@@ -157,16 +157,16 @@ class Pilot:
                 raise
             self._refuse(name, e)
 
-    def _learn_turn(self, name: str) -> None:
+    def _learn_turns(self, name: str) -> None:
         """What it costs that this backend and the one that holds most of the model take turns."""
         home, _ = Counter(self._setup.home.values()).most_common(1)[0]
-        if name == home or self._backends[name].asynchronous or self.forecast.fact(TURN, name) is not None:
+        if name == home or self._backends[name].asynchronous:
             return
-        threads = self._setup.threads[-1]
-        able = self.planner.costs.able
-        price = price_of_a_turn(self.prober, self.planner.units, able, home, name, threads)
-        if price is not None:
-            self.forecast.learn_fact(TURN, name, price)
+        able, threads = self.planner.costs.able, self._setup.threads[-1]
+        for tokens in SIZES:
+            price = price_of_a_turn(self.prober, self.planner.units, able, home, name, threads, tokens)
+            if price is not None:
+                self.forecast.learn_fact(turn(tokens), name, price)
 
     def _start(self, name: str) -> None:
         """Load a backend's libraries, and see what that takes."""

@@ -6,11 +6,13 @@ asked again while the model runs, and answers with a new plan set where that pay
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.backend import Backend, Precision, WeightUse
+from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import units
 from hetrun.graph import Graph
@@ -19,8 +21,10 @@ from hetrun.planner.closeness import closer
 from hetrun.planner.costs import Costs
 from hetrun.planner.placing import Chain
 from hetrun.planner.probe import SMALL, Trial
-from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all, used_by
-from hetrun.planner.turns import TURN
+from hetrun.planner.residency import Copies, Copy, Demand, Placed, complete, cost, place_all, used_by
+from hetrun.planner.turns import turn
+
+log = logging.getLogger(__name__)
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
@@ -101,10 +105,14 @@ class OnlinePlanner:
         if not all(all(chain.times) for d in demands for chain in d.ways.values()):
             return None  # something was never measured: the current plan stays
         before = [self._as_placed(current, bucket, d) for bucket, d in zip(BUCKETS, demands, strict=True)]
-        kept = self._place(demands, now, now.held)
-        wanted = self._place(demands, now, None)
-        if not self._pays(demands, kept, wanted, current.ubatch, now):
-            wanted = kept
+        if not complete(demands, now.held):
+            return None  # something that is in memory was never measured
+        kept = wanted = self._place(demands, now, now.held)
+        # What should be brought in is asked only where it may be: it can take a second to find out.
+        if now.eager or now.waiting or self._must(before, now):
+            wanted = self._afresh(demands, now, kept)
+            if not self._pays(demands, kept, wanted, current.ubatch, now):
+                wanted = kept
         old, new = cost(demands, before), cost(demands, wanted)
         if old - new < WORTH * old and not self._must(before, now):
             return None
@@ -176,13 +184,13 @@ class OnlinePlanner:
                 chain = self.costs.chain(self.candidates, threads, tokens, depth)
                 if all(chain.times):
                     chain = self.costs.scaled(chain, factors[bucket])
-                    ways[threads] = chain.taking_turns(self._turn(chain))
+                    ways[threads] = chain.taking_turns(self._turn(chain, tokens))
             demands.append(Demand(weight, ways or {self._threads[-1]: chain}))
         return demands
 
-    def _turn(self, chain: Chain) -> float:
+    def _turn(self, chain: Chain, tokens: int) -> float:
         """What it costs that backends take turns once."""
-        known = [self._forecast.fact(TURN, b) or 0.0 for b in self.candidates]
+        known = [self._forecast.fact(turn(tokens), b) or 0.0 for b in self.candidates]
         return max([DOUBT * sum(min(times.values()) for times in chain.times), *known])
 
     def _copies(self, now: Now) -> Copies:
@@ -203,6 +211,14 @@ class OnlinePlanner:
             copies = replace(copies, room=1 << 62)
         placed = place_all(demands, copies)
         return closer(demands, placed, copies, self._rounding) if self._precision == "exact" else placed
+
+    def _afresh(self, demands: Sequence[Demand], now: Now, kept: list[Placed]) -> list[Placed]:
+        """The best placements on whatever fits; those that are kept where none was found in time."""
+        try:
+            return self._place(demands, now, None)
+        except BudgetError as e:
+            log.debug("no other placement was found: %s", e)
+            return kept
 
     def _as_placed(self, current: PlanSet, bucket: str, demand: Demand) -> Placed:
         """The current plan in the same terms."""
@@ -333,7 +349,8 @@ class OnlinePlanner:
             what = " and ".join(
                 f"{n} of {len(b.backends)} units to {name}" for name, n in moved.most_common()
             )
-        gain = f"{ms(a.seconds)} -> {ms(b.seconds)}, {1 - b.seconds / a.seconds:.0%} less expected"
+        less = 1 - b.seconds / a.seconds if a.seconds else 0.0
+        gain = f"{ms(a.seconds)} -> {ms(b.seconds)}, {less:.0%} less expected"
         return f"passes of {bucket} tokens{more}: {what} ({gain})"
 
 

@@ -11,7 +11,12 @@ from collections.abc import Collection, Sequence
 from hetrun.forms import Unit
 from hetrun.planner.probe import SMALL, Prober
 
-TURN = "turn_s"  # the fact: what a change from the other backends to this one costs, and back
+SIZES = (1, SMALL)  # tokens: with few of them threads wait for memory, with more they compute
+
+
+def turn(tokens: int) -> str:
+    """The fact: what one change to a backend costs, or back, in passes of about so many tokens."""
+    return f"turn_{max(n for n in SIZES if n <= tokens)}_s"
 
 
 def price_of_a_turn(
@@ -21,6 +26,7 @@ def price_of_a_turn(
     home: str,
     other: str,
     threads: int,
+    tokens: int,
 ) -> float | None:
     """Seconds that one change of backend costs; None where no two neighbours run on both."""
     both = [
@@ -30,5 +36,5 @@ def price_of_a_turn(
     if at is None:
         return None
     ways = ((home, home), (other, other), (home, other), (other, home))
-    here, there, out, back = prober.in_turn(units[at : at + 2], ways, threads, SMALL)
+    here, there, out, back = prober.in_turn(units[at : at + 2], ways, threads, tokens)
     return max(0.0, out + back - here - there) / 4  # each of the mixed ones changes and comes back

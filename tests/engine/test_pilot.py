@@ -20,7 +20,7 @@ from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.pilot import Pilot
 from hetrun.plan import PlanSet
-from hetrun.planner.turns import TURN
+from hetrun.planner.turns import turn
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -116,9 +116,9 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
     ) as llm:
         assert users(llm.plan, 1, "blk.0.ffn") == {"reference"}, "it should be avoided where it is slow"
         assert "plugin" in users(llm.plan, 1, "blk.0.attn"), "and used where it is not"
-        turn = llm.call(lambda loaded: pilot_of(loaded).forecast.fact(TURN, "reference"))
-        assert turn is not None
-        assert 0 <= turn < 0.1, "what changing between the two costs was measured"
+        price = llm.call(lambda loaded: pilot_of(loaded).forecast.fact(turn(1), "reference"))
+        assert price is not None
+        assert 0 <= price < 0.1, "what changing between the two costs was measured"
         Plugin.slow = ""
         took = run_for(llm, 20, ["plugin"], "blk.0.ffn")
         changes = llm.call(lambda loaded: [c.reason for c in pilot_of(loaded).changes])

@@ -11,9 +11,10 @@ from hetrun.forecast import Forecast, Work
 from hetrun.forms import coarse, form_of, units
 from hetrun.graph import Op
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.planner import residency
 from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
-from hetrun.planner.turns import TURN
+from hetrun.planner.turns import turn
 from tests.models.tiny import TinyLlama
 from tests.nulldevice import NullDevice
 from tests.rig import graph_of
@@ -109,6 +110,39 @@ def test_a_gain_that_is_too_small_changes_nothing() -> None:
     )
 
 
+def test_what_to_bring_in_is_asked_only_where_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def solve(demands: object, copies: object, candidates: object) -> None:
+        asked.append(candidates)
+
+    monkeypatch.setattr(residency, "_solve", solve)  # it finds nothing in time
+    monkeypatch.setattr(residency, "MOST_ENUMERATED", 0)
+    decide = planner(forecast(cpu=small, amx=large), "cpu", "amx")
+    room = sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS))) + 1  # of copies, none fits
+    assert decide.propose(static(), now(room=room)) is None
+    assert not asked
+    for more in ({"eager": True}, {"waiting": 10_000}):
+        assert decide.propose(static(), now(room=room, **more)) is None
+        assert asked.pop()
+
+
+def test_units_that_are_in_memory_and_were_never_measured_stay_where_they_are() -> None:
+    times = forecast(cpu=small, amx=large)
+    times.measured(Work(UNITS[-1].form, "cpu", 1)).cells.clear()
+    times.measured(Work(UNITS[-1].form, "cpu", 2)).cells.clear()
+    assert planner(times, "cpu", "amx").propose(static(), now(eager=True)) is None
+
+
+def test_a_clock_that_stands_still_is_no_reason_to_fail() -> None:
+    def nothing(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return 0.0
+
+    decide = planner(forecast(cpu=nothing, amx=nothing), "cpu", "amx")
+    for more in (now(), now(eager=True), now(waiting=1000)):
+        assert decide.propose(static(), more) is None
+
+
 def test_what_was_never_measured_is_not_chosen_and_does_not_choose() -> None:
     times = forecast(cpu=small)
     assert planner(times, "cpu", "unknown").propose(static(), now(eager=True)) is None
@@ -199,7 +233,8 @@ def test_backends_do_not_take_turns_for_a_small_gain() -> None:
 
     times = forecast(cpu=small, other=better_at_ffn)
     assert planner(times, "cpu", "other").propose(static(), now(eager=True)) is not None
-    times.learn_fact(TURN, "other", 0.05)  # of units that save the same 0.05
+    for tokens in (1, 512):
+        times.learn_fact(turn(tokens), "other", 0.05)  # of units that save the same 0.05
     assert planner(times, "cpu", "other").propose(static(), now(eager=True)) is None
 
 

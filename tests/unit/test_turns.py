@@ -36,13 +36,13 @@ class Clock(Prober):
 
 
 def test_the_price_is_what_taking_turns_takes_more() -> None:
-    assert price_of_a_turn(Clock(0.25), UNITS, BOTH, "here", "there", 2) == pytest.approx(0.25)
+    assert price_of_a_turn(Clock(0.25), UNITS, BOTH, "here", "there", 2, 16) == pytest.approx(0.25)
 
 
 def test_noise_gives_nobody_back_time() -> None:
-    assert price_of_a_turn(Clock(-0.25), UNITS, BOTH, "here", "there", 2) == 0
+    assert price_of_a_turn(Clock(-0.25), UNITS, BOTH, "here", "there", 2, 16) == 0
 
 
 def test_without_neighbours_that_run_on_both_there_is_no_price() -> None:
     every_other = [{"here", "there"} if i % 2 else {"here"} for i in range(len(UNITS))]
-    assert price_of_a_turn(Clock(0.25), UNITS, every_other, "here", "there", 2) is None
+    assert price_of_a_turn(Clock(0.25), UNITS, every_other, "here", "there", 2, 16) is None
