@@ -11,6 +11,7 @@ WARM = 1.5  # a first run is often slower by more than this: memory is touched, 
 DRIFT = 0.1  # of a time: less is no reason to decide anew
 SURE = 3.0  # standard errors
 UNKNOWN = 0.05  # of a time: what a run or two may be off, which show no spread
+LEAST_S = 1e-9  # nothing takes no time, whatever a coarse clock says: others divide by what is found here
 FLOOR = 0.01  # of a time: two cells measured at different hours differ by this much, however steady each is
 
 Size = tuple[int, int]  # classes of tokens and of depth
@@ -55,9 +56,9 @@ class Cell:
 
     def rescale(self, factor: float) -> None:
         """As if every run had taken so many times as long; new runs count more for a while."""
-        self.smoothed *= factor
+        self.smoothed = max(LEAST_S, factor * self.smoothed)
         self.spread *= factor
-        self.best *= factor
+        self.best = max(LEAST_S, factor * self.best)
         self._even = min(self._even, BELIEVED)
 
     def restore(
@@ -65,11 +66,13 @@ class Cell:
     ) -> None:
         """The cell as it was saved."""
         self.runs, self.tokens, self.depth = runs, tokens, depth
-        self.smoothed, self.spread, self.best = smoothed, spread, best
+        self.smoothed, self.spread, self.best = max(LEAST_S, smoothed), spread, max(LEAST_S, best)
         self._even, self._slow = min(runs, STEADY), 0
 
     def add(self, tokens: int, depth: float, seconds: float) -> None:
         """One more run."""
+        if seconds < LEAST_S:
+            seconds = LEAST_S
         even = self._even
         if even:
             if seconds > FAR * self.smoothed:
@@ -123,7 +126,7 @@ class Cell:
     @property
     def variance(self) -> float:
         """How far the smoothed time may be from a time taken elsewhere, squared."""
-        return self.error**2 + (FLOOR * max(self.smoothed, 1e-9)) ** 2
+        return self.error**2 + (FLOOR * max(self.smoothed, LEAST_S)) ** 2
 
     def drifted(self, expected: float) -> bool:
         """Whether the last runs took another time than `expected`: by over 10 %, and more than noise."""

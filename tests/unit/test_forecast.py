@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hetrun.config import dirs
 from hetrun.forecast import Cell, Forecast, Work, path_of_machine
-from hetrun.forecast.cells import BELIEVED, depth_class, tokens_class
+from hetrun.forecast.cells import BELIEVED, LEAST_S, depth_class, tokens_class
 from hetrun.forecast.store import MOST_BYTES, MOST_FACTS, MOST_WORKS, cpu_facts
 
 WORK = Work("attn-1", "fast", 2)
@@ -133,6 +133,20 @@ def test_far_faster_is_believed_at_once() -> None:
         cell.add(1, 20, 1.0)
     cell.add(1, 20, 0.1)
     assert cell.smoothed == pytest.approx(0.1)
+
+
+def test_nothing_takes_no_time(tmp_path: Path) -> None:
+    cell = Cell()
+    cell.add(1, 10, 0.0)
+    assert cell.smoothed == cell.best == LEAST_S
+    cell.rescale(0.0)
+    assert cell.smoothed == cell.best == LEAST_S
+    path, data = saved(tmp_path)
+    data["works"][0][4] = [[5, 1, 10, 0.0, 0.0, 0.0], [5, 8, 10, 5e-324, 0.0, 0.0]]
+    path.write_text(json.dumps(data))
+    forecast = Forecast.load(path)
+    assert predicted(forecast, 1, 10) >= LEAST_S
+    assert predicted(forecast, 8, 10) >= LEAST_S
 
 
 def test_drift_is_more_than_noise_and_more_than_a_tenth() -> None:
