@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_ENUMERATED = 1 << 12  # sets of copies
 GAP = 1e-4  # relative: nobody measures better than this
-LONGEST_S = 5.0  # that HiGHS may take: what it found by then is at most a little worse
+LONGEST_S = 1.0  # that HiGHS may take while somebody waits: what it found by then is hardly worse
 
 Copy = tuple[int, str]  # the number of a unit, and the backend that holds its weights
 
@@ -119,7 +119,7 @@ def _enumerate(
     """Every set of copies that fits and leaves no unit without a place."""
     best: tuple[float, frozenset[Copy]] | None = None
     for held in _sets(candidates):
-        if copies.total(held) > copies.room or not _complete(demands, held):
+        if copies.total(held) > copies.room or not complete(demands, held):
             continue
         seconds = sum(d.weight * best_of(d, held).seconds for d in demands)
         if best is None or seconds < best[0]:
@@ -132,7 +132,8 @@ def _sets(candidates: Sequence[Copy]) -> Iterator[frozenset[Copy]]:
         yield frozenset(c for c, yes in zip(candidates, chosen, strict=True) if yes)
 
 
-def _complete(demands: Sequence[Demand], held: frozenset[Copy]) -> bool:
+def complete(demands: Sequence[Demand], held: frozenset[Copy]) -> bool:
+    """Whether every bucket can run on these copies alone."""
     return all(
         any(
             all(any((i, b) in held for b in times) for i, times in enumerate(chain.times))

@@ -76,6 +76,7 @@ def test_copies_are_held_as_by_brute_force(problem: tuple[list[Demand], Copies],
     with pytest.MonkeyPatch.context() as patch:
         if not enumerated:
             patch.setattr(residency, "MOST_ENUMERATED", 0)  # HiGHS decides
+            patch.setattr(residency, "LONGEST_S", 60.0)  # however busy this machine is
         if best is None:
             with pytest.raises(BudgetError, match="at least"):
                 place_all(demands, copies)
