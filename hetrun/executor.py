@@ -220,6 +220,7 @@ class Executor:
 
     def _compiled(self, plan: Plan, shape: PassShape) -> Compiled:
         cache, most = (self._small, KEPT_SMALL) if shape.tokens <= SMALL else (self._large, KEPT_LARGE)
+        self._set_threads(plan)  # before compiling: a backend may lay work out by it
         key = (id(plan.stages), shape)
         found = cache.get(key)
         if found is None:
@@ -228,7 +229,6 @@ class Executor:
             found = cache[key] = self._compile(plan, shape)
         else:
             cache.move_to_end(key)
-        self._set_threads(plan)
         return found
 
     def _set_threads(self, plan: Plan) -> None:

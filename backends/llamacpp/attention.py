@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.inputs import KvSlice, Mask
-from hetrun.backends.llamacpp.writer import Ref
+from hetrun.backends.llamacpp.queries import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
+from hetrun.backends.llamacpp.writer import FLOAT, Ref
 from hetrun.graph import Op, Rows
 from hetrun.kv import KvTable
 from hetrun.ops import Attention
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.emit import Emitter
+
+TILED = (native.F32, native.F16)  # the types of keys and values that ggml has tiles for
 
 
 def _store(e: Emitter, group: int, table: KvTable, x: Ref) -> None:
@@ -36,17 +39,16 @@ def _seen(e: Emitter, group: int, table: KvTable, part: int) -> int:
     return tensor
 
 
-def _mask(e: Emitter, group: int, part: int, rows: Rows) -> int | None:
+def _mask(e: Emitter, group: int, part: int, rows: Rows, made: Layout) -> int | None:
     """The mask of one sequence for one group of layers; a single token at the end of one run of rows sees all
     of them."""
-    tokens, wanted, contiguous = e.shape.parts[part]
-    n = tokens if rows == "tokens" else wanted
+    tokens, _, contiguous = e.shape.parts[part]
     if tokens == 1 and contiguous[group]:
         return None
-    key = (group, part, rows)
+    key = (group, part, rows, made)
     if key not in e.inputs.masks:
-        tensor = e.w.external(native.F16, 1, n, e.w.anchor.ctypes.data)
-        e.inputs.masks[key] = Mask(tensor, group, part, rows, e.kv.groups[group].window)
+        tensor = e.w.external(native.F16, 1, made.rows, e.w.anchor.ctypes.data)
+        e.inputs.masks[key] = Mask(tensor, group, part, rows, e.kv.groups[group].window, made.together)
     return e.inputs.masks[key].tensor
 
 
@@ -75,7 +77,7 @@ def attention(e: Emitter, op: Op) -> None:
         return
     whole = _gathered(e, op.out.width, q.rows)
     for (lo, hi), result in results:
-        e.w.expand(e.lib.ggml_cpy(e.ctx, result.tensor, e.w.plain(whole.part(lo, hi))))
+        e.w.expand(e.lib.ggml_cpy(e.ctx, e.w.plain(result), e.w.plain(whole.part(lo, hi))))
     e.values[op.out] = whole
 
 
@@ -93,11 +95,46 @@ def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
 def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple[int, int]) -> Ref:
     group = e.kv.group(a.layer)
     keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
-    heads = e.w.heads(q.part(*span), a.head_dim)
+    n = span[1] - span[0]
+    made = Layout(1, n)
+    if keys.quant.ggml_id == values.quant.ggml_id and keys.quant.ggml_id in TILED:
+        left_over = keys.quant.ggml_id == native.F16 and a.head_dim % e.lib.f16_step
+        cost = TILE_COST_LEFT_OVER if left_over else TILE_COST
+        made = layout(n, a.n_heads, a.n_kv_heads, e.threads, cost)
     result = e.lib.ggml_flash_attn_ext(
-        e.ctx, e.lib.ggml_permute(e.ctx, heads, 0, 2, 1, 3),
+        e.ctx, _laid_out(e, a, q.part(*span), made),
         _seen(e, group, keys, part), _seen(e, group, values, part),
-        _mask(e, group, part, rows), a.scale, 0.0, a.softcap,
+        _mask(e, group, part, rows, made), a.scale, 0.0, a.softcap,
     )  # fmt: skip
-    width, n = a.n_heads * a.head_dim, span[1] - span[0]
-    return e.w.result(e.lib.ggml_reshape_2d(e.ctx, result, width, n), width, n)
+    return _put_back(e, a, result, n, made)
+
+
+def _laid_out(e: Emitter, a: Attention, q: Ref, made: Layout) -> int:
+    """The query rows as [head_dim, rows, heads]; of heads laid together, a token's rows are neighbours."""
+    lib, ctx, g = e.lib, e.ctx, made.together
+    rows = q.rows * g
+    tensor: int
+    if g == 1:
+        tensor = lib.ggml_permute(ctx, e.w.heads(q, a.head_dim), 0, 2, 1, 3)
+    else:
+        head, others = a.head_dim * FLOAT, a.n_heads // g
+        tensor = lib.ggml_view_4d(
+            ctx, q.tensor, a.head_dim, g, others, q.rows, head, g * head, q.stride, q.offset
+        )
+        tensor = lib.ggml_cont(ctx, lib.ggml_permute(ctx, tensor, 0, 1, 3, 2))
+        tensor = lib.ggml_reshape_3d(ctx, tensor, a.head_dim, rows, others)
+    if made.rows > rows:
+        tensor = lib.ggml_pad(ctx, tensor, 0, made.rows - rows, 0, 0)
+    return tensor
+
+
+def _put_back(e: Emitter, a: Attention, result: int, n: int, made: Layout) -> Ref:
+    """What became of the query rows, each token's heads in their order again."""
+    lib, ctx, g, width = e.lib, e.ctx, made.together, a.n_heads * a.head_dim
+    if g == 1:
+        tensor = lib.ggml_reshape_2d(ctx, result, width, made.rows)
+        return e.w.result(tensor, width, made.rows).part(0, n)
+    head, others = a.head_dim * FLOAT, a.n_heads // g
+    tensor = lib.ggml_view_4d(ctx, result, a.head_dim, others, g, n, head, others * head, width * FLOAT, 0)
+    tensor = lib.ggml_cont(ctx, lib.ggml_permute(ctx, tensor, 0, 2, 1, 3))
+    return e.w.result(lib.ggml_reshape_2d(ctx, tensor, width, n), width, n)

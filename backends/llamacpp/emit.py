@@ -21,7 +21,7 @@ from hetrun.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, So
 class Emitter:
     """Writes the ops of one segment."""
 
-    def __init__(self, writer: Writer, buffers: Buffers, kv: KvCache) -> None:
+    def __init__(self, writer: Writer, buffers: Buffers, kv: KvCache, threads: int) -> None:
         self.w = writer
         self.lib = writer.lib
         self.ctx = writer.context
@@ -30,6 +30,7 @@ class Emitter:
         self.values: dict[Value, Ref] = {}
         self._buffers = buffers
         self.kv = kv
+        self.threads = threads
         self.gathered: dict[tuple[int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
         self._all_wanted = self.shape.wanted == self.shape.tokens
@@ -253,7 +254,7 @@ KINDS = frozenset(EMIT) | {"linear", "head", "rope"}
 
 # The most tensors, views included, that an op is written as; attention once more for each sequence.
 TENSORS_PER_OP = 6
-MORE_TENSORS = {"attention": 14, "moe": 36}
+MORE_TENSORS = {"attention": 20, "moe": 36}
 
 
 def most_tensors(ops: Sequence[Op], sequences: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hetrun.backends.llamacpp.queries import Layout
 from hetrun.backends.llamacpp.writer import Ref
 from hetrun.graph import Rows
 from hetrun.kv import KvTable
@@ -28,6 +29,7 @@ class Mask:
     part: int
     rows: Rows
     window: int
+    times: int  # rows that each token has in it, one behind the other
 
 
 @dataclass(slots=True)
@@ -40,4 +42,4 @@ class Inputs:
     slots: dict[int, int] = field(default_factory=dict)  # of which group
     values: dict[str, Ref] = field(default_factory=dict)
     kv: list[KvSlice] = field(default_factory=list)
-    masks: dict[tuple[int, int, Rows], Mask] = field(default_factory=dict)
+    masks: dict[tuple[int, int, Rows, Layout], Mask] = field(default_factory=dict)

@@ -108,6 +108,7 @@ _BASE = {
     "ggml_view_1d": (T, T, T, c_int64, c_size_t),
     "ggml_view_2d": (T, T, T, c_int64, c_int64, c_size_t, c_size_t),
     "ggml_view_3d": (T, T, T, c_int64, c_int64, c_int64, c_size_t, c_size_t, c_size_t),
+    "ggml_view_4d": (T, T, T, *[c_int64] * 4, *[c_size_t] * 4),
     "ggml_reshape_2d": (T, T, T, c_int64, c_int64),
     "ggml_reshape_3d": (T, T, T, c_int64, c_int64, c_int64),
     "ggml_permute": (T, T, T, c_int, c_int, c_int, c_int),
@@ -123,6 +124,7 @@ _BASE = {
     "ggml_concat": (T, T, T, T, c_int),
     "ggml_cpy": (T, T, T, T),
     "ggml_cont": (T, T, T),
+    "ggml_pad": (T, T, T, c_int, c_int, c_int, c_int),
     "ggml_mul_mat": (T, T, T, T),
     "ggml_mul_mat_id": (T, T, T, T, T),
     "ggml_out_prod": (T, T, T, T),
@@ -184,6 +186,9 @@ class Library:
         self.version = self.ggml_version().decode()
         _check_layout(self)
         silence(self)
+        # How many 16-bit floats ggml's loops take at once; what is left over they take one by one. A CPU with
+        # AMX computes in 16 bits, and more fit into a register.
+        self.f16_step = 128 if "amx_int8" in cpu_features(self) else 32
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Only reached for names that were not declared; it also tells mypy that the others exist."""

@@ -36,7 +36,7 @@ class GgmlRunner:
         self._backend = backend
         self._lib = backend.lib
         self._w = Writer(self._lib, shape, most_tensors(segment.ops, len(shape.parts)))
-        emitter = Emitter(self._w, buffers, kv)
+        emitter = Emitter(self._w, buffers, kv, backend.threads)
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
         self._allocator = self._w.allocate()
@@ -124,20 +124,23 @@ class MaskFiller:
         width = view.end - view.first
         if self._bits.size < self._rows * width:
             self._bits = np.empty(self._rows * -(-width // 256) * 256, np.float16)
-        bits = self._bits[: self._rows * width].reshape(self._rows, width)
         own = (
             np.arange(part.b - part.a)
             if self._mask.rows == "tokens"
             else work.wanted[part.wanted_a : part.wanted_b] - part.a
         )
         ends = own + (view.length - (part.b - part.a) + 1)
+        filled = len(ends) * self._mask.times
+        bits = self._bits[: self._rows * width].reshape(self._rows, width)
+        bits[filled:] = MASKED
+        each = bits[:filled].reshape(len(ends), self._mask.times, width)
         if view.contiguous:
-            bits[:] = _bands(width, min(self._mask.window or width, width), ends)
+            each[:] = _bands(width, min(self._mask.window or width, width), ends)[:, None]
         else:  # a window is always one run
-            bits[:] = MASKED
+            each[:] = MASKED
             columns = view.rows - view.first
-            for row, n in zip(bits, ends, strict=True):
-                row[columns[:n]] = 0
+            for rows, n in zip(each, ends, strict=True):
+                rows[:, columns[:n]] = 0
         row_bytes = width * 2
         whole = row_bytes * self._rows
         self._memory[self._words] = (self._bits.ctypes.data, width, row_bytes, whole, whole)
