@@ -60,7 +60,7 @@ class Loop:
             self._admit()
             if self._running:
                 self._step()
-                self._model.tend()
+                self._model.tend(idle=not self._running)
 
     def end(self, reason: EngineStopped) -> None:
         """Say to everybody who waits that nothing comes any more."""

@@ -76,7 +76,7 @@ class Model(Protocol):
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
         ...
 
-    def tend(self) -> None:
+    def tend(self, idle: bool = False) -> None:
         """Between two steps: look after the plan."""
         ...
 
@@ -142,10 +142,10 @@ class PlannedModel:
         if self.pilot:
             self.pilot.expect(tokens)
 
-    def tend(self) -> None:
+    def tend(self, idle: bool = False) -> None:
         """Between two steps: look after the plan."""
         if self.pilot:
-            self.pilot.tend()
+            self.pilot.tend(idle)
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""

@@ -175,7 +175,7 @@ class WholeModel:
     def expect(self, tokens: int) -> None:
         """Nothing can be prepared: the library decides by itself."""
 
-    def tend(self) -> None:
+    def tend(self, idle: bool = False) -> None:
         """Nothing to look after."""
 
     def close(self) -> None:

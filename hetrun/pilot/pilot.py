@@ -63,6 +63,7 @@ class State:
     next_look: float = 0.0
     next_trial: float = 0.0
     asked: int = LEAST_WAITING  # tokens for which nothing was worth bringing in
+    cause: str = ""  # of the last new plan, if nobody has looked since whether more weights would pay
 
 
 class Pilot:
@@ -198,9 +199,15 @@ class Pilot:
         seconds = self.predict_plan(plans, min(waiting, plans.ubatch), waiting / 2)
         return seconds is not None and seconds * waiting / plans.ubatch > UNKNOWN_START_S
 
-    def tend(self) -> None:
-        """Look after the plan; costs next to nothing between two looks."""
+    def tend(self, idle: bool = False) -> None:
+        """Look after the plan; costs next to nothing between two looks.
+
+        What has to be brought in for a better one waits for an `idle` moment, as it takes seconds.
+        """
         now, state = perf_counter(), self._state
+        if idle and state.cause and self._setup.eager:
+            cause, state.cause = state.cause, ""
+            self.replan(cause, eager=True)
         if now < state.next_look:
             return
         state.next_look = now + LOOK_S
@@ -211,6 +218,7 @@ class Pilot:
             return
         cause = self._watcher.drifted() or self._watcher.moved(self._now())
         if cause := cause or self.planner.surprised(self._executor.plans):
+            state.cause = cause
             self.replan(cause)
 
     def _try_another(self) -> None:

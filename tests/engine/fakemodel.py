@@ -117,7 +117,7 @@ class FakeModel:
     def expect(self, tokens: int) -> None:
         """Nothing to prepare."""
 
-    def tend(self) -> None:
+    def tend(self, idle: bool = False) -> None:
         """Nothing to look after."""
 
     def rearm(self) -> None:

@@ -158,6 +158,27 @@ def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytes
     assert start() == 0
 
 
+@pytest.mark.slow
+def test_an_eager_model_brings_in_what_pays_after_a_change_when_nobody_waits(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def replan(self: Pilot, cause: str, waiting: int = 0, eager: bool = False) -> bool:
+        asked.append((cause, eager))
+        return False
+
+    with LLM(small_model, backends=["llamacpp"], ctx=256, planner="measured", eager=True) as llm:
+        monkeypatch.setattr(Pilot, "replan", replan)
+        monkeypatch.setattr("hetrun.pilot.watching.Watcher.drifted", lambda self: "it became slow")
+        monkeypatch.setattr("hetrun.pilot.pilot.LOOK_S", 1000.0)
+        llm.call(lambda loaded: pilot_of(loaded).tend())
+        assert asked == [("it became slow", False)]
+        for _ in range(2):
+            llm.call(lambda loaded: pilot_of(loaded).tend(idle=True))
+        assert asked[1:] == [("it became slow", True)]
+
+
 def test_tiny_models_are_not_measured(tmp_path: Path) -> None:
     with LLM(tiny.write_gguf(TinyLlama("tiny"), tmp_path / "tiny.gguf"), planner="measured") as llm:
         assert not llm.plan.expected
