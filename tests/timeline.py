@@ -109,7 +109,7 @@ def least_seconds(timelines: Sequence[Timeline], link: Link) -> Callable[[Activi
 
 def named(op: Op, work: Pass) -> str:
     """The same for equal work."""
-    return f"{op.kind} {form_of((op,))} {len(work.tokens)}"
+    return f"{op.kind} {form_of((op,))} {work.rows(op.out)}"
 
 
 # --- the engine's thread beside it

@@ -18,14 +18,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hetrun.backend import Backend, Precision, WeightUse
+from hetrun.backend import Backend, Precision
 from hetrun.errors import OptionError
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import coarse
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Expected, Plan, PlanSet, make_plans
 from hetrun.planner.balance import Link, Migration
-from hetrun.planner.online import HOLDS, RATE, START, USUAL, WORTH, Now, OnlinePlanner, Proposal, ms
+from hetrun.planner.online import (
+    HOLDS,
+    RATE,
+    START,
+    USUAL,
+    WORTH,
+    Now,
+    OnlinePlanner,
+    Parts,
+    Proposal,
+    ms,
+)
 from hetrun.planner.probe import LINK, Trial
 from hetrun.planner.residency import Copy
 from hetrun.planner.sides import At, Sides
@@ -36,8 +47,6 @@ log = logging.getLogger(__name__)
 MOVED_S = 2.0  # within this time keys and values that change sides must have paid for it
 MOST_WRONG = 2.0  # times: what is further off was disturbed
 SURPRISE = 0.1  # of a pass's time
-
-Parts = frozenset[tuple[str, WeightUse]]  # backend, and a weight in the form it wants for some ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +88,45 @@ class ConcurrentPlanner(OnlinePlanner):
         before = replace(current, plans={b: self._without(b, p) for b, p in current.plans.items()})
         proposal = super().propose(before, now)
         after = proposal.plans if proposal else before
-        held = (now.held | proposal.bring) - proposal.drop if proposal else now.held
         chosen = {b: c for b in BUCKETS if (c := self._choose(b, current.plans[b], after, now))}
-        chosen, parts = self._within(chosen, current, after, held, now)
+        chosen = self._within(chosen, current, after, now)
         plans = {b: chosen[b].plan if b in chosen else p for b, p in after.plans.items()}
-        new = {b: c for b, c in chosen.items() if c.plan is not current.plans[b]}
-        left = [b for b, p in current.plans.items() if is_concurrent(p) and b not in chosen]
-        if not proposal and not new and not left:
-            return None
         self._in_turn = {b: after.plans[b] for b in chosen}
-        reasons = [proposal.reason] if proposal else []
-        reasons += [self._reason_of(new)] if new else []
-        reasons += [f"passes of {', '.join(left)} tokens: two devices at once gain nothing"] if left else []
-        reason = "; ".join(reasons)
+        changed = [b for b in BUCKETS if plans[b] is not current.plans[b]]
+        if not changed and not (proposal and proposal.drop):
+            return None
+        used = self._copies_used(plans)
+        bring, drop = used - now.held, (proposal.drop if proposal else frozenset[Copy]()) - used
+        whole = self._uses_of((now.held | bring) - drop)
+        parts = frozenset(x for c in chosen.values() for x in self._needed(c.plan)) - whole
+        reason = self._reason_of_all(current, chosen, changed, proposal)
         memory = self._bill_of(after.memory, parts)
         plan_set = self.annotate(replace(after, plans=plans, memory=memory, reason=reason), now)
-        return Proposal(
-            plan_set,
-            proposal.bring if proposal else frozenset(),
-            proposal.drop if proposal else frozenset(),
-            reason,
-            parts,
-            now.parts - parts - self._uses_of(held),
+        return Proposal(plan_set, bring, drop, reason, parts, now.parts - parts - whole)
+
+    def _copies_used(self, plans: Mapping[str, Plan]) -> frozenset[Copy]:
+        """Those of whole units, which plans without parts need."""
+        return frozenset(
+            (i, s.backend)
+            for plan in plans.values()
+            if not is_concurrent(plan)
+            for s in plan.segments
+            for i in self.costs.members(s)
         )
+
+    def _reason_of_all(
+        self,
+        current: PlanSet,
+        chosen: Mapping[str, Choice],
+        changed: Sequence[str],
+        proposal: Proposal | None,
+    ) -> str:
+        new = {b: chosen[b] for b in changed if b in chosen}
+        left = [b for b in changed if b not in chosen and is_concurrent(current.plans[b])]
+        reasons = [proposal.reason] if proposal and set(changed) - {*new, *left} else []
+        reasons += [self._reason_of(new)] if new else []
+        reasons += [f"passes of {', '.join(left)} tokens: two devices at once gain nothing"] if left else []
+        return "; ".join(reasons) or "memory"
 
     def _without(self, bucket: str, plan: Plan) -> Plan:
         """The plan that a bucket would have if devices took turns."""
@@ -115,7 +140,7 @@ class ConcurrentPlanner(OnlinePlanner):
     def _choose(self, bucket: str, mine: Plan, after: PlanSet, now: Now) -> Choice | None:
         """Two devices at once, as they are or in a new way; None if they had better take turns."""
         tokens, depth = self.point(bucket, after.ubatch, now)
-        in_turn = self.pass_seconds(after.plans[bucket], tokens, depth)
+        in_turn = self._seconds_in_turn(after.plans[bucket], tokens, depth)
         if in_turn is None:
             return None
         stay = self._clocked(bucket, mine, tokens, depth) if is_concurrent(mine) else in_turn
@@ -139,6 +164,15 @@ class ConcurrentPlanner(OnlinePlanner):
         if best is None and is_concurrent(mine) and in_turn >= (1 - WORTH) * stay:
             return Choice(mine, stay, in_turn)
         return best
+
+    def _seconds_in_turn(self, plan: Plan, tokens: int, depth: float) -> float | None:
+        """As real passes showed; before there are any, not less than by the clock that judges the others."""
+        at = At(tokens, depth, self._threads[-1])
+        predicted = self.pass_seconds(plan, tokens, depth, at.several)
+        if predicted is None or None not in [self.sides.measured(s, at) for s in plan.segments]:
+            return predicted
+        clocked = self.sides.clock(plan, at)
+        return max(predicted, clocked.seconds) if clocked else predicted
 
     def _clocked(self, bucket: str, plan: Plan, tokens: int, depth: float) -> float | None:
         found = self.sides.clock(plan, At(tokens, depth, plan.threads))
@@ -187,32 +221,25 @@ class ConcurrentPlanner(OnlinePlanner):
     # --- memory
 
     def _within(
-        self,
-        chosen: dict[str, Choice],
-        current: PlanSet,
-        after: PlanSet,
-        held: frozenset[Copy],
-        now: Now,
-    ) -> tuple[dict[str, Choice], Parts]:
+        self, chosen: Mapping[str, Choice], current: PlanSet, after: PlanSet, now: Now
+    ) -> dict[str, Choice]:
         """Of the plans with two devices those that fit into memory and are worth what they need; what stays
         comes first, then what gains most."""
-        copies, whole = self._copies(now), self._uses_of(held)
-        room = copies.room - copies.total(held)
+        copies, whole = self._copies(now), self._uses_of(now.held)
+        room = copies.room - copies.total(now.held)
         kept: dict[str, Choice] = {}
         parts: Parts = frozenset()
-        order = sorted(
-            chosen,
-            key=lambda b: (
-                chosen[b].plan is not current.plans[b],
-                -USUAL[b] * (chosen[b].otherwise - chosen[b].seconds),
-            ),
-        )
-        for bucket in order:
+
+        def rank(bucket: str) -> tuple[bool, float]:
+            c = chosen[bucket]
+            return c.plan is not current.plans[bucket], USUAL[bucket] * (c.seconds - c.otherwise)
+
+        for bucket in sorted(chosen, key=rank):
             choice = chosen[bucket]
             more = parts | (self._needed(choice.plan) - whole)
             if self._bytes_of(more) <= room and self._is_worth(more - parts - now.parts, choice, after, now):
                 kept[bucket], parts = choice, more
-        return kept, parts
+        return kept
 
     def _is_worth(self, missing: Parts, choice: Choice, after: PlanSet, now: Now) -> bool:
         """The rule of the planner: in the long run, or for the prompt that waits."""

@@ -35,6 +35,12 @@ class At:
     depth: float
     threads: int
 
+    @property
+    def several(self) -> bool:
+        """Whether it is taken for a pass of as many sequences: who else has passes of a few tokens? The last
+        layer works for each sequence, not for each token."""
+        return 1 < self.tokens <= SMALL
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -97,11 +103,10 @@ class Sides:
 
     # --- one operation
 
-    def work(self, o: Operation, backend: str, threads: int, tokens: int) -> Work:
-        """Where its times are kept. Passes of a few tokens are taken for as many sequences: who else has such
-        passes? The last layer works for each sequence, not for each token."""
+    def work(self, o: Operation, backend: str, at: At) -> Work:
+        """Where its times are kept."""
         device = alone(backend) if self._backends[backend].asynchronous else backend
-        return Work(o.form, device, threads, several=1 < tokens <= SMALL)
+        return Work(o.form, device, at.threads, at.several)
 
     def able(self, o: Operation, backend: str) -> bool:
         """Whether a backend can run it."""
@@ -115,7 +120,7 @@ class Sides:
         return self._asked[key]
 
     def _cost(self, o: Operation, backend: str, at: At) -> Cost | None:
-        work = self.work(o, backend, at.threads, at.tokens)
+        work = self.work(o, backend, at)
         seconds = self._forecast.seconds(work, at.tokens, at.depth)
         if seconds is None:
             return None
@@ -167,9 +172,10 @@ class Sides:
 
     def works(self, plan: Plan, tokens: int) -> dict[Work, bool]:
         """Every operation on every backend of a plan, and whether the plan runs it there."""
+        at = At(tokens, 0.0, plan.threads)
         used = {(self._operations[k].form, s.backend) for s in plan.segments for k in self._parts_of(s)}
         return {
-            self.work(o, b, plan.threads, tokens): (o.form, b) in used
+            self.work(o, b, at): (o.form, b) in used
             for layer in self.layers
             for o in layer
             for b in {s.backend for s in plan.segments}
