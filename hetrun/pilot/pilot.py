@@ -36,6 +36,7 @@ PROBE_S = 8.0  # that a first use may take to measure
 PROBE_BUSY_S = 2.0  # while others compute: it will be done again, so a rough idea must do
 LOOK_S = 0.5  # between two looks at what has drifted
 SHARE = 0.01  # of the time goes into trying what is not in use
+PLANNING = 0.02  # of the time goes into planning anew
 UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
 MOST_CHANGES = 100  # that are remembered
 BUSY = 0.5  # threads of others: times would say more about them
@@ -219,7 +220,10 @@ class Pilot:
         cause = self._watcher.drifted() or self._watcher.moved(self._now())
         if cause := cause or self.planner.surprised(self._executor.plans):
             state.cause = cause
+            start = perf_counter()
             self.replan(cause)
+            end = perf_counter()
+            self._watcher.rest(end, (end - start) / PLANNING)
 
     def _try_another(self) -> None:
         allowed = [n for n in self._candidates() if n in self._state.started]
@@ -279,6 +283,7 @@ class Pilot:
         self._executor.adopt(proposal.plans)
         self._drop(proposal.drop)
         self._drop_parts(proposal.spare)
+        self._state.parts = proposal.parts
         change = Change(perf_counter(), f"{cause}: {proposal.reason}")
         self._state.changes.append(change)
         del self._state.changes[:-MOST_CHANGES]
@@ -312,7 +317,6 @@ class Pilot:
         """Give their memory back."""
         for name in {b for b, _ in parts}:
             self._store.drop(name, [use for b, use in parts if b == name])
-        self._state.parts -= parts
 
     def _drop(self, copies: frozenset[Copy]) -> None:
         """Give the memory of weights back that no plan uses."""

@@ -34,7 +34,7 @@ class Watcher:
         self._watched: list[Watched] = []
         self._depths: dict[str, float] = {}  # bucket -> what the plan was made for
         self._rest = SHORTEST_REST_S
-        self._before: list[object] = []  # what the last plans were
+        self._before: list[dict[str, tuple[int, list[str]]]] = []  # the last plans, by bucket
         self.ready_at = 0.0  # no change before this moment
 
     def watch(self, plans: PlanSet, now: Now, candidates: Iterable[str]) -> None:
@@ -80,9 +80,14 @@ class Watcher:
         return ""
 
     def changed(self, plans: PlanSet, at: float) -> None:
-        """Other plans are in force; one that only brings back what was there before makes the next wait."""
-        plan = [(p.threads, [s.backend for s in p.segments]) for p in plans.plans.values()]
-        back = plan in self._before
+        """Other plans are in force; bringing anything back that was there before makes the next wait."""
+        plan = {b: (p.threads, [s.backend for s in p.segments]) for b, p in plans.plans.items()}
+        last = self._before[-1] if self._before else plan
+        back = any(p != last[b] and any(p == old[b] for old in self._before) for b, p in plan.items())
         self._rest = min(2 * self._rest, LONGEST_REST_S) if back else max(SHORTEST_REST_S, self._rest / 2)
         self._before = [*self._before[1 - REMEMBERED :], plan]
         self.ready_at = at + self._rest
+
+    def rest(self, at: float, seconds: float) -> None:
+        """No change for so long."""
+        self.ready_at = max(self.ready_at, at + seconds)

@@ -137,18 +137,6 @@ class Costs:
                     weights, logs = weights + weight, logs + weight * log(ratio)
         return exp(logs / weights)
 
-    def factors(
-        self, segments: Iterable[Segment], threads: int, tokens: int, depth: float
-    ) -> dict[str, float]:
-        """For each backend, how the sum of units in its longest segment is to be corrected."""
-        longest: dict[str, Segment] = {}
-        for s in segments:
-            if len(s.ops) > len(longest[s.backend].ops if s.backend in longest else ()):
-                longest[s.backend] = s
-        return {
-            b: self.correction(s, Work(self.form(s), b, threads), tokens, depth) for b, s in longest.items()
-        }
-
     def _kinds(self, segment: Segment) -> list[tuple[int, int]]:
         """A unit of each form in a segment, and how many of the form there are."""
         key = id(segment.ops)
@@ -158,6 +146,15 @@ class Costs:
                 counts.setdefault(self.units[i].form, []).append(i)
             self._counted[key] = segment, [(found[0], len(found)) for found in counts.values()]
         return self._counted[key][1]
+
+
+def longest(segments: Iterable[Segment]) -> dict[str, Segment]:
+    """The longest segment of each backend."""
+    found: dict[str, Segment] = {}
+    for s in segments:
+        if s.backend not in found or len(s.ops) > len(found[s.backend].ops):
+            found[s.backend] = s
+    return found
 
 
 def distance(cell: Cell, tokens: int, depth: float) -> float:

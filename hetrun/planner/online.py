@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import Backend, Precision, WeightUse
+from hetrun.backend import Backend, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import units
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.closeness import closer
-from hetrun.planner.costs import Costs
+from hetrun.planner.costs import Costs, longest
 from hetrun.planner.placing import Chain
 from hetrun.planner.probe import SMALL, Trial
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, complete, cost, place_all, used_by
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
+REMEMBERED = 1.25  # how wrong a backend that does not run now is believed to be: it may have changed
 DOUBT = 0.002  # of a pass: no two times are known so well that backends take turns for less
 # Passes of each bucket in a conversation of which nothing is known: an answer behind a prompt of some length.
 USUAL = {"1": 128.0, "2-4": 2.0, "5-8": 2.0, "9-16": 2.0, "17-64": 2.0, "65-256": 2.0, "257+": 4.0}
@@ -83,6 +84,7 @@ class OnlinePlanner:
         self._graph = graph
         self._forecast = forecast
         self._threads = tuple(threads)
+        self._ran: dict[str, dict[str, tuple[Segment, int]]] = {}  # bucket -> backend -> its longest, threads
         self.candidates = tuple(candidates)
         self._nbytes = self._sizes(backends)
         self._rounding = tuple(
@@ -163,11 +165,22 @@ class OnlinePlanner:
         return tokens, now.depth.get(bucket, max(SHALLOW, tokens / 2) if tokens < 64 else tokens / 2)
 
     def _factors(self, current: PlanSet, now: Now) -> dict[str, dict[str, float]]:
-        """How wrong the sum of units is for each bucket and backend, as real runs showed."""
+        """How wrong the sum of units is for each bucket and backend, as real runs showed.
+
+        What ran before is believed to be as wrong as it was then. Otherwise whatever does not run would look
+        better than what does, because trials are the best of some runs, and two backends would take turns.
+        """
         found = {}
         for bucket, plan in current.plans.items():
             tokens, depth = self.point(bucket, current.ubatch, now)
-            found[bucket] = self.costs.factors(plan.segments, plan.threads, tokens, depth)
+            ran = self._ran.setdefault(bucket, {})
+            ran |= {b: (s, plan.threads) for b, s in longest(plan.segments).items()}
+            found[bucket] = {
+                b: self.costs.correction(s, Work(self.costs.form(s), b, threads), tokens, depth)
+                for b, (s, threads) in ran.items()
+            }
+            for b in ran.keys() - {s.backend for s in plan.segments}:
+                found[bucket][b] = min(max(found[bucket][b], 1 / REMEMBERED), REMEMBERED)
         return found
 
     def _demands(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,29 @@ def test_a_gain_that_is_too_small_changes_nothing() -> None:
     assert (
         planner(forecast(cpu=small, other=hardly), "cpu", "other").propose(static(), now(eager=True)) is None
     )
+
+
+def test_what_ran_before_is_believed_to_be_as_wrong_as_it_was() -> None:
+    """Units are measured at their best, what runs has the noise of real passes: no reason to change."""
+    times = forecast(cpu=small, other=small)
+    decide, moment = planner(times, "cpu", "other"), now()
+    both = replace(moment, held=moment.held | {(i, "other") for i in range(len(UNITS))})
+
+    def run(plans: PlanSet) -> None:
+        for bucket, plan in plans.plans.items():
+            tokens, depth = decide.point(bucket, plans.ubatch, both)
+            for s in plan.segments:
+                alone = decide.costs.summed(s, plan.threads, tokens, depth)
+                assert alone is not None
+                for _ in range(10):
+                    times.learn(Work(form_of(s.ops), s.backend, plan.threads), tokens, depth, 1.2 * alone)
+
+    run(static())
+    other = decide.propose(static(), both)
+    assert other is not None
+    assert backends_of(other.plans, "1") == {"other"}
+    run(other.plans)
+    assert decide.propose(other.plans, both) is None
 
 
 def test_what_to_bring_in_is_asked_only_where_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,3 +73,23 @@ def test_plans_that_take_turns_rest_longer_and_longer(watcher: Watcher) -> None:
     assert rests[-1] == LONGEST_REST_S
     watcher.changed(threads(5), 100.0)
     assert watcher.ready_at - 100.0 < LONGEST_REST_S
+
+
+def test_one_bucket_that_takes_turns_is_enough_to_rest_longer(watcher: Watcher) -> None:
+    plans, rests = static(), []
+    for i in range(20):
+        some = {
+            "1": replace(plans.plans["1"], threads=1 + i % 2),
+            "257+": replace(plans.plans["257+"], threads=i),
+        }
+        watcher.changed(replace(plans, plans={**plans.plans, **some}), 100.0)
+        rests.append(watcher.ready_at - 100.0)
+    assert rests == sorted(rests)
+    assert rests[-1] == LONGEST_REST_S
+
+
+def test_planning_makes_the_next_one_wait(watcher: Watcher) -> None:
+    watcher.rest(100.0, 3.0)
+    assert watcher.ready_at == 103.0
+    watcher.rest(100.0, 1.0)
+    assert watcher.ready_at == 103.0
