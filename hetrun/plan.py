@@ -58,13 +58,16 @@ class Plan:
         return [s for stage in self.stages for s in stage]
 
 
+Times = Mapping[str, tuple[float, float | None]]  # segment -> seconds predicted, and measured if it ran
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a typical pass of a bucket takes: by segment the seconds predicted, and measured if it ran."""
+    """What a typical pass of a bucket takes, and each segment of it from when it is given to its end."""
 
     tokens: int
     depth: float  # tokens that one of them sees
-    segments: Mapping[str, tuple[float, float | None]]
+    segments: Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class PlanSet:
         times = e.segments if e else {}
         facts: dict[str, Any] = {"bucket": p.bucket, "threads": p.threads}
         if e:
-            facts["expected"] = {"tokens": e.tokens, "depth": e.depth} | _sums(list(times.values()))
+            facts["expected"] = {"tokens": e.tokens, "depth": e.depth} | _sums(p.stages, times)
         facts["placements"] = [_placement_json(x) for x in p.placements]
         facts["stages"] = [[_segment_json(s, times.get(s.name)) for s in stage] for stage in p.stages]
         return facts
@@ -140,11 +143,14 @@ def _segment_json(s: Segment, times: tuple[float, float | None] | None) -> dict[
     return facts | {"predicted_s": predicted, "measured_s": measured}
 
 
-def _sums(times: Sequence[tuple[float, float | None]]) -> dict[str, float | None]:
-    """Seconds of all segments; measured only if every one of them was."""
-    measured = [m for _, m in times if m is not None]
-    whole = sum(measured) if times and len(measured) == len(times) else None
-    return {"predicted_s": sum(p for p, _ in times), "measured_s": whole}
+def _sums(stages: Sequence[Sequence[Segment]], times: Times) -> dict[str, float | None]:
+    """Seconds of a pass: its stages one after the other, each as long as its longest segment. Measured only
+    if every segment was."""
+    found = [[times[s.name] for s in stage if s.name in times] for stage in stages] if times else []
+    predicted = sum(max((p for p, _ in stage), default=0.0) for stage in found)
+    known = found and all(m is not None for stage in found for _, m in stage)
+    measured = sum(max((m or 0.0 for _, m in stage), default=0.0) for stage in found) if known else None
+    return {"predicted_s": predicted, "measured_s": measured}
 
 
 def _grouped(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:

@@ -17,7 +17,7 @@ from hetrun.forecast import Cell, Forecast, Work
 from hetrun.forms import coarse
 from hetrun.graph import Graph, Op
 from hetrun.ops import Attention
-from hetrun.plan import Plan
+from hetrun.plan import Plan, bucket_of
 from hetrun.planner.balance import PARTS, Operation, operations
 from hetrun.planner.costs import MOST_SAVED, NEAR, Costs, distance
 from hetrun.planner.probe import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
@@ -243,7 +243,7 @@ class Sides:
 
     def wrong(self, plan: Plan) -> float | None:
         """How many times as long as the clock says real passes took; None before some have run."""
-        cells = self._cells(plan.stages[0][0], plan.threads)
+        cells = [c for c in self._cells(plan) if bucket_of(max(1, round(c.tokens))) == plan.bucket]
         if not cells:
             return None
         most = max(cells, key=lambda c: c.runs)
@@ -256,8 +256,9 @@ class Sides:
             total += max(seconds or 0.0 for seconds in found)
         return total / clocked.seconds if clocked and clocked.seconds else None
 
-    def _cells(self, s: Segment, threads: int) -> Sequence[Cell]:
-        work = Work(self._costs.form(s), s.backend, threads)
+    def _cells(self, plan: Plan) -> Sequence[Cell]:
+        first = plan.stages[0][0]
+        work = Work(self._costs.form(first), first.backend, plan.threads)
         found = (c for one in (work, work.other) for c in self._forecast.measured(one).cells.values())
         return [c for c in found if c.runs >= ENOUGH]
 
