@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hetrun.backends.llamacpp import native
-from hetrun.backends.llamacpp.inputs import KvSlice, Mask
+from hetrun.backends.llamacpp.inputs import KvSlice, Mask, Padded
 from hetrun.backends.llamacpp.queries import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
 from hetrun.backends.llamacpp.writer import FLOAT, Ref
 from hetrun.graph import Op, Rows
@@ -101,30 +101,33 @@ def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple
         left_over = keys.quant.ggml_id == native.F16 and a.head_dim % e.lib.f16_step
         cost = TILE_COST_LEFT_OVER if left_over else TILE_COST
         made = layout(n, a.n_heads, a.n_kv_heads, e.threads, cost)
+    laid_out, own = _laid_out(e, a, q.part(*span), made), n * made.together
     result = e.lib.ggml_flash_attn_ext(
-        e.ctx, _laid_out(e, a, q.part(*span), made),
-        _seen(e, group, keys, part), _seen(e, group, values, part),
+        e.ctx, laid_out, _seen(e, group, keys, part), _seen(e, group, values, part),
         _mask(e, group, part, rows, made), a.scale, 0.0, a.softcap,
     )  # fmt: skip
+    if own < made.rows:
+        e.inputs.padded.append(Padded(laid_out, result, group, part, own, made.rows))
     return _put_back(e, a, result, n, made)
 
 
 def _laid_out(e: Emitter, a: Attention, q: Ref, made: Layout) -> int:
     """The query rows as [head_dim, rows, heads]; of heads laid together, a token's rows are neighbours."""
     lib, ctx, g = e.lib, e.ctx, made.together
-    rows = q.rows * g
+    head, heads, rows = a.head_dim * FLOAT, a.n_heads // g, q.rows * g
     tensor: int
     if g == 1:
         tensor = lib.ggml_permute(ctx, e.w.heads(q, a.head_dim), 0, 2, 1, 3)
     else:
-        head, others = a.head_dim * FLOAT, a.n_heads // g
         tensor = lib.ggml_view_4d(
-            ctx, q.tensor, a.head_dim, g, others, q.rows, head, g * head, q.stride, q.offset
+            ctx, q.tensor, a.head_dim, g, heads, q.rows, head, g * head, q.stride, q.offset
         )
         tensor = lib.ggml_cont(ctx, lib.ggml_permute(ctx, tensor, 0, 1, 3, 2))
-        tensor = lib.ggml_reshape_3d(ctx, tensor, a.head_dim, rows, others)
-    if made.rows > rows:
+        tensor = lib.ggml_reshape_3d(ctx, tensor, a.head_dim, rows, heads)
+    if rows < made.rows:
         tensor = lib.ggml_pad(ctx, tensor, 0, made.rows - rows, 0, 0)
+        # A view, so that its rows can be fewer than there are.
+        tensor = lib.ggml_view_3d(ctx, tensor, a.head_dim, made.rows, heads, head, head * made.rows, 0)
     return tensor
 
 
@@ -134,7 +137,7 @@ def _put_back(e: Emitter, a: Attention, result: int, n: int, made: Layout) -> Re
     if g == 1:
         tensor = lib.ggml_reshape_2d(ctx, result, width, made.rows)
         return e.w.result(tensor, width, made.rows).part(0, n)
-    head, others = a.head_dim * FLOAT, a.n_heads // g
-    tensor = lib.ggml_view_4d(ctx, result, a.head_dim, others, g, n, head, others * head, width * FLOAT, 0)
+    head, heads = a.head_dim * FLOAT, a.n_heads // g
+    tensor = lib.ggml_view_4d(ctx, result, a.head_dim, heads, g, n, head, heads * head, width * FLOAT, 0)
     tensor = lib.ggml_cont(ctx, lib.ggml_permute(ctx, tensor, 0, 2, 1, 3))
     return e.w.result(lib.ggml_reshape_2d(ctx, tensor, width, n), width, n)

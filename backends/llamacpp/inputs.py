@@ -32,6 +32,18 @@ class Mask:
     times: int  # rows that each token has in it, one behind the other
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Query rows with zeros behind them, and what comes of them: each run decides whether the zeros count."""
+
+    queries: int
+    result: int
+    group: int
+    part: int
+    own: int
+    rows: int
+
+
 @dataclass(slots=True)
 class Inputs:
     """What a run has to fill in."""
@@ -42,4 +54,5 @@ class Inputs:
     slots: dict[int, int] = field(default_factory=dict)  # of which group
     values: dict[str, Ref] = field(default_factory=dict)
     kv: list[KvSlice] = field(default_factory=list)
+    padded: list[Padded] = field(default_factory=list)
     masks: dict[tuple[int, int, Rows, Layout], Mask] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from hetrun.backends.llamacpp.emit import Emitter, most_tensors
 from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.native import DATA, NB, NE
+from hetrun.backends.llamacpp.queries import TILE
 from hetrun.backends.llamacpp.writer import Ref, Writer
 from hetrun.graph import Rows
 from hetrun.kv import KvCache
@@ -44,6 +46,7 @@ class GgmlRunner:
         self._reads = {name: _matrix(ref) for name, ref in self._inputs.values.items()}
         self._writes = {name: _matrix(ref) for name, ref in outputs.items()}
         self._seen = Seen(self._w, self._inputs)
+        self._padding = Padding(self._w, self._inputs)
         self._masks = [MaskFiller(self._w, m) for m in self._inputs.masks.values()]
         size = self._lib.ggml_gallocr_get_buffer_size(self._allocator, 0)
         backend.book(self, size + self._w.memory.nbytes)
@@ -65,6 +68,7 @@ class GgmlRunner:
         for name, array in self._reads.items():
             array[:] = work.values[name]
         self._seen.patch(work)
+        self._padding.patch(work)
         for mask in self._masks:
             mask.fill(work)
         self._backend.compute(self._w.graph)
@@ -105,6 +109,26 @@ class Seen:
             first = view.first
             self._memory[data] = base + first * stride
             self._memory[length] = view.end - first
+
+
+class Padding:
+    """Has ggml compute the zeros behind query rows, and so take tiles, or leaves them out.
+
+    Tiles pay once there are more keys than one has; before that, single rows skip what they do not see.
+    """
+
+    def __init__(self, w: Writer, inputs: Inputs) -> None:
+        self._memory = w.memory
+        words: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+        for p in inputs.padded:
+            words[p.part, p.group, p.own, p.rows] += w.word(p.queries, NE[1]), w.word(p.result, NE[2])
+        self._padded = [(*key, np.array(found)) for key, found in words.items()]
+
+    def patch(self, work: Pass) -> None:
+        """Before a run."""
+        for part, group, own, rows, words in self._padded:
+            view = work.parts[part].kv[group]
+            self._memory[words] = rows if view.end - view.first > TILE else own
 
 
 class MaskFiller:
