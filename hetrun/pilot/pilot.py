@@ -230,11 +230,10 @@ class Pilot:
         chosen = self._explorer.choose(self._now(), allowed) if len(allowed) > 1 else None
         if chosen is None:
             return
-        copy, trial = chosen
         try:
-            self._explorer.run(copy, trial)
+            self._explorer.run(chosen)
         except Exception as e:  # a plugin may fail in any way, and the answer goes on
-            self._refuse(copy[1], e)
+            self._refuse(chosen.backend, e)
         self._executor.forget_threads()
 
     def _refuse(self, name: str, error: Exception) -> None:

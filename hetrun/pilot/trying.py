@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from hetrun.backend import Backend
 from hetrun.executor import Executor
+from hetrun.forecast import Work
+from hetrun.graph import Op
 from hetrun.plan import BUCKETS, Plan
 from hetrun.planner.online import Now, OnlinePlanner
 from hetrun.planner.probe import Prober, Trial
@@ -34,10 +36,10 @@ class Explorer:
         self._planner, self._executor, self._prober = planner, executor, prober
         self._store, self._backends, self._context = store, backends, context
         self._turn = 0
-        self._doubted: Copy | None = None  # what was slower than expected the last time that it was tried
+        self._doubted: Work | None = None  # what was slower than expected the last time that it was tried
         self._doubts = 0  # times in a row
 
-    def choose(self, now: Now, allowed: Collection[str]) -> tuple[Copy, Trial] | None:
+    def choose(self, now: Now, allowed: Collection[str]) -> Trial | None:
         """What is tried next; None if nothing can be."""
         recent = self._executor.recent
         bucket = max(BUCKETS, key=lambda b: recent[b].passes)
@@ -50,26 +52,35 @@ class Explorer:
         plans = self._executor.plans
         plan = plans.plans[bucket]
         tokens, depth = self._planner.point(bucket, plans.ubatch, now)
-        choices = self._alternatives(plan, tokens, depth, allowed)
+        choices = [
+            self._trial(c, plan, tokens, depth) for c in self._alternatives(plan, tokens, depth, allowed)
+        ]
+        more = self._planner.other_trials(plan, min(depth, self._context - 1))
+        choices += [t for t in more if t.backend in allowed and self._holds(t.backend, t.ops[0])]
         if not choices:
             return None
-        if self._doubted not in choices:
+        again = [trial for trial in choices if trial.work == self._doubted]
+        if not again:
             self._turn += 1
             self._doubted, self._doubts = None, 0
-        unit, name = self._doubted or choices[self._turn % len(choices)]
+        return again[0] if again else choices[self._turn % len(choices)]
+
+    def _trial(self, copy: Copy, plan: Plan, tokens: int, depth: float) -> Trial:
+        """A unit on another backend, in a pass that is not too long."""
+        unit, name = copy
         while tokens > 1 and (self._seconds(unit, name, plan, tokens, depth) or 0.0) > LONGEST_S:
             tokens //= 2
         behind = max(0, int(min(depth, self._context - tokens) - (tokens + 1) / 2))
         chosen = self._planner.units[unit]
-        return (unit, name), Trial("again", chosen.form, (chosen.ops,), name, plan.threads, tokens, behind)
+        return Trial("again", chosen.form, (chosen.ops,), name, plan.threads, tokens, behind)
 
     def _seconds(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> float | None:
         return self._planner.costs.seconds(unit, name, plan.threads, tokens, depth)
 
-    def run(self, copy: Copy, trial: Trial) -> None:
+    def run(self, trial: Trial) -> None:
         """Try it; a time that is slower than expected is tried again first."""
         believed = self._prober.again(trial, SURPRISE, last=self._doubts == DOUBTS)
-        self._doubted, self._doubts = (None, 0) if believed else (copy, self._doubts + 1)
+        self._doubted, self._doubts = (None, 0) if believed else (trial.work, self._doubts + 1)
 
     def _alternatives(self, plan: Plan, tokens: int, depth: float, allowed: Collection[str]) -> list[Copy]:
         """What takes a good part of a bucket's passes, on backends where it could run and does not."""
@@ -87,9 +98,8 @@ class Explorer:
             (unit, name)
             for unit, used in (first[form] for form in large)
             for name in allowed
-            if name != used and name in costs.able[unit] and self._held(unit, name)
+            if name != used and name in costs.able[unit] and self._holds(name, self._planner.units[unit].ops)
         ]
 
-    def _held(self, unit: int, name: str) -> bool:
-        ops = self._planner.units[unit].ops
+    def _holds(self, name: str, ops: Sequence[Op]) -> bool:
         return self._store.holds(name, self._backends[name].wants(ops))

@@ -308,6 +308,9 @@ class ConcurrentPlanner(OnlinePlanner):
     def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:
         return self.sides.trials(backend, self._threads[-1], context, ubatch)
 
+    def other_trials(self, plan: Plan, depth: float) -> list[Trial]:
+        return self.sides.elsewhere(plan, depth) if is_concurrent(plan) else []
+
     def rests_on(self, plan: Plan, tokens: int) -> Mapping[Work, bool]:
         return self.sides.works(plan, tokens) if is_concurrent(plan) else {}
 

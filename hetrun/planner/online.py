@@ -148,6 +148,10 @@ class OnlinePlanner:
         """What to measure besides units."""
         return []
 
+    def other_trials(self, plan: Plan, depth: float) -> list[Trial]:
+        """What of a plan could be tried elsewhere besides units."""
+        return []
+
     def rests_on(self, plan: Plan, tokens: int) -> Mapping[Work, bool]:
         """Times besides those of units and segments that a plan rests on, and whether it uses what they are
         of."""

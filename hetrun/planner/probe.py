@@ -179,6 +179,7 @@ class Prober:
             return False
         if abs(off) > surprise:
             self._forecast.rescale(trial.work, 1 + off)
+            self._forecast.rescale(trial.work.other, 1 + off)
         self._forecast.learn(trial.work, trial.tokens, depth, found[0])
         return True
 

@@ -182,6 +182,19 @@ class Sides:
             if self.able(o, b)
         }
 
+    def elsewhere(self, plan: Plan, depth: float) -> list[Trial]:
+        """Operations on the backends of a plan where it does not run them. One token says how fast weights
+        come now, and somebody waits meanwhile."""
+        found: dict[Work, Trial] = {}
+        for work, used in self.works(plan, 1).items():
+            if not used:
+                b = next(b for b in self._backends if work.backend in (b, alone(b)))
+                o = next(o for layer in self.layers for o in layer if o.form == work.form)
+                by_itself = self._backends[b].asynchronous
+                seen = max(0, int(depth) - 1)
+                found[work] = Trial(o.name, o.form, (o.ops,), b, work.threads, 1, seen, alone=by_itself)
+        return list(found.values())
+
     # --- passes
 
     def clock(self, plan: Plan, at: At) -> Clocked | None:

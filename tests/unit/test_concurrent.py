@@ -369,3 +369,25 @@ def test_operations_are_tried_on_every_side() -> None:
             assert decide.sides.work(o, FAR, At(tokens, 1.0, 1)) in works
     deep = [t for t in there if t.seen]
     assert {t.name for t in deep} == {"score"}
+
+
+def test_operations_are_tried_where_they_do_not_run_and_a_faster_link_changes_the_plan() -> None:
+    patch = without("_shared")
+    times = measured(CPU, same(1e-6), GPU)
+    decide, before = planner(times), now()
+    first = decide.propose(on_the_host(), before)
+    assert first is not None
+    plan = first.plans.plans[BUCKET]
+    here = {(o.form, sides_of(plan, i)[o.name]) for i, of in enumerate(OPERATIONS) for o in of}
+    trials = decide.other_trials(plan, 100.0)
+    assert not {(t.form, t.backend) for t in trials} & here
+    assert {t.backend for t in trials} == {HOST, FAR}
+    assert not decide.other_trials(on_the_host().plans[BUCKET], 100.0)
+    for trial in (t for t in decide.more_trials(FAR, 2048, 512) if t.tokens * t.sequences == 1):
+        for work in (trial.work, trial.work.other):
+            times.rescale(work, 0.25)
+    second = decide.propose(first.plans, follow(before, first))
+    patch.undo()
+    assert second is not None
+    more = [sum(b == FAR for b in sides_of(p.plans.plans[BUCKET], 0).values()) for p in (first, second)]
+    assert more[1] > more[0]
