@@ -112,11 +112,8 @@ def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Time
         registry.register(Descriptor("host", lambda: here, lambda: made["host"], preference=90)),
         registry.register(Descriptor("metered", lambda: here, lambda: made["metered"], preference=10)),
     ]
-    # However busy the machine is: everything is measured, and passes beside which others compute are no
-    # reason to plan anew.
-    monkeypatch.setattr(module, "PROBE_S", 300.0)
+    monkeypatch.setattr(module, "PROBE_S", 300.0)  # however busy the machine is, everything is measured
     monkeypatch.setattr(module, "PROBE_BUSY_S", 300.0)
-    monkeypatch.setattr(module.Pilot, "tend", lambda self: None)
     yield timeline
     for each in undo:
         each()
@@ -159,8 +156,9 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
 ) -> None:
     other = {"balanced": "_shared", "shared": "_balanced"}[kind]
     monkeypatch.setattr(Ways, other, lambda *args, **kwargs: NOTHING)
-    with LLM(str(model_file(MODEL)), backends=NAMES, planner="measured", eager=True, ctx=256, ubatch=64,
-             kv_type="f32") as llm:  # fmt: skip
+    # Passes that are slow because others compute are no reason to plan anew here.
+    monkeypatch.setattr(module.Pilot, "tend", lambda self, idle=False: None)
+    with opened() as llm:
         plans = llm.plan
         answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]
         after = llm.call(looked_at)
@@ -196,10 +194,38 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
 
 def looked_at(loaded: Loaded) -> PlanSet:
     """The plans in force with what passes took since."""
-    assert isinstance(loaded.model, PlannedModel)
-    pilot = loaded.model.pilot
-    assert pilot is not None
+    pilot = pilot_of(loaded)
     return pilot.planner.annotate(loaded.model.plans, pilot._now())
+
+
+def pilot_of(loaded: Loaded) -> module.Pilot:
+    assert isinstance(loaded.model, PlannedModel)
+    assert loaded.model.pilot is not None
+    return loaded.model.pilot
+
+
+def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
+    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looked at after every step: what others compute meanwhile decides how often plans change."""
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    with opened() as llm:
+        answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]
+        changes = llm.call(lambda loaded: pilot_of(loaded).changes)
+    assert any("host and metered at once" in change.reason for change in changes)
+    assert_those_of_the_reference(answers)
+
+
+def opened() -> LLM:
+    return LLM(
+        str(model_file(MODEL)),
+        backends=NAMES,
+        planner="measured",
+        eager=True,
+        ctx=256,
+        ubatch=64,
+        kv_type="f32",
+    )
 
 
 def assert_those_of_the_reference(answers: list[list[int]]) -> None:
