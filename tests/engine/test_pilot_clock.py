@@ -1,0 +1,194 @@
+"""The pilot on a clock of the test's own: what it decides over minutes, whatever else this machine does.
+
+Two backends compute nothing and let the clock run on by what a test says that they take. Nothing waits, so
+minutes pass in a second; tests/engine/test_pilot.py has backends that really are slow.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, registry
+from hetrun.backend import Available, Backend, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
+from hetrun.executor import Chunk, Step
+from hetrun.kv import KvCache
+from hetrun.loaded import Loaded
+from hetrun.model import PlannedModel
+from hetrun.plan import PlanSet
+from tests.models import tiny
+from tests.models.tiny import TinyLlama
+from tests.nulldevice import NullDevice
+
+MODEL = TinyLlama("piloted", layers=2, context=1024)
+OP_S, TOKEN_S, CALL_S = 4e-4, 1e-4, 2e-5  # what an op, each token in it, and a segment take
+SHORT = 0.2  # of that: where a trial must cost little to come soon
+NAMES = ("one", "two")
+
+Speed = Callable[[float, str, Segment], float]  # seconds since the test began, backend, work -> a factor
+
+
+@dataclass
+class Clock:
+    """Runs on when a device computes."""
+
+    now: float = 1000.0
+    began: float = 1e9  # not yet
+    speed: Speed = lambda at, name, segment: 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self, name: str, segment: Segment, tokens: int) -> None:
+        seconds = CALL_S + sum(OP_S + TOKEN_S * tokens for _ in segment.ops)
+        self.now += seconds * self.speed(max(0.0, self.now - self.began), name, segment)
+
+
+class Simulated(NullDevice):
+    """Takes time on the clock, and gives zeros."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        super().__init__(name)
+        self.clock = clock
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        return Run(self, segment)
+
+
+@dataclass
+class Run:
+    """One segment; done when it is submitted."""
+
+    device: Simulated
+    segment: Segment
+
+    def submit(self, work: Pass) -> Done:
+        for value in self.segment.writes:
+            work.values[value.name] = np.zeros((work.rows(value), value.width), np.float32)
+        self.device.clock.run(self.device.name, self.segment, len(work.tokens))
+        return self
+
+    def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """Two backends on one clock, which everything reads that measures; the first is where weights lie."""
+    clock = Clock()
+    for module in ("hetrun.executor", "hetrun.pilot.pilot", "hetrun.planner.probe"):
+        monkeypatch.setattr(f"{module}.perf_counter", clock)
+    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
+    monkeypatch.setattr(
+        "hetrun.pilot.pilot.PROBE_S", 1e4
+    )  # passes are long here, so that a few are many seconds
+    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
+    made: dict[str, Callable[[], Backend]] = {n: lambda n=n: Simulated(n, clock) for n in NAMES}  # type: ignore[misc]
+    remove = [
+        registry.register(Descriptor(n, lambda: Available("a test"), made[n], "a test", preference=200 - i))
+        for i, n in enumerate(NAMES)
+    ]
+    yield clock
+    for one in remove:
+        one()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_gguf(MODEL, tmp_path_factory.mktemp("models") / "piloted.gguf")
+
+
+@dataclass(frozen=True)
+class Flight:
+    """What happened."""
+
+    changes: list[tuple[float, str]]  # when, and why
+    plans: PlanSet
+
+    def users(self, scope: str) -> set[str]:
+        """Who runs a scope in passes of one token."""
+        return {s.backend for s in self.plans.plan(1).segments for op in s.ops if scope in op.scope}
+
+
+def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
+    """Tokens one by one for so long."""
+
+    def steps(loaded: Loaded) -> Flight:
+        model = loaded.model
+        assert isinstance(model, PlannedModel)
+        assert model.pilot is not None
+        seq = model.alloc()
+        clock.began = clock.now
+        while clock.now < clock.began + seconds:
+            if model.length(seq) == model.context:
+                model.truncate(seq, 0)
+            model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
+            model.tend(idle=True)
+        changes = [(c.at - clock.began, c.reason) for c in model.pilot.changes if c.at > clock.began]
+        return Flight(changes, model.plans)
+
+    clock.speed = speed
+    clock.began = 1e9
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+        return llm.call(steps)
+
+
+def test_what_becomes_fast_is_used_within_five_seconds(model: Path, clock: Clock) -> None:
+    def speed(at: float, name: str, segment: Segment) -> float:
+        slow = name == "one" and any(".ffn" in op.scope for op in segment.ops)
+        return SHORT * (10.0 if slow and at < 10 else 1.0 if name == "one" else 2.0)
+
+    before = fly(model, clock, 9, speed)
+    assert before.users("ffn") == {"two"}
+    assert before.users("attn") == {"one"}
+    after = fly(model, clock, 15, speed)
+    assert after.users("ffn") == {"one"}
+    assert any("ffn on one takes" in why for _, why in after.changes)
+
+
+def test_what_becomes_slow_is_left(model: Path, clock: Clock) -> None:
+    def speed(at: float, name: str, segment: Segment) -> float:
+        return (10.0 if at > 20 else 1.0) if name == "one" else 2.0
+
+    assert fly(model, clock, 19, speed).users("") == {"one"}
+    after = fly(model, clock, 25, speed)
+    assert after.users("") == {"two"}
+    assert "on one takes" in after.changes[0][1]
+
+
+def noisy(slower: float, noise: float, wild: float = 0.0) -> Speed:
+    """Nobody makes work faster than it is; others make it slower, sometimes by far."""
+    chance = random.Random(1)
+
+    def speed(at: float, name: str, segment: Segment) -> float:
+        often = 1 + chance.expovariate(1 / noise)
+        return often * (slower if name == "two" else 1.0) * (10.0 if chance.random() < wild else 1.0)
+
+    return speed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wild", [0.0, 0.02])
+@pytest.mark.parametrize("slower", [0.97, 1.0, 1.03])
+def test_backends_that_are_as_fast_as_each_other_take_no_turns(
+    slower: float, wild: float, model: Path, clock: Clock
+) -> None:
+    assert len(fly(model, clock, 100, noisy(slower, 0.1, wild)).changes) <= 6
+
+
+@pytest.mark.slow
+def test_what_takes_turns_in_being_fast_is_not_followed_for_ever(model: Path, clock: Clock) -> None:
+    def speed(at: float, name: str, segment: Segment) -> float:
+        return 2.0 if (at // 3 % 2 == 0) == (name == "one") else 1.0
+
+    changes = fly(model, clock, 240, speed).changes
+    assert 2 <= len(changes) <= 40
+    assert len([at for at, _ in changes if at > 120]) <= 10
