@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from hetrun.backend import Ints, Pass, SequencePart
+from hetrun.backends.amx.products import BF16
+from hetrun.backends.amx.stored import spans
 from hetrun.graph import Op
 from hetrun.kv import KvCache, KvTable
 from hetrun.ops import Attention
@@ -30,12 +32,15 @@ STAGE_BYTES = 1 << 20  # of float32 numbers between two types: they stay in a co
 MASK_BYTES = 4 << 20  # the largest mask; more rows are cut
 MASKS_BYTES = 16 << 20  # kept from one layer to the next
 CHUNK_ROWS = 256  # whose own keys are one corner; smaller ones waste less and cost more calls
+BEGIN_ROWS = 192  # the same for the beginning of a sequence
+BEGIN_BY_ITSELF = 768  # rows of a beginning that the kernel cuts better than we do
 WHOLE_ROWS = 64  # with the heads of a group: so few are not worth a cut
 HALF_ROWS = 16  # with the heads of a group: so few do not pay for a conversion
 NEVER = -6e4  # a score that counts for nothing, also in F16; a row sees one key at least
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _PLAIN = {"F16": torch.float16, "F32": torch.float32}
+Place = slice | Tensor  # rows of a table, as one run where they are one
 Partial = tuple[Tensor, Tensor]  # what rows got from some keys [1, heads, rows, dim], and its log-sum-exp
 
 
@@ -45,6 +50,8 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._masks: dict[tuple[bytes, int, int, int, torch.dtype], Tensor] = {}
+        self._slots: Ints | None = None
+        self._place: Place = slice(0)
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +65,12 @@ class Scratch:
             self._buffers.pop((name, dtype), None)
             held = self._buffers[name, dtype] = torch.empty(rows * width, dtype=dtype)
         return held[: rows * width].view(rows, width)
+
+    def place(self, slots: Ints) -> Place:
+        """Where the rows of a pass lie in the tables: found once for all layers that lie alike."""
+        if slots is not self._slots:
+            self._slots, self._place = slots, _place(slots)
+        return self._place
 
     def mask(self, ends: Ints, width: int, window: int, group: int, dtype: torch.dtype) -> Tensor:
         """What rows that see the keys before ends[i], or a window of them, add to scores of `width` keys."""
@@ -145,10 +158,12 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
     assert isinstance(a, Attention)
     group = kv.group(a.layer)
     keys, values = kv.heads(a.layer, a.first, a.n_kv_heads)
-    store(keys, work.slots[group], k)
-    store(values, work.slots[group], v)
+    slots = work.slots[group]
+    place = scratch.place(slots)
+    store(keys, slots, place, k)
+    store(values, slots, place, v)
     if len(work.parts) == 1 and _begins(op, work.parts[0], group, len(q)):
-        return _causal(a, q, k, v)
+        return _beginning(a, q, k, v, scratch)
     out = torch.empty(len(q), a.n_heads * a.head_dim, dtype=q.dtype)
     for part in work.parts:
         lo, hi, ends = _rows(op, part, work, part.kv[group].length)
@@ -169,15 +184,24 @@ def _begins(op: Op, part: SequencePart, group: int, rows: int) -> bool:
     return plain and op.rows == "tokens" and length == part.b - part.a == rows and rows > WHOLE_ROWS
 
 
-def _causal(a: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Rows that see each other, and nothing before them: neither masks nor merging, and no copy."""
+def _beginning(a: Attention, q: Tensor, k: Tensor, v: Tensor, scratch: Scratch) -> Tensor:
+    """Rows that see each other, and nothing before them: nothing is merged, and nothing copied to be read.
+
+    The kernel computes all scores in blocks of 512 keys, seen or not, so the keys behind some rows are cut
+    off. The mask that this takes costs less.
+    """
     n = len(q)
-    rows, keys, values = (
-        x.to(torch.bfloat16).view(n, -1, a.head_dim).transpose(0, 1)[None] for x in (q, k, v)
-    )
-    out, _ = _flash(rows, keys, values, 0.0, True, scale=a.scale)
-    joined: Tensor = out[0].transpose(0, 1).reshape(n, -1)
-    return joined.to(q.dtype)
+    rows, keys, values = (x.to(BF16).view(1, n, -1, a.head_dim).transpose(1, 2) for x in (q, k, v))
+    if n <= BEGIN_ROWS or n >= BEGIN_BY_ITSELF:
+        whole = _flash(rows, keys, values, 0.0, True, scale=a.scale)[0]
+        joined: Tensor = whole.transpose(1, 2).reshape(n, -1)
+        return joined.to(q.dtype)
+    out = torch.empty(n, a.n_heads, a.head_dim, dtype=q.dtype)
+    for lo, hi in spans(n, BEGIN_ROWS):
+        mask = scratch.mask(np.arange(lo + 1, hi + 1), hi, 0, 1, BF16)
+        part = _flash(rows[:, :, lo:hi], keys[:, :, :hi], values[:, :, :hi], attn_mask=mask, scale=a.scale)[0]
+        out[lo:hi].copy_(part[0].transpose(0, 1))
+    return out.view(n, -1)
 
 
 def _rows(op: Op, part: SequencePart, work: Pass, length: int) -> tuple[int, int, Ints]:
@@ -242,7 +266,7 @@ def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor) -> None:
     a, n = seen.attrs, len(q)
     group = a.n_heads // a.n_kv_heads
     half = n * group <= HALF_ROWS and seen.keys.quant.name == "F16"
-    dtype = torch.float16 if half else torch.bfloat16
+    dtype = torch.float16 if half else BF16
     cut = strips(ends, a.window, group)
     # Row i of a KV head's query heads is row i * group + head: the rows of some tokens lie together.
     folded = q.to(dtype).view(n, a.n_kv_heads, group, a.head_dim).transpose(0, 1)
@@ -329,18 +353,22 @@ class _Total:
         return self._sum[0][0]
 
 
-def store(table: KvTable, slots: Ints, x: Tensor) -> None:
+def store(table: KvTable, slots: Ints, place: Place, x: Tensor) -> None:
     """Write a row of x for each slot."""
     if table.quant.name not in _PLAIN:
         table.write(slots, x.float().numpy())
         return
     rows = torch.from_numpy(table.raw).view(_PLAIN[table.quant.name])
     # From bf16 to F16 and back torch is three times faster by way of float32.
-    x = x.float()
-    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1 and bool((np.diff(slots) == 1).all()):
-        rows[int(slots[0]) : int(slots[-1]) + 1].copy_(x)
+    if isinstance(place, slice):
+        rows[place].copy_(x.float())
     else:
-        rows[torch.from_numpy(slots)] = x.to(rows.dtype)
+        rows[place] = x.float().to(rows.dtype)
+
+
+def _place(slots: Ints) -> Place:
+    one_run = len(slots) > 0 and bool((np.diff(slots) == 1).all())
+    return slice(int(slots[0]), int(slots[-1]) + 1) if one_run else torch.from_numpy(slots)
 
 
 def _numbers(table: KvTable, rows: Tensor, plain: torch.dtype | None, scratch: Scratch) -> Tensor:

@@ -54,8 +54,10 @@ class AmxBackend(Backend):
         if self._way == "ipex":
             import hetrun.backends.amx.ipex_product  # noqa: F401 - loads IPEX
         from hetrun.backends.amx.attention import Scratch as AttentionScratch
+        from hetrun.backends.amx.buffers import keep_freed_memory
         from hetrun.backends.amx.products import Scratch, packs
 
+        keep_freed_memory()
         torch.set_num_threads(self._threads)
         packs()
         self.scratch, self.attention_scratch = Scratch(self.check), AttentionScratch()

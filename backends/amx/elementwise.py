@@ -69,22 +69,19 @@ class Angles:
 
 
 def rope(a: Rope, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """x [rows, heads * head_dim] to float32 [rows, heads, head_dim]."""
-    heads = x.float().reshape(len(x), -1, a.head_dim)
-    rest = heads[..., a.n_rot :]
+    """x [rows, heads * head_dim] to float32 [rows, heads, head_dim], which are turned in place."""
+    out = torch.empty(x.shape).copy_(x)
+    heads = out.view(len(x), -1, a.head_dim)
+    turned = heads[..., : a.n_rot]
     if a.interleaved:
-        pairs = torch.view_as_complex(heads[..., : a.n_rot].reshape(*heads.shape[:2], -1, 2))
-        out = torch.view_as_real(pairs * turn[0]).flatten(-2)
-        return torch.cat((out, rest), -1) if rest.shape[-1] else out
+        torch.view_as_complex(turned.view(*turned.shape[:2], -1, 2)).mul_(turn[0])
+        return heads
     cos, sin = turn
-    half = a.n_rot // 2
-    first, second = heads[..., :half], heads[..., half : a.n_rot]
-    out = torch.empty_like(heads)
-    torch.addcmul(first * cos, second, sin, value=-1, out=out[..., :half])
-    torch.addcmul(second * cos, first, sin, out=out[..., half : a.n_rot])
-    if rest.shape[-1]:
-        out[..., a.n_rot :] = rest
-    return out
+    first, second = turned.chunk(2, -1)
+    crossed = first * sin
+    first.mul_(cos).addcmul_(second, sin, value=-1)
+    second.mul_(cos).add_(crossed)
+    return heads
 
 
 def rope_angles(a: Rope, positions: Ints, factors: Floats | None) -> tuple[np.ndarray, float]:

@@ -37,6 +37,7 @@ class AmxRunner:
         self._writes = [(v.name, written.slots[v]) for v in segment.writes if _is_there(v, shape)]
         backend.book(self, _peak_bytes(segment, shape))
 
+    @torch.inference_mode()  # a call of torch takes less time when nobody may ask for gradients
     def submit(self, work: Pass) -> Done:
         """Compute; results are arrays of their own."""
         frame = Frame(work, [None] * len(self._slots))

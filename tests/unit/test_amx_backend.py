@@ -92,6 +92,22 @@ def test_nothing_loads_torch_before_the_start() -> None:
     assert run.stdout.split() == ["False"]
 
 
+@needs_torch
+@pytest.mark.skipif("not hasattr(__import__('ctypes').CDLL(None), 'mallopt')", reason="not glibc")
+def test_memory_that_was_freed_is_there_for_the_next_values() -> None:
+    """In a thread, as the engine is: its heap is one of those that malloc gives back most readily."""
+    code = (
+        "import threading, torch; from resource import RUSAGE_SELF, getrusage;"
+        "from hetrun.backends.amx.buffers import keep_freed_memory; keep_freed_memory();"
+        "use = lambda n: [len([torch.ones(1 << 18) for _ in range(6)]) for _ in range(n)];"  # 1 MiB each
+        "faults = lambda: getrusage(RUSAGE_SELF).ru_minflt;"
+        "body = lambda: seen.extend((use(12), faults(), use(2), faults()));"
+        "seen = []; t = threading.Thread(target=body); t.start(); t.join(); print(seen[3] - seen[1])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 300  # of 3072 pages
+
+
 def test_the_ways_take_what_they_say() -> None:
     (weight,) = {op.weights[0] for op in graph_of(cases.QUANTISED[3]).ops if op.kind == "head"}
     use, table = WeightUse(weight, "product"), WeightUse(weight, "lookup")
