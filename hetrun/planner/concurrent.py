@@ -25,6 +25,7 @@ from hetrun.forms import coarse
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Expected, Plan, PlanSet, make_plans
 from hetrun.planner.balance import Link, Migration
+from hetrun.planner.closeness import PRICE
 from hetrun.planner.online import (
     HOLDS,
     RATE,
@@ -159,11 +160,22 @@ class ConcurrentPlanner(OnlinePlanner):
             if plan is None or seconds is None:
                 continue
             seconds += self._moved(mine, plan, now, steps)
-            if seconds < (best.seconds if best else limit):
+            if self._rounds_more(plan, after.plans[bucket]):
+                limit = min(limit, min(stay, in_turn) / (1 + PRICE))
+            if seconds < min(limit, best.seconds if best else limit):
                 best = Choice(plan, seconds, min(stay, in_turn))
         if best is None and is_concurrent(mine) and in_turn >= (1 - WORTH) * stay:
             return Choice(mine, stay, in_turn)
         return best
+
+    def _rounds_more(self, plan: Plan, than: Plan) -> bool:
+        """Whether results would be less close, and somebody minds."""
+
+        def most(p: Plan) -> float:
+            units = ((i, s.backend) for s in p.segments for i in self.costs.members(s))
+            return max(self._rounding[i][b] for i, b in units)
+
+        return self._precision == "exact" and most(plan) > most(than)
 
     def _seconds_in_turn(self, plan: Plan, tokens: int, depth: float) -> float | None:
         """As real passes showed; before there are any, not less than by the clock that judges the others."""

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.backend import Backend, WeightUse
+from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import units
+from hetrun.graph import Op
 from hetrun.pilot import Setup, planner_for
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, load_plan, make_plans
 from hetrun.planner.balance import PARTS, operations
@@ -46,9 +47,12 @@ class Far(NullDevice):
 
     asynchronous = True
 
-    def __init__(self, streamed: bool) -> None:
+    def __init__(self, streamed: bool, error: float = 0.0) -> None:
         super().__init__(FAR)
-        self._streamed = streamed
+        self._streamed, self._error = streamed, error
+
+    def rounding(self, op: Op) -> float:
+        return self._error
 
     def streams(self, wanted: WeightUse) -> bool:
         return self._streamed
@@ -298,6 +302,16 @@ def test_attention_is_shared_by_heads_where_each_crossing_costs() -> None:
 def test_a_gain_that_is_too_small_shares_nothing_out() -> None:
     times = measured(same(1.0), same(40.0), call=0.99)
     assert planner(times, streamed=False).propose(on_the_host(), now()) is None
+
+
+@pytest.mark.parametrize(("error", "precision", "both"), [(0.0, "exact", True), (0.01, "exact", False),
+                                                       (0.01, "fast", True)])  # fmt: skip
+def test_what_rounds_more_must_gain_more(error: float, precision: Precision, both: bool) -> None:
+    """A sixteenth or an eighth of each product goes to a device that is much slower: 5 % less."""
+    backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far(False, error)}
+    times = measured(same(1.0), same(7.5))
+    decide = ConcurrentPlanner(GRAPH, backends, times, (1,), (HOST, FAR), precision)
+    assert bool(decide.propose(on_the_host(), now())) == both
 
 
 # --- memory, and who pays
