@@ -20,6 +20,7 @@ BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-64", "65-256", "257+"
 _ENDS = (1, 4, 8, 16, 64, 256)
 FORMAT = 1
 MOST_BYTES = 16 << 20  # of a file with a plan
+MOST_THREADS, MOST_TOKENS = 1 << 12, 1 << 20  # in it, as for --threads and --ubatch
 
 
 def bucket_of(tokens: int) -> str:
@@ -211,8 +212,12 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
             raise OptionError(
                 f"{path}: plan format {data['format']} is not known; this version reads {FORMAT}"
             )
-        buckets = {str(p["bucket"]): (_count(p, "threads"), _placements(p)) for p in data["plans"]}
-        saved = SavedPlan(_count(data, "ubatch"), {b: buckets[b] for b in BUCKETS if b in buckets})
+        buckets = {
+            str(p["bucket"]): (_count(p, "threads", MOST_THREADS), _placements(p)) for p in data["plans"]
+        }
+        saved = SavedPlan(
+            _count(data, "ubatch", MOST_TOKENS), {b: buckets[b] for b in BUCKETS if b in buckets}
+        )
     except KeyError as e:
         raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: it lacks {e}") from e
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
@@ -231,10 +236,10 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
     return saved
 
 
-def _count(data: Mapping[str, object], key: str) -> int:
+def _count(data: Mapping[str, object], key: str, most: int) -> int:
     value = data[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} must be a number of 1 or more, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{key} must be a number from 1 to {most}, not {value!r}")
     return value
 
 
