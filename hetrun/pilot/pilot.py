@@ -234,6 +234,7 @@ class Pilot:
             self._explorer.run(chosen)
         except Exception as e:  # a plugin may fail in any way, and the answer goes on
             self._refuse(chosen.backend, e)
+            self.replan(f"{chosen.backend} failed")  # which it would do in somebody's answer, too
         self._executor.forget_threads()
 
     def _refuse(self, name: str, error: Exception) -> None:

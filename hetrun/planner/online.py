@@ -368,6 +368,8 @@ class OnlinePlanner:
             )
         less = 1 - b.seconds / a.seconds if a.seconds else 0.0
         gain = f"{ms(a.seconds)} -> {ms(b.seconds)}, {less:.0%} less expected"
+        if a.seconds == float("inf"):  # it cannot run as it did
+            gain = f"{ms(b.seconds)} expected"
         return f"passes of {bucket} tokens{more}: {what} ({gain})"
 
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,6 +163,33 @@ def test_what_becomes_slow_is_left(model: Path, clock: Clock) -> None:
     after = fly(model, clock, 25, speed)
     assert after.users("") == {"two"}
     assert "on one takes" in after.changes[0][1]
+
+
+def test_what_fails_when_it_is_tried_is_left_at_once(
+    model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(trial: object) -> None:
+        raise RuntimeError("no more")
+
+    def work(loaded: Loaded) -> None:
+        model = loaded.model
+        assert isinstance(model, PlannedModel)
+        assert model.pilot is not None
+        assert model.plans.backends == ["two"]
+        monkeypatch.setattr(
+            model.pilot._explorer, "choose", lambda now, allowed: SimpleNamespace(backend="two")
+        )
+        monkeypatch.setattr(model.pilot._explorer, "run", fail)
+        clock.now += 1
+        model.tend()
+        assert model.plans.backends == ["one"]
+        assert model.pilot.changes[-1].reason.startswith("two failed: ")
+        assert "inf" not in model.pilot.changes[-1].reason
+
+    clock.speed = lambda at, name, segment: 1.0 if name == "two" else 2.0
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+        llm.call(work)
+    assert "two is left out: no more" in caplog.text
 
 
 def noisy(slower: float, noise: float, wild: float = 0.0) -> Speed:
