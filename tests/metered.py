@@ -16,7 +16,6 @@ says about speed is a claim about any device: its arithmetic is numpy's, its lin
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +46,7 @@ from hetrun.graph import Op, Value, Weight
 from hetrun.kv import KvCache, KvTable
 from hetrun.ops import Attention
 from hetrun.planner.balance import Link
+from tests.devicethread import DeviceThread, Task
 from tests.timeline import DEVICE, Activity, Copy, Timeline, Wire, named
 
 SMALL = 64 << 10  # bytes; less than that passes beside the link's queue
@@ -112,9 +112,7 @@ class Metered(Backend):
         self._mirrors: dict[int, tuple[Tables, Tables]] = {}  # by layer: the host's, and ours
         self._made: dict[str, Floats] = {}  # results of the last pass
         self._last: tuple[Activity, ...] = ()
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._main, name=f"device-{name}", daemon=True)
-        self._thread.start()
+        self._thread = DeviceThread(name)
 
     @property
     def window(self) -> int:
@@ -164,11 +162,7 @@ class Metered(Backend):
 
     def give(self, task: Task) -> None:
         """Work for the device's thread."""
-        self._tasks.put(task)
-
-    def _main(self) -> None:
-        while task := self._tasks.get():
-            task.run()
+        self._thread.give(task)
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -177,8 +171,7 @@ class Metered(Backend):
         self.cancelled.clear()
 
     def close(self) -> None:
-        self._tasks.put(None)
-        self._thread.join()
+        self._thread.close()
         self._wire.close()
         self._ahead.clear()
 
@@ -345,31 +338,27 @@ class Mirror:
         return keys.heads(first, n), values.heads(first, n)
 
 
-class Task:
-    """A segment's work on the device's thread."""
+class Given(Task):
+    """A segment's work on the device's thread; who waits for it knows what the device did last."""
 
     def __init__(self, runner: MeteredRunner, work: Pass) -> None:
-        self._runner, self._work = runner, work
+        super().__init__(self._compute)
+        self._runner, self._pass = runner, work
         self._given = runner.device.timeline.seen
-        self._over = threading.Event()
-        self._error: BaseException | None = None
         self._last: tuple[Activity, ...] = ()
 
-    def run(self) -> None:
-        device = self._runner.device
+    def _compute(self) -> None:
         try:
-            device.run(self._runner, self._work, self._given)
-        except BaseException as e:
-            self._error = e
-        self._last = device.last
-        self._over.set()
+            self._runner.device.run(self._runner, self._pass, self._given)
+        finally:
+            self._last = self._runner.device.last
 
     def wait(self) -> None:
-        self._over.wait()
-        timeline = self._runner.device.timeline
-        timeline.seen = (*timeline.seen, *self._last)
-        if self._error:
-            raise self._error
+        try:
+            super().wait()
+        finally:
+            timeline = self._runner.device.timeline
+            timeline.seen = (*timeline.seen, *self._last)
 
 
 class MeteredRunner:
@@ -386,7 +375,7 @@ class MeteredRunner:
         self.streamed = tuple(b for op in segment.ops for b in self.weights[op] if b.kept is None)
 
     def submit(self, work: Pass) -> Done:
-        task = Task(self, work)
+        task = Given(self, work)
         self.device.give(task)
         return task
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 import shutil
-import threading
 from atexit import register
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +34,7 @@ from hetrun.quant import by_name
 from hetrun.source import build_graph, open_model
 from hetrun.stats import Stats
 from hetrun.weights import WeightStore
+from tests.devicethread import DeviceThread, Task
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -150,29 +149,6 @@ def rig(
 # --- a device that works by itself
 
 
-class Task:
-    """Work of a thread; `wait` hands its error on."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._work = work
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self.waited = False
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as e:
-            self._error = e
-        self._over.set()
-
-    def wait(self) -> None:
-        self._over.wait()
-        self.waited = True
-        if self._error:
-            raise self._error
-
-
 class ThreadedDevice(Backend):
     """Another backend on a thread of its own, as a GPU would be: `submit` returns at once."""
 
@@ -184,18 +160,12 @@ class ThreadedDevice(Backend):
         self._inner = inner
         self._before = before
         self.given: list[Task] = []
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._main, name=f"device-{inner.name}", daemon=True)
-        self._thread.start()
-
-    def _main(self) -> None:
-        while task := self._tasks.get():
-            task.run()
+        self._thread = DeviceThread(inner.name)
 
     def give(self, work: Callable[[], object]) -> Task:
         task = Task(work)
         self.given.append(task)
-        self._tasks.put(task)
+        self._thread.give(task)
         return task
 
     def supports(self, op: Op) -> bool:
@@ -220,8 +190,7 @@ class ThreadedDevice(Backend):
         self._inner.rearm()
 
     def close(self) -> None:
-        self._tasks.put(None)
-        self._thread.join()
+        self._thread.close()
         self._inner.close()
 
 
