@@ -9,9 +9,10 @@ Importing this module loads IPEX: it registers `torch.ops.torch_ipex`, and repla
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
 from typing import Any
 
-import intel_extension_for_pytorch  # noqa: F401 - for what it registers
 import torch
 from torch import Tensor
 
@@ -19,6 +20,10 @@ from hetrun.backend import ReadInto
 from hetrun.backends.amx.products import BF16, Activation, PackedProduct, rounded
 from hetrun.backends.amx.sizes import IPEX_COLS, IPEX_ROWS, has_blocks, matrix_bytes
 from hetrun.graph import Weight
+
+# IPEX prepares torch's compiler, which begins with a process of 600 MB; nothing is compiled here.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+import_module("intel_extension_for_pytorch")
 
 FEW = 64  # rows; torch is level there on small matrices, and ahead from twice as many on most
 PAIR = 2  # bf16 numbers that are multiplied and added at once
