@@ -12,13 +12,14 @@ from torch import Tensor
 from hetrun.backend import Buffer, Buffers, Pass, PassShape, Segment
 from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
-from hetrun.backends.amx.buffers import Experts, held_as, product_of, vector_of
+from hetrun.backends.amx.buffers import Experts, held_as, inside_of, product_of, vector_of
 from hetrun.backends.amx.elementwise import Angles
-from hetrun.backends.amx.fusion import Activated, Fused, Gated, Rotation, Stacked
+from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked
 from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.products import BF16, LeanProduct, PackedProduct, Product, activate
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.stored import StoredRows, spans
+from hetrun.fusing import Rotation
 from hetrun.graph import Op, Rows, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.ops import LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # A call of oneDNN cannot be interrupted: what would take longer is cut by rows. Being wrong by two about the
 # rate costs nothing but a later cancel, or some copying.
 LONGEST_CALL = 0.040  # seconds
-FLOPS_PER_THREAD = 200e9
+FLOPS_PER_THREAD = {"bf16": 200e9, "int8": 400e9}
 FEWEST_ROWS = 64  # products of fewer rows are far from the peak
 
 
@@ -52,9 +53,10 @@ class Frame:
 Call = Callable[[Frame], None]
 
 
-def most_rows(weights: int, threads: int) -> int:
+def most_rows(weights: int, threads: int, arithmetic: str) -> int:
     """How many rows may be multiplied by so many weights in one call."""
-    return max(FEWEST_ROWS, int(LONGEST_CALL * FLOPS_PER_THREAD * threads / (2 * weights)) // TILE * TILE)
+    rate = FLOPS_PER_THREAD[arithmetic] * threads
+    return max(FEWEST_ROWS, int(LONGEST_CALL * rate / (2 * weights)) // TILE * TILE)
 
 
 class Emitter:
@@ -94,6 +96,8 @@ class Emitter:
                 return self._gated(item)
             case Rotation():
                 return self._rotation(item)
+            case Summed():
+                return self._summed(item)
         return _EMIT[item.kind](self, item)
 
     # --- what calls are made of
@@ -122,7 +126,7 @@ class Emitter:
         backend, weights = self._backend, weight.shape[0] * weight.shape[1]
 
         def whole(x: Tensor) -> Tensor:
-            x, most = x.to(BF16), most_rows(weights, backend.threads)
+            x, most = x.to(BF16), most_rows(weights, backend.threads, backend.arithmetic)
             if len(x) <= most:
                 return function(x)
             step = -(-len(x) // -(-len(x) // most))
@@ -163,9 +167,9 @@ class Emitter:
     def _activated(self, item: Activated) -> Call:
         weight, *biases = self.buffers(item)
         bias = vector_of(biases[0])[0] if biases else None
-        packed = held_as(weight, PackedProduct)
+        product = inside_of(weight)
         act = elementwise.activation(item.act)
-        run = self.cut(lambda x: packed(x, bias, act), item.linear.weights[0])
+        run = self.cut(lambda x: product(x, bias, act), item.linear.weights[0])
         return self._unary(item.linear.inputs[0], item.act.out, run)
 
     def _gated(self, item: Gated) -> Call:
@@ -173,14 +177,11 @@ class Emitter:
             [self._buffers[use] for use in fusion.uses(Stacked((op,), op.weights[0]))]
             for op in (item.gate, item.up)
         )
-        one, other = held_as(gate, PackedProduct), held_as(up, PackedProduct)
-        biases = [vector_of(b[0])[0] if b else None for b in (gate_bias, up_bias)]
+        one, other = inside_of(gate), inside_of(up)
+        first, second = (vector_of(b[0])[0] if b else None for b in (gate_bias, up_bias))
         act = elementwise.activation(item.act)
-
-        def both(x: Tensor) -> Tensor:
-            return other.times(x, biases[1], one(x, biases[0], act))
-
-        return self._unary(item.gate.inputs[0], item.act.out, self.cut(both, item.gate.weights[0]))
+        run = self.cut(lambda x: one.gated(other, x, act, (first, second)), item.gate.weights[0])
+        return self._unary(item.gate.inputs[0], item.act.out, run)
 
     def _rotation(self, item: Rotation) -> Call:
         first = item.ops[0]
@@ -202,6 +203,24 @@ class Emitter:
             turned = torch.split(elementwise.rope(a, joined, turn), heads, 1)
             for target, part, in_bf16 in zip(targets, turned, rounded, strict=True):
                 frame.values[target] = (part.to(BF16) if in_bf16 else part).flatten(1)
+
+        return call
+
+    def _summed(self, item: Summed) -> Call:
+        a, gain, rounded = (
+            item.norm.attrs,
+            vector_of(self.buffers(item)[0])[0],
+            self.is_rounded(item.norm.out),
+        )
+        assert isinstance(a, RmsNorm)
+        first, second, total, target = map(self.slot, (*item.add.inputs, item.add.out, item.norm.out))
+        in_place = self.is_spent(item.add.inputs[0])
+
+        def call(frame: Frame) -> None:
+            x, y = frame.get(first), frame.get(second)
+            own = x if in_place and x.dtype == torch.float32 else torch.empty(x.shape)
+            frame.values[target] = elementwise.rms_norm_of_sum(a, x, y, own, gain, rounded)
+            frame.values[total] = own
 
         return call
 

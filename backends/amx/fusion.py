@@ -1,4 +1,5 @@
-"""What is run as one: products of one input, an activation inside a product, rotations of q and k.
+"""What is run as one: products of one input, an activation inside a product, rotations of q and k, and a sum
+with its norm.
 
 The uses of weights follow from the ops alone, so that `wants` and `compile` agree.
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hetrun.backend import Use, WeightUse, use_of
+from hetrun import fusing
+from hetrun.backend import Use, WeightUse
+from hetrun.fusing import Common, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
-from hetrun.ops import Moe, RmsNorm, Rope
 
 GATES = ("swiglu", "geglu")
 ACTIVATIONS = ("relu", "gelu")
@@ -43,13 +45,14 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rope ops with the same angles on neighbouring slices of one product."""
+class Summed:
+    """A sum, and the norm that reads it: what is in a core's cache is not fetched again."""
 
-    ops: tuple[Op, ...]
+    norm: Op
+    add: Op
 
 
-Fused = Op | Stacked | Activated | Gated | Rotation
+Fused = Op | Stacked | Activated | Gated | Rotation | Summed
 
 
 def fuse(ops: Sequence[Op], kept: Sequence[Value], inside: bool) -> list[Fused]:
@@ -77,17 +80,11 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
             return (*_linear_uses(item.gate), *_linear_uses(item.up))
         case Rotation():
             return uses(item.ops[0])
-    found = tuple(use_of(item, i) for i in range(len(item.weights)))
-    if isinstance(item.attrs, RmsNorm):
-        return (replace(found[0], offset=item.attrs.offset),)
-    if isinstance(item.attrs, Moe):
-        # Rounding in its product would send tokens to other experts.
-        return (replace(found[0], use="vector"), *found[1:])
-    return found
+    return fusing.uses(item)
 
 
 def members(item: Fused) -> tuple[Op, ...]:
-    """The ops that an item is made of."""
+    """The ops that an item is made of; what most of its time goes to first."""
     match item:
         case Stacked() | Rotation():
             return item.ops
@@ -95,6 +92,8 @@ def members(item: Fused) -> tuple[Op, ...]:
             return (item.linear, item.act)
         case Gated():
             return (item.gate, item.up, item.act)
+        case Summed():
+            return (item.norm, item.add)
     return (item,)
 
 
@@ -120,7 +119,7 @@ class _Fusing:
                 self._readers[value].append(op)
         self._within = self._find_within() if inside else {}
         self._stacks = self._find_stacks()
-        self._slices: dict[Value, tuple[Stacked, int]] = {}
+        self._slices = Slices()
         self._taken: set[Value] = set()
 
     def run(self) -> list[Fused]:
@@ -140,7 +139,7 @@ class _Fusing:
             group = self._stacks.get(_common(op), (op,)) if op.kind == "linear" else (op,)
             return (self._stack(group),)
         if op.kind == "rope":
-            return (Rotation(self._turned_with(op)),)
+            return (self._slices.rotation(op, self._ops, self._taken),)
         makers = [self._maker[v] for v in op.inputs if self._within.get(v) is op]
         if makers and self._hidden(op):
             return (Activated(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
@@ -163,43 +162,27 @@ class _Fusing:
         maker = self._maker.get(value)
         return maker is not None and maker.kind == "linear" and self._readers[value] == [op]
 
-    def _find_stacks(self) -> dict[tuple[object, ...], tuple[Op, ...]]:
+    def _find_stacks(self) -> dict[Common, tuple[Op, ...]]:
         """The products that can be one, by what they have in common; those to be turned come first."""
-        found: dict[tuple[object, ...], list[Op]] = defaultdict(list)
-        for op in self._ops:
-            if op.kind == "linear" and op.out not in self._within:
-                found[_common(op)].append(op)
+        free = [op for op in self._ops if op.kind == "linear" and op.out not in self._within]
         return {
             common: tuple(sorted(ops, key=lambda op: not self._is_turned(op)))
-            for common, ops in found.items()
+            for common, ops in fusing.kin(free, _common).items()
         }
 
     def _is_turned(self, op: Op) -> bool:
         return any(reader.kind == "rope" for reader in self._readers[op.out])
 
     def _stack(self, ops: tuple[Op, ...]) -> Stacked:
-        made = Stacked(ops, stack([op.weights[0] for op in ops]))
-        self._slices.update({op.out: (made, n) for n, op in enumerate(ops)})
-        return made
-
-    def _turned_with(self, op: Op) -> tuple[Op, ...]:
-        """This rope and one on a slice next to its own, where that turns by the same angles."""
-        mine = self._slices.get(op.inputs[0])
-        for other in self._ops:
-            if other.kind != "rope" or other is op or other.out in self._taken:
-                continue
-            its = self._slices.get(other.inputs[0])
-            if mine and its and its[0] is mine[0] and abs(its[1] - mine[1]) == 1 and _same_angles(op, other):
-                return (op, other) if mine[1] < its[1] else (other, op)
-        return (op,)
+        self._slices.add(ops)
+        return Stacked(ops, stack([op.weights[0] for op in ops]))
 
 
-def _common(op: Op) -> tuple[object, ...]:
+def _is_plain_norm(op: Op) -> bool:
+    """Whether an op is the norm of whole rows."""
+    return isinstance(op.attrs, RmsNorm) and op.attrs.heads == 1
+
+
+def _common(op: Op) -> Common:
     """What products must have in common to be stacked."""
     return (op.inputs, op.weights[0].quant)
-
-
-def _same_angles(a: Op, b: Op) -> bool:
-    assert isinstance(a.attrs, Rope)
-    assert isinstance(b.attrs, Rope)
-    return a.weights == b.weights and replace(a.attrs, n_heads=0) == replace(b.attrs, n_heads=0)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from hetrun.backend import Buffers
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.attention import attention
-from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation, uses
+from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.memory import GgmlBuffer
 from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
 from hetrun.errors import BackendError
+from hetrun.fusing import Rotation
 from hetrun.graph import Op, Rows, Value
 from hetrun.kv import KvCache
 from hetrun.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap

@@ -5,13 +5,13 @@ The graph itself stays unfused; this is a peephole over the ops of one segment.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import WeightUse, use_of
+from hetrun import fusing
+from hetrun.backend import WeightUse
+from hetrun.fusing import Common, Rotation, Slices
 from hetrun.graph import Constant, Op, Value, Weight, stack
-from hetrun.ops import Moe, RmsNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +23,32 @@ class Product:
     bias: Weight | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rope ops with the same angles on neighbouring slices of one product."""
-
-    ops: tuple[Op, ...]
-
-
 Fused = Op | Product | Rotation
 
 
 def fuse(ops: Sequence[Op]) -> list[Fused]:
     """The segment's ops with what belongs together in one place."""
-    kin = _kin(ops)
-    taken: set[int] = set()
-    slices: dict[Value, tuple[Product, int]] = {}
+    kin = fusing.kin(ops, _common)
+    taken: set[Value] = set()
+    slices = Slices()
     out: list[Fused] = []
-    for i, op in enumerate(ops):
-        if i in taken:
+    for op in ops:
+        if op.out in taken:
             continue
+        item: Fused = op
         if op.kind in ("linear", "head"):
-            members = kin.get(_stacks_with(op), [i])
-            taken.update(members)
-            group = tuple(ops[m] for m in members)
-            product = _product(group)
-            slices.update({m.out: (product, n) for n, m in enumerate(group)})
-            out.append(product)
+            item = _product(kin.get(_common(op), (op,)))
+            slices.add(item.ops)
         elif op.kind == "rope":
-            members = _with_same_angles(ops, i, slices)
-            taken.update(members)
-            out.append(Rotation(tuple(ops[m] for m in members)))
-        else:
-            out.append(op)
+            item = slices.rotation(op, ops, taken)
+        out.append(item)
+        taken.update(member.out for member in members(item))
     return out
+
+
+def members(item: Fused) -> tuple[Op, ...]:
+    """The ops that an item is made of."""
+    return item.ops if isinstance(item, Product | Rotation) else (item,)
 
 
 def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:
@@ -68,26 +61,10 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
     if isinstance(item, Product):
         bias = (WeightUse(item.bias, "vector"),) if item.bias else ()
         return (WeightUse(item.weight, "product"), *bias)
-    op = item.ops[0] if isinstance(item, Rotation) else item
-    found = tuple(use_of(op, i) for i in range(len(op.weights)))
-    if isinstance(op.attrs, RmsNorm):
-        return (replace(found[0], offset=op.attrs.offset),)
-    if isinstance(op.attrs, Moe):
-        # Rounding in its product would send tokens to other experts.
-        return (replace(found[0], use="vector"), *found[1:])
-    return found
+    return fusing.uses(members(item)[0])
 
 
-def _kin(ops: Sequence[Op]) -> Mapping[tuple[object, ...], list[int]]:
-    """The products that can be stacked, by what they have in common."""
-    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for i, op in enumerate(ops):
-        if common := _stacks_with(op):
-            found[common].append(i)
-    return found
-
-
-def _stacks_with(op: Op) -> tuple[object, ...]:
+def _common(op: Op) -> Common:
     """What products must have in common to be stacked; nothing for an op that cannot be."""
     if op.kind != "linear":
         return ()
@@ -112,23 +89,3 @@ def _column(vector: Weight) -> Weight:
         for p in vector.parts
     )
     return replace(vector, shape=(n, 1), parts=parts)
-
-
-def _with_same_angles(ops: Sequence[Op], first: int, slices: dict[Value, tuple[Product, int]]) -> list[int]:
-    """This rope and the next one, where both rotate neighbouring slices of one product in the same way."""
-    op = ops[first]
-    for i in range(first + 1, len(ops)):
-        other = ops[i]
-        if other.kind != "rope":
-            continue
-        a, b = slices.get(op.inputs[0]), slices.get(other.inputs[0])
-        neighbours = a is not None and b is not None and a[0] is b[0] and b[1] == a[1] + 1
-        if neighbours and other.weights == op.weights and _angles(other) == _angles(op):
-            return [first, i]
-        return [first]
-    return [first]
-
-
-def _angles(op: Op) -> Rope:
-    assert isinstance(op.attrs, Rope)
-    return replace(op.attrs, n_heads=0)

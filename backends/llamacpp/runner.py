@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
 from hetrun.backends.llamacpp import fusion, native
 from hetrun.backends.llamacpp.emit import Emitter, most_tensors
-from hetrun.backends.llamacpp.fusion import Fused, Product, Rotation
+from hetrun.backends.llamacpp.fusion import Fused
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.native import DATA, NB, NE
 from hetrun.backends.llamacpp.queries import TILE
@@ -84,8 +84,7 @@ class GgmlRunner:
 
 def _has_token_rows(item: Fused) -> bool:
     """Whether an op must run even if nobody wants a row: attention fills the cache all the same."""
-    ops = item.ops if isinstance(item, (Product, Rotation)) else (item,)
-    return any(op.kind == "attention" or op.out.rows == "tokens" for op in ops)
+    return any(op.kind == "attention" or op.out.rows == "tokens" for op in fusion.members(item))
 
 
 class Seen:

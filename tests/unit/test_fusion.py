@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hetrun.backend import WeightUse, use_of
-from hetrun.backends.llamacpp.fusion import Product, Rotation, fuse, wants
+from hetrun.backends.llamacpp.fusion import fuse, members, wants
 from hetrun.graph import Constant, Extent, Op, Value, Weight
 from hetrun.ops import NONE, Attrs, Moe, RmsNorm, Rope
 from hetrun.quant import by_name
@@ -38,23 +38,20 @@ def turned(of: Op, factors: Sequence[Weight] = (), attrs: Rope = ROPE) -> Op:
     return op("rope", f"{of.out.name}.turned", [of.out], factors, attrs)
 
 
-def members(ops: Sequence[Op]) -> list[list[str]]:
+def together(ops: Sequence[Op]) -> list[list[str]]:
     """The names of the results that are made together."""
-    return [
-        [o.out.name for o in (item.ops if isinstance(item, Product | Rotation) else (item,))]
-        for item in fuse(ops)
-    ]
+    return [[o.out.name for o in members(item)] for item in fuse(ops)]
 
 
 def test_products_of_one_input_are_one_and_so_are_their_rotations() -> None:
     q, k, v = linear("q"), linear("k"), linear("v")
-    assert members([q, k, v, turned(q), turned(k)]) == [["q", "k", "v"], ["q.turned", "k.turned"]]
+    assert together([q, k, v, turned(q), turned(k)]) == [["q", "k", "v"], ["q.turned", "k.turned"]]
 
 
 def test_products_with_biases_are_stacked_and_so_are_the_biases() -> None:
     q, k, v = linear("q", 32, "F32"), linear("k", 16, "F32"), linear("v", 16, "F32")
     ops = [q, k, v, turned(q), turned(k, attrs=replace(ROPE, n_heads=1))]
-    assert members(ops) == [["q", "k", "v"], ["q.turned", "k.turned"]]
+    assert together(ops) == [["q", "k", "v"], ["q.turned", "k.turned"]]
     product, bias = wants(ops)
     assert (product.use, product.weight.shape) == ("product", (64, 64))
     assert (bias.use, bias.weight.shape) == ("vector", (64, 1))
@@ -74,14 +71,14 @@ def test_a_bias_in_a_file_is_stacked_as_it_lies_there() -> None:
 
 
 def test_products_stay_apart_with_and_without_bias_and_by_type() -> None:
-    assert members([linear("q", bias="F32"), linear("k"), linear("v", bias="F32")]) == [["q", "v"], ["k"]]
-    assert members([linear("q", bias="F32"), linear("k", bias="F16")]) == [["q"], ["k"]]
-    assert members([linear("q"), linear("k", quant="F16"), linear("v")]) == [["q", "v"], ["k"]]
+    assert together([linear("q", bias="F32"), linear("k"), linear("v", bias="F32")]) == [["q", "v"], ["k"]]
+    assert together([linear("q", bias="F32"), linear("k", bias="F16")]) == [["q"], ["k"]]
+    assert together([linear("q"), linear("k", quant="F16"), linear("v")]) == [["q", "v"], ["k"]]
 
 
 def test_a_bias_in_blocks_is_no_column() -> None:
     q, k = linear("q", bias="Q8_0"), linear("k", bias="Q8_0")
-    assert members([q, k]) == [["q"], ["k"]]
+    assert together([q, k]) == [["q"], ["k"]]
     assert wants([q])[1] == WeightUse(q.weights[1], "vector")
 
 
@@ -90,17 +87,17 @@ def test_what_lies_between_keeps_rotations_apart() -> None:
     gain = weight("gain", 1, 16)
     norms = [op("rms_norm", f"{o.out.name}.norm", [o.out], [gain], RmsNorm(1e-6, heads=2)) for o in (q, k)]
     ropes = [turned(n) for n in norms]
-    found = members([q, k, *norms, *ropes])
+    found = together([q, k, *norms, *ropes])
     assert found == [["q", "k"], ["q.norm"], ["k.norm"], ["q.norm.turned"], ["k.norm.turned"]]
 
 
 def test_rotations_by_other_angles_stay_apart() -> None:
     q, k = linear("q"), linear("k")
     other = replace(ROPE, base=1e6)
-    assert members([q, k, turned(q), turned(k, attrs=other)])[1:] == [["q.turned"], ["k.turned"]]
+    assert together([q, k, turned(q), turned(k, attrs=other)])[1:] == [["q.turned"], ["k.turned"]]
     factors = [weight("factors", 1, 8)]
-    assert members([q, k, turned(q, factors), turned(k)])[1:] == [["q.turned"], ["k.turned"]]
-    assert members([q, k, turned(q, factors), turned(k, factors)])[1:] == [["q.turned", "k.turned"]]
+    assert together([q, k, turned(q, factors), turned(k)])[1:] == [["q.turned"], ["k.turned"]]
+    assert together([q, k, turned(q, factors), turned(k, factors)])[1:] == [["q.turned", "k.turned"]]
 
 
 def test_the_offset_of_a_norm_is_part_of_its_vector() -> None:
