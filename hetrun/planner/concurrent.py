@@ -179,11 +179,11 @@ class ConcurrentPlanner(OnlinePlanner):
 
     def _seconds_in_turn(self, plan: Plan, tokens: int, depth: float) -> float | None:
         """As real passes showed; before there are any, not less than by the clock that judges the others."""
-        at = At(tokens, depth, self._threads[-1])
+        at = At(tokens, depth, plan.threads)
         predicted = self.pass_seconds(plan, tokens, depth, at.several)
         if predicted is None or None not in [self.sides.measured(s, at) for s in plan.segments]:
             return predicted
-        clocked = self.sides.clock(plan, at)
+        clocked = self.sides.clock(plan, replace(at, threads=self._threads[-1]))
         return max(predicted, clocked.seconds) if clocked else predicted
 
     def _clocked(self, bucket: str, plan: Plan, tokens: int, depth: float) -> float | None:

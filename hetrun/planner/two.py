@@ -61,15 +61,13 @@ class Ways:
 
     def _parts(self, layer: Sequence[Operation], at: At) -> list[Part]:
         """What was measured of a layer on both sides; nothing if something was not."""
-        costs = [
-            (self._sides.cost(o, self._pair.host, at), self._sides.cost(o, self._pair.other, at))
-            for o in layer
-        ]
-        return (
-            [(o, h, c) for o, (h, c) in zip(layer, costs, strict=True) if h and c]
-            if all(h and c for h, c in costs)
-            else []
-        )
+        found: list[Part] = []
+        for o in layer:
+            here, there = (self._sides.cost(o, b, at) for b in (self._pair.host, self._pair.other))
+            if here is None or there is None:
+                return []
+            found.append((o, here, there))
+        return found
 
     def candidates(self, scoring: Scoring) -> Iterator[Candidate]:
         """What is worth a closer look; `scoring`: where keys and values are now."""
