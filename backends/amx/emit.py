@@ -14,7 +14,7 @@ from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
 from hetrun.backends.amx.buffers import Experts, held_as, inside_of, product_of, vector_of
 from hetrun.backends.amx.elementwise import Angles
-from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked
+from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked, Summed
 from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.products import BF16, LeanProduct, PackedProduct, Product, activate
 from hetrun.backends.amx.sizes import TILE
@@ -207,12 +207,9 @@ class Emitter:
         return call
 
     def _summed(self, item: Summed) -> Call:
-        a, gain, rounded = (
-            item.norm.attrs,
-            vector_of(self.buffers(item)[0])[0],
-            self.is_rounded(item.norm.out),
-        )
+        a, rounded = item.norm.attrs, self.is_rounded(item.norm.out)
         assert isinstance(a, RmsNorm)
+        gain = vector_of(self.buffers(item)[0])[0]
         first, second, total, target = map(self.slot, (*item.add.inputs, item.add.out, item.norm.out))
         in_place = self.is_spent(item.add.inputs[0])
 

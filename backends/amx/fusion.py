@@ -14,6 +14,7 @@ from hetrun import fusing
 from hetrun.backend import Use, WeightUse
 from hetrun.fusing import Common, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
+from hetrun.ops import RmsNorm
 
 GATES = ("swiglu", "geglu")
 ACTIVATIONS = ("relu", "gelu")
@@ -80,6 +81,8 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
             return (*_linear_uses(item.gate), *_linear_uses(item.up))
         case Rotation():
             return uses(item.ops[0])
+        case Summed():
+            return uses(item.norm)
     return fusing.uses(item)
 
 
@@ -140,6 +143,9 @@ class _Fusing:
             return (self._stack(group),)
         if op.kind == "rope":
             return (self._slices.rotation(op, self._ops, self._taken),)
+        if op.kind == "add":
+            norm = next((r for r in self._readers[op.out] if _is_plain_norm(r)), None)
+            return (Summed(norm, op),) if norm else (op,)
         makers = [self._maker[v] for v in op.inputs if self._within.get(v) is op]
         if makers and self._hidden(op):
             return (Activated(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
