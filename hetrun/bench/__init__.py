@@ -128,7 +128,7 @@ def _progress() -> Iterator[Tell | None]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("loading", total=None)
+        task = bar.add_task("loading and measuring", total=None)
         bar.refresh()
 
         def tell(done: int, total: int, what: str) -> None:

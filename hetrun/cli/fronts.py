@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 
 from hetrun.cli import sampling_options, say
-from hetrun.cli.progress import loading
+from hetrun.cli.progress import OPENING, loading
 from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import UserError
@@ -60,7 +60,7 @@ async def _loaded(client: ChatClient, stop: asyncio.Event) -> None:
     ready = asyncio.ensure_future(client.info())
     asked = asyncio.ensure_future(stop.wait())
     try:
-        with loading("loading") as tell:
+        with loading(OPENING) as tell:
             while not ready.done() and not asked.done():
                 await asyncio.wait((ready, asked), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 if tell:

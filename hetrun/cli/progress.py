@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 PATIENCE = 1.0  # seconds before a bar is worth drawing
+OPENING = "loading (and measuring, the first time)"  # one bar for both: only the model knows which it is
 
 
 @contextmanager

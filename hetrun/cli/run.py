@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from hetrun.cli import in_json
-from hetrun.cli.progress import loading
+from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
@@ -49,7 +49,7 @@ def answer(
 @contextmanager
 def open_llm(settings: Settings, chatting: bool = False) -> Iterator[LLM]:
     """The model of the settings, with a progress bar while it loads."""
-    with loading("loading") as progress:
+    with loading(OPENING) as progress:
         llm = LLM.of(settings, progress, chatting=chatting)
     with llm:
         yield llm
