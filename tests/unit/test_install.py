@@ -212,6 +212,15 @@ def test_ggml_is_built_again_once_where_pip_had_a_broken_one(
     assert ("still does not work" in capsys.readouterr().out) == (broken == [True, True])
 
 
+def test_one_package_may_have_another_version_than_the_others_are_tested_with(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    kept = Path(script.constraints(tmp_path, "torch")).read_text(encoding="utf-8").splitlines()
+    assert [line for line in pinned if line not in kept] == [p for p in pinned if p.startswith("torch==")]
+    assert [line for line in pinned if line in kept] == kept
+
+
 def test_what_pip_has_cached_is_not_taken_again(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
