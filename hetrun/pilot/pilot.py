@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os import cpu_count
 from time import perf_counter, sleep
 
 from hetrun.backend import Backend
@@ -108,7 +109,8 @@ class Pilot:
             names += [n for n in self._setup.candidates if n not in names]
         todo = {name: self._unknown(name) for name in names}
         wanted = [name for name in names if todo[name]]
-        busy = bool(wanted) and others_running() >= BUSY
+        spare = (cpu_count() or 1) - self._setup.threads[-1]  # cores on which others disturb nobody
+        busy = bool(wanted) and others_running() >= spare + BUSY
         until = perf_counter() + (PROBE_BUSY_S if busy else PROBE_S)
         for at, name in enumerate(wanted):
             left = until - perf_counter()

@@ -17,6 +17,7 @@ import pytest
 
 from hetrun import LLM, registry
 from hetrun.backend import Available, Backend, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
+from hetrun.config import dirs
 from hetrun.executor import Chunk, Step
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
@@ -190,6 +191,19 @@ def test_what_fails_when_it_is_tried_is_left_at_once(
     with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
         llm.call(work)
     assert "two is left out: no more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "kept"), [(2, 0.4, True), (2, 0.6, True), (1, 0.6, False), (16, 9.0, True)]
+)
+def test_others_on_cores_that_are_not_used_here_disturb_nobody(
+    cores: int, others: float, kept: bool, model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetrun.pilot.pilot.cpu_count", lambda: cores)
+    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: others)
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True):
+        pass
+    assert bool(list((dirs().cache / "times").glob("*.json"))) == kept
 
 
 def noisy(slower: float, noise: float, wild: float = 0.0) -> Speed:
