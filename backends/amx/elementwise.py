@@ -14,11 +14,8 @@ from torch.nn import functional
 
 from hetrun.backend import Floats, Ints
 from hetrun.backends.amx.products import BF16, Activation
-from hetrun.backends.amx.stored import spans
 from hetrun.graph import Op
 from hetrun.ops import Gelu, LayerNorm, RmsNorm, Rope
-
-IN_CACHE = 1 << 19  # numbers that are worked on until they are done: they stay in the caches of two cores
 
 
 def rms_norm(a: RmsNorm, x: Tensor, gain: Tensor, rounded: bool) -> Tensor:
@@ -29,16 +26,6 @@ def rms_norm(a: RmsNorm, x: Tensor, gain: Tensor, rounded: bool) -> Tensor:
     root.square_().div_(heads.shape[-1]).add_(a.eps).rsqrt_()
     out = torch.mul(heads, root).mul_(gain).view(x.shape)
     return out.to(BF16) if rounded else out
-
-
-def rms_norm_of_sum(a: RmsNorm, x: Tensor, y: Tensor, total: Tensor, gain: Tensor, rounded: bool) -> Tensor:
-    """Fill `total`, which may be x, with x + y; the norm of that, some rows at a time."""
-    out = torch.empty(x.shape, dtype=BF16 if rounded else torch.float32)
-    for lo, hi in spans(len(x), max(1, IN_CACHE // x.shape[1])):
-        # Converted before it is added: a sum of two types takes half as long again.
-        part = torch.add(x[lo:hi].float(), y[lo:hi].float(), out=total[lo:hi])
-        out[lo:hi] = rms_norm(a, part, gain, rounded)
-    return out
 
 
 def layer_norm(a: LayerNorm, x: Tensor, gain: Tensor | None, bias: Tensor | None, rounded: bool) -> Tensor:

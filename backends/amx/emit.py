@@ -14,7 +14,7 @@ from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
 from hetrun.backends.amx.buffers import Experts, held_as, inside_of, product_of, vector_of
 from hetrun.backends.amx.elementwise import Angles
-from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked, Summed
+from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked
 from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.products import BF16, LeanProduct, PackedProduct, Product, activate
 from hetrun.backends.amx.sizes import TILE
@@ -96,8 +96,6 @@ class Emitter:
                 return self._gated(item)
             case Rotation():
                 return self._rotation(item)
-            case Summed():
-                return self._summed(item)
         return _EMIT[item.kind](self, item)
 
     # --- what calls are made of
@@ -203,21 +201,6 @@ class Emitter:
             turned = torch.split(elementwise.rope(a, joined, turn), heads, 1)
             for target, part, in_bf16 in zip(targets, turned, rounded, strict=True):
                 frame.values[target] = (part.to(BF16) if in_bf16 else part).flatten(1)
-
-        return call
-
-    def _summed(self, item: Summed) -> Call:
-        a, rounded = item.norm.attrs, self.is_rounded(item.norm.out)
-        assert isinstance(a, RmsNorm)
-        gain = vector_of(self.buffers(item)[0])[0]
-        first, second, total, target = map(self.slot, (*item.add.inputs, item.add.out, item.norm.out))
-        in_place = self.is_spent(item.add.inputs[0])
-
-        def call(frame: Frame) -> None:
-            x, y = frame.get(first), frame.get(second)
-            own = x if in_place and x.dtype == torch.float32 else torch.empty(x.shape)
-            frame.values[target] = elementwise.rms_norm_of_sum(a, x, y, own, gain, rounded)
-            frame.values[total] = own
 
         return call
 

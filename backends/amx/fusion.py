@@ -1,5 +1,4 @@
-"""What is run as one: products of one input, an activation inside a product, rotations of q and k, and a sum
-with its norm.
+"""What is run as one: products of one input, an activation inside a product, rotations of q and k.
 
 The uses of weights follow from the ops alone, so that `wants` and `compile` agree.
 """
@@ -14,7 +13,6 @@ from hetrun import fusing
 from hetrun.backend import Use, WeightUse
 from hetrun.fusing import Common, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
-from hetrun.ops import RmsNorm
 
 GATES = ("swiglu", "geglu")
 ACTIVATIONS = ("relu", "gelu")
@@ -45,15 +43,7 @@ class Gated:
     act: Op
 
 
-@dataclass(frozen=True, slots=True)
-class Summed:
-    """A sum, and the norm that reads it: what is in a core's cache is not fetched again."""
-
-    norm: Op
-    add: Op
-
-
-Fused = Op | Stacked | Activated | Gated | Rotation | Summed
+Fused = Op | Stacked | Activated | Gated | Rotation
 
 
 def fuse(ops: Sequence[Op], kept: Sequence[Value], inside: bool) -> list[Fused]:
@@ -81,13 +71,11 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
             return (*_linear_uses(item.gate), *_linear_uses(item.up))
         case Rotation():
             return uses(item.ops[0])
-        case Summed():
-            return uses(item.norm)
     return fusing.uses(item)
 
 
 def members(item: Fused) -> tuple[Op, ...]:
-    """The ops that an item is made of; what most of its time goes to first."""
+    """The ops that an item is made of."""
     match item:
         case Stacked() | Rotation():
             return item.ops
@@ -95,8 +83,6 @@ def members(item: Fused) -> tuple[Op, ...]:
             return (item.linear, item.act)
         case Gated():
             return (item.gate, item.up, item.act)
-        case Summed():
-            return (item.norm, item.add)
     return (item,)
 
 
@@ -143,9 +129,6 @@ class _Fusing:
             return (self._stack(group),)
         if op.kind == "rope":
             return (self._slices.rotation(op, self._ops, self._taken),)
-        if op.kind == "add":
-            norm = next((r for r in self._readers[op.out] if _is_plain_norm(r)), None)
-            return (Summed(norm, op),) if norm else (op,)
         makers = [self._maker[v] for v in op.inputs if self._within.get(v) is op]
         if makers and self._hidden(op):
             return (Activated(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
@@ -182,11 +165,6 @@ class _Fusing:
     def _stack(self, ops: tuple[Op, ...]) -> Stacked:
         self._slices.add(ops)
         return Stacked(ops, stack([op.weights[0] for op in ops]))
-
-
-def _is_plain_norm(op: Op) -> bool:
-    """Whether an op is the norm of whole rows."""
-    return isinstance(op.attrs, RmsNorm) and op.attrs.heads == 1
 
 
 def _common(op: Op) -> Common:
