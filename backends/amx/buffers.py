@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hetrun.backend import Buffer
-from hetrun.backends.amx.products import Product
+from hetrun.backends.amx.products import Inside, Product
 from hetrun.errors import BackendError
 
 B = TypeVar("B")
@@ -74,6 +74,13 @@ def product_of(buffer: Buffer) -> Product:
     """A weight to multiply by, however it is held."""
     if not isinstance(buffer, Product):
         raise _foreign(buffer, "a product")
+    return buffer
+
+
+def inside_of(buffer: Buffer) -> Inside:
+    """A weight to multiply by, with an activation inside."""
+    if not isinstance(buffer, Inside):
+        raise _foreign(buffer, "a product that activations run inside of")
     return buffer
 
 

@@ -66,8 +66,8 @@ class AmxBackend(Backend):
 
     @property
     def inside(self) -> bool:
-        """Whether activations run inside of products: packed ones can."""
-        return self._way in ("packed", "ipex")
+        """Whether activations run inside of products: all can that do not unpack their weights each time."""
+        return self._way != "lean"
 
     def supports(self, op: Op) -> bool:
         return op.kind in OPS

@@ -1,30 +1,45 @@
 """Products in int8: twice the rate of bf16 ones and half their memory, for those who ask for `fast`.
 
-Weights are int8 with a scale for each output, activations are uint8 with a scale and a zero for each row. A
-few columns of the activations are far larger than the rest in most models, and would take most of the 8 bits
-away from all others: they are left out of the int8 product and multiplied in bf16. Which ones they are is
-found in the first passes. Their weights are read back out of the int8 ones, by multiplying unit vectors: so
-only those columns are kept twice, and no weight is read again.
+Weights are int8 with a scale for each output, activations are int8 with a scale for each row. In most models
+a few columns of the activations are far larger than the rest, and would take most of the 8 bits away from all
+others. So both sides are turned before they are rounded: each block of 64 columns is multiplied by a matrix
+that shares every number out among all 64. Its columns are at right angles to each other, so the product of
+the two sides stays what it was; but what was large in one column is now a little in each of its block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hetrun.backend import Floats, ReadInto
-from hetrun.backends.amx.products import BF16, multiply, pack
-from hetrun.backends.amx.sizes import exact_columns, int8_bytes
-from hetrun.backends.amx.stored import slices
+from hetrun.backends.amx.products import BF16, Activation, activate
+from hetrun.backends.amx.sizes import int8_bytes
+from hetrun.backends.amx.stored import slices, spans
 from hetrun.graph import Weight
 
-ZERO = 128  # of oneDNN's activations; a row's own zero goes with the exact columns
-STEPS = 253  # between a row's smallest and largest number; rounding both may take one more, and one is spare
-CORRECTIONS = 3  # columns that shift a row to its own zero: one number in two halves by another in two
-ENOUGH_ROWS = 512  # more rows than that do not tell more about columns
-AT_ONCE = 1 << 20  # activations that are float32 at one time: about what fits into the cores' own caches
+ZERO = 128  # oneDNN wants codes of activations without a sign, and takes this off them
+LARGEST = 127  # code of a weight
+STEPS = 126.5  # to a row's largest number, whose code is 127 at most even if the scale is rounded down
+BLOCK = 64  # columns that are turned together
+AT_ONCE = 1 << 19  # numbers that one step after the other is done with: they stay in the cores' own caches
+
+
+def turn(cols: int) -> Tensor:
+    """The matrix that blocks of so many columns are multiplied by.
+
+    It is a Hadamard matrix: every number is 1 or -1, which bf16 has. As it stands it also makes everything
+    larger, by the root of its size. Rows of one sign would come out as one large number again, if all its
+    rows began with 1: so these have random signs.
+    """
+    out = torch.ones(1, 1)
+    while len(out) < BLOCK and cols % (2 * len(out)) == 0:
+        out = torch.cat((torch.cat((out, out), 1), torch.cat((out, -out), 1)))
+    signs = np.random.default_rng(0).choice(np.array([-1, 1], np.float32), (len(out), 1))
+    return out * torch.from_numpy(signs)
 
 
 class Int8Product:
@@ -33,17 +48,15 @@ class Int8Product:
     def __init__(self, shape: tuple[int, int], parts: Iterable[tuple[int, int, Floats]]) -> None:
         """`parts` are rows a to b of the weight, in memory that the next ones may overwrite."""
         m, k = shape
+        full = turn(k)
         weight, self._scale = torch.empty(shape, dtype=torch.int8), torch.empty(m)
         for a, b, part in parts:
-            rows = torch.from_numpy(part)
-            self._scale[a:b] = rows.abs().amax(1).div_(127).clamp_min_(1e-30)
-            weight[a:b] = torch.round(rows / self._scale[a:b, None])
+            rows = torch.mm(torch.from_numpy(part).view(-1, len(full)), full).view(b - a, k)
+            scale = rows.abs().amax(1).div_(LARGEST).clamp_min_(1e-30)
+            weight[a:b] = rows.div_(scale[:, None]).round_()
+            self._scale[a:b] = scale / len(full)  # both sides have become larger by the root of this
         self._packed = pack8(weight)
-        self._width = k
-        self._columns = torch.empty(0, dtype=torch.int64)
-        self._keep = torch.empty(0)
-        self._exact = torch.empty(0, dtype=BF16)
-        self._rows_seen = 0  # by which the columns were chosen
+        self._turn = full.to(BF16)
         self.size = m * k
         self.nbytes = int8_bytes(m, k)
 
@@ -57,60 +70,67 @@ class Int8Product:
         """From a file."""
         return cls(weight.shape, slices(weight, read))
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [n, k] in bf16 to [n, m]; the bias is float32."""
-        if self._rows_seen < ENOUGH_ROWS and len(x) > 2 * self._rows_seen:
-            self._choose(x)
-        codes, scale, shift = self._quantise(x)
-        whole = shift.to(BF16)
-        rest = (shift - whole).to(BF16)
-        exact = torch.cat((x.index_select(1, self._columns), whole, whole, rest), 1)
-        done = multiply(exact, self._exact, bias)
-        return torch.addcmul(done, multiply8(codes, self._packed, self._scale, BF16), scale.to(BF16))
+    def __call__(self, x: Tensor, bias: Tensor | None = None, act: Activation = "none") -> Tensor:
+        """x [n, k] in bf16 to [n, m], through an activation; the bias is float32."""
+        codes, scale = self._codes(x)
+        out = self._times(codes)
+        for a, b in _steps(out):
+            _finish(out[a:b], scale[a:b], bias, act)
+        return out
 
-    def _quantise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes without the exact columns, each row's scale, and what is missing in each number of a row.
+    def gated(
+        self,
+        up: Int8Product,
+        x: Tensor,
+        act: Activation,
+        biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Tensor:
+        """act(self(x)) * up(x): x is rounded once for both."""
+        codes, scale = self._codes(x)
+        gate, out = self._times(codes), up._times(codes)
+        for a, b in _steps(out):
+            _finish(out[a:b], scale[a:b], biases[1], "none")
+            out[a:b].mul_(_finish(gate[a:b], scale[a:b], biases[0], act))
+        return out
 
-        A number is scale * (code - ZERO) + shift. The zero is a code, so the columns left out cost nothing.
-        """
-        codes = torch.empty(x.shape, dtype=torch.uint8)
-        scale, shift = torch.empty(len(x), 1), torch.empty(len(x), 1)
-        step = max(1, AT_ONCE // x.shape[1])
-        stage = torch.empty(min(step, len(x)), x.shape[1])
-        for at in range(0, len(x), step):
-            part = x[at : at + step]
-            floats = stage[: len(part)].copy_(part).mul_(self._keep)
-            # All rows have columns of zeros now: the smallest is not above 0, the largest not below.
-            low, high = floats.amin(1, keepdim=True), floats.amax(1, keepdim=True)
+    def _times(self, codes: Tensor) -> Tensor:
+        return multiply8(codes, self._packed, self._scale, BF16)
+
+    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x turned, as codes that are ZERO for nothing, and each row's scale."""
+        k, steps = x.shape[1], _steps(x)
+        rows = max((b - a for a, b in steps), default=0)
+        turned, sizes = torch.empty(rows, k, dtype=BF16), torch.empty(rows, k, dtype=BF16)
+        floats = torch.empty(rows, k)
+        codes, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x), 1, dtype=BF16)
+        block = len(self._turn)
+        for a, b in steps:
+            here = turned[: b - a]
+            torch.mm(x[a:b].reshape(-1, block), self._turn, out=here.view(-1, block))
+            # Positive numbers are in the order of their bits: whole numbers are compared ten times as fast.
+            bits = torch.abs(here, out=sizes[: b - a]).view(torch.int16)
+            largest = bits.amax(1, keepdim=True).view(BF16)
             # Rounded to bf16, as the result is multiplied by it.
-            size = ((high - low) / STEPS).clamp_min_(1e-30).to(BF16).float()
-            zero = torch.round(-low / size).add_(1)
-            # The conversion cuts off: what is added rounds.
-            torch.addcmul(zero + 0.5, floats, 1 / size, out=floats)
-            codes[at : at + step] = floats
-            scale[at : at + step] = size
-            shift[at : at + step] = (ZERO - zero) * size
-        return codes, scale, shift
+            scale = scales[a:b] = (largest.float() / STEPS).clamp_min_(1e-30).to(BF16)
+            codes[a:b] = floats[: b - a].copy_(here).mul_(1 / scale.float()).round_()
+            codes[a:b].bitwise_xor_(-ZERO)  # adds ZERO, seen as numbers without a sign
+        return codes.view(torch.uint8), scales
 
-    def _choose(self, x: Tensor) -> None:
-        """Keep the columns exact that are largest in these rows."""
-        self._rows_seen = len(x)
-        n = min(self._width, exact_columns(self._width) - CORRECTIONS)
-        columns = x.float().square().sum(0).topk(n).indices.sort().values
-        if torch.equal(columns, self._columns):
-            return
-        self._columns = columns
-        self._keep = torch.ones(self._width)
-        self._keep[columns] = 0.0
-        # Unit vectors give the columns, a vector of ones their sums, by which a shift is multiplied.
-        probes = torch.full((n + 1, self._width), ZERO, dtype=torch.uint8)
-        probes[torch.arange(n), columns] = ZERO + 1
-        probes[n] = ZERO + 1
-        found = multiply8(probes, self._packed, self._scale, torch.float32)
-        total = found[n:]
-        whole = total.to(BF16)
-        rest = (total - whole).to(BF16)
-        self._exact = pack(torch.cat((found[:n].to(BF16), whole, rest, whole)).t().contiguous())
+
+def _steps(x: Tensor) -> list[tuple[int, int]]:
+    """Rows that are done with before the next ones are begun."""
+    return list(spans(len(x), max(1, AT_ONCE // x.shape[1])))
+
+
+def _finish(x: Tensor, scale: Tensor, bias: Tensor | None, act: Activation) -> Tensor:
+    """Give products their rows' scales, a bias and an activation, where they lie."""
+    if bias is None:
+        x.mul_(scale)
+    else:
+        torch.addcmul(bias.to(BF16), x, scale, out=x)
+    if act == "swish":
+        return torch.nn.functional.silu(x, inplace=True)
+    return x if act == "none" else x.copy_(activate(x, act))
 
 
 # --- the int8 product itself. It is torch's own inner interface: where it is missing, a public one does.

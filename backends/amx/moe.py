@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hetrun.backends.amx.buffers import Experts
-from hetrun.backends.amx.products import BF16, PackedProduct, Product, activate
+from hetrun.backends.amx.products import BF16, Inside, Product, activate
 from hetrun.ops import Moe
 
 
@@ -40,6 +40,6 @@ def route(a: Moe, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 def gated(gate: Product, up: Product, x: Tensor) -> Tensor:
     """silu(gate(x)) * up(x)."""
-    if isinstance(gate, PackedProduct) and isinstance(up, PackedProduct):
-        return up.times(x, None, gate(x, None, "swish"))
+    if isinstance(gate, Inside) and isinstance(up, Inside):
+        return gate.gated(up, x, "swish")
     return activate(gate(x), "swish").mul_(up(x))

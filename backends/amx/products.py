@@ -6,7 +6,7 @@ oneDNN sums in float32 whatever its inputs are; only what goes in and comes out 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +37,25 @@ class Product(Protocol):
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [n, k] in bf16 to [n, m]; the bias is float32."""
+        ...
+
+
+@runtime_checkable
+class Inside(Product, Protocol):
+    """A product that activations run inside of."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None, act: Activation = "none") -> Tensor:
+        """x [n, k] in bf16 to [n, m], through an activation."""
+        ...
+
+    def gated(
+        self,
+        up: Self,
+        x: Tensor,
+        act: Activation,
+        biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Tensor:
+        """act(self(x)) * up(x)."""
         ...
 
 
@@ -75,6 +94,16 @@ class PackedProduct:
             y = multiply(x, part, None)
             found.append(y.float() + _less(x, part, y))
         return torch.cat(found, dim=1) if len(found) > 1 else found[0]
+
+    def gated(
+        self,
+        up: Self,
+        x: Tensor,
+        act: Activation,
+        biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Tensor:
+        """act(self(x)) * up(x)."""
+        return up.times(x, biases[1], self(x, biases[0], act))
 
     def times(self, x: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
         """The product's result times another of the same shape."""

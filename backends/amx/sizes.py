@@ -10,7 +10,6 @@ TILE = 32  # oneDNN pads both sides of a packed weight to this
 INT8_TILE = 64  # and of an int8 one to this
 NARROW = 768  # outputs; oneDNN gives so few to two threads badly when there are many rows
 IPEX_ROWS, IPEX_COLS = 32, 64  # the blocks of IPEX's weights
-EXACT_PART = 0.025  # of the columns of an int8 product are multiplied in bf16
 
 
 def bytes_of(use: WeightUse, way: Way) -> int:
@@ -49,12 +48,7 @@ def packed_bytes(rows: int, cols: int) -> int:
     return BF16_BYTES * (-(-rows // TILE) * TILE) * (-(-cols // TILE) * TILE)
 
 
-def exact_columns(cols: int) -> int:
-    """Columns beside an int8 product that are multiplied in bf16."""
-    return -(-int(cols * EXACT_PART) // TILE) * TILE or TILE
-
-
 def int8_bytes(rows: int, cols: int) -> int:
-    """Memory of a packed int8 copy, its outputs' scales, and the columns that are exact."""
+    """Memory of a packed int8 copy and its outputs' scales."""
     whole = (-(-rows // INT8_TILE) * INT8_TILE) * (-(-cols // INT8_TILE) * INT8_TILE)
-    return whole + FLOAT_BYTES * (rows + cols) + packed_bytes(rows, exact_columns(cols))
+    return whole + FLOAT_BYTES * rows

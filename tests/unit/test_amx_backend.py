@@ -155,6 +155,6 @@ def test_a_layer_has_one_product_for_q_k_and_v_and_one_rotation() -> None:
 def test_long_products_are_cut_and_short_ones_are_not() -> None:
     from hetrun.backends.amx.emit import FEWEST_ROWS, most_rows
 
-    assert most_rows(576 * 576, 2) > 4096
-    assert most_rows(8192 * 2048, 2) < 512
-    assert most_rows(1 << 40, 1) == FEWEST_ROWS
+    assert most_rows(576 * 576, 2, "bf16") > 4096
+    assert most_rows(8192 * 2048, 2, "bf16") < 512 <= most_rows(8192 * 2048, 2, "int8")
+    assert most_rows(1 << 40, 1, "bf16") == FEWEST_ROWS
