@@ -64,6 +64,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         if self.output not in OUTPUTS:
             raise OptionError(f"-o must be one of {', '.join(OUTPUTS)}, not {self.output!r}")
+        if self.explain and self.output == "csv":
+            raise OptionError("--explain needs more room than a line of csv; use -o table or -o json")
         if self.rounds < 1:
             raise OptionError(f"-r must be 1 or more, not {self.rounds}")
         if not self.cases():

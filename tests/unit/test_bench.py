@@ -78,6 +78,7 @@ def test_the_options_give_every_combination_once() -> None:
         ({"output": "xml"}, "-o must be one of table, json, csv, not 'xml'"),
         ({"rounds": 0}, "-r must be 1 or more"),
         ({"prompt": (0,), "generate": (0,)}, "nothing is left to measure"),
+        ({"explain": True, "output": "csv"}, "--explain needs more room"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
