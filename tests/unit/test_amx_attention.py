@@ -158,7 +158,7 @@ def test_as_the_reference(case: Case) -> None:
 @given(CASES, st.integers(1, 70), st.sampled_from([0, 8, 1000]), st.sampled_from([300, 3000, 1 << 20]))
 def test_however_it_is_cut(case: Case, chunk: int, few: int, small: int) -> None:
     """Long passes, much of the past and large masks are cut: the same with few rows and small limits."""
-    rows = mock.patch.multiple(ours, CHUNK_ROWS=chunk, WHOLE_ROWS=few, HALF_ROWS=few)
+    rows = mock.patch.multiple(ours, CHUNK_ROWS=chunk, BEGIN_ROWS=chunk, WHOLE_ROWS=few, HALF_ROWS=few)
     sizes = mock.patch.multiple(
         ours, PIECE_BYTES=64 * small, MASK_BYTES=4 * small, MASKS_BYTES=9 * small, STAGE_BYTES=small
     )
