@@ -30,6 +30,7 @@ TORCH = (
     "elementwise",
     "emit",
     "int8_product",
+    "ipex_product",
     "measure",
     "moe",
     "products",

@@ -17,7 +17,17 @@ from tests.import_rules import ROOT
 
 FOLDERS = ("backends", "models", "plugins", "tui")
 DATA = (".tcss", ".typed", ".cu", ".cuh", ".jinja", ".toml")
-SKIPPED = ("build", "dist", "*.egg-info", "__pycache__", ".git", ".venv*", ".*_cache", ".hypothesis", "*.gguf")
+SKIPPED = (
+    "build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+    ".git",
+    ".venv*",
+    ".*_cache",
+    ".hypothesis",
+    "*.gguf",
+)
 # What stands for files that do not exist yet: nested packages and data files, in the folders and in the core.
 PLANTED = {
     "backends/planted/__init__.py": "",
