@@ -54,9 +54,14 @@ def teacher_forced(r: Rig, pieces: tuple[int, ...], tokens: Sequence[int] = TOKE
 
 
 def mean_kl(expected: np.ndarray, found: np.ndarray) -> float:
+    return float(kl_of_each(expected, found).mean())
+
+
+def kl_of_each(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
     p, q = (x.astype(np.float64) - x.max(-1, keepdims=True) for x in (expected, found))
     p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
-    return float((np.exp(p) * (p - q)).sum(-1).mean())
+    each: np.ndarray = (np.exp(p) * (p - q)).sum(-1)
+    return each
 
 
 def assert_close(expected: np.ndarray, found: np.ndarray, kl: float) -> None:

@@ -25,8 +25,8 @@ from tests.models.test_placement import (
     assert_close,
     devices,
     devices_side_by_side,
+    kl_of_each,
     limit,
-    mean_kl,
     teacher_forced,
 )
 from tests.models.test_sequences import backends
@@ -162,7 +162,12 @@ def test_shares_of_a_backend_that_rounds_stay_as_close_as_it_is(case: Case, name
     graph = graph_of(case)
     expected = teacher_forced(rig(case, devices(["reference"])), (40,), TOKENS)
     pieces = (20, 1, 1, 18)
-    whole = mean_kl(expected, teacher_forced(rig(case, devices([name])), pieces, TOKENS))
+
+    def distance(made: Rig) -> float:
+        # Of a mean, one token whose rounding sends it to another expert makes most.
+        return float(np.median(kl_of_each(expected, teacher_forced(made, pieces, TOKENS))))
+
+    whole = distance(rig(case, devices([name])))
     both = [name, "reference"]
     attention = [p for i in (0, 1) for p in shared(f"blk.{i}.attn", "heads", [0, 1, 2], both[:: 1 - 2 * i])]
     others = [
@@ -170,8 +175,7 @@ def test_shares_of_a_backend_that_rounds_stay_as_close_as_it_is(case: Case, name
     ]
     rest = [p for p in others if ".attn" not in p.scope]
     for placements in (attention, rest, [*attention, *rest]):
-        made = shared_rig(case, devices(both), everywhere(name, *placements))
-        assert mean_kl(expected, teacher_forced(made, pieces, TOKENS)) <= 1.5 * whole
+        assert distance(shared_rig(case, devices(both), everywhere(name, *placements))) <= 1.5 * whole
 
 
 def test_shares_are_in_flight_at_once() -> None:
