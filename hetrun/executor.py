@@ -11,7 +11,7 @@ import numpy as np
 
 from hetrun.backend import Backend, Done, Floats, Ints, Pass, PassShape, Runner, Segment, SequencePart
 from hetrun.forecast import Forecast, Measured, Work
-from hetrun.forms import Forms
+from hetrun.forms import Forms, of_wanted_rows
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
 from hetrun.plan import BUCKETS, Plan, PlanSet
@@ -210,7 +210,7 @@ class Executor:
             try:
                 done.wait()
                 end = perf_counter()
-                timed.add(len(work.tokens), depth, end - start)
+                timed.add(work, depth, end - start)
                 self._inside += end - start
                 self._stats.wait_seconds += end - asked
             except BaseException as e:
@@ -247,7 +247,7 @@ class Executor:
                 for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
                     record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
                     measured = self._measured(s, plan.threads, shape)
-                    stage.append(Timed(record, measured, self._runner(s, shape)))
+                    stage.append(Timed(record, measured, self._runner(s, shape), of_wanted_rows(s.ops)))
         except BaseException:
             compiled.close()
             raise
@@ -284,13 +284,17 @@ class Timed:
     record: Record
     measured: Measured | None
     runner: Runner
+    of_wanted: bool  # wanted rows are what its times depend on
     warm: bool = False
 
-    def add(self, tokens: int, depth: float, seconds: float) -> None:
+    def add(self, work: Pass, depth: float, seconds: float) -> None:
         """It ran. The first run touches memory for the first time, and says nothing of the next ones."""
-        self.record.add(tokens, seconds)
+        self.record.add(len(work.tokens), seconds)
         if self.warm and self.measured:
-            self.measured.add(tokens, depth, seconds)
+            if not self.of_wanted:
+                self.measured.add(len(work.tokens), depth, seconds)
+            elif len(work.wanted):
+                self.measured.add(len(work.wanted), 1.0, seconds)
         self.warm = True
 
 

@@ -61,6 +61,11 @@ def _word(ops: Sequence[Op]) -> str:
     return "+".join(scopes)
 
 
+def of_wanted_rows(ops: Sequence[Op]) -> bool:
+    """Whether only wanted rows go in and come out: what the ops take does not grow with the pass."""
+    return all(v.rows == "wanted" for op in ops for v in (*op.inputs, op.out))
+
+
 class Forms:
     """Forms of ops that live on, each computed once; by identity, because equality costs as much."""
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from hetrun.backend import Backend
 from hetrun.executor import Executor
 from hetrun.forecast import Work
+from hetrun.forms import of_wanted_rows
 from hetrun.graph import Op
 from hetrun.plan import BUCKETS, Plan
 from hetrun.planner.online import Now, OnlinePlanner
@@ -68,10 +69,12 @@ class Explorer:
     def _trial(self, copy: Copy, plan: Plan, tokens: int, depth: float) -> Trial:
         """A unit on another backend, in a pass that is not too long."""
         unit, name = copy
+        chosen = self._planner.units[unit]
+        if of_wanted_rows(chosen.ops):
+            return Trial("again", chosen.form, (chosen.ops,), name, plan.threads, 1)
         while tokens > 1 and (self._seconds(unit, name, plan, tokens, depth) or 0.0) > LONGEST_S:
             tokens //= 2
         behind = max(0, int(min(depth, self._context - tokens) - (tokens + 1) / 2))
-        chosen = self._planner.units[unit]
         return Trial("again", chosen.form, (chosen.ops,), name, plan.threads, tokens, behind)
 
     def _seconds(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> float | None:

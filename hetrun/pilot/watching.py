@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hetrun.forecast import Forecast, Work
 from hetrun.plan import PlanSet
+from hetrun.planner.costs import size_of
 from hetrun.planner.online import Now, OnlinePlanner
 
 DRIFT = 0.1  # of a time
@@ -44,17 +45,18 @@ class Watcher:
         for bucket, plan in plans.plans.items():
             tokens, depth = self._planner.point(bucket, plans.ubatch, now)
             used = {
-                Work(costs.units[i].form, s.backend, plan.threads)
+                Work(costs.units[i].form, s.backend, plan.threads): costs.units[i].ops
                 for s in plan.segments
                 for i in costs.members(s)
             }
-            used |= {Work(costs.form(s), s.backend, plan.threads) for s in plan.segments}
-            others = {Work(u.form, b, plan.threads) for u in costs.units for b in candidates}
+            used |= {Work(costs.form(s), s.backend, plan.threads): s.ops for s in plan.segments}
+            others = {Work(u.form, b, plan.threads): u.ops for u in costs.units for b in candidates}
             more = self._planner.rests_on(plan, tokens)
-            for work in used | others | more.keys():
-                if seconds := self._forecast.seconds(work, tokens, depth):
+            for work, ops in (dict.fromkeys(more, ()) | others | used).items():
+                n, seen = size_of(ops, tokens, depth) if ops else (tokens, depth)
+                if seconds := self._forecast.seconds(work, n, seen):
                     uses = more.get(work, work in used)
-                    found[work, tokens] = Watched(work, tokens, depth, seconds, uses)
+                    found[work, n] = Watched(work, n, seen, seconds, uses)
         self._watched = list(found.values())
 
     def drifted(self) -> str:

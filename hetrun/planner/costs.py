@@ -7,7 +7,8 @@ from math import exp, log, log2
 
 from hetrun.backend import Backend, Segment
 from hetrun.forecast import Cell, Forecast, Work
-from hetrun.forms import Forms, Unit, coarse
+from hetrun.forms import Forms, Unit, coarse, of_wanted_rows
+from hetrun.graph import Op
 from hetrun.planner.placing import Chain
 
 CALL = "call_s"  # the fact: what one segment more costs
@@ -19,6 +20,7 @@ SURE = 5  # runs: a size measured so often is believed, whatever the sum of unit
 NEAREST = 0.05  # keeps the weight of a size that was measured itself finite
 ALONE = 0.1  # the weight of no correction at all
 SHALLOW = 32.0  # below this, depth makes no difference
+FEW = 16  # tokens: up to here a pass is usually one token of each of several sequences, all of them wanted
 
 
 class Costs:
@@ -41,6 +43,7 @@ class Costs:
     def seconds(self, unit: int, backend: str, threads: int, tokens: int, depth: float) -> float | None:
         """One unit as a segment of its own; None if it was never measured."""
         work = Work(self.units[unit].form, backend, threads)
+        tokens, depth = size_of(self.units[unit].ops, tokens, depth)
         key = work, tokens, depth
         if key not in self._asked:
             self._asked[key] = self._forecast.seconds(work, tokens, depth)
@@ -105,6 +108,7 @@ class Costs:
     ) -> float | None:
         """A segment: the sum of its units, corrected by what runs of it took at sizes near this one."""
         work = Work(self.form(segment), segment.backend, threads, several)
+        tokens, depth = size_of(segment.ops, tokens, depth)
         total = self.summed(segment, threads, tokens, depth)
         if not total:
             return self._forecast.seconds(work, tokens, depth)
@@ -116,7 +120,8 @@ class Costs:
         """A segment, if runs of it were measured at about this size."""
         work = Work(self.form(segment), segment.backend, threads, several)
         cells = self._forecast.measured(work).cells.values()
-        near = any(cell.runs and distance(cell, tokens, depth) < NEAR for cell in cells)
+        here = size_of(segment.ops, tokens, depth)
+        near = any(cell.runs and distance(cell, *here) < NEAR for cell in cells)
         return self.predicted(segment, threads, tokens, depth, several) if near else None
 
     def correction(self, segment: Segment, work: Work, tokens: int, depth: float) -> float:
@@ -125,6 +130,7 @@ class Costs:
         Each measured size counts the more the nearer it is; with none nearby the sum stands as it is.
         """
         weights, logs = ALONE, 0.0
+        tokens, depth = size_of(segment.ops, tokens, depth)
         for one in (work, work.other):
             for cell in self._forecast.measured(one).cells.values():
                 total = cell.runs and self.summed(segment, work.threads, round(cell.tokens), cell.depth)
@@ -155,6 +161,14 @@ def longest(segments: Iterable[Segment]) -> dict[str, Segment]:
         if s.backend not in found or len(s.ops) > len(found[s.backend].ops):
             found[s.backend] = s
     return found
+
+
+def size_of(ops: Sequence[Op], tokens: int, depth: float) -> tuple[int, float]:
+    """The size that the times of some ops are kept under. Where only wanted rows go in, these are counted:
+    of a large pass one is wanted, or as good as one."""
+    if not of_wanted_rows(ops):
+        return tokens, depth
+    return (tokens if tokens <= FEW else 1), 1.0
 
 
 def distance(cell: Cell, tokens: int, depth: float) -> float:

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
 REMEMBERED = 1.25  # how wrong a backend that does not run now is believed to be: it may have changed
-DOUBT = 0.002  # of a pass: no two times are known so well that backends take turns for less
+# Of a pass. Units are measured one by one, and find more of their weights in caches than a pass leaves there:
+# no two times are known so well that backends take turns for less.
+DOUBT = 0.01
 # Passes of each bucket in a conversation of which nothing is known: an answer behind a prompt of some length.
 USUAL = {"1": 128.0, "2-4": 2.0, "5-8": 2.0, "9-16": 2.0, "17-64": 2.0, "65-256": 2.0, "257+": 4.0}
 MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-64": 48, "65-256": 192}

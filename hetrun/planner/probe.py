@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from hetrun.backend import FLOAT_BYTES, Backend, Floats, Ints, Pass, Runner, Segment, SequencePart
 from hetrun.forecast import Forecast, Work
-from hetrun.forms import Unit, form_of
+from hetrun.forms import Unit, form_of, of_wanted_rows
 from hetrun.graph import Graph, Op, Value
 from hetrun.kv import KvCache
 from hetrun.ops import Attention
 from hetrun.plan import segment_of
-from hetrun.planner.costs import CALL
+from hetrun.planner.costs import CALL, FEW
 from hetrun.weights import Progress, WeightStore
 
 TOKENS = (1, 4, 16, 64, 512)  # of one sequence
@@ -303,9 +303,14 @@ def trials_of(
             ops = [u.ops for u in members]
             if deep and not any(isinstance(op.attrs, Attention) for op in ops[0]):
                 continue
+            each, sequences = tokens, 1
+            if of_wanted_rows(ops[0]):
+                if tokens > FEW:
+                    continue  # a row or two are wanted of a large pass, too
+                each, sequences = 1, tokens
             # Small passes read weights from memory, so a few layers take turns; in larger ones they work.
             samples = tuple(ops[: (1 if tokens > SMALL else HOME_SAMPLES if home else SAMPLES)])
-            found.append(Trial(members[0].scope, form, samples, backend, n_threads, tokens, seen))
+            found.append(Trial(members[0].scope, form, samples, backend, n_threads, each, seen, sequences))
 
     # From the middle outwards: with two sizes the others follow roughly.
     for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):

@@ -46,8 +46,8 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def run(self, name: str, segment: Segment, tokens: int) -> None:
-        seconds = CALL_S + sum(OP_S + TOKEN_S * tokens for _ in segment.ops)
+    def run(self, name: str, segment: Segment, work: Pass) -> None:
+        seconds = CALL_S + sum(OP_S + TOKEN_S * work.rows(op.out) for op in segment.ops)
         self.now += seconds * self.speed(max(0.0, self.now - self.began), name, segment)
 
 
@@ -72,7 +72,7 @@ class Run:
     def submit(self, work: Pass) -> Done:
         for value in self.segment.writes:
             work.values[value.name] = np.zeros((work.rows(value), value.width), np.float32)
-        self.device.clock.run(self.device.name, self.segment, len(work.tokens))
+        self.device.clock.run(self.device.name, self.segment, work)
         return self
 
     def wait(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hetrun.backend import Backend, Precision
 from hetrun.forecast import Forecast, Work
-from hetrun.forms import coarse, form_of, units
+from hetrun.forms import coarse, form_of, of_wanted_rows, units
 from hetrun.graph import Op
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner import residency
@@ -33,7 +33,7 @@ def forecast(**truths: Truth) -> Forecast:
         for unit in UNITS:
             kind = coarse(unit.scope).split(".")[-1]
             for threads in (1, 2):
-                for tokens, depth in POINTS:
+                for tokens, depth in ((1, 1.0), (16, 1.0)) if of_wanted_rows(unit.ops) else POINTS:
                     seconds = truth(kind, tokens, depth, threads)
                     made.learn(Work(unit.form, backend, threads), tokens, depth, seconds)
         made.learn_fact(CALL, backend, 0.0)
@@ -193,7 +193,8 @@ def test_one_kind_of_unit_may_run_elsewhere() -> None:
     assert proposal is not None
     plan = proposal.plans.plans["257+"]
     where = {op.scope: s.backend for s in plan.segments for op in s.ops}
-    assert {where[s] for s in where if ".ffn" in s} == {"other"}
+    assert {where[s] for s in where if ".ffn" in s and "blk.2" not in s} == {"other"}
+    assert where["blk.2.ffn.down"] == "cpu", "of its rows only one is wanted"
     assert {where[s] for s in where if ".attn" in s} == {"cpu"}
     assert any("on cpu" in p.why or "on other" in p.why for p in plan.placements)
 
@@ -210,13 +211,13 @@ class Rounding(NullDevice):
 
 
 def with_a_coarse_home(precision: Precision, slower: float) -> OnlinePlanner:
-    """One backend is fast for the head and rounds; the other is exact, fast otherwise, and slower there."""
+    """One backend is fast for one unit and rounds; the other is exact, fast otherwise, and slower there."""
 
     def home(kind: str, tokens: int, depth: float, threads: int) -> float:
-        return small(kind, tokens, depth, threads) * (0.1 if kind == "output" else 3)
+        return small(kind, tokens, depth, threads) * (0.1 if kind == "embed" else 3)
 
     def close(kind: str, tokens: int, depth: float, threads: int) -> float:
-        return small(kind, tokens, depth, threads) * (slower if kind == "output" else 1)
+        return small(kind, tokens, depth, threads) * (slower if kind == "embed" else 1)
 
     backends: dict[str, Backend] = {"cpu": Rounding("cpu", 6e-3), "close": Rounding("close", 3e-3)}
     return OnlinePlanner(
@@ -225,7 +226,7 @@ def with_a_coarse_home(precision: Precision, slower: float) -> OnlinePlanner:
 
 
 def test_exact_gives_a_little_time_for_closer_results_and_says_so() -> None:
-    # Seven units at 1, and the head at 0.1 or 0.5: 6 % of a pass more.
+    # Five units at 1, and one at 0.1 or 0.5: 8 % of a pass more. The last two are one row.
     proposal = with_a_coarse_home("exact", 0.5).propose(static(), now(eager=True))
     assert proposal is not None
     assert backends_of(proposal.plans, "257+") == {"close"}
@@ -243,22 +244,20 @@ def test_exact_does_not_give_much_time_and_fast_gives_none() -> None:
 def test_closer_results_are_no_reason_for_more_memory_than_there_is() -> None:
     decide = with_a_coarse_home("exact", 0.5)
     home = sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS)))
-    head = decide.nbytes[len(UNITS) - 1, "close"]
-    rest = sum(decide.nbytes[i, "close"] for i in range(len(UNITS) - 1))
-    assert head > 1
-    proposal = decide.propose(static(), now(room=home + rest + head - 1, eager=True))
+    copies = sum(decide.nbytes[i, "close"] for i in range(len(UNITS)))
+    proposal = decide.propose(static(), now(room=home + copies - 1, eager=True))
     assert proposal is not None
     assert backends_of(proposal.plans, "257+") == {"cpu", "close"}
 
 
 def test_backends_do_not_take_turns_for_a_small_gain() -> None:
     def better_at_ffn(kind: str, tokens: int, depth: float, threads: int) -> float:
-        return small(kind, tokens, depth, threads) * (0.8 if kind == "ffn" else 3)
+        return small(kind, tokens, depth, threads) * (0.6 if kind == "ffn" else 3)
 
     times = forecast(cpu=small, other=better_at_ffn)
     assert planner(times, "cpu", "other").propose(static(), now(eager=True)) is not None
     for tokens in (1, 512):
-        times.learn_fact(turn(tokens), "other", 0.05)  # of units that save the same 0.05
+        times.learn_fact(turn(tokens), "other", 0.06)  # twice for a unit that saves 0.1
     assert planner(times, "cpu", "other").propose(static(), now(eager=True)) is None
 
 
@@ -301,7 +300,7 @@ def test_predictions_are_part_of_the_plan_and_of_its_json() -> None:
     expected = plans.expected["257+"]
     assert expected.tokens == 512
     predicted, measured = expected.segments["model"]
-    assert predicted == pytest.approx(len(UNITS) * 0.256, rel=0.02)
+    assert predicted == pytest.approx((len(UNITS) - 2) * 0.256 + 2 * 0.0005, rel=0.02)
     assert measured is None
     decide.costs.form(plans.plans["1"].segments[0])
     facts = plans.to_json()["plans"][-1]
