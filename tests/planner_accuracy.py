@@ -215,6 +215,7 @@ def main() -> None:
         "--batches", type=numbers, default=list(BATCHES), help="sequences with one token each"
     )
     parser.add_argument("--fork", action="store_true", help="let the sequences of a batch share a beginning")
+    parser.add_argument("--eager", action="store_true", help="with all that pays brought in, as a server does")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of hetrun")
     parser.add_argument("--json", action="store_true")
@@ -224,7 +225,7 @@ def main() -> None:
     options.setdefault("ctx", max(c.depth + c.tokens for c in cases))
     load = load_average()
     out = sys.stderr if args.json else sys.stdout
-    with LLM.of(Settings.resolve(environ=None, model=args.model, **options)) as llm:
+    with LLM.of(Settings.resolve(environ=None, model=args.model, **options), eager=args.eager) as llm:
         print(HEAD, file=out)
 
         def tell(f: Found) -> Found:
