@@ -215,7 +215,9 @@ def main() -> None:
         "--batches", type=numbers, default=list(BATCHES), help="sequences with one token each"
     )
     parser.add_argument("--fork", action="store_true", help="let the sequences of a batch share a beginning")
-    parser.add_argument("--eager", action="store_true", help="with all that pays brought in, as a server does")
+    parser.add_argument(
+        "--eager", action="store_true", help="with all that pays brought in, as a server does"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of hetrun")
     parser.add_argument("--json", action="store_true")
