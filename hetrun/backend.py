@@ -78,6 +78,9 @@ class Pass:
     wanted: Ints  # which tokens' results are asked for
     parts: tuple[SequencePart, ...]
     values: dict[str, Floats] = field(default_factory=dict)  # filled as segments run
+    # To be called as often as is convenient in a long pass: passes of other sequences may run meanwhile, on
+    # this thread and maybe on this backend.
+    between: Callable[[], None] | None = None
 
     @property
     def shape(self) -> PassShape:

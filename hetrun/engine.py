@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from hetrun.errors import EngineStopped
 from hetrun.events import GenerateRequest
-from hetrun.inbox import Cancel, Close, Gate, Item, Job, Request
+from hetrun.inbox import Cancel, Close, Doing, Gate, Item, Job, Request
 from hetrun.loaded import Loaded
 from hetrun.loop import Loop
 from hetrun.scheduler import OnEvent as OnEvent
@@ -60,6 +60,11 @@ class Engine:
     def busy(self) -> bool:
         """Whether the model computes now."""
         return self._gate.busy
+
+    @property
+    def doing(self) -> Doing | None:
+        """What the engine thread is in the middle of; from any thread."""
+        return self._gate.doing
 
     def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
         """Begin a request; `on_event` is called on the engine thread."""

@@ -69,6 +69,21 @@ class EngineStopped(HetrunError):
     """The engine has stopped and answers nothing any more."""
 
 
+class Overloaded(HetrunError):
+    """More is asked for than can be done in time; `retry_after_s` is when it is worth asking again."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[type[Overloaded], tuple[str, float | None]]:
+        return (type(self), (str(self), self.retry_after_s))
+
+
+class DeadlineExceeded(HetrunError):
+    """The answer was not complete when nobody wanted it any more."""
+
+
 def printable(text: str) -> str:
     """On one line of a terminal: names and texts of strangers may hold what it obeys, and half characters."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -29,6 +29,10 @@ class GenerateRequest:
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)  # such as enable_thinking
+    client: str = ""  # who asks: clients get equal shares, however many requests each has
+    priority: int = 0  # lower ones go first
+    deadline_s: float | None = None  # seconds from its arrival, behind which nobody wants the answer
+    whole: bool = False  # nothing is wanted before the end: events may come all at once
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]

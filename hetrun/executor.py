@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -32,7 +33,9 @@ class Chunk:
     wanted: Ints  # ascending
 
 
+Between = Callable[[], None]
 Piece = tuple[Chunk, int, int]  # tokens a to b of a chunk
+Shape = tuple[int, PassShape]  # of which plan's stages, and for which passes
 Slots = tuple[Ints, ...]  # KV rows of some tokens, in each group of layers
 
 
@@ -82,9 +85,16 @@ class Executor:
         # With one row in each pass there is one numeric path, whatever else is in the step.
         self._most_tokens = 1 if deterministic else plans.ubatch
         self._most_wanted = 1 if deterministic else max(SMALL, plans.ubatch // 4)
-        self._small: OrderedDict[tuple[int, PassShape], Compiled] = OrderedDict()
-        self._large: OrderedDict[tuple[int, PassShape], Compiled] = OrderedDict()
+        self._small: OrderedDict[Shape, Compiled] = OrderedDict()
+        self._large: OrderedDict[Shape, Compiled] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set
+        self.segment = (
+            ""  # the one that runs now, for whoever wonders why nothing comes; may be read at any time
+        )
+        self._away = 0.0  # seconds spent in other steps while a pass stood still
+        self._busy: list[
+            Compiled
+        ] = []  # what the passes run by that have begun: one stands still inside another
 
     def adopt(self, plans: PlanSet) -> None:
         """Run by other plans from the next step on; what was compiled for those that stay is kept."""
@@ -99,9 +109,10 @@ class Executor:
         """Somebody else has set the backends' threads: they are set again before the next pass."""
         self._plan = None
 
-    def run(self, step: Step) -> Floats:
+    def run(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, in order. The array is good until the next step.
 
+        `between` is called now and then in the middle of a pass; it may run steps of other sequences.
         If anything goes wrong, every sequence is as long as it was before. Only one that got more tokens than
         a cache with windows takes at once may have lost what it saw then: it is empty, and begins anew.
         """
@@ -114,16 +125,16 @@ class Executor:
             slots = {c.seq: self._kv.extend(c.seq, n) for c in step.chunks if (n := len(c.tokens)) <= most}
             passes = self._cut(step)
             if len(passes) == 1:
-                start, inside = perf_counter(), self._inside
-                rows = self._run_pass(self._prepare(passes[0], before, slots))
-                between = perf_counter() - start - (self._inside - inside)
-                if between < MOST_BETWEEN_S:  # more is a graph that was compiled
-                    self.between_s += SMOOTHING * (between - self.between_s)
+                start, inside = perf_counter(), self._inside + self._away
+                rows = self._run_pass(self._prepare(passes[0], before, slots), between)
+                besides = perf_counter() - start - (self._inside + self._away - inside)
+                if besides < MOST_BETWEEN_S:  # more is a graph that was compiled
+                    self.between_s += SMOOTHING * (besides - self.between_s)
                 return rows
             # A pass may leave its result in memory that the next one overwrites.
             out, at = np.empty((step.wanted, self._graph.logits.width), np.float32), 0
             for pieces in passes:
-                rows = self._run_pass(self._prepare(pieces, before, slots))
+                rows = self._run_pass(self._prepare(pieces, before, slots), between)
                 out[at : at + len(rows)] = rows
                 at += len(rows)
             return out
@@ -185,21 +196,42 @@ class Executor:
         joined = rows[0] if len(rows) == 1 else tuple(map(np.concatenate, zip(*rows, strict=True)))
         return Pass(_join(tokens), _join(positions), joined, _join(wanted), tuple(parts))
 
-    def _run_pass(self, work: Pass) -> Floats:
+    def _run_pass(self, work: Pass, between: Between | None = None) -> Floats:
         plan, depth = self.plans.plan(len(work.tokens)), work.depth
         compiled = self._compiled(plan, work.shape)
         self.recent[plan.bucket].add(depth)
-        for stage in compiled.stages:
-            self._run_stage(stage, work, depth)
+        if between:
+            work.between = partial(self._step_aside, between, plan)
+        self._busy.append(compiled)
+        try:
+            for stage in compiled.stages:
+                if work.between:
+                    work.between()
+                self._run_stage(stage, work, depth)
+        finally:
+            self._busy.pop()
         if not len(work.wanted):
             return np.empty((0, self._graph.logits.width), np.float32)
         return work.values[self._graph.logits.name]
+
+    def _step_aside(self, between: Between, plan: Plan) -> None:
+        """Let others run in the middle of a pass; the time is theirs, the threads are set as they were."""
+        start, inside, segment = perf_counter(), self._inside, self.segment
+        try:
+            between()
+        finally:
+            self.segment = segment
+            self._set_threads(plan)
+            self._inside = inside
+            self._away += perf_counter() - start
 
     def _run_stage(self, stage: Stage, work: Pass, depth: float) -> None:
         """Give every device its segment and wait for all, also when one fails: the others use our memory."""
         begun: list[tuple[Timed, float, Done]] = []
         failed: BaseException | None = None
+        away = self._away
         for timed in stage:
+            self.segment = timed.name
             try:
                 begun.append((timed, perf_counter(), timed.runner.submit(work)))
             except BaseException as e:
@@ -207,14 +239,16 @@ class Executor:
                 break
         for timed, start, done in begun:
             asked = perf_counter()
+            self.segment = timed.name
             try:
                 done.wait()
-                end = perf_counter()
+                end = perf_counter() - (self._away - away)
                 timed.add(work, depth, end - start)
                 self._inside += end - start
                 self._stats.wait_seconds += end - asked
             except BaseException as e:
                 failed = failed or e
+        self.segment = ""
         if failed:
             raise failed
 
@@ -224,12 +258,16 @@ class Executor:
         key = (id(plan.stages), shape)
         found = cache.get(key)
         if found is None:
-            while len(cache) >= most:
-                cache.popitem(last=False)[1].close()
+            while len(cache) >= most and (key_of_old := self._oldest(cache)):
+                cache.pop(key_of_old).close()
             found = cache[key] = self._compile(plan, shape)
         else:
             cache.move_to_end(key)
         return found
+
+    def _oldest(self, cache: Mapping[Shape, Compiled]) -> Shape | None:
+        """What was not run for longest, and does not stand still in the middle of a run."""
+        return next((key for key, c in cache.items() if not any(c is b for b in self._busy)), None)
 
     def _set_threads(self, plan: Plan) -> None:
         if plan is not self._plan:
@@ -247,7 +285,8 @@ class Executor:
                 for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
                     record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
                     measured = self._measured(s, plan.threads, shape)
-                    stage.append(Timed(record, measured, self._runner(s, shape), of_wanted_rows(s.ops)))
+                    name = f"{s.name} on {s.backend}"
+                    stage.append(Timed(name, record, measured, self._runner(s, shape), of_wanted_rows(s.ops)))
         except BaseException:
             compiled.close()
             raise
@@ -281,6 +320,7 @@ class Executor:
 class Timed:
     """A runner, and where its times go."""
 
+    name: str  # the segment's and its backend's
     record: Record
     measured: Measured | None
     runner: Runner

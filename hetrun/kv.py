@@ -167,8 +167,18 @@ class KvCache:
         self._lengths[seq] = length + n
         return tuple(rows)
 
-    def fork(self, seq: int) -> int:
+    def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        """Whether there is room for so many more tokens of each of these sequences."""
+        return True
+
+    def shareable(self, seq: int, n: int) -> int:
+        """How many of a sequence's first n tokens a new one could begin with."""
+        return n if n == self._lengths[seq] else 0
+
+    def fork(self, seq: int, n: int | None = None) -> int:
         """A new sequence with the same tokens: full blocks are shared, a partial one and windows copied."""
+        if n is not None and n != self._lengths[seq]:
+            raise ValueError(f"sequence {seq} has {self._lengths[seq]} tokens and is only forked as a whole")
         length, new = self._lengths[seq], self.alloc()
         try:
             for g in self.groups:

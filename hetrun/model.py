@@ -12,7 +12,7 @@ from typing import Protocol
 from hetrun import registry
 from hetrun.backend import Backend, Floats, WeightUse
 from hetrun.errors import BudgetError, OptionError
-from hetrun.executor import Executor, Step
+from hetrun.executor import Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
 from hetrun.forms import coarse
 from hetrun.graph import Graph, kv_shapes
@@ -45,12 +45,29 @@ class Model(Protocol):
     stats: Stats
 
     @property
+    def segment(self) -> str:
+        """What runs now, in words; from any thread."""
+        ...
+
+    @property
     def plans(self) -> PlanSet:
         """The plans in force."""
         ...
 
-    def step(self, step: Step) -> Floats:
-        """The logits of the wanted tokens."""
+    def step(self, step: Step, between: Between | None = None) -> Floats:
+        """The logits of the wanted tokens; `between` may run steps of other sequences in the middle of it."""
+        ...
+
+    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
+        """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
+        ...
+
+    def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        """Whether there is memory for so many more tokens of each of these sequences."""
+        ...
+
+    def shareable(self, seq: int, n: int) -> int:
+        """How many of a sequence's first n tokens a new one could begin with."""
         ...
 
     @property
@@ -59,7 +76,7 @@ class Model(Protocol):
         ...
 
     def alloc(self) -> int: ...
-    def fork(self, seq: int) -> int: ...
+    def fork(self, seq: int, n: int | None = None) -> int: ...
     def truncate(self, seq: int, n: int) -> None: ...
     def free(self, seq: int) -> None: ...
     def length(self, seq: int) -> int: ...
@@ -126,6 +143,7 @@ class PlannedModel:
                 self.pilot.begin(stretch(progress, LOADING, 1))
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.truncate
             self.free, self.length = self._kv.free, self._kv.length
+            self.fits, self.shareable = self._kv.fits, self._kv.shareable
             undo.pop_all()
 
     @property
@@ -133,9 +151,9 @@ class PlannedModel:
         """The plans in force."""
         return self._executor.plans
 
-    def step(self, step: Step) -> Floats:
+    def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens; good until the next step."""
-        return self._executor.run(step)
+        return self._executor.run(step, between)
 
     def expect(self, tokens: int) -> None:
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
@@ -155,6 +173,11 @@ class PlannedModel:
     def native_seconds(self) -> float:
         """Time spent in calls that leave Python."""
         return self._executor.native_seconds
+
+    @property
+    def segment(self) -> str:
+        """What runs now, in words; from any thread."""
+        return self._executor.segment
 
     @property
     def kv_bytes(self) -> int:

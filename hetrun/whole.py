@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Descriptor, Floats
 from hetrun.errors import BudgetError
-from hetrun.executor import Chunk, Step
+from hetrun.executor import Between, Chunk, Step
 from hetrun.kvrows import too_long
 from hetrun.plan import bucket_of
 from hetrun.planner import Options
@@ -69,11 +69,21 @@ class WholeModel:
         self._sequences[seq] = _Sequence()
         return seq
 
-    def fork(self, seq: int) -> int:
-        """A new sequence with the same tokens."""
+    def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        """Always: the library took the memory of every sequence at the start."""
+        return True
+
+    def shareable(self, seq: int, n: int) -> int:
+        """All of them; what the library cannot cut it gets again."""
+        return n
+
+    def fork(self, seq: int, n: int | None = None) -> int:
+        """A new sequence with the same tokens, or the first n of them."""
         parent, new = self._sequences[seq], self.alloc()
         self._runner.copy(seq, new)
         self._sequences[new] = _Sequence(parent.tokens.copy(), parent.held)
+        if n is not None:
+            self.truncate(new, n)
         return new
 
     def truncate(self, seq: int, n: int) -> None:
@@ -101,8 +111,8 @@ class WholeModel:
 
     # --- steps
 
-    def step(self, step: Step) -> Floats:
-        """The logits of the wanted tokens; good until the next step."""
+    def step(self, step: Step, between: Between | None = None) -> Floats:
+        """The logits of the wanted tokens; good until the next step. The library does not stop in between."""
         before = {c.seq: len(self._sequences[c.seq].tokens) for c in step.chunks}
         if len(before) < len(step.chunks):
             raise ValueError("a step has one chunk for each of its sequences")
@@ -160,6 +170,11 @@ class WholeModel:
                 s.held = 0
 
     @property
+    def segment(self) -> str:
+        """The library runs the model as a whole."""
+        return f"{self._segment.name} on {self._segment.backend}"
+
+    @property
     def native_seconds(self) -> float:
         """Time spent in calls that leave Python."""
         return self._runner.native_seconds
@@ -171,6 +186,10 @@ class WholeModel:
     def rearm(self) -> None:
         """Let the next step run."""
         self._runner.rearm()
+
+    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
+        """Nothing is known ahead."""
+        return None
 
     def expect(self, tokens: int) -> None:
         """Nothing can be prepared: the library decides by itself."""

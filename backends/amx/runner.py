@@ -43,12 +43,16 @@ class AmxRunner:
         frame = Frame(work, [None] * len(self._slots))
         for name, slot in self._reads:
             frame.values[slot] = torch.from_numpy(work.values[name])
-        check, book = self._backend.check, self._backend.spent
+        check, book, between = self._backend.check, self._backend.spent, work.between
         start = perf_counter()
         try:
             for kind, call, dead in self._calls:
                 check()
                 begin = perf_counter()
+                if between:
+                    between()
+                    away = perf_counter() - begin
+                    start, begin = start + away, begin + away
                 call(frame)
                 if book:
                     book.add(kind, perf_counter() - begin)

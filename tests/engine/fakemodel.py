@@ -7,14 +7,14 @@ byte, and ends. What the model was given is recorded; `block` keeps a step in th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hetrun.errors import Cancelled
 from hetrun.events import Message
-from hetrun.executor import Step
+from hetrun.executor import Between, Step
 from hetrun.loaded import Loaded
 from hetrun.model import MAX_SEQUENCES
 from hetrun.plan import PlanSet
@@ -63,6 +63,7 @@ class FakeModel:
     before: Callable[[FakeModel, Step], object] = lambda model, step: None
     n_vocab: int = N_VOCAB
     max_sequences: int = MAX_SEQUENCES
+    segment: str = "the script"
 
     def __post_init__(self) -> None:
         self.plans = PlanSet({}, self.ubatch, "a test")
@@ -79,7 +80,7 @@ class FakeModel:
 
     # --- what the engine calls
 
-    def step(self, step: Step) -> np.ndarray:
+    def step(self, step: Step, between: Between | None = None) -> np.ndarray:
         self.threads.add(threading.get_ident())
         self.steps.append([(c.seq, len(c.tokens)) for c in step.chunks])
         self.before(self, step)
@@ -102,8 +103,19 @@ class FakeModel:
         del self.texts[seq]
         self.freed.append(seq)
 
-    def fork(self, seq: int) -> int:
-        raise NotImplementedError
+    def fork(self, seq: int, n: int | None = None) -> int:
+        new = self.alloc()
+        self.texts[new] = self.texts[seq][:n]
+        return new
+
+    def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        return True
+
+    def shareable(self, seq: int, n: int) -> int:
+        return n
+
+    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
+        return None
 
     def truncate(self, seq: int, n: int) -> None:
         del self.texts[seq][n:]

@@ -10,7 +10,7 @@ import pytest
 from hetrun import loop
 from hetrun.errors import BackendError
 from hetrun.events import TokenLogprob
-from hetrun.executor import Step
+from hetrun.executor import Between, Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import N_VOCAB, FakeModel
 
@@ -73,8 +73,8 @@ def test_beside_another_sequence(open_engine: Open) -> None:
 class Wrong(FakeModel):
     """Its results for prompts of more than one token are no numbers."""
 
-    def step(self, step: Step) -> np.ndarray:
-        rows = super().step(step)
+    def step(self, step: Step, between: Between | None = None) -> np.ndarray:
+        rows = super().step(step, between)
         return rows if len(step.chunks[0].tokens) == 1 else rows * np.float32("nan")
 
 
