@@ -102,6 +102,8 @@ _BASE = {
     "ggml_new_graph_custom": (T, T, c_size_t, c_bool),
     "ggml_build_forward_expand": (None, T, T),
     "ggml_graph_n_nodes": (c_int, T),
+    "ggml_graph_node": (T, T, c_int),
+    "ggml_op_name": (c_char_p, c_int),
     "ggml_new_tensor_1d": (T, T, c_int, c_int64),
     "ggml_new_tensor_2d": (T, T, c_int, c_int64, c_int64),
     "ggml_new_tensor_3d": (T, T, c_int, c_int64, c_int64, c_int64),

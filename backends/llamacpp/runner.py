@@ -18,6 +18,7 @@ from hetrun.backends.llamacpp.fusion import Fused
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.native import DATA, NB, NE
 from hetrun.backends.llamacpp.queries import TILE
+from hetrun.backends.llamacpp.slices import Pieces
 from hetrun.backends.llamacpp.writer import Ref, Writer
 from hetrun.graph import Rows
 from hetrun.kv import KvCache
@@ -42,6 +43,7 @@ class GgmlRunner:
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
         self._allocator = self._w.allocate()
+        self._pieces: Pieces | None = None
         self._vectors = _vectors(self._inputs)
         self._reads = {name: _matrix(ref) for name, ref in self._inputs.values.items()}
         self._writes = {name: _matrix(ref) for name, ref in outputs.items()}
@@ -71,9 +73,20 @@ class GgmlRunner:
         self._padding.patch(work)
         for mask in self._masks:
             mask.fill(work)
-        self._backend.compute(self._w.graph)
+        self._compute(work)
         work.values.update(self._writes)
         return FINISHED
+
+    def _compute(self, work: Pass) -> None:
+        """The graph as one call; where others wait for the thread, piece by piece."""
+        if work.between is None:
+            self._backend.compute(self._w.graph)
+            return
+        self._pieces = self._pieces or Pieces(self._lib, self._w.graph)
+        for i, piece in enumerate(self._pieces):
+            if i:
+                work.between()
+            self._backend.compute(piece)
 
     def close(self) -> None:
         """Give the graph's memory back."""

@@ -117,17 +117,6 @@ def fused(nodes: Sequence[str]) -> list[str]:
 
 def nodes_of(lib: Library, graph: int) -> list[str]:
     """The names of the nodes that ggml runs, in order."""
-    node, name = _inspectors(lib)
-    tensors = [native.tensor_at(node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph))]
-    names = ((name(t.op).decode(), t.flags) for t in tensors)
+    tensors = [native.tensor_at(lib.ggml_graph_node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph))]
+    names = ((lib.ggml_op_name(t.op).decode(), t.flags) for t in tensors)
     return [op for op, flags in names if op not in EMPTY and flags & COMPUTE]
-
-
-@cache
-def _inspectors(lib: Library) -> tuple[Callable[[int, int], int], Callable[[int], bytes]]:
-    """ggml's functions that give a node of a graph and the name of an op."""
-    dll = ctypes.PyDLL(str(lib.folder / "libggml-base.so"))
-    node, name = dll.ggml_graph_node, dll.ggml_op_name
-    node.restype, node.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int)
-    name.restype, name.argtypes = ctypes.c_char_p, (ctypes.c_int,)
-    return node, name
