@@ -86,14 +86,23 @@ class LLM:
         *,
         chatting: bool = False,
         eager: bool = False,
+        most_waiting: int | None = None,
     ) -> LLM:
-        """The model of settings that were resolved already; `chatting` says that messages will come soon."""
+        """The model of settings that were resolved already.
+
+        `chatting` says that messages will come soon; `most_waiting` bounds the requests that wait.
+        """
         llm = cls.__new__(cls)
-        llm._open(settings, progress, chatting, eager)
+        llm._open(settings, progress, chatting, eager, most_waiting)
         return llm
 
     def _open(
-        self, settings: Settings, progress: Progress | None, chatting: bool = False, eager: bool = False
+        self,
+        settings: Settings,
+        progress: Progress | None,
+        chatting: bool = False,
+        eager: bool = False,
+        most_waiting: int | None = None,
     ) -> None:
         self.settings = settings
         source = open_model(model_path(settings))
@@ -103,7 +112,7 @@ class LLM:
             if chatting:
                 templates.warm()  # a process begins while the model is loaded
             options = as_options(settings, eager)
-            self._engine = Engine(lambda: load(source, templates, settings, options, progress))
+            self._engine = Engine(lambda: load(source, templates, settings, options, progress, most_waiting))
             undo.callback(self._engine.close)
             self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
             undo.pop_all()
@@ -224,7 +233,9 @@ class LLM:
 
 def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
     """A model whose first message must not wait: what fronts run in a process of its own."""
-    llm = LLM.of(Settings.resolve(environ=None, **options), progress, chatting=True, eager=True)
+    settings = Settings.resolve(environ=None, **options)
+    # Only here: others who ask too much do not know of each other, and must be told.
+    llm = LLM.of(settings, progress, chatting=True, eager=True, most_waiting=settings.queue)
     try:
         llm.check_template()
     except BaseException:
@@ -274,6 +285,7 @@ def load(
     settings: Settings,
     options: Options,
     progress: Progress | None,
+    most_waiting: int | None = None,
 ) -> Loaded:
     """Everything that runs; called on the engine thread."""
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
@@ -285,7 +297,14 @@ def load(
         raise
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     render = renderer(templates, tokenizer)
-    return Loaded(model, tokenizer, render, temperature, diagnose=lambda: bad_weights(source))
+    return Loaded(
+        model,
+        tokenizer,
+        render,
+        temperature,
+        diagnose=lambda: bad_weights(source),
+        most_waiting=most_waiting,
+    )
 
 
 def bad_weights(source: ModelSource) -> UserError:

@@ -23,6 +23,7 @@ class Loaded:
     render: Renderer | None
     temperature: float | None  # the model's own default
     load_s: float = 0.0
+    most_waiting: int | None = None  # requests beyond those that run; None: as many as come
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
 

@@ -63,7 +63,8 @@ def chat(**given: object) -> None:
 
 
 @hetrun.command(cls=sampling.Command)
-@options.settings("model", "host", "port", "uds", "api_key", "strict", "temperature", "chat_template")
+@options.settings("model", "host", "port", "uds", "api_key", "queue", "strict")
+@options.settings("temperature", "chat_template")
 @options.settings(*options.RUNNING)
 @options.verbose
 @sampling.options(*sampling.SAMPLING)

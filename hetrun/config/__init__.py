@@ -149,6 +149,10 @@ class Settings:
         repr=False,  # a secret
         metadata=option("key that clients must send", values.text, "--api-key", shows="none"),
     )
+    queue: int = field(
+        default=256,
+        metadata=option("requests that may wait; more are refused", values.integer(0, 1 << 20), "--queue"),
+    )
     strict: bool = field(
         default=False, metadata=option("refuse unknown fields in requests", values.boolean, "--strict")
     )

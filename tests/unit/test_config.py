@@ -50,7 +50,7 @@ def test_defaults_are_those_that_are_promised() -> None:
         "f16",
     )
     assert (settings.deterministic, settings.temperature, settings.seed) == (False, None, None)
-    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert (settings.host, settings.port, settings.queue) == ("127.0.0.1", 8080, 256)
     assert {settings.origin(name) for name in OPTIONS} == {"default"}
 
 
