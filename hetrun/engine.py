@@ -20,7 +20,7 @@ from hetrun.events import GenerateRequest
 from hetrun.inbox import Cancel, Close, Doing, Gate, Item, Job, Request
 from hetrun.loaded import Loaded
 from hetrun.loop import Loop
-from hetrun.scheduler import OnEvent as OnEvent
+from hetrun.running import OnEvent as OnEvent
 
 log = logging.getLogger(__name__)
 

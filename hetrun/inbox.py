@@ -12,7 +12,7 @@ from hetrun.events import GenerateRequest
 from hetrun.loaded import Loaded
 from hetrun.model import Model
 from hetrun.prepare import Prepared
-from hetrun.scheduler import OnEvent
+from hetrun.running import OnEvent
 
 R = TypeVar("R")
 
@@ -70,6 +70,18 @@ class Doing:
     what: str
 
 
+@dataclass(slots=True)
+class Frame:
+    """A step or a job that has begun. A step may run inside another one that stands aside."""
+
+    ids: frozenset[int]  # the requests or the job
+    since: float
+    expected_s: float | None
+
+
+SOON_S = 0.04  # what ends so soon anyway is not worth ending early, for all who are in it
+
+
 class Gate:
     """What other threads and the engine thread must see in the same order: what runs, and what is to end."""
 
@@ -77,32 +89,32 @@ class Gate:
         self.lock = threading.Lock()
         self.stopped = False
         self.model: Model | None = None
-        self._began = 0.0  # when the thread went into the model
-        self._expected: float | None = None
-        self._busy: frozenset[int] = frozenset()  # the requests or the job that are in the model now
+        self._frames: list[Frame] = []  # what is in the model now, the innermost last
         self._cancelled: set[int] = set()  # those whose cancel lies in the inbox
 
     @property
     def busy(self) -> bool:
         """Whether something is in the model now."""
-        return bool(self._busy)
+        return bool(self._frames)
 
     @property
     def doing(self) -> Doing | None:
         """What the engine thread is in the middle of; None: it waits, or is between two things."""
-        model, began = self.model, self._began
-        return Doing(began, self._expected, model.segment) if began and model else None
+        with self.lock:
+            frame = self._frames[-1] if self._frames else None
+        return Doing(frame.since, frame.expected_s, self.model.segment) if frame and self.model else None
 
     def cancel(self, id: int) -> None:
         """With the lock: end what runs if it is this one."""
         self._cancelled.add(id)
-        if id in self._busy and self.model:
-            self.model.cancel()
+        for frame in self._frames:
+            if id in frame.ids and self.model and not (len(frame.ids) > 1 and _ends_soon(frame)):
+                self.model.cancel()
 
     def stop(self) -> None:
         """With the lock: end what runs, and let nothing else begin."""
         self.stopped = True
-        if self._busy and self.model:
+        if self._frames and self.model:
             self.model.cancel()
 
     def forget(self, id: int) -> None:
@@ -110,21 +122,38 @@ class Gate:
         with self.lock:
             self._cancelled.discard(id)
 
-    def enter(self, ids: frozenset[int], expected: float | None = None) -> bool:
+    def enter(self, ids: frozenset[int], expected_s: float | None = None) -> bool:
         """Begin to compute for these; False if one of them was cancelled meanwhile, or all is stopped.
 
-        `expected`: the seconds that it takes, where somebody knows.
+        `expected_s`: the seconds that it takes, where somebody knows.
         """
         with self.lock:
             if self.stopped or self.model is None or not self._cancelled.isdisjoint(ids):
                 return False
             self.model.rearm()  # a cancel that came for the last ones too late
-            self._busy = ids
-            self._began, self._expected = perf_counter(), expected
+            self._frames.append(Frame(ids, perf_counter(), expected_s))
             return True
 
     def leave(self) -> None:
         """It is computed: a cancel does not reach the model any more."""
         with self.lock:
-            self._busy = frozenset()
-            self._began = 0.0
+            ended = self._frames.pop()
+            if self._frames and self.model:  # the one around it goes on, unless it is to end itself
+                outer = self._frames[-1]
+                outer.since += perf_counter() - ended.since
+                if not self._over(outer):
+                    self.model.rearm()
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the innermost step is for somebody who was cancelled, or all is stopped."""
+        with self.lock:
+            return bool(self._frames) and self._over(self._frames[-1])
+
+    def _over(self, frame: Frame) -> bool:
+        return self.stopped or not self._cancelled.isdisjoint(frame.ids)
+
+
+def _ends_soon(frame: Frame) -> bool:
+    """Whether a step for several will be over about as soon as it could be ended."""
+    return frame.expected_s is not None and frame.since + frame.expected_s < perf_counter() + SOON_S

@@ -1,75 +1,37 @@
-"""Which sequences run in the next step, and how many tokens of each.
+"""Who is next, and with how many tokens.
 
 There is no prefill and no decode: each sequence has tokens that the model has not seen, and each step closes
-that gap within a budget. Running answers lack one token each and go first, so that a long prompt beside them
-does not stop them; prompts share what is left, the oldest first.
+that gap within a budget. Running answers lack one token each and go first. Prompts share what is left: those
+of a lower priority number first, then those of the client that was given least, then the oldest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from hetrun.events import Event, GenerateRequest, Timings, Usage
-from hetrun.sampling import Sampler
-from hetrun.textstream import StreamDecoder
 
-OnEvent = Callable[[Event], None]
-
-
-@dataclass(slots=True)
-class Running:
-    """A request that has a place in the KV cache."""
-
-    id: int
-    request: GenerateRequest
-    on_event: OnEvent
-    seq: int
-    tokens: list[int]  # prompt and answer
-    n_prompt: int
-    limit: int  # tokens of the answer
-    most: int  # tokens that a step may have of it
-    sampler: Sampler
-    decoder: StreamDecoder
-    arrived: float
-    began: float  # when it got its place
-    computed: int = 0
-    turn: int = 0  # grows whenever a sequence has its turn
-    first: float = 0.0  # when the first token came
-    last: float = 0.0
+class Asking(Protocol):
+    """What is known of a request before it has a place."""
 
     @property
-    def missing(self) -> int:
-        """Tokens that the model has not seen yet."""
-        return len(self.tokens) - self.computed
+    def client(self) -> str:
+        """Who asks."""
+        ...
 
     @property
-    def scored(self) -> bool:
-        """Whether the prompt's own tokens want their log-probabilities."""
-        return self.request.params.prompt_logprobs is not None
+    def priority(self) -> int:
+        """Lower ones go first."""
+        ...
 
     @property
-    def generated(self) -> int:
-        """Tokens of the answer."""
-        return len(self.tokens) - self.n_prompt
-
-    def usage(self) -> Usage:
-        """Tokens counted."""
-        return Usage(self.n_prompt, self.generated)
-
-    def timings(self, load_s: float) -> Timings:
-        """Rates measured."""
-        prompt_s, decode_s = self.first - self.began, self.last - self.first
-        return Timings(
-            load_s=load_s,
-            ttft_s=self.first - self.arrived if self.first else 0.0,
-            prompt_tok_s=self.n_prompt / prompt_s if prompt_s > 0 else 0.0,
-            decode_tok_s=(self.generated - 1) / decode_s if self.generated > 1 and decode_s > 0 else 0.0,
-        )
+    def arrived(self) -> float:
+        """When it came."""
+        ...
 
 
-class Pending(Protocol):
+class Pending(Asking, Protocol):
     """What the scheduler knows of a sequence."""
 
     turn: int  # the number of its last turn; each turn of any sequence has the next number
@@ -85,21 +47,67 @@ class Pending(Protocol):
         ...
 
 
+A = TypeVar("A", bound=Asking)
 P = TypeVar("P", bound=Pending)
 
 
-def schedule(sequences: Sequence[P], budget: int) -> list[tuple[P, int]]:
-    """Tokens of the next step, at most `budget` of them; sequences come in order of arrival."""
-    running = [s for s in sequences if s.missing == 1]
-    prompts = [s for s in sequences if s.missing > 1]
-    left = budget - len(running)
+class Shares:
+    """What each client was given of late, in tokens: whoever has least goes first.
+
+    A client that comes, or comes back, begins with as little as whoever has least of those that are here: it
+    is neither made to wait for what it got long ago, nor may it make up for the time it was away.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[str, float] = {}
+        self._here: Counter[str] = Counter()  # requests of each client that are not over
+
+    def came(self, client: str) -> None:
+        """A client has one more request."""
+        if not self._here[client]:
+            least = min((self._given[c] for c in self._here if self._here[c]), default=0.0)
+            self._given[client] = least
+        self._here[client] += 1
+
+    def left(self, client: str) -> None:
+        """One request of a client is over. Of a client without any nothing is remembered."""
+        self._here[client] -= 1
+        if not self._here[client]:
+            del self._here[client], self._given[client]
+
+    def gave(self, client: str, tokens: int) -> None:
+        """A client was given a share of a step."""
+        self._given[client] += tokens
+
+    def ordered(self, requests: Iterable[A]) -> list[A]:
+        """Who goes first, first."""
+        return sorted(requests, key=lambda r: (r.priority, self._given[r.client], r.arrived))
+
+
+def split(sequences: Iterable[P]) -> tuple[list[P], list[P]]:
+    """Running answers, which lack one token, and prompts."""
+    answers: list[P] = []
+    prompts: list[P] = []
+    for s in sequences:
+        (answers if s.missing == 1 else prompts).append(s)
+    return answers, prompts
+
+
+def share_out(answers: Sequence[P], prompts: Sequence[P], budget: int) -> list[tuple[P, int]]:
+    """Tokens of a step for answers and prompts, at most `budget`; prompts come in the order they go."""
+    left = budget - len(answers)
     if left < bool(prompts):  # too few places for all: whoever waited longest goes first
-        waited = sorted([*running, *prompts[:1]], key=lambda s: s.turn)
+        waited = sorted([*answers, *prompts[:1]], key=lambda s: s.turn)
         return [(s, 1) for s in waited[:budget]]
-    chosen = [(s, 1) for s in running]
+    chosen = [(s, 1) for s in answers]
     for s in prompts:
         n = min(s.missing, s.most, left)
         if n:
             chosen.append((s, n))
             left -= n
     return chosen
+
+
+def last_in_line(sequences: Iterable[A]) -> A | None:
+    """Who gives its memory up when there is too little: the youngest of the highest priority number."""
+    return max(sequences, key=lambda s: (s.priority, s.arrived), default=None)

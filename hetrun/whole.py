@@ -36,6 +36,8 @@ class _Sequence:
 class WholeModel:
     """A `Model` over a library's own."""
 
+    stands_aside = False
+
     def __init__(
         self, source: ModelSource, backend: Descriptor, options: Options, progress: Progress | None = None
     ) -> None:

@@ -64,6 +64,7 @@ class FakeModel:
     n_vocab: int = N_VOCAB
     max_sequences: int = MAX_SEQUENCES
     segment: str = "the script"
+    stands_aside: bool = False
 
     def __post_init__(self) -> None:
         self.plans = PlanSet({}, self.ubatch, "a test")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.scheduler import schedule
+from hetrun.scheduler import Shares, last_in_line, share_out, split
 
 
 @dataclass(eq=False)
@@ -20,11 +20,18 @@ class Text:
     missing: int
     turn: int = 0
     most: int = 1000
+    client: str = ""
+    priority: int = 0
+    arrived: float = 0
     served: list[int] = field(default_factory=list)
 
 
 def texts(*missing: int) -> list[Text]:
     return [Text(str(i), n) for i, n in enumerate(missing)]
+
+
+def schedule(sequences: list[Text], budget: int) -> list[tuple[Text, int]]:
+    return share_out(*split(sequences), budget)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +85,65 @@ def test_nobody_waits_for_ever(missing: list[int], budget: int) -> None:
 def test_a_sequence_that_takes_few_at_a_time_leaves_room_for_others() -> None:
     first, second = Text("a", 100, most=3), Text("b", 100)
     assert schedule([first, second], 10) == [(first, 3), (second, 7)]
+
+
+# --- fairness
+
+
+def asking(client: str, arrived: float, priority: int = 0) -> Text:
+    return Text(f"{client}{arrived}", 1, client=client, priority=priority, arrived=arrived)
+
+
+def test_whoever_was_given_least_goes_first_and_then_whoever_came_first() -> None:
+    shares = Shares()
+    a1, a2, b1, c1 = asking("a", 1), asking("a", 2), asking("b", 3), asking("c", 4, priority=-1)
+    for r in (a1, a2, b1, c1):
+        shares.came(r.client)
+    shares.gave("a", 5)
+    shares.gave("c", 50)
+    assert shares.ordered([a1, a2, b1, c1]) == [c1, b1, a1, a2]
+
+
+def test_a_client_that_comes_begins_with_the_least_of_those_that_are_here() -> None:
+    shares = Shares()
+    shares.came("a")
+    shares.came("b")
+    shares.gave("a", 1000)
+    shares.gave("b", 600)
+    shares.came("new")
+    shares.gave("new", 1)
+    a, b, new = asking("a", 1), asking("b", 2), asking("new", 3)
+    assert shares.ordered([a, b, new]) == [b, new, a]
+    shares.left("b")
+    shares.came("b")  # it comes back, and what it was given is forgotten
+    assert shares.ordered([a, b, new]) == [b, new, a]
+    shares.gave("b", 2)
+    assert shares.ordered([a, b, new]) == [new, b, a]
+
+
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 300)), min_size=1, max_size=20),
+    budget=st.integers(1, 64),
+)
+def test_clients_that_have_work_are_never_further_apart_than_a_step(
+    sizes: list[tuple[str, int]], budget: int
+) -> None:
+    """However many requests each has, and however long they are."""
+    shares, given_to = Shares(), dict.fromkeys("abc", 0)
+    left = [Text(str(i), n, client=c, arrived=i) for i, (c, n) in enumerate(sizes)]
+    for t in left:
+        shares.came(t.client)
+    while len({t.client for t in left}) == len({c for c, _ in sizes}):
+        for t, n in share_out((), shares.ordered(left), budget):
+            t.missing -= n
+            shares.gave(t.client, n)
+            given_to[t.client] += n
+        left = [t for t in left if t.missing]
+        amounts = [given_to[t.client] for t in left]
+        assert max(amounts, default=0) - min(amounts, default=0) <= budget
+
+
+def test_the_youngest_of_the_least_urgent_gives_way() -> None:
+    old, young, urgent = asking("a", 1), asking("b", 2), asking("c", 3, priority=-1)
+    assert last_in_line([old, urgent, young]) is young
+    assert last_in_line([]) is None

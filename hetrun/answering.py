@@ -1,0 +1,105 @@
+"""From rows of logits to events: the next token of each sequence, its text, and whether it was the last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+from hetrun.backend import Floats
+from hetrun.errors import BackendError, HetrunError
+from hetrun.events import Event, FinishReason, TokenLogprob
+from hetrun.inbox import Request
+from hetrun.loaded import Loaded
+from hetrun.running import Running
+from hetrun.sampling import of_prompt
+
+log = logging.getLogger(__name__)
+
+Ending = FinishReason | Literal["gone"]  # gone: whoever asked does not listen any more
+
+
+class Answering:
+    """Tells whoever asked what the model says."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+
+    def took(self, r: Running, n: int, rows: Floats, now: float) -> Ending | None:
+        """A step has seen n more tokens of a sequence, and gave these rows; how the request ends by that."""
+        if r.wants_scores and not self._score(r, n, rows):
+            return "gone"
+        if r.missing:
+            return None
+        return self._next(r, rows[-1], now) if r.limit else "length"
+
+    def _score(self, r: Running, n: int, rows: Floats) -> bool:
+        """How probable the prompt's own tokens were behind each other."""
+        begin = r.computed - n
+        told = max(0, r.scored - begin)  # before it gave its place up
+        followed = r.tokens[begin + told + 1 : min(r.computed + 1, r.n_prompt)]
+        top = r.request.params.prompt_logprobs or 0
+        found = of_prompt(rows[told : told + len(followed)], followed, top) if followed else []
+        scores = (self._logprob(token, *score) for token, score in zip(followed, found, strict=True))
+        r.scored = max(r.scored, min(r.computed, r.n_prompt))
+        return tell(r, Event("prompt", prompt_logprobs=tuple(scores)))
+
+    def _next(self, r: Running, logits: Floats, now: float) -> Ending | None:
+        """Take the next token of a sequence and say so."""
+        r.first, r.last = r.first or now, now
+        event = self._choose(r, logits)
+        if event is None:
+            return "stop"
+        if not tell(r, event):
+            return "gone"
+        if r.decoder.stopped is not None or r.sampler.finished:
+            return "stop"
+        return "length" if r.generated >= r.limit else None
+
+    def _choose(self, r: Running, logits: Floats) -> Event | None:
+        """The next token; None where the model says that it has finished."""
+        choice, tokenizer = r.sampler.sample(logits), self._loaded.tokenizer
+        r.sampler.accept(choice.token)
+        if tokenizer and not r.request.params.ignore_eos and tokenizer.is_end(choice.token):
+            return None
+        text = r.decoder.push(tokenizer.piece(choice.token)) if tokenizer else ""
+        r.tokens.append(choice.token)
+        score = None if choice.logprob is None else self._logprob(choice.token, choice.logprob, choice.top)
+        return Event("token", text, choice.token, score)
+
+    def _logprob(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
+        tokenizer = self._loaded.tokenizer
+        if tokenizer is None:
+            return TokenLogprob(token, logprob, tuple(top))
+        pieces = tuple(tokenizer.piece(t) for t, _ in top)
+        return TokenLogprob(token, logprob, tuple(top), tokenizer.piece(token), pieces)
+
+    def finish(self, r: Running, reason: FinishReason) -> None:
+        """Say that a request is over, with the rest of its text."""
+        text, timings = r.decoder.flush(), r.timings(self._loaded.load_s)
+        tell(r, Event("done", text, finish_reason=reason, usage=r.usage(), timings=timings))
+
+    def fail(self, r: Running, error: Exception) -> None:
+        """Say why a request ends too early."""
+        tell(r, Event("error", usage=r.usage(), timings=r.timings(self._loaded.load_s), error=logged(error)))
+
+    def explained(self, error: Exception) -> Exception:
+        """Logits that are no numbers come from weights that are none, mostly."""
+        return (isinstance(error, BackendError) and self._loaded.diagnose()) or error
+
+
+def tell(r: Running | Request, event: Event) -> bool:
+    """Call back; a receiver that fails is its own fault and must not end the others."""
+    try:
+        r.on_event(event)
+    except Exception:
+        log.exception("the receiver of request %d failed on a %s event", r.id, event.kind)
+        return False
+    return True
+
+
+def logged(error: Exception) -> Exception:
+    """The error; one that was not raised on purpose leaves its traceback in the log."""
+    if not isinstance(error, HetrunError):
+        log.error("a request failed", exc_info=error)
+    return error

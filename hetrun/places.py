@@ -1,0 +1,83 @@
+"""Who has a place in the model's memory: begun with what is cached, given up when there is too little."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hetrun.loaded import Loaded
+from hetrun.running import Running
+from hetrun.scheduler import last_in_line
+
+AHEAD = 64  # tokens that everybody should have room for when somebody begins
+
+Chosen = list[tuple[Running, int]]
+
+
+class Places:
+    """Gives sequences to requests and takes them back.
+
+    When memory for keys and values runs out, first cached prompts go, the one that was not used for longest
+    first; then the youngest request of the highest priority number gives up what is its, and computes it once
+    more when there is room.
+    """
+
+    def __init__(self, loaded: Loaded, running: list[Running], displaced: list[Running]) -> None:
+        """Requests go from `running` to `displaced` when they give their places up."""
+        self._model = loaded.model
+        self._prefixes = getattr(loaded, "prefixes", None)
+        self._running = running
+        self._displaced = displaced
+
+    def begin(self, r: Running) -> bool:
+        """A sequence for a request, with as much of its tokens as is known; False: there is no room now."""
+        if self._prefixes and not r.wants_scores:
+            r.seq, r.computed = self._prefixes.begin(r.tokens)
+        else:
+            r.seq, r.computed = self._model.alloc(), 0
+        needed = [(s.seq, s.missing + AHEAD) for s in (*self._running, r)]
+        while self._running and not self._model.fits(needed):
+            if not self._drop_cached():
+                self._model.free(r.seq)
+                r.seq, r.computed = -1, 0
+                return False
+        if not r.generated:  # else it has been told
+            r.cached = r.computed
+        return True
+
+    def make_room(self, chosen: Chosen, standing: Collection[int]) -> Chosen:
+        """What of a step there is room for, after the last in line gave theirs up if need be.
+
+        `standing`: requests in the middle of a step, which cannot give anything up.
+        """
+        while chosen and not self._model.fits([(r.seq, n) for r, n in chosen]):
+            if self._drop_cached():
+                continue
+            others = [r for r in self._running if r.id not in standing]
+            victim = last_in_line(others)
+            if victim is None or (len(others) == 1 and not standing):
+                return chosen  # nobody is left who could: the model will say what is wrong
+            self.give_up(victim)
+            chosen = [(r, n) for r, n in chosen if r is not victim]
+        return chosen
+
+    def give_up(self, r: Running) -> None:
+        """A request loses its place, but not what it is."""
+        self._model.free(r.seq)
+        r.seq, r.computed = -1, 0
+        self._running.remove(r)
+        self._displaced.append(r)
+
+    def end(self, r: Running, keep: bool = True) -> None:
+        """A request is over; what the model knows of it may be of use to the next."""
+        if keep and self._prefixes:
+            self._prefixes.keep(r.seq, r.tokens[: r.computed])
+        else:
+            self._model.free(r.seq)
+        r.seq = -1
+
+    def awaits(self, r: Running) -> bool:
+        """Whether somebody computes right now what a request begins with."""
+        return False
+
+    def _drop_cached(self) -> bool:
+        return self._prefixes is not None and self._prefixes.drop_one()

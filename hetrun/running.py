@@ -1,0 +1,75 @@
+"""A request that has begun: its tokens, its place in the model, and what became of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetrun.events import Event, GenerateRequest, Timings, Usage
+from hetrun.sampling import Sampler
+from hetrun.textstream import StreamDecoder
+
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that has, or had, a place in the KV cache."""
+
+    id: int
+    request: GenerateRequest
+    on_event: OnEvent
+    tokens: list[int]  # prompt and answer
+    n_prompt: int
+    limit: int  # tokens of the answer
+    most: int  # tokens that a step may have of it
+    sampler: Sampler
+    decoder: StreamDecoder
+    arrived: float
+    began: float = 0.0  # when it first got a place
+    seq: int = -1  # its place in the model; -1: it gave it up
+    computed: int = 0
+    cached: int = 0  # tokens of the prompt that need not be computed
+    scored: int = 0  # tokens of the prompt whose log-probabilities were told
+    turn: int = 0  # grows whenever a sequence has its turn
+    first: float = 0.0  # when the first token came
+    last: float = 0.0
+
+    @property
+    def client(self) -> str:
+        """Who asks."""
+        return self.request.client
+
+    @property
+    def priority(self) -> int:
+        """Lower ones go first."""
+        return self.request.priority
+
+    @property
+    def missing(self) -> int:
+        """Tokens that the model has not seen yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether the prompt's own tokens still want their log-probabilities."""
+        return self.request.params.prompt_logprobs is not None and self.scored < self.n_prompt
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer."""
+        return len(self.tokens) - self.n_prompt
+
+    def usage(self) -> Usage:
+        """Tokens counted."""
+        return Usage(self.n_prompt, self.generated, self.cached)
+
+    def timings(self, load_s: float) -> Timings:
+        """Rates measured."""
+        prompt_s, decode_s = self.first - self.began, self.last - self.first
+        return Timings(
+            load_s=load_s,
+            ttft_s=self.first - self.arrived if self.first else 0.0,
+            prompt_tok_s=(self.n_prompt - self.cached) / prompt_s if prompt_s > 0 else 0.0,
+            decode_tok_s=(self.generated - 1) / decode_s if self.generated > 1 and decode_s > 0 else 0.0,
+        )
