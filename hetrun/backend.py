@@ -79,7 +79,7 @@ class Pass:
     parts: tuple[SequencePart, ...]
     values: dict[str, Floats] = field(default_factory=dict)  # filled as segments run
     # To be called as often as is convenient in a long pass: passes of other sequences may run meanwhile, on
-    # this thread and maybe on this backend.
+    # this thread and maybe on this backend. Only inside of `submit`, by the thread that called it.
     between: Callable[[], None] | None = None
 
     @property
@@ -174,7 +174,10 @@ class Runner(Protocol):
     """A compiled segment."""
 
     def submit(self, work: Pass) -> Done:
-        """Read the segment's inputs from `work.values` and put its results there."""
+        """Read the segment's inputs from `work.values` and put its results there.
+
+        In the middle of it, wherever `work.between` is called, other runners may run, but never this one.
+        """
         ...
 
     def close(self) -> None:
@@ -375,6 +378,8 @@ class InterpretedRunner:
         for op, function, weights in self._steps:
             if self._backend.cancelled.is_set():
                 raise Cancelled("the computation was stopped")
+            if work.between:
+                work.between()
             start = perf_counter()
             local[op.out.name] = function(op, [local[v.name] for v in op.inputs], weights, work, self._kv)
             if spent:

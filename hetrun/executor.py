@@ -35,7 +35,8 @@ class Chunk:
 
 Between = Callable[[], None]
 Piece = tuple[Chunk, int, int]  # tokens a to b of a chunk
-Shape = tuple[int, PassShape]  # of which plan's stages, and for which passes
+# Of which plan's stages, for which passes, and how many such passes stand still while it runs.
+Shape = tuple[int, PassShape, int]
 Slots = tuple[Ints, ...]  # KV rows of some tokens, in each group of layers
 
 
@@ -88,19 +89,16 @@ class Executor:
         self._small: OrderedDict[Shape, Compiled] = OrderedDict()
         self._large: OrderedDict[Shape, Compiled] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set
-        self.segment = (
-            ""  # the one that runs now, for whoever wonders why nothing comes; may be read at any time
-        )
+        # The one that runs now, for whoever wonders why nothing comes; may be read at any time.
+        self.segment = ""
         self._away = 0.0  # seconds spent in other steps while a pass stood still
-        self._busy: list[
-            Compiled
-        ] = []  # what the passes run by that have begun: one stands still inside another
+        self._busy: list[Shape] = []  # what passes have begun to run by: all but the last stand still
 
     def adopt(self, plans: PlanSet) -> None:
         """Run by other plans from the next step on; what was compiled for those that stay is kept."""
         alive = {id(p.stages) for p in plans.plans.values()}
         for cache in (self._small, self._large):
-            for key in [key for key in cache if key[0] not in alive]:
+            for key in [key for key in cache if key[0] not in alive and key not in self._busy]:
                 cache.pop(key).close()
         self.plans = plans
         self._plan = None
@@ -198,11 +196,11 @@ class Executor:
 
     def _run_pass(self, work: Pass, between: Between | None = None) -> Floats:
         plan, depth = self.plans.plan(len(work.tokens)), work.depth
-        compiled = self._compiled(plan, work.shape)
+        key, compiled = self._compiled(plan, work.shape)
         self.recent[plan.bucket].add(depth)
         if between:
             work.between = partial(self._step_aside, between, plan)
-        self._busy.append(compiled)
+        self._busy.append(key)
         try:
             for stage in compiled.stages:
                 if work.between:
@@ -216,14 +214,14 @@ class Executor:
 
     def _step_aside(self, between: Between, plan: Plan) -> None:
         """Let others run in the middle of a pass; the time is theirs, the threads are set as they were."""
-        start, inside, segment = perf_counter(), self._inside, self.segment
+        start, inside, away, segment = perf_counter(), self._inside, self._away, self.segment
         try:
             between()
         finally:
             self.segment = segment
             self._set_threads(plan)
             self._inside = inside
-            self._away += perf_counter() - start
+            self._away = away + perf_counter() - start  # a step inside that one is a part of it
 
     def _run_stage(self, stage: Stage, work: Pass, depth: float) -> None:
         """Give every device its segment and wait for all, also when one fails: the others use our memory."""
@@ -242,9 +240,10 @@ class Executor:
             self.segment = timed.name
             try:
                 done.wait()
-                end = perf_counter() - (self._away - away)
-                timed.add(work, depth, end - start)
-                self._inside += end - start
+                end = perf_counter()
+                took = end - start - (self._away - away)
+                timed.add(work, depth, took)
+                self._inside += took
                 self._stats.wait_seconds += end - asked
             except BaseException as e:
                 failed = failed or e
@@ -252,10 +251,11 @@ class Executor:
         if failed:
             raise failed
 
-    def _compiled(self, plan: Plan, shape: PassShape) -> Compiled:
+    def _compiled(self, plan: Plan, shape: PassShape) -> tuple[Shape, Compiled]:
         cache, most = (self._small, KEPT_SMALL) if shape.tokens <= SMALL else (self._large, KEPT_LARGE)
         self._set_threads(plan)  # before compiling: a backend may lay work out by it
-        key = (id(plan.stages), shape)
+        # A runner keeps its values in memory of its own, so none runs while it stands still.
+        key = (id(plan.stages), shape, [b[:2] for b in self._busy].count((id(plan.stages), shape)))
         found = cache.get(key)
         if found is None:
             while len(cache) >= most and (key_of_old := self._oldest(cache)):
@@ -263,11 +263,11 @@ class Executor:
             found = cache[key] = self._compile(plan, shape)
         else:
             cache.move_to_end(key)
-        return found
+        return key, found
 
     def _oldest(self, cache: Mapping[Shape, Compiled]) -> Shape | None:
         """What was not run for longest, and does not stand still in the middle of a run."""
-        return next((key for key, c in cache.items() if not any(c is b for b in self._busy)), None)
+        return next((key for key in cache if key not in self._busy), None)
 
     def _set_threads(self, plan: Plan) -> None:
         if plan is not self._plan:

@@ -25,7 +25,8 @@ from hetrun.backend import (
     Segment,
     WeightUse,
 )
-from hetrun.executor import Chunk, Executor, Step
+from hetrun.executor import Between, Chunk, Executor, Step
+from hetrun.forecast import Forecast
 from hetrun.graph import Graph, Op, kv_shapes
 from hetrun.kv import KvCache
 from hetrun.ops import Attention
@@ -104,9 +105,11 @@ class Rig:
         """All logits of a sequence's next tokens."""
         return self.step((seq, tokens, range(len(tokens))))
 
-    def step(self, *chunks: tuple[int, Sequence[int], Sequence[int]]) -> np.ndarray:
+    def step(
+        self, *chunks: tuple[int, Sequence[int], Sequence[int]], between: Between | None = None
+    ) -> np.ndarray:
         """Run (sequence, tokens, wanted ones) together; a copy of the logits."""
-        return self.executor.run(step(*chunks)).copy()
+        return self.executor.run(step(*chunks), between).copy()
 
     def close(self) -> None:
         self.executor.close()
@@ -131,6 +134,7 @@ def rig(
     sequences: int = 8,
     deterministic: bool = False,
     windows: Sequence[int] = (),
+    forecast: Forecast | None = None,
 ) -> Rig:
     """A tiny model on some backends; everything on the first one if nothing is said."""
     graph = windowed(graph_of(case), windows) if windows else graph_of(case)
@@ -143,7 +147,8 @@ def rig(
     store.load(wanted)
     kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, plans.ubatch, deterministic)
     stats = Stats()
-    return Rig(Executor(graph, plans, backends, store, kv, stats, deterministic), kv, stats, backends, graph)
+    executor = Executor(graph, plans, backends, store, kv, stats, deterministic, forecast)
+    return Rig(executor, kv, stats, backends, graph)
 
 
 # --- a device that works by itself
@@ -203,7 +208,8 @@ class ThreadedRunner:
         self._inner = inner
 
     def submit(self, work: Pass) -> Done:
-        return self._device.give(lambda: self._run(work))
+        elsewhere = replace(work, between=None)  # the engine's other passes stay on its own thread
+        return self._device.give(lambda: self._run(elsewhere))
 
     def _run(self, work: Pass) -> None:
         self._device.before(self._segment)
