@@ -42,6 +42,7 @@ class Model(Protocol):
     n_vocab: int
     context: int
     max_sequences: int  # that may run together
+    stands_aside: bool  # whether steps of others can run in the middle of a long one
     stats: Stats
 
     @property
@@ -104,6 +105,7 @@ class PlannedModel:
     """Graph, plan and executor."""
 
     max_sequences = MAX_SEQUENCES
+    stands_aside = True
 
     def __init__(self, source: ModelSource, options: Options, progress: Progress | None = None) -> None:
         self.stats = Stats()
