@@ -33,15 +33,18 @@ from hetrun.events import (
     Usage,
 )
 from hetrun.executor import Chunk, Step
+from hetrun.inbox import Doing
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
+from hetrun.prefixes import CACHED, Prefixes
 from hetrun.prepare import Renderer
 from hetrun.source import ModelSource, open_model, open_vocabulary
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer
 from hetrun.weights import Progress
+from hetrun.whole import WholeModel
 
 Prompt = str | Sequence[int]
 R = TypeVar("R")
@@ -126,6 +129,11 @@ class LLM:
     def stats(self) -> Stats:
         """What was measured so far."""
         return self.call(lambda loaded: loaded.model.stats)
+
+    @property
+    def doing(self) -> Doing | None:
+        """What the engine thread is in the middle of; None while it waits. From any thread, at once."""
+        return self._engine.doing
 
     @property
     def n_vocab(self) -> int:
@@ -304,7 +312,13 @@ def load(
         temperature,
         diagnose=lambda: bad_weights(source),
         most_waiting=most_waiting,
+        prefixes=Prefixes(model, most_kept(model)),
     )
+
+
+def most_kept(model: models.Model) -> int:
+    """How many prompts stay in the KV cache; a library has as many places as sequences that run."""
+    return model.max_sequences if isinstance(model, WholeModel) else CACHED
 
 
 def bad_weights(source: ModelSource) -> UserError:
@@ -374,7 +388,7 @@ def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:
         raise OptionError(
             f"{len(ids)} tokens do not fit into the context of {model.context}; ask for more with ctx"
         )
-    seq = model.alloc()
+    seq = (loaded.prefixes or model).alloc()
     try:
         return model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
     finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.events import GenerateRequest
 from hetrun.model import Model
+from hetrun.prefixes import Prefixes
 from hetrun.prepare import Renderer
 from hetrun.tokenizer import Tokenizer
 
@@ -24,6 +25,7 @@ class Loaded:
     temperature: float | None  # the model's own default
     load_s: float = 0.0
     most_waiting: int | None = None  # requests beyond those that run; None: as many as come
+    prefixes: Prefixes | None = None  # None: nothing is kept, and every prompt is computed
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
 

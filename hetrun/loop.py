@@ -347,6 +347,7 @@ class Loop:
             self._turn += 1
             r.turn = self._turn
             r.computed += n
+            self._places.saw(r)
             self._shares.gave(r.client, n)
             try:
                 ending = self._answering.took(r, n, rows, now)

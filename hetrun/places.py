@@ -24,21 +24,20 @@ class Places:
     def __init__(self, loaded: Loaded, running: list[Running], displaced: list[Running]) -> None:
         """Requests go from `running` to `displaced` when they give their places up."""
         self._model = loaded.model
-        self._prefixes = getattr(loaded, "prefixes", None)
+        self._prefixes = loaded.prefixes
         self._running = running
         self._displaced = displaced
 
     def begin(self, r: Running) -> bool:
         """A sequence for a request, with as much of its tokens as is known; False: there is no room now."""
-        if self._prefixes and not r.wants_scores:
-            r.seq, r.computed = self._prefixes.begin(r.tokens)
+        if self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
+            r.seq, r.computed = self._prefixes.begin(r.tokens, reuse=not r.wants_scores)
         else:
             r.seq, r.computed = self._model.alloc(), 0
         needed = [(s.seq, s.missing + AHEAD) for s in (*self._running, r)]
         while self._running and not self._model.fits(needed):
             if not self._drop_cached():
-                self._model.free(r.seq)
-                r.seq, r.computed = -1, 0
+                self._free(r)
                 return False
         if not r.generated:  # else it has been told
             r.cached = r.computed
@@ -62,8 +61,7 @@ class Places:
 
     def give_up(self, r: Running) -> None:
         """A request loses its place, but not what it is."""
-        self._model.free(r.seq)
-        r.seq, r.computed = -1, 0
+        self._free(r)
         self._running.remove(r)
         self._displaced.append(r)
 
@@ -71,13 +69,26 @@ class Places:
         """A request is over; what the model knows of it may be of use to the next."""
         if keep and self._prefixes:
             self._prefixes.keep(r.seq, r.tokens[: r.computed])
+            r.seq = -1
         else:
-            self._model.free(r.seq)
-        r.seq = -1
+            self._free(r)
+
+    def saw(self, r: Running) -> None:
+        """A step has computed more of a request's tokens."""
+        if self._prefixes:
+            self._prefixes.progress(r.seq, r.computed)
 
     def awaits(self, r: Running) -> bool:
         """Whether somebody computes right now what a request begins with."""
-        return False
+        if self._prefixes is None or r.wants_scores:
+            return False
+        computing = [s.seq for s in self._running if s.missing > 1]
+        return bool(computing) and self._prefixes.soon(r.tokens, computing)
+
+    def _free(self, r: Running) -> None:
+        """What a request has computed is gone, but not what it is."""
+        (self._prefixes or self._model).free(r.seq)
+        r.seq, r.computed = -1, 0
 
     def _drop_cached(self) -> bool:
         return self._prefixes is not None and self._prefixes.drop_one()

@@ -10,6 +10,8 @@ How the engine uses it; all of it on its own thread:
   its `computed` begins at n, which is also what it reports as cached. n is less than len(tokens): logits
   come from computing a token. Where every row of the prompt is wanted (log-probabilities of the prompt),
   `begin(tokens, reuse=False)`: others may begin with its rows, but it computes them all.
+- `progress(seq, computed)` after each step in which it had a part. The model's own length says less: in the
+  middle of a pass that stands aside it counts rows that are not written yet.
 - Every sequence that `begin` gave ends with exactly one of `keep(seq, tokens)` and `free(seq)`: the first
   for what ended well or was cancelled (each row in the cache is a good one, a failed step leaves none), the
   second for one that gives up its rows while it waits for memory, and whatever is no use to anybody.
@@ -66,7 +68,7 @@ class Prefixes:
         self._most = most
         self._tree = TokenTree()  # entries with all that they hold, running ones with their prompts
         self._used: dict[int, int] = {}  # of each entry: when it was used last
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}  # how much of each is computed
         self._clock = count()
 
     @property
@@ -99,8 +101,13 @@ class Prefixes:
         wanted = np.array(tokens, np.int32)
         seq, n = self._place(*(self._best(wanted) if reuse else (None, 0)))
         self._tree.add(seq, wanted)
-        self._running.add(seq)
+        self._running[seq] = n
         return seq, n
+
+    def progress(self, seq: int, computed: int) -> None:
+        """So many tokens of a sequence are computed now."""
+        if seq in self._running:
+            self._running[seq] = computed
 
     def soon(self, tokens: Sequence[int] | Tokens, computing: Collection[int]) -> bool:
         """Whether waiting pays: one of these sequences, which compute their prompts now, is about to hold
@@ -110,12 +117,15 @@ class Prefixes:
         an int32 array.
         """
         wanted = np.asarray(tokens, np.int32)
-        most, now, later = len(wanted) - 1, 0, 0
-        for seq, shared in self._tree.shared(wanted).items():
-            now = max(now, min(shared, most, self._held(seq)))
-            if seq in computing:
-                later = max(later, min(shared, most))
-        return later - now >= WORTH
+        found, most = self._tree.shared(wanted), len(wanted) - 1
+        later = min(max((found.get(seq, 0) for seq in computing), default=0), most)
+        if later < WORTH:
+            return False
+        return later - max(min(shared, most, self._held(seq)) for seq, shared in found.items()) >= WORTH
+
+    def alloc(self) -> int:
+        """An empty sequence for something that is no request; the caller gives it back to the model."""
+        return self._place(None, 0)[0]
 
     def free(self, seq: int) -> None:
         """A sequence has ended, and nothing of it is kept."""
@@ -127,8 +137,8 @@ class Prefixes:
     def keep(self, seq: int, tokens: Sequence[int] | Tokens) -> None:
         """A sequence has ended: it becomes an entry, the last used, or is freed where it gives nothing new.
 
-        `tokens` are at least those that it holds; of its last token there is mostly no row. It may also be
-        one that `begin` did not give: then it is a gift.
+        `tokens` are those that it holds, or more: of an answer's last token there is mostly no row. It may
+        also be one that `begin` did not give: then it is a gift.
         """
         if seq in self._running:
             self._leave(seq)
@@ -178,8 +188,9 @@ class Prefixes:
             yield min(shared, most, self._held(seq)), self._used.get(seq, -1), seq
 
     def _held(self, seq: int) -> int:
-        """How many of its tokens in the tree a sequence has computed."""
-        return self._model.length(seq) if seq in self._running else len(self._tree.tokens(seq))
+        """How many tokens of a sequence are computed."""
+        computed = self._running.get(seq)
+        return len(self._tree.tokens(seq)) if computed is None else computed
 
     def _is_held(self, held: Tokens) -> bool:
         """Whether an entry begins with all of these tokens; it has been used then."""
@@ -228,7 +239,7 @@ class Prefixes:
         return seq
 
     def _leave(self, seq: int) -> None:
-        self._running.remove(seq)
+        del self._running[seq]
         self._tree.remove(seq)
 
     def _drop(self, seq: int) -> None:

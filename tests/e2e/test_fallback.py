@@ -250,6 +250,7 @@ def test_the_engine_does_not_notice(files: Files, caplog: pytest.LogCaptureFixtu
         assert llm.chat([{"role": "user", "content": "hello"}], GREEDY).usage.completion_tokens == 8
         assert {k.segment for k, _ in llm.stats} == {"everything"}
         assert llm.stats.native_seconds > 0
+        llm.call(lambda loaded: loaded.prefixes.clear())  # type: ignore[union-attr]
         assert llm.call(lambda loaded: loaded.model.kv_bytes) == 0  # type: ignore[attr-defined]
 
 

@@ -66,6 +66,7 @@ def alike(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+NOT_YET = -1  # a token whose row is not computed
 PARTS = [[i] * n for i, n in enumerate((1, 7, LEAST, LEAST + 5, 40, WORTH, 90))] + [list(range(50))]
 TEXTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map(lambda parts: list(chain(*parts)))
 
@@ -129,6 +130,7 @@ class Kept(RuleBasedStateMachine):
         self.prefixes = Prefixes(self.model, self.most)
         self.running: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
+        self.standing: dict[int, int] = {}  # in the middle of a pass: how much was computed before
         self.order: list[int] = []  # entries, the last used last
 
     def best(self, tokens: list[int]) -> int:
@@ -141,8 +143,12 @@ class Kept(RuleBasedStateMachine):
 
     def known(self) -> dict[int, list[int]]:
         """Everything that was computed, of what runs in its prompts."""
-        prompts = {seq: len(self.prompts[seq]) for seq in self.running}
-        return {seq: text[: prompts.get(seq)] for seq, text in self.model.texts.items()}
+        ends = {seq: min(len(self.prompts[seq]), self.standing.get(seq, 1 << 20)) for seq in self.running}
+        return {seq: text[: ends.get(seq)] for seq, text in self.model.texts.items()}
+
+    def idle(self) -> list[int]:
+        """What runs and is not in the middle of a pass."""
+        return sorted(set(self.running) - set(self.standing))
 
     @rule(tokens=TEXTS, reuse=st.sampled_from((True, True, True, False)))
     def begin(self, tokens: list[int], reuse: bool) -> None:
@@ -167,19 +173,30 @@ class Kept(RuleBasedStateMachine):
             assert (source is None) == (n == 0)
         self.running[seq], self.prompts[seq] = list(tokens), tokens
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.idle())
     @rule(data=st.data(), n=st.integers(1, 200), answer=st.integers(0, 9))
     def compute(self, data: st.DataObject, n: int, answer: int) -> None:
-        seq = data.draw(st.sampled_from(sorted(self.running)))
+        """A pass begins: there is room for its rows, but nothing stands there yet."""
+        seq = data.draw(st.sampled_from(self.idle()))
         tokens, text = self.running[seq], self.model.texts[seq]
         if len(text) == len(tokens):
             tokens += [answer] * n
-        text += tokens[len(text) : len(text) + n]
+        self.standing[seq] = len(text)
+        text += [NOT_YET] * min(n, len(tokens) - len(text))
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.standing)
+    @rule(data=st.data(), fails=st.booleans())
+    def computed(self, data: st.DataObject, fails: bool) -> None:
+        """A pass ends."""
+        seq = data.draw(st.sampled_from(sorted(self.standing)))
+        before, text = self.standing.pop(seq), self.model.texts[seq]
+        text[before:] = [] if fails else self.running[seq][before : len(text)]
+        self.prefixes.progress(seq, len(text))
+
+    @precondition(lambda self: self.idle())
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
-        seq = data.draw(st.sampled_from(sorted(self.running)))
+        seq = data.draw(st.sampled_from(self.idle()))
         tokens, held = self.running.pop(seq), self.model.texts[seq].copy()
         n, texts = len(held), {e: self.model.texts[e].copy() for e in self.order}
         serves = {e: self.model.shareable(e, n) > n - LEAST for e in self.order if texts[e][:n] == held}
@@ -200,10 +217,10 @@ class Kept(RuleBasedStateMachine):
             order = [*(e for e in self.order if not stands.get(e)), seq]
             self.order = order[max(0, len(order) - self.most) :]
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.idle())
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        seq = data.draw(st.sampled_from(sorted(self.running)))
+        seq = data.draw(st.sampled_from(self.idle()))
         del self.running[seq]
         self.prefixes.free(seq)
 
@@ -272,10 +289,16 @@ for _case in (TestKept, TestKeptWindows, TestKeptPages, TestFewPlaces, TestNothi
 # --- single cases
 
 
+def compute(prefixes: Prefixes, model: Lists, seq: int, tokens: list[int]) -> None:
+    """A step of one sequence."""
+    model.texts[seq] += tokens
+    prefixes.progress(seq, len(model.texts[seq]))
+
+
 def ran(prefixes: Prefixes, model: Lists, tokens: list[int]) -> int:
     """A request from its beginning to its end; how many tokens it did not have to compute."""
     seq, n = prefixes.begin(tokens)
-    model.texts[seq] += tokens[n:]
+    compute(prefixes, model, seq, tokens[n:])
     prefixes.keep(seq, tokens)
     return n
 
@@ -310,11 +333,23 @@ def test_the_last_entry_is_taken_where_there_is_no_place_for_a_fork() -> None:
     assert [ran(prefixes, model, [7] * n) for n in (40, 90, 30)] == [0, 40, 29]
 
 
+def test_entries_make_place_for_what_is_no_request() -> None:
+    model = Lists(places=2)
+    prefixes = Prefixes(model)
+    ran(prefixes, model, [1] * 40)
+    ran(prefixes, model, [2] * 40)
+    assert model.length(prefixes.alloc()) == 0
+    assert [e.tokens[0] for e in prefixes.entries()] == [2]
+    prefixes.alloc()
+    with pytest.raises(BudgetError):
+        prefixes.alloc()
+
+
 def test_without_memory_for_a_fork_of_what_runs_it_begins_empty() -> None:
     model = Lists()
     prefixes = Prefixes(model)
     seq, _ = prefixes.begin([1] * 50)
-    model.texts[seq] += [1] * 50
+    compute(prefixes, model, seq, [1] * 50)
 
     def fork(seq: int, n: int | None = None) -> int:
         raise BudgetError("full")
@@ -331,9 +366,9 @@ def test_one_computes_what_all_need_and_the_others_wait() -> None:
     assert prefixes.soon([*system, 2], {first})
     assert not prefixes.soon([*system, 2], ())  # nobody computes it
     assert not prefixes.soon([9, *system], {first})
-    model.texts[first] += system[:100]
+    compute(prefixes, model, first, system[:100])
     assert prefixes.soon([*system, 2], {first})  # half of it would be a waste
-    model.texts[first] += system[: 101 - WORTH]
+    compute(prefixes, model, first, system[: 101 - WORTH])
     assert not prefixes.soon([*system, 2], {first})
     assert prefixes.begin([*system, 2])[1] == 201 - WORTH
 
