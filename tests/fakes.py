@@ -21,8 +21,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hetrun.errors import BackendError, ContextFull, ModelFileError, OptionError
+from hetrun.errors import BackendError, ContextFull, HetrunError, ModelFileError, OptionError
 from hetrun.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
+from hetrun.inbox import Doing
 
 INFO = ModelInfo(
     name="Fake by Nobody v2",
@@ -66,6 +67,8 @@ class Job:
 class FakeEngine:
     """Has the part of `LLM` that fronts use; one thread gives each running request a token in turn."""
 
+    doing: Doing | None = None
+
     def __init__(
         self,
         model: str | None = None,
@@ -85,6 +88,7 @@ class FakeEngine:
         self.options = options
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[int] = []
+        self.refusals: list[HetrunError] = []  # of the next requests, which are none of `requests`
         self.idle = threading.Event()
         self.idle.set()
         self._pace_s = pace_s
@@ -98,6 +102,9 @@ class FakeEngine:
         prompt = _prompt(request)
         if prompt == "refuse":
             raise ContextFull("the prompt has 5000 tokens and the context 2048: shorten it")
+        if self.refusals:
+            on_event(Event("error", error=self.refusals.pop(0)))
+            return 0
         self.requests.append(request)
         number = len(self.requests)
         job = Job(number, request, on_event, _reply(prompt, self.options))

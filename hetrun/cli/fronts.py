@@ -15,6 +15,7 @@ from hetrun.config import Settings
 from hetrun.errors import UserError
 from hetrun.params import SamplingParams
 
+BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
 
@@ -44,7 +45,13 @@ async def _serve(
             return
         info = await client.info()
         SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
-        app = create_app(client, strict=settings.strict, api_key=settings.api_key, sampling=sampling)
+        app = create_app(
+            client,
+            strict=settings.strict,
+            api_key=settings.api_key,
+            sampling=sampling,
+            most_requests=settings.queue + BESIDE,
+        )
 
         def started() -> None:
             say(f"{info.id} on {listen.url(bound)}/v1 (Ctrl-C stops)")

@@ -13,6 +13,7 @@ from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.server import chat, health, models
 from hetrun.server.auth import RequireKey
+from hetrun.server.crowd import MOST_REQUESTS
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.service import Service
 
@@ -25,9 +26,10 @@ def create_app(
     strict: bool = False,
     api_key: str | None = None,
     sampling: Mapping[str, object] | None = None,
+    most_requests: int = MOST_REQUESTS,
 ) -> Starlette:
     """The server in front of this client, which stays the caller's to close."""
-    service = Service(client, strict, sampling or {})
+    service = Service(client, strict, sampling or {}, most_requests)
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[] if api_key is None else [Middleware(RequireKey, key=api_key)],

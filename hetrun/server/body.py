@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import NoReturn
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from hetrun.server.errors import ApiError
 
 MAX_BYTES = 32 * 2**20
+MOST_S = 60.0  # for the whole body: whoever sends half of one and falls silent holds a place
 # JSON can spell half of a surrogate pair, which is no text and cannot be encoded again.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -37,6 +39,16 @@ async def _read(request: Request) -> bytes:
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and int(said) > MAX_BYTES:
         raise _too_large()
+    try:
+        async with asyncio.timeout(MOST_S):
+            return await _joined(request)
+    except TimeoutError:
+        message = f"The body was not complete after {MOST_S:g} s"
+        headers = {"connection": "close"}
+        raise ApiError(message, code="request_timeout", status=408, headers=headers) from None
+
+
+async def _joined(request: Request) -> bytes:
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -15,7 +16,9 @@ from starlette.routing import Route
 from hetrun import __version__
 from hetrun.errors import OptionError
 from hetrun.events import Event, ModelInfo, TokenLogprob, Usage
+from hetrun.server.asker import asker
 from hetrun.server.body import json_object
+from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError, api_error
 from hetrun.server.fields import ChatOrder, chat_order
 from hetrun.server.gone import unless_gone
@@ -29,7 +32,7 @@ def routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await json_object(request)
         info = await service.client.info()
-        order = chat_order(body, info, service)
+        order = chat_order(body, info, service, asker(request, body))
         events = service.client.stream(order.request)
         try:
             # What is wrong with a request shows before its first token, while a status can still be sent.
@@ -44,7 +47,8 @@ def routes(service: Service) -> list[Route]:
             if not order.stream:
                 await events.aclose()
 
-    return [Route("/v1/chat/completions", complete, methods=["POST"])]
+    crowd = Middleware(Crowd, most_requests=service.most_requests)
+    return [Route("/v1/chat/completions", complete, methods=["POST"], middleware=[crowd])]
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hetrun.errors import ContextFull, EngineStopped, UserError
+from hetrun.errors import ContextFull, DeadlineExceeded, EngineStopped, Overloaded, UserError
 
 log = logging.getLogger(__name__)
+
+# OpenAI's clients ask again twice after 408, 409, 429 and every 5xx: for what would fail again.
+FINAL = {"x-should-retry": "false"}
 
 
 class ApiError(Exception):
@@ -50,12 +54,32 @@ def api_error(error: Exception | None, context: int | None = None) -> ApiError:
             return ApiError(f"{limit}{error}", "messages", "context_length_exceeded")
         case UserError():
             return ApiError(str(error))
+        case Overloaded():
+            return overloaded(str(error), error.retry_after_s)
+        case DeadlineExceeded():
+            # Nobody wants this answer any more, so nobody shall ask for it once more.
+            kind = "server_error"
+            return ApiError(str(error), code="deadline_exceeded", status=504, kind=kind, headers=FINAL)
         case EngineStopped():
             return ApiError(str(error), code="engine_stopped", status=503, kind="server_error")
     log.error("a request failed", exc_info=error)
-    # OpenAI's clients retry every 5xx twice; what failed here fails again.
-    headers = {"x-should-retry": "false"}
-    return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=headers)
+    return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=FINAL)
+
+
+def overloaded(
+    message: str, retry_after_s: float | None, headers: Mapping[str, str] | None = None
+) -> ApiError:
+    """More than can be done now: 429, and when to come again. None: never with the same request.
+
+    Not 503, which makes a balancer of load take a server for broken that is only busy.
+    """
+    said = dict(headers or {})
+    if retry_after_s is None:
+        said |= FINAL
+    else:
+        said["Retry-After"] = str(math.ceil(retry_after_s))
+        said["retry-after-ms"] = str(math.ceil(1000 * retry_after_s))  # what OpenAI's clients look at first
+    return ApiError(message, code="overloaded", status=429, kind="rate_limit_error", headers=said)
 
 
 def wrong_type(param: str, wanted: str, value: object) -> ApiError:

@@ -14,11 +14,14 @@ from hetrun.server.models import answers_to
 from hetrun.server.sampling import flag
 from hetrun.server.service import Service
 
-READ = ("model", "messages", "stream", "stream_options", "n", "chat_template_kwargs")
+READ = (
+    *("model", "messages", "stream", "stream_options", "n", "chat_template_kwargs"),
+    *("user", "safety_identifier", "priority", "deadline_s"),
+)
 
 # They change nothing in the answer, so even a strict server takes them.
 HINTS = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "parallel_tool_calls"),
+    *("metadata", "store", "service_tier", "prediction", "parallel_tool_calls"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_prompt"),
 )
 # Known to clients and not built here, each with the values that ask for nothing. Ignoring another value would
@@ -35,6 +38,8 @@ UNBUILT: Mapping[str, tuple[object, ...]] = {
 KNOWN = (*READ, *sampling.NAMES, *HINTS, *UNBUILT)
 ROLES = ("system", "developer", "user", "assistant")
 
+MOST_PRIORITY = 2**31 - 1
+MOST_DEADLINE_S = 10**9
 MOST_TEMPLATE_OPTIONS = 1 << 14  # characters of JSON
 # What a template is given by us, and what transformers' apply_chat_template takes besides: whoever sets these
 # from outside gets another prompt than the messages' (CVE-2025-62426).
@@ -54,8 +59,8 @@ class ChatOrder:
     form: str | None = None  # the field that says what the answer must look like
 
 
-def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service) -> ChatOrder:
-    """Read a request; ApiError names the field that is wrong."""
+def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, client: str = "") -> ChatOrder:
+    """Read a request of this client; ApiError names the field that is wrong."""
     _refuse_unbuilt(body)
     _check_model(body, info, service.strict)
     if service.strict:
@@ -63,8 +68,17 @@ def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service) ->
         sampling.check_strictly(body)
     stream = flag(body, "stream")
     params = sampling.sampling_params(body, info, service.sampling)
+    messages, options = _messages(body), _template_options(body)
     return ChatOrder(
-        GenerateRequest(params, messages=_messages(body), template_options=_template_options(body)),
+        GenerateRequest(
+            params,
+            messages=messages,
+            template_options=options,
+            client=client,
+            priority=_priority(body),
+            deadline_s=_deadline_s(body),
+            whole=not stream,
+        ),
         stream=stream,
         include_usage=_include_usage(body, stream),
         form=sampling.form_field(body),
@@ -116,6 +130,33 @@ def _template_options(body: Mapping[str, object]) -> Mapping[str, object]:
         message = f"{field} may have {MOST_TEMPLATE_OPTIONS} characters of JSON"
         raise ApiError(message, field, "invalid_value")
     return options
+
+
+def _priority(body: Mapping[str, object]) -> int:
+    """As vLLM has it: lower ones go first."""
+    value = body.get("priority")
+    if value is None:
+        return 0
+    if type(value) is not int:
+        raise wrong_type("priority", "an integer", value)
+    if abs(value) > MOST_PRIORITY:
+        message = f"priority must be from {-MOST_PRIORITY} to {MOST_PRIORITY}"
+        raise ApiError(message, "priority", "invalid_value")
+    return value
+
+
+def _deadline_s(body: Mapping[str, object]) -> float | None:
+    """Seconds behind which nobody wants the answer: hetrun's own field."""
+    value = body.get("deadline_s")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong_type("deadline_s", "a number of seconds", value)
+    if not 0 < value <= MOST_DEADLINE_S:
+        raise ApiError(
+            f"deadline_s must be above 0, at most {MOST_DEADLINE_S:g}", "deadline_s", "invalid_value"
+        )
+    return float(value)
 
 
 def _include_usage(body: Mapping[str, object], stream: bool) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetrun.client import ChatClient
+from hetrun.server.crowd import MOST_REQUESTS
 
 
 @dataclass(frozen=True)
@@ -16,4 +17,5 @@ class Service:
     client: ChatClient
     strict: bool = False  # refuse unknown fields and models, and OpenAI's own limits hold
     sampling: Mapping[str, object] = field(default_factory=dict)  # for requests that do not say otherwise
+    most_requests: int = MOST_REQUESTS  # held at a time
     created: int = field(default_factory=lambda: int(time.time()))

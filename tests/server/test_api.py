@@ -221,6 +221,15 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+    ({"priority": 1.5}, "priority", "invalid_type"),
+    ({"priority": True}, "priority", "invalid_type"),
+    ({"priority": 2**31}, "priority", "invalid_value"),
+    ({"deadline_s": 0}, "deadline_s", "invalid_value"),
+    ({"deadline_s": 1e300}, "deadline_s", "invalid_value"),
+    ({"deadline_s": "soon"}, "deadline_s", "invalid_type"),
+    ({"deadline_s": True}, "deadline_s", "invalid_type"),
+    ({"user": 3}, "user", "invalid_type"),
+    ({"safety_identifier": ["me"]}, "safety_identifier", "invalid_type"),
 ]
 
 
@@ -255,6 +264,7 @@ async def test_unknown_fields_are_ignored_unless_strict(
         ({"temperature": 3}, 400),
         ({"stop": ["a", "b", "c", "d", "e"]}, 400),
         ({"user": "me", "store": False, "metadata": {}}, 200),
+        ({"priority": -1, "deadline_s": 2.5, "safety_identifier": "me"}, 200),
     ],
 )
 async def test_openai_limits_hold_when_strict(

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from hetrun.client import LocalClient
+from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded
 from hetrun.server.app import create_app
 from tests.fakes import FakeEngine
 
@@ -139,3 +140,44 @@ async def test_an_error_in_a_stream_is_raised(sdk: openai.AsyncOpenAI) -> None:
     )
     with pytest.raises(openai.APIError, match="the fake backend failed"):
         _ = [chunk async for chunk in stream]
+
+
+async def test_the_library_asks_again_when_it_was_told_to(
+    sdk: openai.AsyncOpenAI, engine: FakeEngine
+) -> None:
+    for stream in (False, True):
+        engine.refusals = [Overloaded("the queue is full", 0.02), Overloaded("the queue is full", 0.01)]
+        answer = await sdk.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": "say hello"}], stream=stream
+        )
+        assert engine.refusals == []
+        if isinstance(answer, openai.AsyncStream):
+            await answer.close()
+        else:
+            assert answer.choices[0].message.content == "hello"
+    engine.refusals = [Overloaded("the queue is full", 0.01)] * 3
+    with pytest.raises(openai.RateLimitError, match="queue is full") as busy:
+        await sdk.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hi"}])
+    assert (busy.value.code, busy.value.type) == ("overloaded", "rate_limit_error")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (Overloaded("the prompt is too much for this deadline"), openai.RateLimitError),
+        (Overloaded("the queue is full", 600), openai.RateLimitError),  # longer than the library would wait
+        (DeadlineExceeded("the deadline of 5 s passed"), openai.InternalServerError),
+    ],
+)
+async def test_the_library_does_not_ask_again_where_that_is_vain(
+    sdk: openai.AsyncOpenAI, engine: FakeEngine, error: HetrunError, kind: type[openai.APIStatusError]
+) -> None:
+    engine.refusals = [error]
+    with pytest.raises(kind):
+        await sdk.chat.completions.create(
+            model="fake",
+            messages=[{"role": "user", "content": "hi"}],
+            extra_body={"deadline_s": 5, "priority": 1},
+            user="me",
+        )
+    assert (engine.refusals, engine.requests) == ([], [])

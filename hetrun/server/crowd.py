@@ -1,0 +1,53 @@
+"""How much the server holds at a time, before and while the engine works at it."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hetrun.server.errors import ApiError, overloaded
+
+MOST_REQUESTS = 1024
+MOST_BYTES = 256 * 2**20  # of bodies: a full queue of long conversations, or eight of the largest bodies
+RETRY_S = 5.0  # nothing is known of those that are held, so nothing can be predicted
+
+
+class Crowd:
+    """Middleware: refuses requests beyond so many, and bytes beyond so many, before they are read.
+
+    The engine has a queue of its own that is shorter; this is for the memory and the descriptors of this
+    process, which a flood of clients would take before the engine hears of them.
+    """
+
+    def __init__(self, app: ASGIApp, most_requests: int) -> None:
+        self._app = app
+        self._most_requests = most_requests
+        self._requests = 0
+        self._bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._requests >= self._most_requests:
+            await _refusal(f"{self._requests} requests are held already").response()(scope, receive, send)
+            return
+        mine = 0
+
+        async def counted() -> Message:
+            nonlocal mine
+            message = await receive()
+            size = len(message.get("body", b""))
+            if self._bytes + size > MOST_BYTES:
+                raise _refusal(f"{self._bytes >> 20} MiB of requests are held already")
+            mine += size
+            self._bytes += size
+            return message
+
+        self._requests += 1
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._requests -= 1
+            self._bytes -= mine
+
+
+def _refusal(held: str) -> ApiError:
+    # What was not read makes the connection useless.
+    return overloaded(f"{held}; ask again in {RETRY_S:g} s", RETRY_S, {"connection": "close"})
