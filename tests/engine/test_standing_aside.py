@@ -1,0 +1,280 @@
+"""A long pass stands aside: what runs, ends and comes in the middle of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
+from hetrun.events import GenerateRequest
+from hetrun.executor import Between, Step
+from hetrun.loop import FEW, SHORT
+from hetrun.params import SamplingParams
+from tests.engine.asking import SCRIPTS, Answer, Open, ask
+from tests.engine.fakemodel import FakeModel
+
+LONG = SHORT + 100  # tokens of a prompt that gets a pass of its own
+PAUSES = 12  # in a long pass
+
+
+@dataclass
+class Aside(FakeModel):
+    """Stands aside in the middle of what is no step of answers. Its predictions say that steps take no time,
+    so that answers are always in a hurry."""
+
+    scripts: dict[str, bytes] = field(default_factory=lambda: dict(SCRIPTS))
+    ubatch: int = 1024
+    context: int = 2048
+    stands_aside: bool = True
+    pauses: int = PAUSES
+    within: Callable[[int], object] = lambda pause: None  # called at each pause, before others run
+    room: int = 1 << 30  # tokens of all sequences
+    log: list[str] = field(default_factory=list)
+
+    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
+        return 1e-6 * sum(n for n, _ in chunks)
+
+    def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        return sum(map(len, self.texts.values())) + sum(n for _, n in chunks) <= self.room
+
+    def step(self, step: Step, between: Between | None = None) -> np.ndarray:
+        long = any(len(c.tokens) > SHORT for c in step.chunks)
+        if between and long:
+            self.log.append("begin")
+            for pause in range(self.pauses):
+                if self.cancelled.is_set():
+                    raise Cancelled("stopped")
+                self.within(pause)
+                between()
+        self.log.append("end" if long else "short")
+        return super().step(step, between)
+
+    def _logits(self, seq: int, length: int) -> np.ndarray:
+        """As much of the script was played as the text ends with: a sequence may come back with its answer."""
+        text, logits = bytes(self.texts[seq][:length]), np.zeros(self.n_vocab, np.float32)
+        script = self.scripts.get(chr(text[0]), b"")
+        at = next(k for k in range(min(len(script), length - 1), -1, -1) if text.endswith(script[:k]))
+        logits[script[at] if at < len(script) else 256] = 10
+        return logits
+
+
+def long_prompt(first: str) -> str:
+    return first + "-" * (LONG - 1)
+
+
+def test_answers_go_on_while_a_long_prompt_is_computed(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    begun = threading.Event()
+    answer, other = Answer(), Answer()
+
+    def within(pause: int) -> None:
+        begun.set()
+
+    def start(event: object) -> None:
+        if len(answer.events) == 3:  # on the engine's thread: the long one is there before the next step
+            other.id = engine.submit(GenerateRequest(SamplingParams(), text=long_prompt("b")), other)
+
+    model.within = within
+    answer.id = engine.submit(
+        GenerateRequest(SamplingParams(max_tokens=40), text="l"), lambda e: (answer(e), start(e))
+    )
+    assert (answer.wait().text, other.wait().text) == ("x" * 40, "123456789")
+    inside = model.log[model.log.index("begin") + 1 : model.log.index("end")]
+    assert inside == ["short"] * (PAUSES - 1)  # the first pause only begins to count
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(open_engine: Open) -> None:
+    model, answer = Aside(), Answer()
+    engine = open_engine(model)
+    model.within = lambda pause: pause == 1 and ask(engine, "a", answer)
+    model.pauses = 10_000
+
+    def look(pause: int) -> None:
+        if pause == 1:
+            ask(engine, "a", answer)
+        if answer.over.is_set():
+            model.pauses = 0  # the long pass goes on only until the short answer is complete
+
+    model.within = look
+    long = ask(engine, long_prompt("b"))
+    assert (answer.wait().text, long.wait().text) == ("Hello, world", "123456789")
+    assert model.log.index("end") > model.log.index("short")
+
+
+def test_cancelling_the_long_one_in_the_middle_leaves_the_others(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    long = Answer()
+    answer = ask(engine, "l", max_tokens=200)
+    model.within = lambda pause: pause == 5 and engine.cancel(long.id)
+    ask(engine, long_prompt("b"), long)
+    assert long.wait().last.finish_reason == "cancelled"
+    assert not long.tokens
+    assert answer.wait().text == "x" * 200
+    assert "end" not in model.log
+    assert ask(engine, "a").wait().text == "Hello, world"
+    assert not model.texts
+
+
+def test_cancelling_an_answer_in_the_middle_leaves_the_long_one(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    answer = ask(engine, "l", max_tokens=2000)
+    model.within = lambda pause: pause == 5 and engine.cancel(answer.id)
+    long = ask(engine, long_prompt("b"))
+    assert long.wait().text == "123456789"
+    assert answer.wait().last.finish_reason == "cancelled"
+    assert model.log.count("begin") == 1
+    assert not model.texts
+
+
+def test_what_somebody_calls_waits_for_the_end_of_the_pass(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    seen: list[str] = []
+
+    def within(pause: int) -> None:
+        if pause == 2:
+            caller = threading.Thread(target=lambda: engine.call(lambda _: seen.append(model.log[-1])))
+            caller.start()
+
+    model.within = within
+    assert ask(engine, long_prompt("b")).wait().text == "123456789"
+    engine.call(lambda _: None)
+    assert seen
+    assert seen[0] != "begin"
+
+
+def test_closing_in_the_middle_tells_everybody(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    answer, long = ask(engine, "l", max_tokens=2000), Answer()
+    model.within = lambda pause: pause == 3 and threading.Thread(target=engine.close).start()
+    model.pauses = 1_000_000
+    ask(engine, long_prompt("b"), long)
+    for a in (answer, long):
+        assert isinstance(a.wait().last.error, EngineStopped)
+
+
+def test_an_error_in_the_middle_is_that_of_the_others(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    broken = RuntimeError("no more")
+
+    def fail(model: FakeModel, step: Step) -> None:
+        if len(step.chunks) == 1 and len(step.chunks[0].tokens) == 1 and "begin" in model.log:  # type: ignore[attr-defined]
+            model.before = lambda model, step: None
+            raise broken
+
+    model.before = fail
+    answer = ask(engine, "l", max_tokens=500)
+    long = ask(engine, long_prompt("b"))
+    assert answer.wait().last.error is broken
+    assert long.wait().text == "123456789"
+    assert not model.texts
+
+
+def test_a_long_prompt_without_company_is_one_pass(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    assert ask(engine, long_prompt("b")).wait().text == "123456789"
+    assert model.log[:2] == ["begin", "end"]
+
+
+def test_few_tokens_go_with_the_answers(open_engine: Open) -> None:
+    model = Aside()
+    engine = open_engine(model)
+    answers = engine.call(lambda _: [ask(engine, p) for p in ("l", "b" * (FEW - 2))])
+    assert answers[1].wait().text == "123456789"
+    assert "begin" not in model.log
+
+
+# --- memory
+
+
+def test_the_youngest_gives_its_memory_up_and_computes_it_again(open_engine: Open) -> None:
+    """Each alone has room, both have not; nothing is lost and nothing told twice."""
+    model = Aside(room=230)
+    engine = open_engine(model)
+    answers = engine.call(lambda _: [ask(engine, "l", max_tokens=150), ask(engine, "l-", max_tokens=150)])
+    assert [a.wait().text for a in answers] == ["x" * 150] * 2
+    assert answers[0].last.timings.ttft_s > 0
+    assert len(model.freed) > 2
+    assert not model.texts
+
+
+def test_who_is_less_urgent_gives_way_though_it_came_first(open_engine: Open) -> None:
+    model = Aside(room=230)
+    engine = open_engine(model)
+    order: list[str] = []
+
+    def answer(name: str, priority: int) -> Answer:
+        a = Answer()
+        request = GenerateRequest(SamplingParams(max_tokens=150), text="l", priority=priority)
+        engine.submit(request, lambda e: (a(e), e.last and order.append(name)))
+        return a
+
+    both = engine.call(lambda _: [answer("later", 1), answer("now", 0)])
+    assert [a.wait().text for a in both] == ["x" * 150] * 2
+    assert order == ["now", "later"]
+
+
+def test_a_request_that_is_alone_and_too_large_is_told(open_engine: Open) -> None:
+    class Full(Aside):
+        def step(self, step: Step, between: Between | None = None) -> np.ndarray:
+            if not self.fits([(c.seq, len(c.tokens)) for c in step.chunks]):
+                raise RuntimeError("full")
+            return super().step(step, between)
+
+    engine = open_engine(Full(room=50))
+    assert str(ask(engine, "l", max_tokens=100).wait().last.error) == "full"
+
+
+def test_cancelling_one_that_gave_its_place_up(open_engine: Open) -> None:
+    model = Aside(room=230)
+    engine = open_engine(model)
+    first, second = engine.call(
+        lambda _: [ask(engine, "l", max_tokens=180), ask(engine, "l-", max_tokens=180)]
+    )
+    model.before = lambda m, s: len(m.freed) and engine.cancel(second.id)
+    assert second.wait().last.finish_reason == "cancelled"
+    assert first.wait().text == "x" * 180
+
+
+# --- who goes first, and until when
+
+
+def test_clients_take_turns_whoever_has_more_requests(open_engine: Open) -> None:
+    model = Aside(ubatch=LONG)
+    engine = open_engine(model)
+    order: list[str] = []
+
+    def answer(client: str) -> Answer:
+        a = Answer()
+        request = GenerateRequest(SamplingParams(max_tokens=1), text=long_prompt("l"), client=client)
+        engine.submit(request, lambda e: (a(e), e.last and order.append(client)))
+        return a
+
+    everybody = engine.call(lambda _: [answer("many") for _ in range(4)] + [answer("one")])
+    for a in everybody:
+        a.wait()
+    assert order == ["many", "one", "many", "many", "many"]
+
+
+@pytest.mark.parametrize("prompt", ["l", "never"])
+def test_a_deadline_ends_a_request(open_engine: Open, prompt: str) -> None:
+    """One that runs, and one that waits for a place."""
+    model = Aside(max_sequences=1)
+    engine = open_engine(model)
+    running = ask(engine, "l", max_tokens=2000) if prompt == "never" else None
+    late = Answer()
+    engine.submit(GenerateRequest(SamplingParams(max_tokens=2000), text="l", deadline_s=0.02), late)
+    assert isinstance(late.wait().last.error, DeadlineExceeded)
+    if running:
+        engine.cancel(running.id)
+        assert running.wait().last.finish_reason in ("cancelled", "length", "stop")
