@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
-from hetrun.events import GenerateRequest
+from hetrun.events import Event, GenerateRequest
 from hetrun.executor import Between, Step
 from hetrun.loop import FEW, SHORT
 from hetrun.params import SamplingParams
@@ -45,21 +46,49 @@ class Aside(FakeModel):
         long = any(len(c.tokens) > SHORT for c in step.chunks)
         if between and long:
             self.log.append("begin")
-            for pause in range(self.pauses):
+            pause = 0
+            while pause < self.pauses:
                 if self.cancelled.is_set():
                     raise Cancelled("stopped")
                 self.within(pause)
                 between()
+                pause += 1
         self.log.append("end" if long else "short")
         return super().step(step, between)
 
     def _logits(self, seq: int, length: int) -> np.ndarray:
-        """As much of the script was played as the text ends with: a sequence may come back with its answer."""
+        """As much of the script was played as the text ends with: a sequence may come back with its
+        answer."""
         text, logits = bytes(self.texts[seq][:length]), np.zeros(self.n_vocab, np.float32)
         script = self.scripts.get(chr(text[0]), b"")
         at = next(k for k in range(min(len(script), length - 1), -1, -1) if text.endswith(script[:k]))
         logits[script[at] if at < len(script) else 256] = 10
         return logits
+
+
+@dataclass
+class Noted(Answer):
+    """Writes into a list that it is over, or calls a function with each event's number."""
+
+    name: str = ""
+    order: list[str] = field(default_factory=list)
+    each: Callable[[int], object] = lambda n: None
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        self.each(len(self.events))
+        if event.last:
+            self.order.append(self.name)
+
+
+def at(pause: int, action: Callable[[], object]) -> Callable[[int], object]:
+    """Calls a function at one pause of a long pass."""
+
+    def within(now: int) -> None:
+        if now == pause:
+            action()
+
+    return within
 
 
 def long_prompt(first: str) -> str:
@@ -69,20 +98,13 @@ def long_prompt(first: str) -> str:
 def test_answers_go_on_while_a_long_prompt_is_computed(open_engine: Open) -> None:
     model = Aside()
     engine = open_engine(model)
-    begun = threading.Event()
-    answer, other = Answer(), Answer()
+    other = Answer()
 
-    def within(pause: int) -> None:
-        begun.set()
+    def start(n: int) -> None:
+        if n == 3:  # on the engine's thread: the long one is there before the next step
+            ask(engine, long_prompt("b"), other)
 
-    def start(event: object) -> None:
-        if len(answer.events) == 3:  # on the engine's thread: the long one is there before the next step
-            other.id = engine.submit(GenerateRequest(SamplingParams(), text=long_prompt("b")), other)
-
-    model.within = within
-    answer.id = engine.submit(
-        GenerateRequest(SamplingParams(max_tokens=40), text="l"), lambda e: (answer(e), start(e))
-    )
+    answer = ask(engine, "l", Noted(each=start), max_tokens=40)
     assert (answer.wait().text, other.wait().text) == ("x" * 40, "123456789")
     inside = model.log[model.log.index("begin") + 1 : model.log.index("end")]
     assert inside == ["short"] * (PAUSES - 1)  # the first pause only begins to count
@@ -91,8 +113,7 @@ def test_answers_go_on_while_a_long_prompt_is_computed(open_engine: Open) -> Non
 def test_a_short_prompt_does_not_wait_for_a_long_one(open_engine: Open) -> None:
     model, answer = Aside(), Answer()
     engine = open_engine(model)
-    model.within = lambda pause: pause == 1 and ask(engine, "a", answer)
-    model.pauses = 10_000
+    model.pauses = sys.maxsize
 
     def look(pause: int) -> None:
         if pause == 1:
@@ -111,7 +132,7 @@ def test_cancelling_the_long_one_in_the_middle_leaves_the_others(open_engine: Op
     engine = open_engine(model)
     long = Answer()
     answer = ask(engine, "l", max_tokens=200)
-    model.within = lambda pause: pause == 5 and engine.cancel(long.id)
+    model.within = at(5, lambda: engine.cancel(long.id))
     ask(engine, long_prompt("b"), long)
     assert long.wait().last.finish_reason == "cancelled"
     assert not long.tokens
@@ -125,7 +146,7 @@ def test_cancelling_an_answer_in_the_middle_leaves_the_long_one(open_engine: Ope
     model = Aside()
     engine = open_engine(model)
     answer = ask(engine, "l", max_tokens=2000)
-    model.within = lambda pause: pause == 5 and engine.cancel(answer.id)
+    model.within = at(5, lambda: engine.cancel(answer.id))
     long = ask(engine, long_prompt("b"))
     assert long.wait().text == "123456789"
     assert answer.wait().last.finish_reason == "cancelled"
@@ -154,8 +175,8 @@ def test_closing_in_the_middle_tells_everybody(open_engine: Open) -> None:
     model = Aside()
     engine = open_engine(model)
     answer, long = ask(engine, "l", max_tokens=2000), Answer()
-    model.within = lambda pause: pause == 3 and threading.Thread(target=engine.close).start()
-    model.pauses = 1_000_000
+    model.within = at(3, lambda: threading.Thread(target=engine.close).start())
+    model.pauses = sys.maxsize
     ask(engine, long_prompt("b"), long)
     for a in (answer, long):
         assert isinstance(a.wait().last.error, EngineStopped)
@@ -166,8 +187,8 @@ def test_an_error_in_the_middle_is_that_of_the_others(open_engine: Open) -> None
     engine = open_engine(model)
     broken = RuntimeError("no more")
 
-    def fail(model: FakeModel, step: Step) -> None:
-        if len(step.chunks) == 1 and len(step.chunks[0].tokens) == 1 and "begin" in model.log:  # type: ignore[attr-defined]
+    def fail(_: FakeModel, step: Step) -> None:
+        if step.tokens == 1 and "begin" in model.log:
             model.before = lambda model, step: None
             raise broken
 
@@ -214,9 +235,8 @@ def test_who_is_less_urgent_gives_way_though_it_came_first(open_engine: Open) ->
     order: list[str] = []
 
     def answer(name: str, priority: int) -> Answer:
-        a = Answer()
-        request = GenerateRequest(SamplingParams(max_tokens=150), text="l", priority=priority)
-        engine.submit(request, lambda e: (a(e), e.last and order.append(name)))
+        a = Noted(name=name, order=order)
+        engine.submit(GenerateRequest(SamplingParams(max_tokens=150), text="l", priority=priority), a)
         return a
 
     both = engine.call(lambda _: [answer("later", 1), answer("now", 0)])
@@ -241,7 +261,12 @@ def test_cancelling_one_that_gave_its_place_up(open_engine: Open) -> None:
     first, second = engine.call(
         lambda _: [ask(engine, "l", max_tokens=180), ask(engine, "l-", max_tokens=180)]
     )
-    model.before = lambda m, s: len(m.freed) and engine.cancel(second.id)
+
+    def cancel(model: FakeModel, step: Step) -> None:
+        if model.freed:
+            engine.cancel(second.id)
+
+    model.before = cancel
     assert second.wait().last.finish_reason == "cancelled"
     assert first.wait().text == "x" * 180
 
@@ -255,9 +280,9 @@ def test_clients_take_turns_whoever_has_more_requests(open_engine: Open) -> None
     order: list[str] = []
 
     def answer(client: str) -> Answer:
-        a = Answer()
+        a = Noted(name=client, order=order)
         request = GenerateRequest(SamplingParams(max_tokens=1), text=long_prompt("l"), client=client)
-        engine.submit(request, lambda e: (a(e), e.last and order.append(client)))
+        engine.submit(request, a)
         return a
 
     everybody = engine.call(lambda _: [answer("many") for _ in range(4)] + [answer("one")])
