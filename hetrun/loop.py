@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hetrun.answering import Answering, Ending, logged, tell
+from hetrun.entry import Entry
 from hetrun.errors import Cancelled, ContextFull, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
 from hetrun.executor import Chunk, Step
@@ -60,6 +61,7 @@ class Loop:
         self._pace = Pace(loaded.model)
         self._places = Places(loaded, self._running, self._displaced)
         self._answering = Answering(loaded)
+        self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
         self._turn = 0
 
     def run(self) -> None:
@@ -126,6 +128,9 @@ class Loop:
         return True
 
     def _receive(self, request: Request) -> None:
+        if refusal := self._entry.refuse_arrival():
+            tell(request, Event("error", error=refusal))
+            return
         waiting = Waiting(request)
         self._waiting.append(waiting)
         self._shares.came(waiting.client)
@@ -137,6 +142,8 @@ class Loop:
         for w in [w for w in self._waiting if w.id == ready.id]:  # it may have been cancelled
             if isinstance(ready.prepared, Prepared):
                 w.prepared = ready.prepared
+                if refusal := self._entry.refuse(w):
+                    self._refuse(w, refusal)
             else:
                 self._refuse(w, ready.prepared)
 
@@ -209,6 +216,7 @@ class Loop:
             self._refuse(w, e)
             return True
         self._waiting.remove(w)
+        self._entry.began(r, w)
         r.began = perf_counter()
         self._running.append(r)
         return True
@@ -340,6 +348,7 @@ class Loop:
             self._standing = outer
             self._gate.leave()
         self._pace.saw(chosen, clock.seconds())
+        self._entry.saw(chosen, clock.seconds())
         now, row = perf_counter(), 0
         for (r, n), chunk in zip(chosen, step.chunks, strict=True):
             rows = logits[row : row + len(chunk.wanted)]
@@ -365,6 +374,8 @@ class Loop:
 
     def _finish(self, r: Running, reason: FinishReason) -> None:
         self._drop(r)
+        if reason != "cancelled":
+            self._entry.ended(r)
         self._answering.finish(r, reason)
 
     def _fail(self, r: Running, error: Exception) -> None:

@@ -167,7 +167,12 @@ def joined(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
 
 
 def loaded(
-    model: FakeModel, tokenizer: bool = True, temperature: float | None = 0.0, render: Renderer = joined
+    model: FakeModel,
+    tokenizer: bool = True,
+    temperature: float | None = 0.0,
+    render: Renderer = joined,
+    most_waiting: int | None = None,
 ) -> Loaded:
     """What an engine with this model runs."""
-    return Loaded(model, Tokenizer(Bytes()) if tokenizer else None, render, temperature)
+    bytes_ = Tokenizer(Bytes()) if tokenizer else None
+    return Loaded(model, bytes_, render, temperature, most_waiting=most_waiting)
