@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hetrun.completion import Completion as Completion
     from hetrun.errors import HetrunError as HetrunError
     from hetrun.errors import UserError as UserError
     from hetrun.events import Event as Event
     from hetrun.llm import LLM as LLM
-    from hetrun.llm import Completion as Completion
     from hetrun.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 # Public name -> its module, imported when the name is first asked for: `import hetrun` stays cheap.
 _EXPORTS = {
     "LLM": "hetrun.llm",
-    "Completion": "hetrun.llm",
+    "Completion": "hetrun.completion",
     "Event": "hetrun.events",
     "HetrunError": "hetrun.errors",
     "SamplingParams": "hetrun.params",

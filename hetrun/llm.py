@@ -6,7 +6,6 @@ import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -19,18 +18,15 @@ from hetrun.anatomy import parameters
 from hetrun.backend import Floats, Precision
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
+from hetrun.completion import Completion, Prompt, as_prompts, completion, prompt_request
 from hetrun.config import Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.events import (
     Event,
-    FinishReason,
     GenerateRequest,
     Message,
     ModelInfo,
-    Timings,
-    TokenLogprob,
-    Usage,
 )
 from hetrun.executor import Chunk, Step
 from hetrun.inbox import Doing
@@ -46,22 +42,7 @@ from hetrun.tokenizer import Tokenizer
 from hetrun.weights import Progress
 from hetrun.whole import WholeModel
 
-Prompt = str | Sequence[int]
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """An answer: its text, the tokens that were generated, and why it ended."""
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    usage: Usage
-    timings: Timings
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    # One for each token of the prompt, if asked for; nothing comes before the first.
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
 
 class LLM:
@@ -393,38 +374,3 @@ def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:
         return model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
     finally:
         model.free(seq)
-
-
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several: a list of numbers is one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    several = list(prompts)
-    if all(isinstance(p, (int, np.integer)) for p in several):
-        return [cast(list[int], several)]
-    return cast(list[Prompt], several)
-
-
-def prompt_request(prompt: Prompt, params: SamplingParams) -> GenerateRequest:
-    """A raw prompt as a request."""
-    if isinstance(prompt, str):
-        return GenerateRequest(params, text=prompt)
-    return GenerateRequest(params, tokens=tuple(int(t) for t in prompt))
-
-
-def completion(events: Sequence[Event]) -> Completion:
-    """A finished request as one object."""
-    last = events[-1]
-    tokens = [e.token for e in events if e.token is not None]
-    logprobs = [e.logprob for e in events if e.logprob is not None]
-    scores = [score for e in events for score in e.prompt_logprobs]
-    text = "".join(e.text for e in events)
-    return Completion(
-        text,
-        tokens,
-        last.finish_reason or "stop",
-        last.usage,
-        last.timings,
-        logprobs,
-        [None, *scores] if any(e.kind == "prompt" for e in events) else [],
-    )

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
+from hetrun.completion import Completion
 from hetrun.grammar import masks
-from hetrun.llm import LLM, Completion
+from hetrun.llm import LLM
 from hetrun.params import SamplingParams
 from tests.schemas import Schema, catalogue
 

@@ -10,10 +10,11 @@ from dataclasses import asdict, replace
 from hetrun.cli import in_json
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
+from hetrun.completion import completion
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.events import Event, GenerateRequest, TokenLogprob
-from hetrun.llm import LLM, completion
+from hetrun.llm import LLM
 from hetrun.params import SamplingParams
 from hetrun.sampling import DEFAULT_TEMPERATURE, random_seed
 from hetrun.visible import visible
