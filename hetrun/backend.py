@@ -85,14 +85,7 @@ class Pass:
     @property
     def shape(self) -> PassShape:
         """What a compiled segment depends on."""
-        return PassShape(
-            tuple(
-                [
-                    (p.b - p.a, p.wanted_b - p.wanted_a, tuple([v.blocks is None for v in p.kv]))
-                    for p in self.parts
-                ]
-            )
-        )
+        return PassShape(tuple([(p.b - p.a, p.wanted_b - p.wanted_a) for p in self.parts]))
 
     @property
     def depth(self) -> float:
@@ -107,10 +100,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """For each sequence of a pass: its tokens, its wanted rows, and for each group of layers whether its KV
-    rows are one run."""
+    """For each sequence of a pass its tokens and its wanted rows."""
 
-    parts: tuple[tuple[int, int, tuple[bool, ...]], ...]
+    parts: tuple[tuple[int, int], ...]
 
     @property
     def tokens(self) -> int:

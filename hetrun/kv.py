@@ -3,17 +3,18 @@
 Each layer has two tables of rows (K and V); a row is one token's n_kv_heads x head_dim numbers in one type.
 Address space is reserved for all rows at once and the system gives memory when a row is first written, so a
 table never moves and a backend may keep its address. Which rows a sequence has is said by the groups of
-`hetrun.kvrows`, one for all layers that see equally far.
+`hetrun.kvrows`, one for all layers that see equally far; a sequence is one run of rows in each. How sequences
+share memory all the same is `hetrun.kvmemory`'s.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 import numpy as np
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
-from hetrun.kvrows import BLOCK, Blocks, Group, KvView, RowIndex, Runs, region_rows
+from hetrun.kvmemory import Memory, most_mappings
+from hetrun.kvrows import BLOCK, Group, KvView, Paged, RowIndex, Runs, region_rows
 from hetrun.quant import QuantType
 
 
@@ -61,11 +63,34 @@ class KvTable:
         self.raw[rows] = self.quant.quantise(np.ascontiguousarray(x))
 
 
-def _move(tables: Sequence[KvTable], source: int, target: int, n: int) -> None:
-    """Copy n rows from `source` on to `target` in each table; they may overlap, which numpy would buffer."""
-    for table in tables:
-        size = table.row_bytes
-        ctypes.memmove(table.address + target * size, table.address + source * size, n * size)
+class Tables:
+    """The tables of one group of layers in the cache's memory: what groups do with their rows."""
+
+    def __init__(self, memory: Memory, tables: Sequence[KvTable]) -> None:
+        self._memory = memory
+        self._tables = tables
+        self.row_bytes = sum(t.row_bytes for t in tables)
+
+    def move(self, source: int, target: int, n: int) -> None:
+        """Copy n rows; they may overlap, which numpy would buffer."""
+        for table in self._tables:
+            size = table.row_bytes
+            ctypes.memmove(table.address + target * size, table.address + source * size, n * size)
+
+    def show(self, at: int, rows: int, n: int, keep: int = 0) -> None:
+        """See other memory from row `at` on, and in it the first `keep` rows as they were."""
+        for table in self._tables:
+            size = table.row_bytes
+            kept = table.raw[at : at + keep].copy()
+            offset = table.address - self._memory.address
+            self._memory.show(offset + at * size, offset + rows * size, n * size)
+            table.raw[at : at + keep] = kept
+
+    def drop(self, rows: int, n: int) -> None:
+        """Give the memory that these rows had at first back to the system."""
+        for table in self._tables:
+            size = table.row_bytes
+            self._memory.drop(table.address - self._memory.address + rows * size, n * size)
 
 
 def token_bytes(shape: KvShape, quant: QuantType) -> int:
@@ -81,6 +106,11 @@ def sequence_bytes(shapes: Mapping[int, KvShape], quant: QuantType, most_tokens:
     )
 
 
+def unit_rows(row_bytes: Sequence[int], page: int) -> int:
+    """The least number of rows, in blocks, that are whole pages in each of some tables."""
+    return math.lcm(BLOCK, *(page // math.gcd(size, page) for size in row_bytes))
+
+
 class KvCache:
     """The sequences, their rows in each group of layers, and the memory behind them."""
 
@@ -91,32 +121,48 @@ class KvCache:
         context: int,
         max_sequences: int,
         most_tokens: int,
-        contiguous: bool = False,
+        limit_bytes: int | None = None,
     ) -> None:
         """Address space for `max_sequences` of `context` tokens, of which each gets `most_tokens` at once.
 
-        With `contiguous` every sequence is one run of rows for ever: nothing is shared, a fork copies all.
+        Where the system has less there are fewer. All together get memory up to a limit, in which one of
+        full length fits in any case.
         """
         self.quant = quant
         whole = region_rows(0, context, most_tokens)
         # A window that no sequence outgrows is none; then no sequence may become longer than that.
         windows = {layer: s.window if s.window < whole else 0 for layer, s in shapes.items()}
-        limited = contiguous or any(s.window and not windows[layer] for layer, s in shapes.items())
         order = sorted(set(windows.values()))
         self._group_of = {layer: order.index(window) for layer, window in windows.items()}
+        row_bytes = {layer: token_bytes(s, quant) // 2 for layer, s in shapes.items()}
+        unit = unit_rows([row_bytes[layer] for layer, w in windows.items() if not w], mmap.PAGESIZE)
+        regions = [region_rows(w, context, most_tokens) if w else -(-whole // unit) * unit for w in order]
+        each = {layer: regions[self._group_of[layer]] * row_bytes[layer] for layer in shapes}
+        memory, self.max_sequences = _reserve(each.values(), max_sequences)
+        self._memory = memory
         self.tables: dict[int, tuple[KvTable, KvTable]] = {}
-        self._group_tables: list[list[KvTable]] = [[] for _ in order]
-        self.groups: tuple[Group, ...] = tuple(
-            Runs(window, region_rows(window, context, most_tokens), max_sequences, partial(_move, tables))
-            if window
-            else Blocks(whole // BLOCK, max_sequences, limited, contiguous, partial(_move, tables))
-            for window, tables in zip(order, self._group_tables, strict=True)
-        )
+        self._tables: list[list[KvTable]] = [[] for _ in order]
+        at = 0
         for layer, shape in shapes.items():
-            group = self._group_of[layer]
-            rows = self.groups[group].rows
-            self.tables[layer] = self._table(shape, rows), self._table(shape, rows)
-            self._group_tables[group] += self.tables[layer]
+            rows = self.max_sequences * regions[self._group_of[layer]]
+            pair = []
+            for _ in range(2):
+                raw = memory.bytes[at : at + rows * row_bytes[layer]].reshape(rows, row_bytes[layer])
+                pair.append(KvTable(raw, quant, shape.n_heads, shape.head_dim))
+                at += _pages(raw.nbytes)
+            self.tables[layer] = pair[0], pair[1]
+            self._tables[self._group_of[layer]] += pair
+        backing = [Tables(memory, tables) for tables in self._tables]
+        most = most_mappings() // 2 // sum(map(len, self._tables)) if memory.can_show and order else 0
+        self.groups: tuple[Group, ...] = tuple(
+            Runs(window, region, self.max_sequences, rows)
+            if window
+            else Paged(whole, unit, self.max_sequences, rows, most)
+            for window, region, rows in zip(order, regions, backing, strict=True)
+        )
+        self._row_bytes = [rows.row_bytes for rows in backing]
+        one = sum(region * size for region, size in zip(regions, self._row_bytes, strict=True))
+        self.limit_bytes = None if limit_bytes is None else max(limit_bytes, one)
         # A window moves along: what comes in at once must leave room for what it sees.
         self.most_at_once = most_tokens if any(order) else sys.maxsize
         self._lengths: dict[int, int] = {}
@@ -128,11 +174,30 @@ class KvCache:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the rows that are in use."""
-        return sum(
-            group.used_rows * sum(t.row_bytes for t in tables)
-            for group, tables in zip(self.groups, self._group_tables, strict=True)
+        """Memory of the rows that are in use; what several sequences share counts once."""
+        return sum(g.used_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+
+    @property
+    def touched_bytes(self) -> int:
+        """The same, and what was in use before and the system was not given back."""
+        return sum(g.touched_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+
+    @property
+    def room(self) -> int:
+        """How many more tokens one sequence could get for sure, if it were not for its length."""
+        if self.limit_bytes is None:
+            return sys.maxsize
+        unit = max((g.unit for g in self.groups if isinstance(g, Paged)), default=1)
+        return max(0, self.limit_bytes - self.used_bytes) // sum(self._row_bytes) // unit * unit
+
+    @property
+    def layout(self) -> str:
+        """What rows are like, in words: those of a cache that says the same can be brought in here."""
+        layers = (
+            f"{layer}:{keys.n_heads}x{keys.head_dim}/{self.groups[self._group_of[layer]].window}"
+            for layer, (keys, _) in sorted(self.tables.items())
         )
+        return f"{self.quant.name} {' '.join(layers)}"
 
     def heads(self, layer: int, first: int, n: int) -> tuple[KvTable, KvTable]:
         """K and V of some heads of a layer."""
@@ -156,37 +221,51 @@ class KvCache:
         if n > self.most_at_once:
             raise ValueError(f"{n} tokens are more than the {self.most_at_once} that may come at once")
         length = self._lengths[seq]
-        rows: list[RowIndex] = []
+        wanted = self._check_room([g.wants(seq, length, n) for g in self.groups])
         try:
-            for g in self.groups:
-                rows.append(g.extend(seq, length, n))
+            rows = tuple([g.extend(seq, length, n) for g in self.groups])
         except BudgetError:
-            for g in self.groups[: len(rows)]:
+            for g in self.groups:
                 g.truncate(seq, length)
             raise
         self._lengths[seq] = length + n
-        return tuple(rows)
+        if wanted:
+            self._keep_within()
+        return rows
 
     def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
-        """Whether there is room for so many more tokens of each of these sequences."""
-        return True
+        """Whether there is memory for so many more tokens of each of these sequences."""
+        if self.limit_bytes is None:
+            return True
+        wanted = sum(
+            g.wants(seq, self._lengths[seq], n) * size
+            for seq, n in chunks
+            for g, size in zip(self.groups, self._row_bytes, strict=True)
+        )
+        return not wanted or self.used_bytes + wanted <= self.limit_bytes
 
     def shareable(self, seq: int, n: int) -> int:
-        """How many of a sequence's first n tokens a new one could begin with."""
-        return n if n == self._lengths[seq] else 0
+        """How many of a sequence's first n tokens a new one could begin with: all, or none where a window
+        has moved on."""
+        n = min(n, self._lengths[seq])
+        return n if self.keepable(seq, n) else 0
 
     def fork(self, seq: int, n: int | None = None) -> int:
-        """A new sequence with the same tokens: full blocks are shared, a partial one and windows copied."""
-        if n is not None and n != self._lengths[seq]:
-            raise ValueError(f"sequence {seq} has {self._lengths[seq]} tokens and is only forked as a whole")
-        length, new = self._lengths[seq], self.alloc()
+        """A new sequence that begins with the first n tokens of another, or all: beginnings are shared in
+        units of some rows, the rest and windows copied."""
+        n = self._lengths[seq] if n is None else n
+        if not self.keepable(seq, n):
+            raise self._not_there(seq, n, "forked at")
+        self._check_room([g.fork_wants(seq, n) for g in self.groups])
+        new = self.alloc()
         try:
             for g in self.groups:
-                g.fork(seq, new, length)
+                g.fork(seq, new, n)
         except BudgetError:
             self.free(new)
             raise
-        self._lengths[new] = length
+        self._lengths[new] = n
+        self._keep_within()
         return new
 
     def keepable(self, seq: int, n: int) -> bool:
@@ -199,9 +278,7 @@ class KvCache:
     def truncate(self, seq: int, n: int) -> None:
         """Forget every token from position n on, which must be keepable."""
         if not self.keepable(seq, n):
-            length = self._lengths[seq]
-            moved = "; its windows have moved on" if 0 <= n <= length else ""
-            raise ValueError(f"sequence {seq} has {length} tokens and cannot be cut to {n}{moved}")
+            raise self._not_there(seq, n, "cut to")
         for g in self.groups:
             g.truncate(seq, n)
         self._lengths[seq] = n
@@ -216,15 +293,77 @@ class KvCache:
         """Where, in each group, the tokens lie that those at positions a to b of a sequence see."""
         return tuple([g.view(seq, a, b) for g in self.groups])
 
-    def _table(self, shape: KvShape, rows: int) -> KvTable:
-        row_bytes = self.quant.row_bytes(shape.n_heads * shape.head_dim)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        # The array keeps the mapping alive, and gives it back when nobody needs the table any more.
+    def trim(self) -> None:
+        """Give the system back the memory that no sequence has."""
+        for g in self.groups:
+            g.trim()
+
+    def export(self, seq: int, n: int) -> Iterator[memoryview]:
+        """The bytes of what the token at position n sees, which must be keepable: table after table, good
+        until the sequence changes."""
+        if not self.keepable(seq, n):
+            raise self._not_there(seq, n, "exported up to")
+        return self._bytes(self.views(seq, n, n))
+
+    def import_(self, n: int, fill: Callable[[memoryview], object]) -> int:
+        """A new sequence of n tokens. `fill` is called with the memory of each table in turn, to write there
+        what `export` gave of a cache with the same layout; if it raises, nothing has changed."""
+        new = self.alloc()
         try:
-            memory = mmap.mmap(-1, max(rows * row_bytes, mmap.PAGESIZE), flags=flags)
-        except (OSError, OverflowError) as e:
+            self._check_room([g.wants(new, 0, n) for g in self.groups])
+            views = tuple([g.place(new, n) for g in self.groups])
+            self._keep_within()
+            for rows in self._bytes(views):
+                fill(rows)
+        except BaseException:
+            self.free(new)
+            raise
+        self._lengths[new] = n
+        return new
+
+    def _bytes(self, views: Sequence[KvView]) -> Iterator[memoryview]:
+        for tables, view in zip(self._tables, views, strict=True):
+            for table in tables:
+                yield table.raw[view.first : view.end].reshape(-1).data
+
+    def _check_room(self, rows: Sequence[int]) -> bool:
+        """Whether anything is wanted at all; BudgetError if it is more than there is."""
+        if not any(rows):
+            return False
+        wanted = sum(n * size for n, size in zip(rows, self._row_bytes, strict=True))
+        if self.limit_bytes is not None and self.used_bytes + wanted > self.limit_bytes:
             raise BudgetError(
-                f"the system has no address space for {rows} rows of keys and values; use a smaller --ctx"
-            ) from e
-        raw = np.frombuffer(memory, np.uint8, rows * row_bytes).reshape(rows, row_bytes)
-        return KvTable(raw, self.quant, shape.n_heads, shape.head_dim)
+                f"the KV cache of {self.limit_bytes / 2**20:.0f} MiB is full; "
+                "ask for fewer sequences or a smaller --ctx"
+            )
+        return True
+
+    def _keep_within(self) -> None:
+        """What nobody uses any more goes before the limit is passed: new rows are not yet written."""
+        if self.limit_bytes is not None and self.touched_bytes > self.limit_bytes:
+            self.trim()
+
+    def _not_there(self, seq: int, n: int, done: str) -> ValueError:
+        length = self._lengths[seq]
+        moved = "; its windows have moved on" if 0 <= n <= length else ""
+        return ValueError(f"sequence {seq} has {length} tokens and cannot be {done} {n}{moved}")
+
+
+def _pages(size: int) -> int:
+    """Bytes of the whole pages that so many bytes lie in."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _reserve(each: Iterable[int], sequences: int) -> tuple[Memory, int]:
+    """Address space for two tables of each layer, and for how many sequences that is."""
+    each = list(each)
+    while True:
+        try:
+            return Memory(2 * sum(_pages(sequences * size) for size in each)), sequences
+        except (OSError, OverflowError, ValueError) as e:
+            if sequences == 1:
+                raise BudgetError(
+                    f"the system has no address space for {sum(each) * 2 / 2**30:.1f} GiB "
+                    "of keys and values; use a smaller --ctx"
+                ) from e
+            sequences = -(-sequences // 2)

@@ -1,14 +1,17 @@
 """Which rows of the KV tables a sequence has: numbers only, the memory is `hetrun.kv`'s.
 
-Layers that see equally far share one numbering of rows, their group. Those that see everything keep it in
-blocks that sequences share; those with a window keep little more than the window, in one run of rows.
+Layers that see equally far share one numbering of rows, their group. In each a sequence is one run of rows,
+always. Layers that see everything share beginnings: the page table shows the same memory in both runs. Those
+with a window keep little more than the window, and a fork copies it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,43 +22,41 @@ BLOCK = 32
 SLACK = 64  # tokens kept behind a window, so that so many can be taken back
 
 RowIndex = NDArray[np.int64]
-Move = Callable[[int, int, int], None]  # from a row, to a row, so many; they may overlap
 
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """Where `length` tokens of a sequence lie that follow each other."""
+    """Where `length` tokens of a sequence lie that follow each other, in rows that do."""
 
-    first: int  # the lowest row of any token
+    first: int
     length: int
-    blocks: tuple[int, ...] | None = None  # those that the rows lie in, where they are not one run
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the rows follow each other as the tokens do."""
-        return self.blocks is None
 
     @property
     def end(self) -> int:
-        """The row behind the highest row of any token."""
-        return self.first + self.length if self.blocks is None else (max(self.blocks) + 1) * BLOCK
+        """The row behind the last."""
+        return self.first + self.length
 
     @property
     def rows(self) -> RowIndex:
         """The row of each token."""
-        if self.blocks is None:
-            return np.arange(self.first, self.first + self.length)
-        return rows_of(self.blocks, 0, self.length)
+        return np.arange(self.first, self.end)
 
 
-def rows_of(blocks: Sequence[int], a: int, b: int) -> RowIndex:
-    """The rows of positions a to b of a sequence that holds these blocks."""
-    if b == a + 1:  # a decode step: not worth four passes of numpy
-        return np.array([blocks[a // BLOCK] * BLOCK + a % BLOCK], np.int64)
-    first = a // BLOCK
-    positions = np.arange(a, b, dtype=np.int64)
-    mine = np.array(blocks[first : -(-b // BLOCK)], np.int64)
-    return mine[positions // BLOCK - first] * BLOCK + positions % BLOCK
+class Backing(Protocol):
+    """What groups do with the memory of their rows, in all tables at once."""
+
+    def move(self, source: int, target: int, n: int) -> None:
+        """Copy n rows; they may overlap."""
+        ...
+
+    def show(self, at: int, rows: int, n: int, keep: int = 0) -> None:
+        """From row `at` on, see the memory that row `rows` had at first, n rows of whole pages; the first
+        `keep` are written there as they were seen before. OSError where the system cannot."""
+        ...
+
+    def drop(self, rows: int, n: int) -> None:
+        """Give the memory that these rows had at first back to the system."""
+        ...
 
 
 def region_rows(window: int, context: int, most_tokens: int) -> int:
@@ -77,19 +78,36 @@ class Group(ABC):
     @property
     @abstractmethod
     def used_rows(self) -> int:
-        """Rows that sequences have."""
+        """Rows of memory that sequences have; what several of them see counts once."""
+
+    @property
+    @abstractmethod
+    def touched_rows(self) -> int:
+        """The same, and what sequences had before them and the system was not given back."""
 
     @abstractmethod
     def alloc(self, seq: int) -> None:
         """A new, empty sequence."""
 
     @abstractmethod
-    def extend(self, seq: int, length: int, n: int) -> RowIndex:
-        """Rows for n more tokens; nothing that can be read changes if there is no room."""
+    def wants(self, seq: int, length: int, n: int) -> int:
+        """By how many the used rows grow with n more tokens, at most."""
 
     @abstractmethod
-    def fork(self, seq: int, new: int, length: int) -> None:
-        """Give a new, empty sequence the tokens of another."""
+    def extend(self, seq: int, length: int, n: int) -> RowIndex:
+        """Rows for n more tokens. BudgetError without room: cut to `length`, it reads as before."""
+
+    @abstractmethod
+    def fork_wants(self, seq: int, n: int) -> int:
+        """By how many the used rows grow with a fork of n tokens."""
+
+    @abstractmethod
+    def fork(self, seq: int, new: int, n: int) -> None:
+        """Give a new, empty sequence the first n tokens of another, which must be keepable."""
+
+    @abstractmethod
+    def place(self, seq: int, n: int) -> KvView:
+        """Rows for a new, empty sequence that begins with n tokens: for those that the next one sees."""
 
     @abstractmethod
     def keepable(self, seq: int, n: int) -> bool:
@@ -107,9 +125,14 @@ class Group(ABC):
     def view(self, seq: int, a: int, b: int) -> KvView:
         """Where the tokens before position b lie that those at positions a to b see."""
 
+    @abstractmethod
+    def trim(self) -> None:
+        """Give the system back what no sequence has."""
 
-def _full(rows: int) -> BudgetError:
-    return BudgetError(f"the KV cache of {rows} tokens is full; ask for fewer sequences or a smaller --ctx")
+
+def no_place(sequences: int) -> BudgetError:
+    """What a sequence is told for which there are no rows."""
+    return BudgetError(f"the KV cache has {sequences} places for sequences, all in use; ask for fewer")
 
 
 def too_long(rows: int) -> BudgetError:
@@ -119,120 +142,226 @@ def too_long(rows: int) -> BudgetError:
 
 @dataclass(slots=True)
 class _Held:
-    """The blocks of one sequence."""
+    """What one sequence has."""
 
-    blocks: list[int]
-    seen: KvView | None = None  # the last view; its blocks change once in 32 tokens only
+    first: int = -1  # unit of its region; -1: it has none
+    units: int = 0
 
 
-class Blocks(Group):
-    """Layers that see everything: blocks of 32 rows, counted by holders, shared where the past is one."""
+class Paged(Group):
+    """Layers that see everything: a region of addresses for each sequence, and memory behind it by units.
+
+    A unit is the least number of rows whose memory is whole pages in every table. At first each unit of
+    addresses shows its own unit of memory. A fork shows that of its parent, whole units only, and both count
+    as its holders. Whoever is about to write into a unit that has another holder gets other memory first.
+    """
 
     window = 0
 
-    def __init__(self, region: int, max_sequences: int, limited: bool, contiguous: bool, move: Move) -> None:
-        """`region` blocks are what one sequence of full length takes; `limited`: none may be longer."""
-        self.region = region
-        self.n_blocks = region * max_sequences
-        self.rows = self.n_blocks * BLOCK
-        self._limited = limited
-        self._contiguous = contiguous
-        self._move = move
-        self._references = np.zeros(self.n_blocks, np.int32)
+    def __init__(self, longest: int, unit: int, regions: int, memory: Backing, most_runs: int) -> None:
+        """Sequences of up to `longest` tokens; 0 as `most_runs`: nothing can be shown twice.
+
+        Every run of units whose memory follows each other is a mapping, of which a process has only so many:
+        forks copy rather than make more than `most_runs`.
+        """
+        self.unit = unit
+        self.regions = regions
+        self._longest = longest
+        self._region = -(-longest // unit)
+        self.rows = regions * self._region * unit
+        self._memory = memory
+        self._most_runs = most_runs
+        n = regions * self._region
+        self._shown = np.arange(n)  # the unit of memory that each unit of addresses shows; -1: unknown
+        self._holders = np.zeros(n, np.int32)  # of each unit of memory
+        self._touched = np.zeros(n, np.bool_)  # memory that was ever held since the system had it
+        self._used = 0
+        self._runs = 1
+        self._free = list(range(0, n, self._region))[::-1]
         self._held: dict[int, _Held] = {}
 
     @property
     def used_rows(self) -> int:
-        return int(np.count_nonzero(self._references)) * BLOCK
+        return self._used * self.unit
+
+    @property
+    def touched_rows(self) -> int:
+        return int(np.count_nonzero(self._touched)) * self.unit
 
     def alloc(self, seq: int) -> None:
-        self._held[seq] = _Held([])
+        self._held[seq] = _Held()
+
+    def wants(self, seq: int, length: int, n: int) -> int:
+        if not n:
+            return 0
+        s = self._held[seq]
+        return (self._units(length + n) - s.units + self._is_shared(s, length)) * self.unit
 
     def extend(self, seq: int, length: int, n: int) -> RowIndex:
         s = self._held[seq]
-        # The next token may go into a block that another sequence reads.
-        unshare = n > 0 and length % BLOCK != 0 and bool(self._references[s.blocks[-1]] > 1)
-        missing = -(-(length + n) // BLOCK) - len(s.blocks)
-        if missing or unshare:
-            self._check_room(s, missing, missing + unshare)
-        if unshare:
-            self._unshare_tail(s, length % BLOCK)
-        for _ in range(missing):
-            s.blocks.append(self._take(s.blocks[-1] + 1 if s.blocks else None))
-        return rows_of(s.blocks, length, length + n)
+        if length + n > self._longest:
+            raise too_long(self._longest)
+        if n:
+            if s.first < 0:
+                self._settle(s)
+            if self._is_shared(s, length):
+                self._unshare(s.first + s.units - 1, length % self.unit)
+            for _ in range(self._units(length + n) - s.units):
+                self._take(s.first + s.units)
+                s.units += 1
+        a = max(0, s.first) * self.unit + length
+        return np.arange(a, a + n)
 
-    def fork(self, seq: int, new: int, length: int) -> None:
+    def fork_wants(self, seq: int, n: int) -> int:
+        return (self._units(n) - self._shareable(seq, n)) * self.unit
+
+    def fork(self, seq: int, new: int, n: int) -> None:
         parent, child = self._held[seq], self._held[new]
-        full = 0 if self._contiguous else length // BLOCK
-        child.blocks += parent.blocks[:full]
-        self._references[child.blocks] += 1
-        copied = length - full * BLOCK  # a part of one block, or a whole run
-        if copied:
-            here = self.extend(new, full * BLOCK, copied)
-            self._move(parent.blocks[full] * BLOCK, int(here[0]), copied)
+        if not n:
+            return
+        shared = self._shareable(seq, n)
+        self._settle(child, shared)
+        try:
+            for at, memory, units in self._pieces(parent.first, parent.first + shared):
+                self._show(child.first + at - parent.first, memory, units)
+        except OSError:  # too many mappings, whoever has them: then all is copied
+            shared = 0
+        child.units = shared
+        self._holders[self._shown[child.first : child.first + shared]] += 1
+        whole = shared * self.unit
+        self.extend(new, whole, n - whole)
+        self._memory.move(parent.first * self.unit + whole, child.first * self.unit + whole, n - whole)
+
+    def place(self, seq: int, n: int) -> KvView:
+        self.extend(seq, 0, n)
+        return self.view(seq, n, n)
 
     def keepable(self, seq: int, n: int) -> bool:
         return True
 
     def truncate(self, seq: int, n: int) -> None:
-        s = self._held[seq]
-        keep = -(-n // BLOCK)
-        self._references[s.blocks[keep:]] -= 1
-        del s.blocks[keep:]
-        s.seen = None
+        s, keep = self._held[seq], self._units(n)
+        if keep < s.units:
+            left = self._shown[s.first + keep : s.first + s.units]
+            self._holders[left] -= 1
+            self._used -= int(np.count_nonzero(self._holders[left] == 0))
+            s.units = keep
+        if not n and s.first >= 0:
+            self._free.append(s.first)
+            s.first = -1
 
     def free(self, seq: int) -> None:
         self.truncate(seq, 0)
         del self._held[seq]
 
     def view(self, seq: int, a: int, b: int) -> KvView:
-        s = self._held[seq]
-        seen, held = s.seen, -(-b // BLOCK)
-        if seen is None or -(-seen.length // BLOCK) != held:
-            blocks = tuple(s.blocks[:held])
-            first = min(blocks, default=0)
-            run = blocks == tuple(range(first, first + held))
-            seen = s.seen = KvView(first * BLOCK, b, None if run else blocks)
-        return KvView(seen.first, b, seen.blocks)
+        return KvView(max(0, self._held[seq].first) * self.unit, b)
 
-    def _check_room(self, s: _Held, growth: int, blocks: int) -> None:
-        """Whether a sequence can have `growth` more blocks and the cache can give `blocks`."""
-        if self._limited and growth > 0 and len(s.blocks) + growth > self.region:
-            raise too_long(self.region * BLOCK)
-        if self._contiguous:
-            full = growth > 0 and not s.blocks and not len(self._free_regions())
-        else:
-            full = blocks > int(np.count_nonzero(self._references == 0))
-        if full:
-            raise _full(self.rows)
+    def trim(self) -> None:
+        left = np.flatnonzero(self._touched & (self._holders == 0))
+        self._touched[left] = False
+        for lo, hi in _runs_of(left):
+            self._memory.drop(int(left[lo]) * self.unit, (hi - lo) * self.unit)
 
-    def _take(self, wanted: int | None) -> int:
-        """A free block: the wanted one, or where a sequence can grow best."""
-        free = wanted is not None and wanted < self.n_blocks and not self._references[wanted]
-        block = wanted if wanted is not None and free else self._find_room()
-        self._references[block] = 1
-        return block
+    def _units(self, tokens: int) -> int:
+        return -(-tokens // self.unit)
 
-    def _free_regions(self) -> NDArray[np.intp]:
-        return np.flatnonzero(~(self._references > 0).reshape(-1, self.region).any(axis=1))
+    def _is_shared(self, s: _Held, length: int) -> bool:
+        """Whether the next token would go into a unit that somebody else sees."""
+        return length % self.unit != 0 and bool(self._holders[self._shown[s.first + s.units - 1]] > 1)
 
-    def _find_room(self) -> int:
-        """The beginning of a free region, or else of the longest free run."""
-        regions = self._free_regions()
-        if len(regions):
-            return int(regions[0]) * self.region
-        used = (self._references > 0).astype(np.int8)
-        edges = np.flatnonzero(np.diff(np.concatenate(([1], used, [1]))))
-        starts, ends = edges[::2], edges[1::2]
-        return int(starts[np.argmax(ends - starts)])
+    def _shareable(self, seq: int, n: int) -> int:
+        """The units of a sequence's first n tokens that a fork shows and does not copy."""
+        first, units = self._held[seq].first, n // self.unit
+        new = sum(1 for _ in self._pieces(first, first + units)) + 1
+        return units if self._runs + new <= self._most_runs else 0
 
-    def _unshare_tail(self, s: _Held, n: int) -> None:
-        """A block of its own for the last n tokens of a sequence."""
-        old = s.blocks[-1]
-        self._references[old] -= 1
-        s.blocks[-1] = self._take(None)
-        s.seen = None
-        self._move(old * BLOCK, s.blocks[-1] * BLOCK, n)
+    def _pieces(self, a: int, b: int) -> Iterator[tuple[int, int, int]]:
+        """Units a to b of addresses: where each run of memory begins, where it is shown, how long it is."""
+        shown = self._shown[a:b]
+        for lo, hi in _runs_of(shown):
+            yield a + lo, int(shown[lo]), hi - lo
+
+    def _settle(self, s: _Held, but: int = 0) -> None:
+        """A region whose memory nobody else sees, if there is one; all but its first units show their own."""
+        if not self._free:
+            raise no_place(self.regions)
+        size = self._region
+        alone = (first for first in reversed(self._free) if not self._holders[first : first + size].any())
+        s.first = next(alone, self._free[-1])
+        self._free.remove(s.first)
+        own = np.arange(s.first + but, s.first + size)
+        away = own[(self._shown[own] != own) & (self._holders[own] == 0)]
+        for lo, hi in _runs_of(away):
+            self._show_or_fail(int(away[lo]), int(away[lo]), hi - lo)
+
+    def _take(self, at: int) -> None:
+        """Memory that nobody has for a unit of addresses."""
+        memory = int(self._shown[at])
+        if memory < 0 or self._holders[memory]:
+            memory = self._spare(at)
+            self._show_or_fail(at, memory, 1)
+        self._hold(memory)
+
+    def _hold(self, memory: int) -> None:
+        self._holders[memory] = 1
+        self._touched[memory] = True
+        self._used += 1
+
+    def _spare(self, at: int) -> int:
+        """A unit of memory that nobody has: its own, or that of a region which comes in late."""
+        place = at % self._region
+        for memory in (at, *(first + place for first in self._free)):
+            if not self._holders[memory]:
+                return memory
+        return int(np.flatnonzero(self._holders == 0)[-1])
+
+    def _unshare(self, at: int, keep: int) -> None:
+        """Memory of its own for a unit of which the first rows are kept."""
+        old, new = int(self._shown[at]), self._spare(at)
+        try:
+            self._show(at, new, 1, keep)
+        except OSError as e:
+            self._show(at, old, 1)
+            raise _no_mapping() from e
+        self._holders[old] -= 1
+        self._hold(new)
+
+    def _show_or_fail(self, at: int, memory: int, n: int) -> None:
+        try:
+            self._show(at, memory, n)
+        except OSError as e:
+            raise _no_mapping() from e
+
+    def _show(self, at: int, memory: int, n: int, keep: int = 0) -> None:
+        """Have n units of addresses show other memory, in every table or, where that fails, who knows."""
+        here = slice(max(0, at - 1), at + n + 1)
+        before = _breaks(self._shown[here])
+        self._shown[at : at + n] = -1
+        unit = self.unit
+        try:
+            self._memory.show(at * unit, memory * unit, n * unit, keep)
+            self._shown[at : at + n] = np.arange(memory, memory + n)
+        finally:
+            self._runs += _breaks(self._shown[here]) - before
+
+
+def _no_mapping() -> BudgetError:
+    return BudgetError(
+        "the system has no more mappings for the KV cache; ask for fewer sequences or raise vm.max_map_count"
+    )
+
+
+def _breaks(units: NDArray[np.int64]) -> int:
+    """How often units do not follow each other."""
+    return int(np.count_nonzero(np.diff(units) != 1))
+
+
+def _runs_of(units: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Where in a list of units the runs are in which each follows the one before."""
+    if len(units):
+        edges = [0, *(np.flatnonzero(np.diff(units) != 1) + 1).tolist(), len(units)]
+        yield from pairwise(edges)
 
 
 @dataclass(slots=True)
@@ -251,21 +380,31 @@ class Runs(Group):
     return a view is always one run, whose last row needs no mask, and memory does not grow.
     """
 
-    def __init__(self, window: int, region: int, max_sequences: int, move: Move) -> None:
+    def __init__(self, window: int, region: int, regions: int, memory: Backing) -> None:
         """`region` rows for each sequence."""
         self.window = window
         self.region = region
-        self.rows = region * max_sequences
-        self._move = move
+        self.rows = region * regions
+        self._regions = regions
+        self._memory = memory
         self._free = list(range(0, self.rows, region))[::-1]
+        self._touched: dict[int, int] = {}  # rows of each region that were written since the system had it
         self._runs: dict[int, _Run] = {}
 
     @property
     def used_rows(self) -> int:
         return sum(s.used for s in self._runs.values())
 
+    @property
+    def touched_rows(self) -> int:
+        return sum(self._touched.values())
+
     def alloc(self, seq: int) -> None:
         self._runs[seq] = _Run()
+
+    def wants(self, seq: int, length: int, n: int) -> int:
+        s = self._runs[seq]
+        return max(0, min(self.region, length + n - s.base) - s.used)
 
     def extend(self, seq: int, length: int, n: int) -> RowIndex:
         s = self._runs[seq]
@@ -273,17 +412,28 @@ class Runs(Group):
             self._make_room(s, length, n)
         if s.first < 0 and n:
             self._settle(s)
-        a, end = s.first + length - s.base, length + n - s.base
-        s.used = max(s.used, end)
+        a = s.first + length - s.base
+        self._use(s, length + n - s.base)
         return np.arange(a, a + n)
 
-    def fork(self, seq: int, new: int, length: int) -> None:
+    def fork_wants(self, seq: int, n: int) -> int:
+        return self._kept(self._runs[seq], n)
+
+    def fork(self, seq: int, new: int, n: int) -> None:
         parent, child = self._runs[seq], self._runs[new]
-        if length:
+        if n:
             self._settle(child)
-            child.used = min(length - parent.base, self.window - 1 + SLACK)
-            child.base = length - child.used
-            self._move(parent.first + child.base - parent.base, child.first, child.used)
+            self._use(child, self._kept(parent, n))
+            child.base = n - child.used
+            self._memory.move(parent.first + child.base - parent.base, child.first, child.used)
+
+    def place(self, seq: int, n: int) -> KvView:
+        s = self._runs[seq]
+        if n:
+            self._settle(s)
+            self._use(s, min(n, self.window - 1))
+            s.base = n - s.used
+        return self.view(seq, n, n)
 
     def keepable(self, seq: int, n: int) -> bool:
         base = self._runs[seq].base
@@ -304,10 +454,27 @@ class Runs(Group):
         start = max(0, a + 1 - self.window)
         return KvView(max(0, s.first) + start - s.base, b - start)
 
+    def trim(self) -> None:
+        used = {s.first: s.used for s in self._runs.values() if s.first >= 0}
+        for first, rows in self._touched.items():
+            keep = used.get(first, 0)
+            self._memory.drop(first + keep, rows - keep)
+        self._touched = used
+
+    def _kept(self, s: _Run, n: int) -> int:
+        """How many of a sequence's first n tokens a fork copies."""
+        return max(0, min(n - s.base, self.window - 1 + SLACK))
+
     def _settle(self, s: _Run) -> None:
         if not self._free:
-            raise _full(self.rows)
+            raise no_place(self._regions)
         s.first = self._free.pop()
+
+    def _use(self, s: _Run, rows: int) -> None:
+        """The first rows of a sequence's region are about to be written."""
+        if rows > s.used:
+            s.used = rows
+            self._touched[s.first] = max(rows, self._touched.get(s.first, 0))
 
     def _make_room(self, s: _Run, length: int, n: int) -> None:
         """Keep what the next token sees, and as much slack as n more tokens leave."""
@@ -315,5 +482,5 @@ class Runs(Group):
         keep = min(held, self.window - 1 + SLACK, self.region - n)
         if keep < min(held, self.window - 1):
             raise too_long(self.region)
-        self._move(s.first + held - keep, s.first, keep)
+        self._memory.move(s.first + held - keep, s.first, keep)
         s.base = length - keep

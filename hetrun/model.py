@@ -121,7 +121,6 @@ class PlannedModel:
                 self.context,
                 MAX_SEQUENCES + 1,  # so that somebody can look at something while all of them run
                 prepared.plans.ubatch,
-                options.wishes.deterministic,
             )
             store = WeightStore(self._backends)
             setup = _setup(prepared, options)

@@ -145,7 +145,7 @@ def rig(
         wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
     store = WeightStore(backends)
     store.load(wanted)
-    kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, plans.ubatch, deterministic)
+    kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, plans.ubatch)
     stats = Stats()
     executor = Executor(graph, plans, backends, store, kv, stats, deterministic, forecast)
     return Rig(executor, kv, stats, backends, graph)

@@ -169,9 +169,8 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
         lo, hi, ends = _rows(op, part, work, part.kv[group].length)
         if hi > lo:
             view = part.kv[group]
-            index = None if view.contiguous else torch.from_numpy(view.rows)
             own = slice(part.a, part.b)
-            seen = _Seen(a, view.length, view.first, index, keys, values, k[own], v[own], scratch)
+            seen = _Seen(a, view.length, view.first, keys, values, k[own], v[own], scratch)
             _attend_part(seen, q[lo:hi], ends, out[lo:hi])
     return out
 
@@ -219,8 +218,7 @@ class _Seen:
 
     attrs: Attention
     length: int
-    first: int  # row in the tables, where they are one run
-    index: Tensor | None  # the row of each token, where they are not
+    first: int  # row in the tables
     keys: KvTable
     values: KvTable
     k: Tensor
@@ -248,16 +246,14 @@ class _Seen:
         """Tokens lo to hi [tokens, width]: the table's own memory if they lie there just so."""
         raw = torch.from_numpy(table.raw)
         plain = _PLAIN.get(table.quant.name)
-        if self.index is None and plain == dtype:
+        if plain == dtype:
             return raw[self.first + lo : self.first + hi].view(dtype)
         width = table.n_heads * table.head_dim
         out = self.scratch.take(name, hi - lo, width, dtype)
         step = max(1, STAGE_BYTES // (4 * width))
         for at in range(lo, hi, step):
             end = min(hi, at + step)
-            rows = (
-                raw[self.index[at:end]] if self.index is not None else raw[self.first + at : self.first + end]
-            )
+            rows = raw[self.first + at : self.first + end]
             out[at - lo : end - lo].copy_(_numbers(table, rows, plain, self.scratch))
         return out
 

@@ -40,10 +40,9 @@ def _seen(e: Emitter, group: int, table: KvTable, part: int) -> int:
 
 
 def _mask(e: Emitter, group: int, part: int, rows: Rows, made: Layout) -> int | None:
-    """The mask of one sequence for one group of layers; a single token at the end of one run of rows sees all
-    of them."""
-    tokens, _, contiguous = e.shape.parts[part]
-    if tokens == 1 and contiguous[group]:
+    """The mask of one sequence for one group of layers; a single token sees all of its rows."""
+    tokens, _ = e.shape.parts[part]
+    if tokens == 1:
         return None
     key = (group, part, rows, made)
     if key not in e.inputs.masks:

@@ -118,9 +118,8 @@ class Seen:
         """Before a run."""
         for part, group, data, length, base, stride in self._slices:
             view = work.parts[part].kv[group]
-            first = view.first
-            self._memory[data] = base + first * stride
-            self._memory[length] = view.end - first
+            self._memory[data] = base + view.first * stride
+            self._memory[length] = view.length
 
 
 class Padding:
@@ -140,7 +139,7 @@ class Padding:
         """Before a run."""
         for part, group, own, rows, words in self._padded:
             view = work.parts[part].kv[group]
-            self._memory[words] = rows if view.end - view.first > TILE else own
+            self._memory[words] = rows if view.length > TILE else own
 
 
 class MaskFiller:
@@ -157,7 +156,7 @@ class MaskFiller:
         """Before a run: row i of a sequence sees everything up to its own position, or a window of it."""
         part = work.parts[self._mask.part]
         view = part.kv[self._mask.group]
-        width = view.end - view.first
+        width = view.length
         if self._bits.size < self._rows * width:
             self._bits = np.empty(self._rows * -(-width // 256) * 256, np.float16)
         own = (
@@ -170,13 +169,7 @@ class MaskFiller:
         bits = self._bits[: self._rows * width].reshape(self._rows, width)
         bits[filled:] = MASKED
         each = bits[:filled].reshape(len(ends), self._mask.times, width)
-        if view.contiguous:
-            each[:] = _bands(width, min(self._mask.window or width, width), ends)[:, None]
-        else:  # a window is always one run
-            each[:] = MASKED
-            columns = view.rows - view.first
-            for rows, n in zip(each, ends, strict=True):
-                rows[:, columns[:n]] = 0
+        each[:] = _bands(width, min(self._mask.window or width, width), ends)[:, None]
         row_bytes = width * 2
         whole = row_bytes * self._rows
         self._memory[self._words] = (self._bits.ctypes.data, width, row_bytes, whole, whole)

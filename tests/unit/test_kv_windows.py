@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -11,7 +12,12 @@ from hetrun.graph import KvShape
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK, SLACK
 from hetrun.quant import by_name
-from tests.unit.test_kv import MOST, cache, read, seen, write
+from tests.unit import test_kv
+from tests.unit.test_kv import WIDTH, in_memory, read, seen, unit_of, write
+
+MOST = 2 * BLOCK
+cache = partial(test_kv.cache, most=MOST)
+SIZE = 8 * WIDTH  # of the two rows of a token in one layer
 
 
 def test_layers_that_see_equally_far_are_one_group() -> None:
@@ -38,10 +44,10 @@ def test_memory_is_bounded_by_the_window_however_long_a_text_grows() -> None:
         tokens += range(length + 1, length + 51)
         for seq in (a, b):
             assert read(kv, seen(kv, seq)) == [tokens, tokens[-99:]]
-            assert seen(kv, seq)[1].contiguous
     assert touched <= set(range(512))
     assert window.used_rows <= 512
-    assert kv.used_bytes == 8 * (2 * 4000 + window.used_rows)
+    unit = unit_of(kv)
+    assert kv.used_bytes == SIZE * (2 * -(-4000 // unit) * unit + window.used_rows)
     kv.free(a)
     assert window.used_rows <= 256
     assert kv.length(b) == 4000
@@ -49,7 +55,7 @@ def test_memory_is_bounded_by_the_window_however_long_a_text_grows() -> None:
 
 def test_a_token_at_a_time_moves_the_window_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
-    monkeypatch.setattr("hetrun.kv._move", lambda tables, source, target, n: moved.append(n))
+    monkeypatch.setattr("hetrun.kv.Tables.move", lambda tables, source, target, n: moved.append(n))
     kv = cache(windows=(800,), context=1 << 16, most=1)
     a = kv.alloc()
     for _ in range(5000):
@@ -70,7 +76,6 @@ def test_many_sequences_that_come_and_go_leave_no_holes() -> None:
         for seq in random.sample(sorted(left), min(len(left), 2)):
             n = min(random.choice((1, 1, 7, MOST)), left[seq])
             rows = kv.extend(seq, n)
-            assert all(view.contiguous for view in seen(kv, seq))
             for those, new in zip(touched, rows, strict=True):
                 those.update(new.tolist())
             left[seq] -= n
@@ -145,10 +150,10 @@ def test_a_sequence_without_a_place_for_its_window() -> None:
     kv = cache(windows=(10, 0), context=4096, sequences=1)
     kv.extend(kv.alloc(), 1)
     other = kv.alloc()
-    with pytest.raises(BudgetError, match=r"the KV cache of 160 tokens is full"):
+    with pytest.raises(BudgetError, match=r"the KV cache has 1 places for sequences, all in use"):
         kv.extend(other, 1)
     assert kv.length(other) == 0
-    assert kv.groups[0].used_rows == BLOCK
+    assert kv.groups[0].used_rows == unit_of(kv)
 
 
 @pytest.mark.parametrize(("context", "rows"), [(20, 20), (200, 192), (5000, 192)])
@@ -158,4 +163,23 @@ def test_bytes_of_a_sequence(context: int, rows: int) -> None:
     assert need == 2 * 2 * (64 * context + 32 * rows)
     kv = KvCache(shapes, by_name("F16"), context, 3, 20)
     if context > 100:
-        assert [g.rows for g in kv.groups] == [3 * -(-context // BLOCK) * BLOCK, 3 * rows]
+        unit = unit_of(kv)
+        assert [g.rows for g in kv.groups] == [3 * -(-context // unit) * unit, 3 * rows]
+
+
+def test_windows_count_against_the_limit_and_are_given_back() -> None:
+    kv = cache(windows=(40, 40), context=4096, sequences=4, limit=1)
+    group = kv.groups[0]
+    assert kv.limit_bytes == SIZE * 2 * group.rows // 4  # one of full length
+    a, b = kv.alloc(), kv.alloc()
+    write(kv, kv.extend(a, MOST), list(range(1, MOST + 1)))
+    assert kv.fits([(b, MOST)])
+    write(kv, kv.extend(b, MOST), [1] * MOST)
+    assert not kv.fits([(a, MOST), (b, MOST)])
+    kv.free(b)
+    assert kv.touched_bytes == in_memory(kv) == SIZE * 2 * 2 * MOST
+    for first in (MOST + 1, 2 * MOST + 1, 3 * MOST + 1):
+        write(kv, kv.extend(a, MOST), list(range(first, first + MOST)))
+        assert kv.touched_bytes <= kv.limit_bytes
+    assert read(kv, seen(kv, a)) == [list(range(4 * MOST + 1 - 39, 4 * MOST + 1))]
+    assert in_memory(kv) <= kv.limit_bytes

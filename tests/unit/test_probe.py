@@ -43,7 +43,7 @@ def prober(
 ) -> tuple[Drawing, KvCache, Forecast]:
     graph = windowed(graph_of(CASE), windows) if windows else graph_of(CASE)
     backends: dict[str, Backend] = {"reference": backend or reference.create()}
-    kv = KvCache(kv_shapes(graph), by_name("F16"), CONTEXT, 2, 64, False)
+    kv = KvCache(kv_shapes(graph), by_name("F16"), CONTEXT, 2, 64)
     forecast = Forecast()
     return Drawing(graph, backends, WeightStore(backends), kv, forecast, CONTEXT), kv, forecast
 

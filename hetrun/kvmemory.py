@@ -1,0 +1,102 @@
+"""Memory that can be seen in several places: the page table shows the same pages at more than one address.
+
+It is a file without a name and one mapping of it, both as large as everybody could ever need. The system
+gives a page when it is first written, and takes it back when it is dropped. Where there are no such files
+the memory is plain, and nothing can be shown twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+MAP_FIXED = 0x10  # Linux; Python has no name for it
+PUNCH_HOLE = 0x1 | 0x2  # of fallocate: FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+MAP_FAILED = ctypes.c_void_p(-1).value
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0)
+MOST_MAPPINGS = 65530  # of a process, where the system does not say
+
+
+class Memory:
+    """Zeros at an address that stays; given back when the last array over it goes."""
+
+    def __init__(self, size: int) -> None:
+        """OSError or OverflowError where there is no address space for it."""
+        size = max(-(-size // mmap.PAGESIZE), 1) * mmap.PAGESIZE
+        self._fd = _file(size)
+        if self._fd is None:
+            mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        else:
+            weakref.finalize(self, os.close, self._fd)
+            mapping = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED | NO_RESERVE)
+        self._mapping = mapping
+        self.bytes = np.frombuffer(mapping, np.uint8)
+        self.address = int(self.bytes.ctypes.data)
+
+    @property
+    def can_show(self) -> bool:
+        """Whether pages can be seen in several places."""
+        return self._fd is not None
+
+    def show(self, at: int, pages: int, size: int) -> None:
+        """From `at` on, see what was first seen from `pages` on: whole pages all three; OSError if not."""
+        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED | NO_RESERVE
+        found = _system().mmap(self.address + at, size, protection, flags, self._fd, pages)
+        if found == MAP_FAILED:
+            raise OSError(ctypes.get_errno(), "mmap")
+
+    def drop(self, pages: int, size: int) -> None:
+        """Give the whole pages in these bytes back, wherever they are seen; they are zeros again."""
+        end = (pages + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        pages = -(-pages // mmap.PAGESIZE) * mmap.PAGESIZE
+        if end <= pages:
+            return
+        if self._fd is not None:
+            _system().fallocate(self._fd, PUNCH_HOLE, pages, end - pages)
+        elif hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED, pages, end - pages)
+
+
+def most_mappings() -> int:
+    """How many mappings this process may have."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return MOST_MAPPINGS
+
+
+def _file(size: int) -> int | None:
+    """A file without a name of so many bytes; None where there is no such thing."""
+    if sys.platform != "linux" or sys.maxsize < 1 << 32:
+        return None
+    try:
+        fd = os.memfd_create("hetrun-kv")
+    except OSError:
+        return None
+    try:
+        os.ftruncate(fd, size)
+    except (OSError, OverflowError):  # a limit on the size of files
+        os.close(fd)
+        return None
+    return fd
+
+
+def _system() -> ctypes.CDLL:
+    """The C library, with the two calls that Python does not have."""
+    if not _LIBRARY:
+        libc = ctypes.CDLL(None, use_errno=True)
+        address, size, offset, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int
+        libc.mmap.argtypes = (address, size, number, number, number, offset)
+        libc.mmap.restype = address
+        libc.fallocate.argtypes = (number, number, offset, offset)
+        _LIBRARY.append(libc)
+    return _LIBRARY[0]
+
+
+_LIBRARY: list[ctypes.CDLL] = []
