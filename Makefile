@@ -13,7 +13,9 @@ IPEX_VENV ?= .venv-ipex
 BIN := $(VENV)/bin
 
 SETTINGS := pyproject.toml setup.py constraints.txt scripts/install.py
-SOURCES := $(shell find hetrun backends models plugins tui -type f ! -name '*.pyc')
+SOURCES := $(shell find hetrun backends models plugins tui -type f ! -name '*.pyc' ! -name '*.so')
+# What an editable installation compiled: it does not follow these by itself.
+COMPILED := $(shell find backends -name '*.[ch]')
 
 # The richest installation that is there serves the lighter targets too; the editable one follows the sources by itself.
 TESTED := $(VENV)/test.stamp
@@ -85,8 +87,8 @@ $(VENV)/run.stamp: $(SETTINGS) $(SOURCES)
 $(VENV)/install.stamp: $(SETTINGS) $(SOURCES)
 	$(call install,demo amx)
 
-$(VENV)/test.stamp: $(SETTINGS)
+$(VENV)/test.stamp: $(SETTINGS) $(COMPILED)
 	$(call install,--editable demo amx test)
 
-$(IPEX_VENV)/ipex.stamp: $(SETTINGS)
+$(IPEX_VENV)/ipex.stamp: $(SETTINGS) $(COMPILED)
 	$(call install,--editable --without torch demo ipex test)

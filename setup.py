@@ -1,6 +1,10 @@
-"""The package map: the real code of `hetrun.backends` lies in backends/, and so on for the other folders."""
+"""The package map (the real code of `hetrun.backends` lies in backends/, and so on for the other folders) and
+the C library, which may be left out."""
 
-from setuptools import find_packages, setup
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 # The links hetrun/backends -> ../backends serve a checkout. Archives lose them: nothing here follows them.
 FOLDERS = ("backends", "models", "plugins", "tui")
@@ -8,4 +12,30 @@ core = find_packages(
     include=["hetrun", "hetrun.*"], exclude=[f"hetrun.{f}{e}" for f in FOLDERS for e in ("", ".*")]
 )
 mapped = [f"hetrun.{name}" for f in FOLDERS for name in find_packages(include=[f, f"{f}.*"])]
-setup(packages=core + mapped, package_dir={"hetrun": "hetrun"} | {f"hetrun.{f}": f for f in FOLDERS})
+
+# One C file is one library, called as the file beside it. Each has headers in its folder only.
+SOURCES = sorted(Path("backends").rglob("*.c"))
+
+
+class BuildLibraries(build_ext):
+    """Plain libraries for ctypes: their names do not depend on the version of Python."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{fullname.replace('.', '/')}.so"
+
+
+setup(
+    packages=core + mapped,
+    package_dir={"hetrun": "hetrun"} | {f"hetrun.{f}": f for f in FOLDERS},
+    cmdclass={"build_ext": BuildLibraries},
+    ext_modules=[
+        Extension(
+            "hetrun." + ".".join(path.with_suffix("").parts),
+            [path.as_posix()],
+            depends=sorted(header.as_posix() for header in path.parent.glob("*.h")),
+            extra_compile_args=["-O3"],  # Python's own flags come first, and may ask for less
+            optional=True,  # without a C compiler everything works, more slowly
+        )
+        for path in SOURCES
+    ],
+)

@@ -16,7 +16,7 @@ import pytest
 from tests.import_rules import ROOT
 
 FOLDERS = ("backends", "models", "plugins", "tui")
-DATA = (".tcss", ".typed", ".cu", ".cuh", ".jinja", ".toml")
+DATA = (".tcss", ".typed", ".cu", ".cuh", ".c", ".h", ".jinja", ".toml")
 SKIPPED = (
     "build",
     "dist",
@@ -27,12 +27,15 @@ SKIPPED = (
     ".*_cache",
     ".hypothesis",
     "*.gguf",
+    "*.so",
 )
 # What stands for files that do not exist yet: nested packages and data files, in the folders and in the core.
 PLANTED = {
     "backends/planted/__init__.py": "",
     "backends/planted/deep/__init__.py": "WHERE = __name__\n",
     "backends/planted/kernels.cu": "// a kernel\n",
+    "backends/planted/deep/library.c": '#include "library.h"\nint planted(void) { return PLANTED; }\n',
+    "backends/planted/deep/library.h": "#define PLANTED 42\n",
     "models/planted.py": "",
     "plugins/planted.py": "",
     "tui/widgets_planted/__init__.py": "",
@@ -65,13 +68,15 @@ def contents(wheel: Path) -> set[str]:
 
 
 def expected(project: Path) -> set[str]:
-    """Every module and data file of the five folders, under the name it must have in a wheel."""
+    """Every module and data file of the five folders, under the name it must have in a wheel, and the library
+    that is made of each C file."""
     names = set()
     for folder in ("hetrun", *FOLDERS):
         for path in (project / folder).rglob("*"):
             if path.suffix in (".py", *DATA) or path.name == "py.typed":
-                name = path.relative_to(project).as_posix()
-                names.add(name if folder == "hetrun" else f"hetrun/{name}")
+                made = [path, path.with_suffix(".so")] if path.suffix == ".c" else [path]
+                own = [p.relative_to(project).as_posix() for p in made]
+                names.update(own if folder == "hetrun" else [f"hetrun/{name}" for name in own])
     return names
 
 
@@ -119,6 +124,14 @@ def install(python: Path, *what: str | Path) -> None:
     run(*pip, "--ignore-installed", *what, cwd=python.parent)
 
 
+def answer_of_the_planted_library(python: Path) -> str:
+    code = (
+        "import ctypes, pathlib, hetrun.backends.planted.deep as m;"
+        "print(ctypes.CDLL(str(pathlib.Path(m.__file__).parent / 'library.so')).planted())"
+    )
+    return run(python, "-c", code, cwd=python.parent).strip()
+
+
 def where(python: Path, module: str) -> Path:
     code = f"import {module} as m; print(m.__file__)"
     return Path(run(python, "-c", code, cwd=python.parent).strip())
@@ -135,6 +148,16 @@ def test_the_wheel_of_a_checkout_holds_every_module(checkout: Path, tmp_path: Pa
     assert names == expected(checkout)
     assert {f"hetrun/{name}".replace("hetrun/hetrun/", "hetrun/") for name in PLANTED} <= names
     assert {"hetrun/py.typed", *(f"hetrun/{folder}/__init__.py" for folder in FOLDERS)} <= names
+
+
+@pytest.mark.slow
+def test_without_a_compiler_everything_else_is_installed(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(checkout / "build", ignore_errors=True)  # where other tests compiled
+    monkeypatch.setenv("CC", "false")
+    names = contents(wheel_of(checkout, tmp_path))
+    assert names == {name for name in expected(checkout) if not name.endswith(".so")}
 
 
 @pytest.mark.slow
@@ -171,6 +194,8 @@ def test_an_editable_install_imports_the_sources(
     # The folders are packages under hetrun only.
     with pytest.raises(AssertionError, match="No module named 'backends'"):
         where(python, "backends")
+    assert answer_of_the_planted_library(python) == "42"
+    (project / "backends" / "planted" / "deep" / "library.so").unlink()  # other tests build from here, too
 
 
 @pytest.mark.slow
@@ -181,6 +206,7 @@ def test_the_installed_package_has_its_command_and_backends(
     assert os.stat(python.parent / "hetrun").st_mode & stat.S_IXUSR
     code = "from importlib.metadata import entry_points as e; print(*e(group='hetrun.backends').names)"
     assert {"reference", "llamacpp"} <= set(run(python, "-c", code, cwd=tmp_path).split())
+    assert answer_of_the_planted_library(python) == "42"
     code = "import hetrun, importlib.metadata as m; print(hetrun.__version__, m.version('hetrun'))"
     assert len(set(run(python, "-c", code, cwd=tmp_path).split())) == 1
 
