@@ -87,8 +87,8 @@ class Event:
     token: int | None = None
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
-    usage: Usage = field(default_factory=Usage)
-    timings: Timings = field(default_factory=Timings)
+    usage: Usage = Usage()  # one for all: there is an event for each token
+    timings: Timings = Timings()
     error: Exception | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 

@@ -1,9 +1,4 @@
-"""The engine's process: what runs in it, and the messages that cross its pipe.
-
-The parent sends one `Load`, then any number of `Submit` and `Cancel`, then `Close`. The child answers with
-`Progress` while it loads, one `Ready` or `Failed`, then one `Answer` per event. Both sides write through a
-`Channel`, which never makes its caller wait: a front's event loop and the engine's thread are the callers.
-"""
+"""The engine's process: what runs in it. Its other end is `life.py`, what crosses the pipe `wire.py`."""
 
 from __future__ import annotations
 
@@ -14,15 +9,33 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Protocol, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
 
-from hetrun.errors import HetrunError, UserError
+from hetrun.errors import EngineStopped, HetrunError, UserError
 from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.watchdog import Watchdog, write_stacks
+from hetrun.wire import (
+    LINGER_S,
+    Answer,
+    Cancel,
+    Channel,
+    Close,
+    Failed,
+    Load,
+    Message,
+    Progress,
+    Ready,
+    Submit,
+)
+
+if TYPE_CHECKING:
+    from hetrun.inbox import Doing
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +48,10 @@ class Answerer(Protocol):
     @property
     def info(self) -> ModelInfo: ...
 
+    @property
+    def doing(self) -> Doing | None:
+        """What the engine is in the middle of; None while it waits, or between two steps."""
+
     def submit(self, request: GenerateRequest, on_event: Callable[[Event], None]) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
@@ -42,111 +59,14 @@ class Answerer(Protocol):
     def close(self) -> None: ...
 
 
-# --- messages
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Build the engine: `engine` is "module:callable", called with `options` and `progress`."""
-
-    engine: str
-    options: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    key: int
-    request: GenerateRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    key: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Finish: cancel what runs and exit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Loading has come this far, from 0 to 1."""
-
-    fraction: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    info: ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Loading failed; the process ends."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    key: int
-    event: Event
-
-
-Message = Load | Submit | Cancel | Close | Progress | Ready | Failed | Answer
-
-
-class Channel:
-    """Messages over a pipe; sending queues, and a thread writes all that is pending in one go."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._pending: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="hetrun-pipe-writer", daemon=True)
-        self._writer.start()
-
-    def send(self, message: Message) -> None:
-        self._pending.put(message)
-
-    def receive(self) -> Sequence[Message]:
-        """Wait for the next messages; EOFError or OSError when the other side is gone."""
-        return cast("Sequence[Message]", self._connection.recv())
-
-    def close(self) -> None:
-        """Write what is pending, then hang up."""
-        self._pending.put(None)
-        # A peer that no longer reads must not keep us; the thread is a daemon.
-        self._writer.join(timeout=2)
-        self._connection.close()
-
-    def _write(self) -> None:
-        while (first := self._pending.get()) is not None:
-            batch: list[Message] = [first]
-            last = False
-            while not self._pending.empty() and not last:
-                if (message := self._pending.get()) is None:
-                    last = True
-                else:
-                    batch.append(message)
-            try:
-                self._connection.send(batch)
-            except OSError:
-                # The reader of this side sees the end of the pipe and says so; nothing is lost that mattered.
-                return
-            if last:
-                return
-
-
-# --- the child
-
-
 def main(descriptor: int) -> None:
     """The child's whole life; `descriptor` is its end of the pipe."""
     # Ctrl-C reaches the whole foreground group, and the parent decides. Until here the signal was blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    channel = Channel(Connection(descriptor))
+    write_stacks()
+    os.set_inheritable(descriptor, False)  # a child of ours must not keep the pipe open when we are gone
+    channel = Channel(Connection(descriptor), LINGER_S)
     orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(channel, orders), name="hetrun-pipe-reader", daemon=True).start()
     load = orders.get()
@@ -173,9 +93,12 @@ def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> N
     except Exception as error:
         channel.send(Failed(portable(error)))
         return
+    watchdog, closed = Watchdog(lambda: engine.doing, load.patience, channel.send), threading.Event()
+    threading.Thread(target=watchdog.run, args=(closed,), name="hetrun-watchdog", daemon=True).start()
     try:
         _serve(engine, channel, orders)
     finally:
+        closed.set()
         engine.close()
 
 
@@ -196,30 +119,52 @@ def _build(load: Load, channel: Channel) -> Answerer:
 def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
     running: dict[int, int] = {}
 
-    def answer(key: int, event: Event) -> None:
+    def answer(key: int, *events: Event) -> None:
         """Runs on the engine's thread."""
-        if event.last:
+        last = events[-1]
+        if isinstance(last.error, EngineStopped):
+            # The engine has ended without being asked to: as good as dead, and the parent knows what to do.
+            orders.put(Failed(last.error))
+            return
+        if last.last:
             # Through the queue, because `submit` below may not have returned the engine's number yet.
-            orders.put(Answer(key, event))
-        if event.error is not None:
-            event = replace(event, error=portable(event.error))
-        channel.send(Answer(key, event))
+            orders.put(Answer(key, ()))
+        if last.error is not None:
+            events = (*events[:-1], replace(last, error=portable(last.error)))
+        channel.send(Answer(key, events))
+
+    def collect(key: int, so_far: list[Event], event: Event) -> None:
+        """The same for a request that wants nothing before its end: until then it can be asked again."""
+        so_far.append(event)
+        if event.last:
+            answer(key, *so_far)
 
     while True:
         match orders.get():
-            case Submit(key, request):
+            case Submit(key, request, asked):
+                on_event = partial(collect, key, []) if request.whole else partial(answer, key)
                 try:
-                    running[key] = engine.submit(request, partial(answer, key))
+                    running[key] = engine.submit(_arrived(request, asked), on_event)
                 except Exception as error:
                     answer(key, Event("error", error=error))
             case Cancel(key) if key in running:
                 engine.cancel(running[key])
             case Answer(key):
                 running.pop(key, None)
+            case Failed(error):
+                channel.send(Failed(portable(error)))
+                return
             case Close():
                 return
             case _:
                 pass  # cancelling what has just ended
+
+
+def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:
+    """The request as it is now: a part of its time has passed since somebody asked, if it waited for us."""
+    if request.deadline_s is None:
+        return request
+    return replace(request, deadline_s=max(request.deadline_s - (monotonic() - asked), 0.0))
 
 
 def portable(error: Exception) -> Exception:

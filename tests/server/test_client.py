@@ -166,22 +166,23 @@ async def test_the_worker_is_given_what_was_chosen_and_nothing_else() -> None:
     await client.close()
 
 
-async def test_kill_in_the_middle_ends_every_request_with_one_error() -> None:
-    client = WorkerClient(Settings(), engine=FAKE)
-    streams = [client.stream(ask("forever")) for _ in range(2)]
-    for stream in streams:
-        await anext(stream)
-    os.kill(client.pid, signal.SIGKILL)
-    for stream in streams:
-        events = [event async for event in stream]
-        assert [event.kind for event in events if event.kind != "token"] == ["error"]
-        assert isinstance(events[-1].error, EngineStopped)
-        assert "SIGKILL" in str(events[-1].error)
-    (event,) = await collect(client, "say hello")
-    assert isinstance(event.error, EngineStopped)
-    with pytest.raises(EngineStopped, match="SIGKILL"):
-        await client.info()
-    await client.close()
+async def test_kill_in_the_middle_ends_every_request_with_one_error_and_later_ones_are_answered() -> None:
+    async with opened("worker") as client:
+        assert isinstance(client, WorkerClient)
+        streams = [client.stream(ask("forever")) for _ in range(2)]
+        for stream in streams:
+            await anext(stream)
+        first = client.pid
+        os.kill(first, signal.SIGKILL)
+        for stream in streams:
+            events = [event async for event in stream]
+            assert [event.kind for event in events if event.kind != "token"] == ["error"]
+            assert isinstance(events[-1].error, EngineStopped)
+            assert "SIGKILL" in str(events[-1].error)
+            assert "ask again" in str(events[-1].error)
+        assert [event.text for event in await collect(client, "say hello")] == ["hello", ""]
+        assert client.pid != first
+        assert await client.info() == INFO
 
 
 async def test_a_native_crash_is_named_and_quoted(tmp_path: Path) -> None:

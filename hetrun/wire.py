@@ -1,0 +1,199 @@
+"""What crosses the pipe between a front and the engine's process, and how.
+
+The parent sends one `Load`, then any number of `Submit` and `Cancel`, then `Close`. The child answers with
+`Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, and a `Pulse` from time to time.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import cast
+
+from hetrun.events import Event, GenerateRequest, ModelInfo
+
+# A step gives its tokens one by one, over a millisecond or so: one message carries them all.
+LINGER_S = 0.002
+ASK_FOR_STACKS = signal.SIGUSR1  # the one message that needs no pipe
+_PLAIN = Event("token")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a worker may take or be silent, in seconds. Tests have less of it."""
+
+    look: float = 1.0  # between two looks at what it does
+    times: float = 20.0  # a step is stuck when it takes so many times what was predicted
+    least: float = 5.0  # but not before: a busy machine may be that slow
+    unknown: float = 60.0  # where nothing was predicted
+    silent: float = 10.0  # a process without a pulse for so long is stuck as a whole
+    kill_times: float = 3.0  # what stays stuck so many times longer is ended
+    kill_least: float = 30.0
+
+    def limit(self, expected_s: float | None) -> float:
+        """When a step counts as stuck."""
+        return self.unknown if expected_s is None else max(self.times * expected_s, self.least)
+
+    def end(self, limit: float) -> float:
+        """When a worker is ended that is stuck since `limit`."""
+        return max(self.kill_times * limit, self.kill_least)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Build the engine: `engine` is "module:callable", called with `options` and `progress`."""
+
+    engine: str
+    options: Mapping[str, object]
+    patience: Patience = Patience()
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    key: int
+    request: GenerateRequest
+    asked: float  # time.monotonic of when it came, which is the same clock in all processes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Finish: cancel what runs and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Loading has come this far, from 0 to 1."""
+
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Loading failed, or the engine ended by itself later; the process ends."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The process is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A step takes much longer than it should; said again and again until it ends."""
+
+    what: str  # the segment
+    seconds: float
+    expected_s: float | None
+    limit_s: float  # it counts as stuck since then
+
+
+@dataclass(frozen=True, slots=True)
+class Unstuck:
+    """The step has ended after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The next events of a request; they arrive together or not at all."""
+
+    key: int
+    events: tuple[Event, ...]
+
+
+Message = Load | Submit | Cancel | Close | Progress | Ready | Failed | Pulse | Stuck | Unstuck | Answer
+
+
+class Channel:
+    """Messages over a pipe, both ways.
+
+    Sending never makes its caller wait, for a front's event loop and the engine's thread are the callers: it
+    queues, and a thread writes all that is pending in one go.
+    """
+
+    def __init__(self, connection: Connection, linger_s: float = 0.0) -> None:
+        """`linger_s`: how long the first message waits for others."""
+        self._connection = connection
+        self._linger_s = linger_s
+        self._pending: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="hetrun-pipe-writer", daemon=True)
+        self._writer.start()
+
+    def send(self, message: Message) -> None:
+        self._pending.put(message)
+
+    def receive(self) -> Sequence[Message]:
+        """Wait for the next messages; EOFError or OSError when the other side is gone."""
+        return [unpacked(message) for message in pickle.loads(self._connection.recv_bytes())]
+
+    def close(self) -> None:
+        """Write what is pending, then hang up."""
+        self._pending.put(None)
+        # A peer that no longer reads must not keep us; the thread is a daemon.
+        self._writer.join(timeout=2)
+        self._connection.close()
+
+    def _write(self) -> None:
+        last = False
+        while not last and (first := self._pending.get()) is not None:
+            if self._linger_s:
+                time.sleep(self._linger_s)
+            batch = [packed(first)]
+            while not self._pending.empty() and not last:
+                if (message := self._pending.get()) is None:
+                    last = True
+                else:
+                    batch.append(packed(message))
+            try:
+                # Not `Connection.send`, whose pickler looks everything up twice.
+                self._connection.send_bytes(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
+            except OSError:
+                # The reader of this side sees the end of the pipe and says so; nothing is lost that mattered.
+                return
+
+
+def packed(message: Message) -> object:
+    """An answer without the names and defaults of its events, which would be most of its bytes."""
+    if isinstance(message, Answer):
+        return (message.key, *map(_packed_event, message.events))
+    return message
+
+
+def unpacked(message: object) -> Message:
+    if isinstance(message, tuple):
+        return Answer(message[0], tuple(map(_unpacked_event, message[1:])))
+    return cast("Message", message)
+
+
+def _packed_event(event: Event) -> Event | tuple[int | None, str]:
+    plain = (
+        event.kind == "token"
+        and event.logprob is None
+        and event.usage is _PLAIN.usage
+        and event.timings is _PLAIN.timings
+        and event.finish_reason is None
+        and event.error is None
+        and not event.prompt_logprobs
+    )
+    return (event.token, event.text) if plain else event
+
+
+def _unpacked_event(packed: Event | tuple[int | None, str]) -> Event:
+    return Event("token", packed[1], packed[0]) if isinstance(packed, tuple) else packed
