@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp import few, native
 from hetrun.backends.llamacpp.inputs import KvSlice, Mask, Padded
 from hetrun.backends.llamacpp.queries import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
 from hetrun.backends.llamacpp.writer import FLOAT, Ref
@@ -70,11 +70,18 @@ def attention(e: Emitter, op: Op) -> None:
     _store(e, group, values, v)
     if q is None:  # nobody wants a row of this pass: it only fills the cache
         return
-    results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in _spans(e, op.rows)]
-    if len(results) == 1:
+    spans = _spans(e, op.rows)
+    small = [s for s in spans if few.takes(e.kernels, keys) and s[1][1] - s[1][0] <= few.MOST_ROWS]
+    if small and len(small) == len(spans):
+        e.values[op.out] = few.attend(e, a, op.rows, q, small, None)
+        return
+    results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in spans if (i, span) not in small]
+    if len(spans) == 1:
         e.values[op.out] = results[0][1]
         return
     whole = _gathered(e, op.out.width, q.rows)
+    if small:
+        few.attend(e, a, op.rows, q, small, whole)
     for (lo, hi), result in results:
         e.w.expand(e.lib.ggml_cpy(e.ctx, e.w.plain(result), e.w.plain(whole.part(lo, hi))))
     e.values[op.out] = whole

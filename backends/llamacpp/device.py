@@ -10,6 +10,7 @@ from time import perf_counter
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.backends.llamacpp import amx, fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
+from hetrun.backends.llamacpp.kernels import kernels
 from hetrun.backends.llamacpp.memory import GgmlBuffer, WeightMemory
 from hetrun.backends.llamacpp.runner import GgmlRunner
 from hetrun.backends.llamacpp.watching import GraphWatch
@@ -31,6 +32,7 @@ class LlamacppBackend(Backend):
 
     def __init__(self) -> None:
         self.lib = native.library()
+        self.kernels = kernels()
         self._backend = self.lib.ggml_backend_cpu_init()
         if not self._backend:
             raise BackendError("ggml could not start its CPU backend")

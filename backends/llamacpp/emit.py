@@ -10,6 +10,7 @@ from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.inputs import Inputs
+from hetrun.backends.llamacpp.kernels import Kernels
 from hetrun.backends.llamacpp.memory import GgmlBuffer
 from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
 from hetrun.errors import BackendError
@@ -22,7 +23,9 @@ from hetrun.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, So
 class Emitter:
     """Writes the ops of one segment."""
 
-    def __init__(self, writer: Writer, buffers: Buffers, kv: KvCache, threads: int) -> None:
+    def __init__(
+        self, writer: Writer, buffers: Buffers, kv: KvCache, threads: int, kernels: Kernels | None
+    ) -> None:
         self.w = writer
         self.lib = writer.lib
         self.ctx = writer.context
@@ -32,6 +35,7 @@ class Emitter:
         self._buffers = buffers
         self.kv = kv
         self.threads = threads
+        self.kernels = kernels
         self.gathered: dict[tuple[int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
         self._all_wanted = self.shape.wanted == self.shape.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hetrun.backends.llamacpp.few import Common, Span
 from hetrun.backends.llamacpp.queries import Layout
 from hetrun.backends.llamacpp.writer import Ref
 from hetrun.graph import Rows
@@ -56,3 +57,4 @@ class Inputs:
     kv: list[KvSlice] = field(default_factory=list)
     padded: list[Padded] = field(default_factory=list)
     masks: dict[tuple[int, int, Rows, Layout], Mask] = field(default_factory=dict)
+    few: dict[tuple[int, Rows, tuple[Span, ...]], Common] = field(default_factory=dict)

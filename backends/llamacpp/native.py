@@ -144,6 +144,8 @@ _BASE = {
     "ggml_relu": (T, T, T),
     "ggml_tanh": (T, T, T),
     "ggml_scale": (T, T, T, c_float),
+    "ggml_custom_4d": (T, T, c_int, *[c_int64] * 4, POINTER(T), c_int, T, c_int, T),
+    "ggml_custom_inplace": (T, T, T, POINTER(T), c_int, T, c_int, T),
     "ggml_flash_attn_ext": (T, T, T, T, T, T, c_float, c_float, c_float),
     "ggml_gallocr_new": (T, T),
     "ggml_gallocr_free": (None, T),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
 from hetrun.backends.llamacpp import fusion, native
 from hetrun.backends.llamacpp.emit import Emitter, most_tensors
+from hetrun.backends.llamacpp.few import FewRows
 from hetrun.backends.llamacpp.fusion import Fused
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.native import DATA, NB, NE
@@ -39,7 +40,7 @@ class GgmlRunner:
         self._backend = backend
         self._lib = backend.lib
         self._w = Writer(self._lib, shape, most_tensors(segment.ops, len(shape.parts)))
-        emitter = Emitter(self._w, buffers, kv, backend.threads)
+        emitter = Emitter(self._w, buffers, kv, backend.threads, backend.kernels)
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
         self._allocator = self._w.allocate()
@@ -50,8 +51,12 @@ class GgmlRunner:
         self._seen = Seen(self._w, self._inputs)
         self._padding = Padding(self._w, self._inputs)
         self._masks = [MaskFiller(self._w, m) for m in self._inputs.masks.values()]
-        size = self._lib.ggml_gallocr_get_buffer_size(self._allocator, 0)
-        backend.book(self, size + self._w.memory.nbytes)
+        self._few = FewRows(backend.kernels, list(self._inputs.few.values()), shape.parts)
+        self._book()
+
+    def _book(self) -> None:
+        graph = self._lib.ggml_gallocr_get_buffer_size(self._allocator, 0) + self._w.memory.nbytes
+        self._backend.book(self, graph + self._few.nbytes)
 
     def _write(self, e: Emitter, segment: Segment, shape: PassShape) -> dict[str, Ref]:
         for value in segment.reads:
@@ -73,6 +78,8 @@ class GgmlRunner:
         self._padding.patch(work)
         for mask in self._masks:
             mask.fill(work)
+        if self._few.patch(work):
+            self._book()
         self._compute(work)
         work.values.update(self._writes)
         return FINISHED

@@ -19,7 +19,8 @@ COMPUTE = 16  # the flag of nodes that are run
 # What nodes are for where we write them; everything else is `other`.
 OF_OP: Mapping[str, Activity] = {
     **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD"), "products"),
-    **dict.fromkeys(("FLASH_ATTN_EXT", "SET_ROWS"), "attention"),  # SET_ROWS writes keys and values
+    # SET_ROWS writes keys and values; CUSTOM is a kernel of our own.
+    **dict.fromkeys(("FLASH_ATTN_EXT", "CUSTOM", "SET_ROWS"), "attention"),
     **dict.fromkeys(("RMS_NORM", "NORM", "MUL"), "norms"),  # MUL is only written for a norm's weight
 }
 ASKED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
