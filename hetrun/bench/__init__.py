@@ -1,7 +1,8 @@
 """`hetrun bench`: how fast this machine reads and writes, next to what it could, and next to llama.cpp.
 
-Both sides are measured as their users have them: ours from the request to the token through the engine,
-sampling (greedy) and detokenising included; llama.cpp through its C interface as llama-bench does.
+Both sides are measured as their users have them. In process: ours from the request to the token through the
+engine, sampling (greedy) and detokenising included; llama.cpp through its C interface as llama-bench does.
+As servers: `hetrun serve` and llama.cpp's, with the same clients (`serving`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hetrun.bench.ours import Ours, open_llm
 from hetrun.bench.peer import Peer, check_peer
 from hetrun.bench.report import PeerResult, Row, to_csv, to_json, to_table
 from hetrun.bench.rounds import Duel, measure
+from hetrun.bench.serving_cases import ServingOptions
 from hetrun.config import Settings
 from hetrun.llm import model_path
 from hetrun.visible import visible
@@ -32,12 +34,7 @@ Tell = Callable[[int, int, str], None]
 
 def main(settings: Settings, options: BenchOptions) -> None:
     """Measure and print; results go to stdout, everything else to stderr."""
-    if load_average() > BUSY:
-        print(
-            f"the load average is {load_average():.2f}: something else is running, "
-            "and these numbers will say little",
-            file=sys.stderr,
-        )
+    _warn_if_busy()
     with _progress() as tell:
         rows = run(settings, options, tell)
     if options.output == "json":
@@ -46,6 +43,30 @@ def main(settings: Settings, options: BenchOptions) -> None:
         print(to_csv(rows))
     else:
         print(visible(to_table(rows, options.explain)))
+
+
+def serve(settings: Settings, options: ServingOptions) -> None:
+    """The same for a server in processes of its own, with its clients in this one."""
+    from hetrun.bench import serving, serving_report  # on use: nothing else here speaks to servers
+
+    _warn_if_busy()
+    with _progress() as tell:
+        report = serving.run(settings, options, tell)
+    if options.output == "json":
+        print(serving_report.to_json(report))
+    elif options.output == "csv":
+        print(serving_report.to_csv(report))
+    else:
+        print(visible(serving_report.to_table(report)))
+
+
+def _warn_if_busy() -> None:
+    if load_average() > BUSY:
+        print(
+            f"the load average is {load_average():.2f}: something else is running, "
+            "and these numbers will say little",
+            file=sys.stderr,
+        )
 
 
 def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> list[Row]:

@@ -155,7 +155,7 @@ def to_table(rows: Sequence[Row], explain: bool) -> str:
     if peers:
         heads += [f"{peers[0].name}", "threads", "ratio"]
     lines = [heads] + [_cells(r) for r in rows]
-    text = _aligned(lines, left={0, 1, 6})
+    text = aligned(lines, left={0, 1, 6})
     if explain:
         text += "\n\n" + "\n\n".join(_explained(r) for r in rows)
     return "\n".join([text, "", *_footer(rows, peers)])
@@ -174,7 +174,8 @@ def _spread(samples: Sequence[float]) -> str:
     return f"{median(samples):.1f} ± {(max(samples) - min(samples)) / 2:.1f}"
 
 
-def _aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
+def aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
+    """Columns, these of them to the left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -223,7 +224,7 @@ def _segment_lines(segments: Sequence[SegmentTime]) -> list[str]:
         share = f"{s.runs * s.seconds / total:.0%}" if total else "-"
         ms = f"{1000 * s.seconds:.3f}"
         cells.append([s.segment, s.backend, str(s.threads), str(s.runs), ms, share])
-    return _aligned(cells, left={0, 1}).splitlines()
+    return aligned(cells, left={0, 1}).splitlines()
 
 
 def _bars(anatomy: Anatomy, together: int) -> list[str]:
@@ -233,7 +234,7 @@ def _bars(anatomy: Anatomy, together: int) -> list[str]:
     for p in anatomy.parts:
         share = anatomy.share(p.name)
         cells.append([p.name, f"{1000 * p.seconds:.3f} ms", f"{share:.0%}", "█" * round(BAR * share)])
-    return _aligned(cells, left={0, 3}).splitlines()
+    return aligned(cells, left={0, 3}).splitlines()
 
 
 def _together(segments: Sequence[SegmentTime]) -> list[SegmentTime]:

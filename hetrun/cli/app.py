@@ -83,30 +83,52 @@ def serve(verbose: bool, **given: object) -> None:
 @options.settings("model")
 @click.option("-p", "prompt", default="512", show_default=True, help="tokens of a prompt; 512,2048: both")
 @click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
-@click.option("-d", "depth", default="512", show_default=True, help="tokens seen before generating")
-@click.option("-b", "batch", default="1", show_default=True, help="sequences at once")
+@click.option("-d", "depth", help="tokens seen before generating  [default: 512]")
+@click.option("-b", "batch", help="sequences at once  [default: 1]")
 @click.option("-r", "rounds", default=5, show_default=True, help="samples of each")
-@click.option("--vs", metavar="PEER", help="measure a peer in turn with hetrun: llama.cpp")
+@click.option("--vs", metavar="PEER", help="measure a peer in turn: llama.cpp; servers: llama-server[=PATH]")
 @click.option("--explain", is_flag=True, help="where the time went")
+@click.option("--clients", metavar="N", help="measure a server, with so many clients at once; 1,4,16: each")
+@click.option("--requests", metavar="N", help="of each client in one sample  [default: 2]")
+@click.option(
+    "--shared-prefix", metavar="N", help="a server's first token where so many tokens were seen before"
+)
+@click.option(
+    "--arrival", metavar="N", help="how smooth --clients answers stay while so long a prompt arrives"
+)
 @click.option("-o", "output", default="table", show_default=True, help="table, json or csv")
 @options.settings("ctx", "threads", "backends", "ubatch", "kv_type", "precision", "planner")
 def bench(
     prompt: str,
     generate: str,
-    depth: str,
-    batch: str,
+    depth: str | None,
+    batch: str | None,
     rounds: int,
     vs: str | None,
     explain: bool,
+    clients: str | None,
+    requests: str | None,
+    shared_prefix: str | None,
+    arrival: str | None,
     output: str,
     **given: object,
 ) -> None:
-    """Measure speed, alone or side by side with llama.cpp."""
-    from hetrun import bench as tool
-    from hetrun.bench.cases import BenchOptions, numbers
+    """Measure speed, alone or side by side with llama.cpp.
 
-    sizes = (numbers("-p", prompt), numbers("-n", generate), numbers("-d", depth), numbers("-b", batch, 1))
-    tool.main(Settings.resolve(environ=None, **given), BenchOptions(*sizes, rounds, vs, explain, output))
+    In process, from the request to the token; or, with --clients, --shared-prefix or --arrival, of a server
+    as its users have it: on a socket, answers streamed, their own llama-server in turn with it.
+    """
+    from hetrun import bench as tool
+    from hetrun.bench.asked import Asked, options_of
+
+    asked = Asked(
+        prompt, generate, depth, batch, rounds, vs, explain, clients, requests, shared_prefix, arrival, output
+    )
+    settings, chosen = Settings.resolve(environ=None, **given), options_of(asked)
+    if isinstance(chosen, tool.BenchOptions):
+        tool.main(settings, chosen)
+    else:
+        tool.serve(settings, chosen)
 
 
 @hetrun.command(name="eval")
