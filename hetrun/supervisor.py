@@ -142,7 +142,7 @@ class Supervisor:
             life.bury()
             return None
         self._reason = life.obituary
-        delay = self._delay()
+        delay = delay_s(self._failures)
         log.warning("%s. It starts again%s", self._reason, f" in {delay:.0f} s" if delay else "")
         if self._ready.done():
             self._ready = Future()  # first: the requests that hear of the death ask for the next life
@@ -168,10 +168,10 @@ class Supervisor:
             return EngineStopped(f"the model could not be loaded again {MOST_FAILED} times, the last: {why}")
         return None
 
-    def _delay(self) -> float:
-        """Seconds before the next life; one that ended with nothing to do may have been an accident, once."""
-        failures = self._failed_loads + max(self._idle_deaths - 1, 0)
-        return min(2.0 ** (failures - 1), MOST_DELAY_S) if failures else 0.0
+    @property
+    def _failures(self) -> int:
+        """In a row; to die once with nothing to do may have been an accident."""
+        return self._failed_loads + max(self._idle_deaths - 1, 0)
 
     def _begin(self, delay: float) -> Life | None:
         while not self._closing.wait(delay):
@@ -187,7 +187,7 @@ class Supervisor:
                     if self._failed_loads == MOST_FAILED:
                         self._give_up(EngineStopped(self._reason))
                         return None
-                    delay = self._delay()
+                    delay = delay_s(self._failures)
                 else:
                     return self._life
         self._give_up(EngineStopped("the engine was closed"))
@@ -198,6 +198,11 @@ class Supervisor:
         if self._ready.done():
             self._ready = Future()
         self._ready.set_exception(error)
+
+
+def delay_s(failures: int) -> float:
+    """How long to wait behind so many failures in a row."""
+    return min(2.0 ** min(failures - 1, 10), MOST_DELAY_S) if failures else 0.0
 
 
 def _looked_at(answer: asyncio.Future[Life]) -> None:

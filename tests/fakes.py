@@ -9,19 +9,26 @@ The last message (or the text) of a request says what happens:
     unfit KIND      is found to have a structure of this kind that cannot be compiled
     odd             fails with an error that cannot be pickled
     crash           kills the process after two tokens, as a native assertion does
+    once FILE WORDS kills the process before the first token, unless the file is there; then as `say`
+    stop            fails as an engine does whose thread has ended
+    lock S          waits in a native call for a lock, for S seconds or for ever, and answers then
+    hold            the same for ever, keeping the interpreter lock: no other thread runs
     options         answers with the options it was made with
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
 
-from hetrun.errors import BackendError, ContextFull, HetrunError, ModelFileError, OptionError
+from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError, OptionError
 from hetrun.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
 from hetrun.inbox import Doing
 
@@ -67,7 +74,7 @@ class Job:
 class FakeEngine:
     """Has the part of `LLM` that fronts use; one thread gives each running request a token in turn."""
 
-    doing: Doing | None = None
+    doing: Doing | None = None  # while a token is made
 
     def __init__(
         self,
@@ -145,6 +152,7 @@ class FakeEngine:
             job.on_event(Event("prompt", prompt_logprobs=scores))
         if params.max_tokens is not None and job.done >= params.max_tokens:
             return self._finish(job, "length")
+        self.doing = Doing(perf_counter(), 0.001, "blk.7.ffn")
         try:
             text = next(job.tokens)
         except StopIteration:
@@ -152,6 +160,8 @@ class FakeEngine:
         except Exception as error:
             job.on_event(Event("error", error=error, usage=job.usage))
             return False
+        finally:
+            self.doing = None
         job.done += 1
         job.text += text
         logprob = None
@@ -165,6 +175,15 @@ class FakeEngine:
     def _finish(self, job: Job, reason: FinishReason) -> bool:
         job.on_event(Event("done", finish_reason=reason, usage=job.usage, timings=TIMINGS))
         return False
+
+
+def deadlock(libc: ctypes.CDLL, seconds: float | None) -> None:
+    """Wait in a native call for a lock that nobody gives back, or after some seconds only."""
+    lock = ctypes.create_string_buffer(64)  # all zeroes is a lock that is free
+    libc.pthread_mutex_lock(lock)
+    if seconds is not None:
+        threading.Timer(seconds, libc.pthread_mutex_unlock, (lock,)).start()
+    libc.pthread_mutex_lock(lock)
 
 
 def _prompt(request: GenerateRequest) -> str:
@@ -188,6 +207,19 @@ def _reply(prompt: str, options: Mapping[str, object]) -> Iterator[str]:
                 raise LockedError
             os.kill(os.getpid(), signal.SIGABRT)
             threading.Event().wait()
+        case "once":
+            file, _, words = words.partition(" ")
+            if not Path(file).exists():
+                Path(file).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield words
+        case "stop":
+            raise EngineStopped("the fake engine's thread has ended")
+        case "lock":
+            deadlock(ctypes.CDLL(None), float(words) if words else None)
+            yield "free again"
+        case "hold":
+            deadlock(ctypes.PyDLL(None), None)
         case "unfit":
             raise OptionError(f"{words}: there is a mistake in it")
         case "options":

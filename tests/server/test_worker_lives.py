@@ -1,0 +1,296 @@
+"""Workers that die: what is asked again, who is to blame, when the next one begins, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrun import supervisor
+from hetrun.client import WorkerClient
+from hetrun.config import Settings
+from hetrun.errors import BackendError, EngineStopped, HetrunError, ModelFileError
+from hetrun.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
+from hetrun.params import SamplingParams
+from hetrun.wire import Answer, packed, unpacked
+from hetrun.worker import _arrived
+from tests import lives
+
+FAKE = "tests.fakes:FakeEngine"
+
+
+def ask(text: str, max_tokens: int | None = None, whole: bool = False) -> GenerateRequest:
+    return GenerateRequest(SamplingParams(max_tokens=max_tokens), text=text, whole=whole)
+
+
+async def collect(client: WorkerClient, request: GenerateRequest) -> list[Event]:
+    return [event async for event in client.stream(request)]
+
+
+def text_of(events: list[Event]) -> str:
+    assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1].kind == "done", events[-1].error
+    return "".join(event.text for event in events)
+
+
+@asynccontextmanager
+async def opened(**options: object) -> AsyncIterator[WorkerClient]:
+    client = WorkerClient(Settings(), engine=FAKE)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, also as a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- asked again
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_nothing_was_sent_of_is_asked_again(tmp_path: Path, whole: bool) -> None:
+    async with opened() as client:
+        await client.info()
+        first = client.pid
+        assert text_of(await collect(client, ask(f"once {tmp_path / 'x'} well", whole=whole))) == "well"
+        assert client.pid != first
+        assert not alive(first)
+
+
+async def test_a_whole_answer_may_be_asked_again_at_any_time() -> None:
+    async with opened() as client:
+        await client.info()
+        asked = asyncio.create_task(collect(client, ask("forever", 300, whole=True)))
+        await asyncio.sleep(0.15)
+        assert not asked.done()
+        os.kill(client.pid, signal.SIGABRT)
+        events = await asked
+        assert text_of(events) == "ha " * 300
+        assert [event.token for event in events[:-1]] == list(range(1, 301))
+
+
+async def test_a_whole_answer_that_is_cancelled_ends() -> None:
+    async with opened() as client:
+        asked = asyncio.create_task(collect(client, ask("forever", whole=True)))
+        await client.info()
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert text_of(await collect(client, ask("say fine", whole=True))) == "fine"
+        await until(lambda: client._supervisor._life.idle)
+
+
+async def test_who_kills_every_worker_gets_an_error_and_the_others_their_answers() -> None:
+    async with opened() as client:
+        others = [asyncio.create_task(collect(client, ask("forever", 200, whole=True))) for _ in range(4)]
+        (event,) = [e for e in await collect(client, ask("crash", whole=True)) if e.last]
+        assert isinstance(event.error, BackendError)
+        assert "3 processes ended" in str(event.error)
+        assert "SIGABRT" in str(event.error)
+        for other in others:
+            assert text_of(await other) == "ha " * 200
+
+
+async def test_an_engine_that_ends_by_itself_is_a_death() -> None:
+    async with opened() as client:
+        first = (await client.info(), client.pid)[1]
+        (event,) = await collect(client, ask("stop"))
+        assert isinstance(event.error, BackendError)
+        assert "the fake engine's thread has ended" in str(event.error)
+        assert text_of(await collect(client, ask("say fine"))) == "fine"
+        assert client.pid != first
+
+
+async def test_closing_while_it_restarts_ends_all_that_waits() -> None:
+    client = WorkerClient(Settings(), engine=FAKE)
+    await client.info()
+    asked = asyncio.create_task(collect(client, ask("forever", whole=True)))
+    await asyncio.sleep(0.02)
+    first = client.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: client.health.status == "loading")
+    late = asyncio.create_task(collect(client, ask("say late")))
+    await asyncio.wait_for(client.close(), 5)
+    for task in (asked, late):
+        (event,) = await asyncio.wait_for(task, 1)
+        assert isinstance(event.error, EngineStopped)
+        assert "was closed" in str(event.error)
+    assert not alive(first)
+    assert not alive(client.pid)
+    assert client.health.status == "failed"
+
+
+# --- when the next one begins
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(supervisor, "MOST_DELAY_S", 0.01)
+    return tmp_path / "script"
+
+
+def scripted(script: Path, words: str) -> WorkerClient:
+    script.write_text(words)
+    return WorkerClient(Settings.resolve(environ={}, plan=str(script)), engine="tests.lives:engine")
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "said"),
+    [
+        ("wrong", ModelFileError, "not a model any more"),
+        ("bug", HetrunError, "a mistake"),
+        ("abort", EngineStopped, "SIGABRT"),
+    ],
+)
+async def test_the_first_load_is_not_tried_twice(
+    script: Path, word: str, error: type[Exception], said: str
+) -> None:
+    client = scripted(script, word)
+    with pytest.raises(Exception, match=said) as caught:
+        await client.info()
+    assert isinstance(caught.value, error) or word == "bug"
+    assert len(lives.born(script)) == 1
+    assert client.health.status == "failed"
+    await client.close()
+
+
+async def test_later_loads_are_tried_again(script: Path) -> None:
+    client = scripted(script, "ok abort wrong bug ok")
+    info = await client.info()
+    os.kill(client.pid, signal.SIGKILL)
+    assert text_of(await collect(client, ask("say fine"))) == "fine"
+    assert len(lives.born(script)) == 5
+    assert client.health.status == "ok"
+    assert await client.info() == info
+    await client.close()
+    assert not any(map(alive, lives.born(script)))
+
+
+async def test_it_gives_up_in_the_end(script: Path) -> None:
+    client = scripted(script, "ok wrong")
+    await client.info()
+    os.kill(client.pid, signal.SIGKILL)
+    await until(lambda: client.health.status == "loading")
+    assert "SIGKILL" in client.health.reason
+    (event,) = await collect(client, ask("say fine"))
+    assert isinstance(event.error, EngineStopped)
+    assert "not a model any more" in str(event.error)
+    with pytest.raises(EngineStopped, match="not a model any more"):
+        await client.info()
+    assert client.health.status == "failed"
+    assert len(lives.born(script)) == 1 + supervisor.MOST_FAILED
+    await client.close()
+
+
+def test_later_and_later() -> None:
+    assert [supervisor.delay_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert supervisor.delay_s(10_000) == 30
+
+
+async def test_who_dies_with_nothing_to_do_is_followed_all_the_same(script: Path) -> None:
+    client = scripted(script, "ok")
+    for n in range(1, 5):
+        await until(lambda: client.health.status == "ok")
+        os.kill(client.pid, signal.SIGKILL)
+        await until(lambda n=n: len(lives.born(script)) == n + 1)  # type: ignore[misc]
+    assert text_of(await collect(client, ask("say fine"))) == "fine"
+    await client.close()
+
+
+# --- under load
+
+
+async def _user(client: WorkerClient, number: int, over: Callable[[], bool]) -> tuple[int, int]:
+    """Ask until it is over; how many answers and errors there were."""
+    answers = errors = 0
+    while not over():
+        whole = number % 2 == 0
+        events = await asyncio.wait_for(collect(client, ask(f"forever w{number}", 40, whole)), 30)
+        assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
+        if events[-1].kind == "done":
+            assert "".join(event.text for event in events) == f"w{number} " * 40
+            answers += 1
+        else:
+            # What was sent on stays; nothing of it comes twice.
+            assert [event.token for event in events[:-1]] == list(range(1, len(events)))
+            errors += 1
+    return answers, errors
+
+
+@pytest.mark.parametrize("deaths", [3, pytest.param(50, marks=pytest.mark.slow)])
+async def test_each_request_ends_once_and_nothing_is_left_behind(deaths: int) -> None:
+    chance = random.Random(deaths)
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    pids = []
+    async with opened() as client:
+        await client.info()
+        users = [asyncio.create_task(_user(client, n, lambda: len(pids) > deaths)) for n in range(6)]
+        while len(pids) <= deaths:
+            await until(lambda: client.health.status == "ok")
+            pids.append(client.pid)
+            await asyncio.sleep(chance.uniform(0.0, 0.2))
+            os.kill(pids[-1], chance.choice((signal.SIGKILL, signal.SIGABRT)))
+            await until(lambda: client.pid != pids[-1])
+        counted = await asyncio.gather(*users)
+        assert sum(answers for answers, _ in counted) >= 6
+        assert threading.active_count() <= threads + 4  # reader, watch, writer, and asyncio's own
+        pids.append(client.pid)
+    assert not any(map(alive, pids))
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+    end = time.monotonic() + 5
+    while any("hetrun" in thread.name for thread in threading.enumerate()) and time.monotonic() < end:
+        await asyncio.sleep(0.01)
+    assert not [thread.name for thread in threading.enumerate() if "hetrun" in thread.name]
+
+
+# --- what crosses the pipe
+
+EVENTS = st.builds(
+    Event,
+    kind=st.sampled_from(["prompt", "token", "done"]),
+    text=st.text(max_size=5),
+    token=st.none() | st.integers(0, 99),
+    logprob=st.none() | st.builds(TokenLogprob, st.integers(0, 9), st.just(-0.5)),
+    finish_reason=st.none() | st.sampled_from(["stop", "length"]),
+    usage=st.just(Event("token").usage) | st.builds(Usage, st.integers(0, 9)),
+    timings=st.just(Event("token").timings) | st.just(Timings(1.0)),
+    prompt_logprobs=st.just(()) | st.just((TokenLogprob(1, -1.0),)),
+)
+
+
+@given(st.integers(0), st.lists(EVENTS, min_size=1, max_size=5))
+def test_answers_are_the_same_on_the_other_side(key: int, events: list[Event]) -> None:
+    answer = Answer(key, tuple(events))
+    assert unpacked(packed(answer)) == answer
+
+
+def test_the_time_a_request_waited_is_gone_from_its_deadline() -> None:
+    request = GenerateRequest(SamplingParams(), text="x", deadline_s=10.0)
+    left = _arrived(request, time.monotonic() - 4).deadline_s
+    assert left is not None
+    assert 5 < left <= 6
+    assert _arrived(request, time.monotonic() - 40).deadline_s == 0
+    assert _arrived(GenerateRequest(SamplingParams(), text="x"), 0.0).deadline_s is None
