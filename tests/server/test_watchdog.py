@@ -1,0 +1,220 @@
+"""Workers that do not get on: noticed, said, and ended when it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from io import BufferedRandom
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hetrun.client import WorkerClient
+from hetrun.config import Settings
+from hetrun.errors import BackendError
+from hetrun.events import Event, GenerateRequest
+from hetrun.inbox import Doing
+from hetrun.params import SamplingParams
+from hetrun.server.app import create_app
+from hetrun.watchdog import Watchdog
+from hetrun.wire import Message, Patience, Pulse, Stuck, Unstuck
+
+FAKE = "tests.fakes:FakeEngine"
+# A step of the fake engine is predicted to take a millisecond: it is stuck behind a fifth of a second.
+FOREVER = Patience(look=0.02, least=0.2, silent=20, kill_least=3600)
+SHORT = Patience(look=0.02, least=0.2, silent=2.0, kill_times=1.5, kill_least=0.3)
+
+
+def ask(text: str) -> GenerateRequest:
+    return GenerateRequest(SamplingParams(), text=text, whole=True)
+
+
+async def collect(client: WorkerClient, text: str) -> list[Event]:
+    return [event async for event in client.stream(ask(text))]
+
+
+@asynccontextmanager
+async def opened(
+    patience: Patience, log: BufferedRandom | None = None
+) -> AsyncIterator[tuple[WorkerClient, httpx.AsyncClient]]:
+    client = WorkerClient(Settings(), engine=FAKE, patience=patience, log=log)
+    transport = httpx.ASGITransport(create_app(client))
+    try:
+        await client.info()
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            yield client, http
+    finally:
+        await client.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.005)
+
+
+async def health(http: httpx.AsyncClient) -> tuple[int, dict[str, Any]]:
+    response = await http.get("/health")
+    return response.status_code, response.json()
+
+
+async def test_a_step_that_takes_too_long_is_named_until_it_ends(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+b") as log:
+        async with opened(FOREVER, log) as (client, http):
+            first = client.pid
+            assert await health(http) == (200, {"status": "ok"})
+            asked = asyncio.create_task(collect(client, "lock 0.5"))
+            await until(lambda: client.health.status == "stuck")
+            status, said = await health(http)
+            assert (status, said["status"], said["segment"]) == (503, "stuck", "blk.7.ffn")
+            assert said["seconds"] >= 0.2
+            assert said["expected"] == 0.001
+            assert "".join(event.text for event in await asked) == "free again"
+            await until(lambda: client.health.status == "ok")
+            assert await health(http) == (200, {"status": "ok"})
+            assert client.pid == first
+        text = (tmp_path / "log").read_text()
+        assert "blk.7.ffn" in text
+        assert "in deadlock" in text  # the stack of the engine's thread
+
+
+async def test_a_step_that_never_ends_costs_a_restart(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+b") as log:
+        async with opened(SHORT, log) as (client, _):
+            (event,) = await collect(client, "lock")
+            assert isinstance(event.error, BackendError)
+            assert "was stuck in blk.7.ffn for" in str(event.error)
+            assert (await collect(client, "say fine"))[-1].kind == "done"
+        assert "in deadlock" in (tmp_path / "log").read_text()
+
+
+async def test_a_call_that_keeps_the_interpreter_lock_is_noticed_outside(tmp_path: Path) -> None:
+    patience = Patience(look=0.1, silent=1.0, kill_times=1.5, kill_least=1.5)
+    with (tmp_path / "log").open("w+b") as log:
+        async with opened(patience, log) as (client, http):
+            first = client.pid
+            asked = asyncio.create_task(collect(client, "hold"))
+            await until(lambda: client.health.status == "stuck")
+            status, said = await health(http)
+            assert (status, said["status"], said["segment"]) == (503, "stuck", None)
+            await until(lambda: client.pid != first)
+            status, said = await health(http)
+            assert (status, said["status"]) == (503, "loading")
+            assert "gave no sign of life" in said["reason"]
+            asked.cancel()  # it would do the same to the next ones
+            assert "in deadlock" in (tmp_path / "log").read_text()
+
+
+async def test_a_process_that_was_stopped_is_noticed_and_one_that_goes_on_is_kept() -> None:
+    async with opened(Patience(look=0.05, silent=0.5, kill_least=3600)) as (client, _):
+        first = client.pid
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: client.health.status == "stuck")
+        os.kill(first, signal.SIGCONT)
+        await until(lambda: client.health.status == "ok")
+        assert (await collect(client, "say fine"))[-1].kind == "done"
+        assert client.pid == first
+
+
+async def test_a_process_that_stays_stopped_is_ended() -> None:
+    async with opened(Patience(look=0.05, silent=0.5, kill_times=1.2, kill_least=0.6)) as (client, _):
+        os.kill(client.pid, signal.SIGSTOP)
+        assert (await collect(client, "say fine"))[-1].kind == "done"
+
+
+async def test_closing_does_not_wait_for_who_is_stuck() -> None:
+    client = WorkerClient(Settings(), engine=FAKE, patience=FOREVER)
+    await client.info()
+    asked = asyncio.create_task(collect(client, "lock"))
+    await until(lambda: client.health.status == "stuck")
+    await asyncio.wait_for(client.close(), 2)
+    (event,) = await asked
+    assert "was closed" in str(event.error)
+
+
+BOTH = """
+import asyncio
+from hetrun.client import WorkerClient
+from hetrun.config import Settings
+from hetrun.wire import Patience
+
+async def main():
+    patience = Patience(look=0.05, silent=0.5, kill_times=1.0, kill_least=0.6)
+    client = WorkerClient(Settings(), engine="tests.fakes:FakeEngine", patience=patience)
+    await client.info()
+    print(client.pid, flush=True)
+    while input() != "end":
+        print(client.pid, client.health.status, flush=True)
+    await client.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_job_that_was_stopped_as_a_whole_goes_on() -> None:
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", BOTH], text=True, **pipe) as front:  # type: ignore[call-overload]
+        worker = int(front.stdout.readline())
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(front.pid, number)
+            os.kill(worker, number)
+            time.sleep(0.8)  # longer than anybody who looks at the clock would wait
+        front.stdin.write("\n")
+        front.stdin.flush()
+        assert front.stdout.readline() == f"{worker} ok\n"
+        front.stdin.write("end\n")
+
+
+# --- the watchdog itself
+
+
+class Step:
+    """What an engine does, as it is told."""
+
+    def __init__(self) -> None:
+        self.doing: Doing | None = None
+        self.said: list[Message] = []
+        self.dog = Watchdog(lambda: self.doing, Patience(look=1.0), self.said.append)
+
+    def look(self, doing: Doing | None, elapsed: float = 1.0) -> list[Message]:
+        self.doing = doing
+        self.said.clear()
+        self.dog.look(elapsed)
+        assert self.said[0] == Pulse()
+        return self.said[1:]
+
+
+def test_how_long_a_step_may_take() -> None:
+    step, doing = Step(), Doing(1.0, 0.5, "blk.0")  # 20 times 0.5 s
+    assert [step.look(doing) for _ in range(11)] == [[]] * 11
+    assert step.look(doing) == [Stuck("blk.0", 11.0, 0.5, 10.0)]
+    assert step.look(doing) == [Stuck("blk.0", 12.0, 0.5, 10.0)]
+    assert step.look(Doing(9.0, 0.5, "blk.0")) == [Unstuck()]
+    assert step.look(None) == []
+
+
+def test_a_quick_step_has_five_seconds_and_an_unknown_one_a_minute() -> None:
+    for expected, limit in ((0.001, 5), (None, 60)):
+        step, doing = Step(), Doing(1.0, expected, "")
+        assert [step.look(doing) for _ in range(limit + 1)] == [[]] * (limit + 1)
+        assert step.look(doing) == [Stuck("", limit + 1.0, expected, float(limit))]
+
+
+def test_steps_that_change_are_never_stuck_and_a_night_is_no_long_step() -> None:
+    step = Step()
+    assert [step.look(Doing(float(i), 0.001, "")) for i in range(1, 20)] == [[]] * 19
+    doing = Doing(99.0, 0.001, "")
+    assert [step.look(doing, 30_000.0) for _ in range(3)] == [[]] * 3
+
+
+@pytest.mark.parametrize(("expected", "limit", "end"), [(0.01, 5, 30), (1.0, 20, 60), (None, 60, 180)])
+def test_limits(expected: float | None, limit: float, end: float) -> None:
+    assert Patience().limit(expected) == limit
+    assert Patience().end(limit) == end
