@@ -137,6 +137,10 @@ class Engine:
         else:
             loop.end(EngineStopped("the model was closed before the answer was complete"))
         finally:
+            try:
+                loaded.ending()
+            except Exception:
+                log.exception("the model's last duties failed")
             # Whoever keeps the engine does not keep the model's memory.
             self._loaded = self._gate.model = None
             loaded.model.close()

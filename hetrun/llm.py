@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +38,7 @@ from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
 from hetrun.prefixes import CACHED, Prefixes
 from hetrun.prepare import Renderer
+from hetrun.prompts import Prompts, check_place
 from hetrun.source import ModelSource, open_model, open_vocabulary
 from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer
@@ -43,6 +46,9 @@ from hetrun.weights import Progress
 from hetrun.whole import WholeModel
 
 R = TypeVar("R")
+NOT_SAVED = "a library runs this model as a whole, and its keys and values cannot be read"
+
+log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -170,6 +176,16 @@ class LLM:
         """The text of some tokens."""
         return self.call(lambda loaded: tokenizer_of(loaded).decode(list(tokens)))
 
+    def save_prompts(self, path: str | PathLike[str]) -> int:
+        """Write the prompts that were computed to a file, for `load_prompts` or --prompt-cache of another
+        process, and say how many those were."""
+        return self.call(lambda loaded: prompts_of(loaded).save(Path(path)))
+
+    def load_prompts(self, path: str | PathLike[str]) -> int:
+        """Read prompts that were saved, and say how many those were. UserError if it cannot be used: the file
+        of another model, of other options, or a damaged one."""
+        return self.call(lambda loaded: prompts_of(loaded).load(Path(path)))
+
     def check_template(self) -> None:
         """Raise what is wrong with the chat template, as far as it shows before there are messages."""
         self._templates.check()
@@ -277,6 +293,8 @@ def load(
     most_waiting: int | None = None,
 ) -> Loaded:
     """Everything that runs; called on the engine thread."""
+    if settings.prompt_cache:
+        check_place(settings.prompt_cache)
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
     try:
         model = models.open_planned(source, options, progress)
@@ -286,6 +304,8 @@ def load(
         raise
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     render = renderer(templates, tokenizer)
+    prefixes = Prefixes(model, most_kept(model))
+    prompts = Prompts(model, prefixes, options) if isinstance(model, models.PlannedModel) else None
     return Loaded(
         model,
         tokenizer,
@@ -293,8 +313,28 @@ def load(
         temperature,
         diagnose=lambda: bad_weights(source),
         most_waiting=most_waiting,
-        prefixes=Prefixes(model, most_kept(model)),
+        prefixes=prefixes,
+        prompts=prompts,
+        ending=remembering(prompts, settings.prompt_cache),
     )
+
+
+def remembering(prompts: Prompts | None, path: Path | None) -> Callable[[], None]:
+    """Read the file of prompts that was asked for; what is to be done with it at the end."""
+    if path is None:
+        return lambda: None
+    if prompts is None:
+        log.warning("%s is not used: %s", path, NOT_SAVED)
+        return lambda: None
+    prompts.begin(path)
+    return partial(prompts.end, path)
+
+
+def prompts_of(loaded: Loaded) -> Prompts:
+    """What is kept of prompts, for files."""
+    if loaded.prompts is None:
+        raise OptionError(f"prompts cannot be saved: {NOT_SAVED}")
+    return loaded.prompts
 
 
 def most_kept(model: models.Model) -> int:

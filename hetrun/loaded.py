@@ -10,6 +10,7 @@ from hetrun.events import GenerateRequest
 from hetrun.model import Model
 from hetrun.prefixes import Prefixes
 from hetrun.prepare import Renderer
+from hetrun.prompts import Prompts
 from hetrun.tokenizer import Tokenizer
 
 MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
@@ -26,6 +27,8 @@ class Loaded:
     load_s: float = 0.0
     most_waiting: int | None = None  # requests beyond those that run; None: as many as come
     prefixes: Prefixes | None = None  # None: nothing is kept, and every prompt is computed
+    prompts: Prompts | None = None  # None: they cannot be saved
+    ending: Callable[[], None] = lambda: None  # what is to be done before the model goes
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
 

@@ -186,6 +186,11 @@ class PlannedModel:
         return self._kv.used_bytes
 
     @property
+    def kv(self) -> KvCache:
+        """Keys and values of all sequences."""
+        return self._kv
+
+    @property
     def backends(self) -> Mapping[str, Backend]:
         """What it may run on, by name."""
         return self._backends

@@ -35,7 +35,7 @@ def run_command(arguments: list[str]) -> int:
 
 @hetrun.command(cls=sampling.Command)
 @click.argument("prompt", required=False)
-@options.settings("model", *options.ANSWERING)
+@options.settings("model", *options.ANSWERING, "prompt_cache")
 @click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
@@ -52,7 +52,7 @@ def run(prompt: str | None, raw: bool, as_json: bool, verbose: bool, **given: ob
 
 
 @hetrun.command(cls=sampling.Command)
-@options.settings("model", *options.ANSWERING, *options.RUNNING)
+@options.settings("model", *options.ANSWERING, "prompt_cache", *options.RUNNING)
 @sampling.options(*sampling.SAMPLING)
 def chat(**given: object) -> None:
     """Talk to a model in the terminal."""
@@ -64,7 +64,7 @@ def chat(**given: object) -> None:
 
 @hetrun.command(cls=sampling.Command)
 @options.settings("model", "host", "port", "uds", "api_key", "queue", "strict")
-@options.settings("temperature", "chat_template")
+@options.settings("temperature", "chat_template", "prompt_cache")
 @options.settings(*options.RUNNING)
 @options.verbose
 @sampling.options(*sampling.SAMPLING)

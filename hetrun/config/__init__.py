@@ -112,6 +112,15 @@ class Settings:
     plan: Path | None = field(
         default=None, metadata=option("a saved plan", values.path, "--plan", shows="planned")
     )
+    prompt_cache: Path | None = field(
+        default=None,
+        metadata=option(
+            "file that keeps computed prompts for the next time",
+            values.path,
+            "--prompt-cache",
+            shows="none",
+        ),
+    )
     max_tokens: int | None = field(
         default=None,
         metadata=option(

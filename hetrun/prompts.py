@@ -1,0 +1,103 @@
+"""The prefix cache from one process to the next: a file that is read at the start and written at the end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from time import perf_counter
+
+from hetrun import prefixfile
+from hetrun.errors import OptionError, UserError, printable
+from hetrun.fingerprint import fingerprint
+from hetrun.model import PlannedModel
+from hetrun.planner import Options
+from hetrun.prefixes import Prefixes
+from hetrun.prefixfile import MOST_BYTES, Unusable
+from hetrun.savedrows import SavedRows
+
+log = logging.getLogger(__name__)
+
+
+class Prompts:
+    """What is kept of a model's prompts, to and from files; on the engine's thread."""
+
+    def __init__(self, model: PlannedModel, prefixes: Prefixes, options: Options) -> None:
+        self._model = model
+        self._prefixes = prefixes
+        self._options = options
+        self._rows = SavedRows(model.kv)
+        self._identity: bytes | None = None
+
+    def save(self, path: Path, most: int = MOST_BYTES) -> int:
+        """Write what is kept, the last used first, and say how many prompts had room in so many bytes.
+
+        Where nothing is kept the file stays as it is. UserError says why nothing was written.
+        """
+        entries = self._prefixes.entries()
+        return prefixfile.save(path, self.identity, entries, self._rows, most) if entries else 0
+
+    def load(self, path: Path) -> int:
+        """Keep what a file has, as far as there is room, and say how many prompts that were.
+
+        UserError says why nothing was read. Without a file there is nothing to read, which is no error.
+        """
+        context, n_vocab = self._model.context, self._model.n_vocab
+        try:
+            entries = prefixfile.load(path, self.identity, self._rows, context, n_vocab)
+        except Unusable as why:
+            raise UserError(f"{printable(str(path))} {why}") from why
+        for entry in reversed(entries):  # so that the last used becomes that again
+            self._prefixes.keep(entry.seq, entry.tokens)
+        return len(entries)
+
+    def begin(self, path: Path) -> None:
+        """Read what an earlier process left; without it everything is computed anew, which is said."""
+        start = perf_counter()
+        try:
+            n = self.load(path)
+        except UserError as error:
+            log.warning("%s; prompts are computed anew", error)
+        else:
+            log.info("%d prompts were read from %s in %.3f s", n, path, perf_counter() - start)
+
+    def end(self, path: Path) -> None:
+        """Leave what is kept to the next process."""
+        start = perf_counter()
+        try:
+            n = self.save(path)
+        except UserError as error:
+            log.warning("%s", error)
+        else:
+            log.info("%d prompts were written to %s in %.3f s", n, path, perf_counter() - start)
+
+    @property
+    def identity(self) -> bytes:
+        """Whose rows these are."""
+        if self._identity is None:
+            model, options = self._model, self._options
+            self._identity = fingerprint(
+                model.graph,
+                model.kv.layout,
+                sys.byteorder,
+                options.precision,
+                one_path(model) if options.wishes.deterministic else "",
+            )
+        return self._identity
+
+
+def one_path(model: PlannedModel) -> str:
+    """With --deterministic rows must be the very bits that this process would compute."""
+    from hetrun import __version__
+
+    places = [(s.name, s.backend) for s in model.plans.plan(1).segments]
+    return f"{__version__} {model.plans.plan(1).threads} {places}"
+
+
+def check_place(path: Path) -> None:
+    """Whether there can be a file; said before a model is loaded and prompts are computed for nothing."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise OptionError(
+            f"--prompt-cache {printable(str(path))}: there is no folder {printable(str(folder))}; make it"
+        )
