@@ -3,6 +3,7 @@
 The last message (or the text) of a request says what happens:
 
     say WORDS       answers with these words, one token each
+    silence         gives no sign until it is cancelled
     forever WORD    answers with this (or "ha") until it is cancelled, or `max_tokens` is reached
     refuse          is refused when it is submitted
     fail            fails after two tokens
@@ -153,6 +154,8 @@ class FakeEngine:
         if params.max_tokens is not None and job.done >= params.max_tokens:
             return self._finish(job, "length")
         self.doing = Doing(perf_counter(), 0.001, "blk.7.ffn")
+        if _prompt(job.request) == "silence":
+            return True
         try:
             text = next(job.tokens)
         except StopIteration:

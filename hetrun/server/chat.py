@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hetrun import __version__
-from hetrun.errors import OptionError
+from hetrun.errors import DeadlineExceeded, OptionError
 from hetrun.events import Event, ModelInfo, TokenLogprob, Usage
 from hetrun.server.asker import asker
 from hetrun.server.body import json_object
@@ -24,6 +25,8 @@ from hetrun.server.fields import ChatOrder, chat_order
 from hetrun.server.gone import unless_gone
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
+
+LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
 
 Json = dict[str, object]
 
@@ -36,7 +39,7 @@ def routes(service: Service) -> list[Route]:
         events = service.client.stream(order.request)
         try:
             # What is wrong with a request shows before its first token, while a status can still be sent.
-            first = await unless_gone(request.receive, _next(events))
+            first = await unless_gone(request.receive, _first(events, order.request.deadline_s))
             if first.kind == "error":
                 raise _refusal(first.error, order, info)
             answer = Answer(info)
@@ -51,8 +54,14 @@ def routes(service: Service) -> list[Route]:
     return [Route("/v1/chat/completions", complete, methods=["POST"], middleware=[crowd])]
 
 
-async def _next(events: AsyncGenerator[Event, None]) -> Event:
-    return await anext(events)
+async def _first(events: AsyncGenerator[Event, None], deadline_s: float | None) -> Event:
+    """The first event. The engine watches deadlines itself, unless it is just being started again."""
+    try:
+        async with asyncio.timeout(None if deadline_s is None else deadline_s + LATE_S):
+            return await anext(events)
+    except TimeoutError:
+        late = DeadlineExceeded(f"the engine gave no sign within {deadline_s:g} s (deadline_s)")
+        return Event("error", error=late)
 
 
 def _refusal(error: Exception | None, order: ChatOrder, info: ModelInfo) -> ApiError:
