@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
@@ -11,6 +12,7 @@ from hetrun.events import GenerateRequest
 from hetrun.loaded import Loaded
 from hetrun.pace import STRETCH
 from hetrun.running import Running
+from hetrun.scheduler import A
 from hetrun.waiting import Waiting
 
 
@@ -32,8 +34,8 @@ class Entry:
         model = loaded.model
         self._admission = Admission(model.max_sequences, loaded.most_waiting, model.predict, aside)
 
-    def refuse_arrival(self) -> Overloaded | None:
-        """Why a request that has just come cannot wait; nothing was done for it yet."""
+    def full(self) -> Overloaded | None:
+        """Why one more request cannot wait, unless another one gives way."""
         held = len(self._running) + len(self._displaced) + len(self._waiting)
         return self._admission.refuse_arrival(held, self._begun())
 
@@ -82,6 +84,14 @@ class Entry:
     def _answer(self, request: GenerateRequest, generated: int, limit: int) -> float:
         certain = request.params.ignore_eos and request.params.max_tokens is not None
         return self._admission.expected_answer(generated, limit, certain)
+
+
+def gives_way(new: A, waiting: Sequence[A]) -> A:
+    """Who is turned away where the queue is full: of the highest priority number, of the client that has most
+    requests in it, the youngest. So one client's flood does not keep the others out."""
+    everybody = [*waiting, new]
+    many = Counter(w.client for w in everybody)
+    return max(everybody, key=lambda w: (w.priority, many[w.client], w.arrived))
 
 
 def _letters(w: Waiting) -> int:

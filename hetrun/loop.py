@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hetrun.answering import Answering, Ending, logged, tell
-from hetrun.entry import Entry
+from hetrun.entry import Entry, gives_way
 from hetrun.errors import Cancelled, ContextFull, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
 from hetrun.executor import Chunk, Step
@@ -128,10 +128,13 @@ class Loop:
         return True
 
     def _receive(self, request: Request) -> None:
-        if refusal := self._entry.refuse_arrival():
-            tell(request, Event("error", error=refusal))
-            return
         waiting = Waiting(request)
+        if refusal := self._entry.full():
+            last = gives_way(waiting, self._waiting)
+            if last is waiting:
+                tell(request, Event("error", error=refusal))
+                return
+            self._refuse(last, refusal)
         self._waiting.append(waiting)
         self._shares.came(waiting.client)
         waiting.preparing = self._preparer.begin(

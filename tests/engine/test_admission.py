@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetrun.engine import Engine
+from hetrun.entry import gives_way
 from hetrun.errors import DeadlineExceeded, Overloaded
 from hetrun.events import GenerateRequest
 from hetrun.executor import Step
+from hetrun.inbox import Request
 from hetrun.params import SamplingParams
+from hetrun.waiting import Waiting
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel
 
@@ -28,6 +34,13 @@ def ask_until(engine: Engine, deadline_s: float, prompt: str = "a", **params: ob
     return answer
 
 
+def ask_as(engine: Engine, client: str, priority: int) -> Answer:
+    answer = Answer()
+    request = GenerateRequest(SamplingParams(), text="a", client=client, priority=priority)
+    answer.id = engine.submit(request, answer)
+    return answer
+
+
 def slow_planner(model: FakeModel, seconds_a_token: float) -> FakeModel:
     """Predicts, but is not slow."""
     model.predict = lambda chunks: seconds_a_token * sum(n for n, _ in chunks)  # type: ignore[method-assign]
@@ -40,6 +53,36 @@ def test_as_many_wait_as_may(open_engine: Open) -> None:
     assert [error is None for error in errors] == [True] * 5 + [False] * 3
     assert all(error and (error.retry_after_s or 0) >= 1 for error in errors[5:])
     assert ask(engine).wait().text == "Hello, world"  # there is room again
+
+
+def test_a_flood_of_one_client_does_not_keep_others_out(open_engine: Open) -> None:
+    engine = open_engine(FakeModel(SCRIPTS, max_sequences=1), most_waiting=4)
+
+    def flood(_: object) -> list[Answer]:
+        asked = [("ann", 0)] * 6 + [("bob", 0)] * 2 + [("ann", 0), ("bob", 0), ("ann", -1)]
+        return [ask_as(engine, client, priority) for client, priority in asked]
+
+    accepted = [refused(answer) is None for answer in engine.call(flood)]
+    # One has the place. Of the four that wait, two are bob's in the end, and the urgent one is there.
+    assert accepted == [True, True, False, False, False, False, True, True, False, False, True]
+
+
+def asking(client: str, priority: int, arrived: float) -> Waiting:
+    request = GenerateRequest(SamplingParams(), text="x", client=client, priority=priority)
+    return Waiting(Request(0, request, lambda event: None, arrived))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), max_size=8), st.sampled_from("abc"))
+def test_who_gives_way(waiting: list[tuple[str, int]], client: str) -> None:
+    queue = [asking(c, p, i) for i, (c, p) in enumerate(waiting)]
+    new = asking(client, 0, len(queue))
+    last = gives_way(new, queue)
+    assert last.priority == max(w.priority for w in (*queue, new))
+    many = Counter(w.client for w in (*queue, new))
+    alike = [w for w in (*queue, new) if w.priority == last.priority]
+    assert many[last.client] == max(many[w.client] for w in alike)
+    if last is not new and not last.priority:
+        assert many[last.client] > many[client]
 
 
 def test_in_process_nobody_is_refused(open_engine: Open) -> None:
