@@ -24,7 +24,7 @@ from hetrun.server.errors import ApiError, api_error
 from hetrun.server.fields import ChatOrder, chat_order
 from hetrun.server.gone import unless_gone
 from hetrun.server.service import Service
-from hetrun.server.sse import EventStream
+from hetrun.server.sse import EventStream, json_text
 
 LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
 
@@ -111,27 +111,35 @@ async def _whole(answer: Answer, order: ChatOrder, first: Event, rest: AsyncGene
 
 async def _chunks(
     answer: Answer, order: ChatOrder, first: Event, rest: AsyncGenerator[Event, None]
-) -> AsyncGenerator[Json, None]:
-    """The answer in pieces: the role, texts, the reason for the end, and the usage where it was asked for."""
+) -> AsyncGenerator[str, None]:
+    """The answer in pieces: the role, texts, the reason for the end, and the usage where it was asked for.
+
+    Pieces are JSON already: there is one for each token, so what stands around their texts is written once.
+    """
     more: Json = {"usage": None} if order.include_usage else {}
 
-    def chunk(delta: Json, reason: str | None = None, logprobs: list[Json] | None = None) -> Json:
+    def chunk(delta: Json, reason: str | None = None, logprobs: list[Json] | None = None) -> str:
         choice: Json = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
         if logprobs:
             choice["logprobs"] = {"content": logprobs, "refusal": None}
-        return answer.body("chat.completion.chunk", [choice], **more)
+        return json_text(answer.body("chat.completion.chunk", [choice], **more))
 
+    # Quotes within a JSON string are escaped, so this can only be the field.
+    before, after = chunk({"content": ""}).split('"content":""')
     async with aclosing(rest):
         yield chunk({"role": "assistant", "content": ""})
         event = first
         while event.kind != "error":
             logprobs = _logprobs(event)
-            if event.text or logprobs:
+            if logprobs:
                 yield chunk({"content": event.text}, logprobs=logprobs)
+            elif event.text:
+                yield f'{before}"content":{json_text(event.text)}{after}'
             if event.kind == "done":
                 yield chunk({}, _finish_reason(event))
                 if order.include_usage:
-                    yield answer.body("chat.completion.chunk", [], usage=_usage(event.usage))
+                    usage = answer.body("chat.completion.chunk", [], usage=_usage(event.usage))
+                    yield json_text(usage)
                 return
             event = await anext(rest)
         raise api_error(event.error, answer.info.context)

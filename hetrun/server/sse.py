@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect
@@ -17,14 +17,14 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends each object as one event; ends its source when the client hangs up.
+    """Sends each JSON text as one event; ends its source when the client hangs up.
 
     An error in the middle is an event too, as OpenAI's clients expect it: the status was sent long ago.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[Mapping[str, object], None]) -> None:
+    def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
         # Proxies must neither keep an answer nor hold it back to fill a buffer.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -44,12 +44,21 @@ class EventStream(Response):
                 await _send(send, _event(chunk))
             await _send(send, DONE)
         except ApiError as error:
-            await _send(send, _event(error.body()))
+            await _send(send, _event(json_text(error.body())))
         await send({"type": "http.response.body", "body": b""})
 
 
-def _event(data: Mapping[str, object]) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+def json_text(value: object) -> str:
+    """JSON in one line, without blanks."""
+    return _ENCODER.encode(value)
+
+
+# json.dumps makes a new one for every call that has separators, and there is a call for every token.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def _event(text: str) -> bytes:
+    return f"data: {text}\n\n".encode()
 
 
 async def _send(send: Send, body: bytes) -> None:

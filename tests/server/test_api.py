@@ -83,6 +83,13 @@ async def test_a_full_answer_ends_with_length(http: httpx.AsyncClient) -> None:
     assert response.json()["choices"][0]["message"]["content"] == "ha ha ha "
 
 
+async def test_texts_that_look_like_json_are_streamed_as_they_are(http: httpx.AsyncClient) -> None:
+    text = '{"content":""} \\ "content":"" \N{EM DASH} \N{GRINNING FACE}'
+    response = await http.post(CHAT, json=asking(f"say {text}", stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks_of(response)]
+    assert "".join(delta.get("content", "") for delta in deltas) == text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
     response = await http.post(CHAT, json=asking(logprobs=True, top_logprobs=2, stream=stream))
