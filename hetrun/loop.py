@@ -239,7 +239,7 @@ class Loop:
             request=asked.request,
             on_event=asked.on_event,
             tokens=tokens,
-            n_prompt=len(tokens),
+            prompt=np.array(tokens, np.int32),
             limit=room if params.max_tokens is None else min(params.max_tokens, room),
             most=most_tokens(params, self._model.n_vocab),
             sampler=self._sampler(params, tokens, prepared.constraint),

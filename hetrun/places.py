@@ -31,7 +31,8 @@ class Places:
     def begin(self, r: Running) -> bool:
         """A sequence for a request, with as much of its tokens as is known; False: there is no room now."""
         if self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
-            r.seq, r.computed = self._prefixes.begin(r.tokens, reuse=not r.wants_scores)
+            tokens = r.tokens if r.generated else r.prompt
+            r.seq, r.computed = self._prefixes.begin(tokens, reuse=not r.wants_scores)
         else:
             r.seq, r.computed = self._model.alloc(), 0
         needed = [(s.seq, s.missing + AHEAD) for s in (*self._running, r)]
@@ -83,7 +84,7 @@ class Places:
         if self._prefixes is None or r.wants_scores:
             return False
         computing = [s.seq for s in self._running if s.missing > 1]
-        return bool(computing) and self._prefixes.soon(r.tokens, computing)
+        return bool(computing) and self._prefixes.soon(r.prompt, computing)
 
     def _free(self, r: Running) -> None:
         """What a request has computed is gone, but not what it is."""

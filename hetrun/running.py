@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hetrun.events import Event, GenerateRequest, Timings, Usage
 from hetrun.sampling import Sampler
 from hetrun.textstream import StreamDecoder
+from hetrun.tokentree import Tokens
 
 OnEvent = Callable[[Event], None]
 
@@ -20,7 +21,7 @@ class Running:
     request: GenerateRequest
     on_event: OnEvent
     tokens: list[int]  # prompt and answer
-    n_prompt: int
+    prompt: Tokens  # of these the first, as the prefix cache wants them
     limit: int  # tokens of the answer
     most: int  # tokens that a step may have of it
     sampler: Sampler
@@ -34,6 +35,11 @@ class Running:
     turn: int = 0  # grows whenever a sequence has its turn
     first: float = 0.0  # when the first token came
     last: float = 0.0
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
 
     @property
     def client(self) -> str:
