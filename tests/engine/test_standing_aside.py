@@ -299,7 +299,8 @@ def test_a_deadline_ends_a_request(open_engine: Open, prompt: str) -> None:
     running = ask(engine, "l", max_tokens=2000) if prompt == "never" else None
     late = Answer()
     engine.submit(GenerateRequest(SamplingParams(max_tokens=2000), text="l", deadline_s=0.02), late)
-    assert isinstance(late.wait().last.error, DeadlineExceeded)
+    # Beside another one it may be refused at once, if that can be foretold already.
+    assert isinstance(late.wait().last.error, (DeadlineExceeded, Overloaded) if running else DeadlineExceeded)
     if running:
         engine.cancel(running.id)
         assert running.wait().last.finish_reason in ("cancelled", "length", "stop")
