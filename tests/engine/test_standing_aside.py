@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
+from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped, Overloaded
 from hetrun.events import Event, GenerateRequest
 from hetrun.executor import Between, Step
 from hetrun.loop import FEW, SHORT
