@@ -18,7 +18,7 @@ from hetrun.errors import Overloaded
 from hetrun.events import GenerateRequest
 
 RECENT = 1 / 8  # weight of the newest time in a mean
-RECENT_ANSWERS = 1 / 32
+RECENT_REQUESTS = 32  # that count in a mean over requests
 FIRST_ANSWER = 256.0  # tokens, before any answer has ended
 FIRST_PROMPT = 256.0
 SEED_DEPTH = 256.0  # tokens behind which the planner is asked what a step of answers takes
@@ -93,6 +93,19 @@ class Times:
         return seconds[i - 1] + part * (seconds[i] - seconds[i - 1])
 
 
+class Mean:
+    """Of the last requests; what it is before the first one is a guess."""
+
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        self._seen = 0
+
+    def saw(self, value: float) -> None:
+        """One more."""
+        self._seen = min(self._seen + 1, RECENT_REQUESTS)
+        self.value += (value - self.value) / self._seen
+
+
 class Admission:
     """Counts, predicts and refuses; on the engine's thread only.
 
@@ -115,9 +128,9 @@ class Admission:
         self._seeded = False
         self._steps = Times()  # of running answers, by their number
         self._prompts = Times()  # by their tokens
-        self._mean_answer = FIRST_ANSWER
-        self._mean_prompt = FIRST_PROMPT
-        self._tokens_a_letter = FIRST_TOKENS_A_LETTER
+        self._answer = Mean(FIRST_ANSWER)
+        self._prompt = Mean(FIRST_PROMPT)
+        self._tokens_a_letter = Mean(FIRST_TOKENS_A_LETTER)
         self._sent_away = 0  # requests refused for a full queue, less those that have ended since
 
     # --- what the loop tells
@@ -141,20 +154,20 @@ class Admission:
 
     def finished(self, prompt_tokens: int, answer_tokens: int) -> None:
         """An answer has come to its end (not: its client has left)."""
-        self._mean_prompt += RECENT_ANSWERS * (prompt_tokens - self._mean_prompt)
-        self._mean_answer += RECENT_ANSWERS * (answer_tokens - self._mean_answer)
+        self._prompt.saw(prompt_tokens)
+        self._answer.saw(answer_tokens)
         self._sent_away = max(self._sent_away - 1, 0)
 
     def saw_prompt(self, letters: int, tokens: int) -> None:
         """A prompt of so many characters has so many tokens that must be read; the others were cached."""
         if letters:
-            self._tokens_a_letter += RECENT_ANSWERS * (tokens / letters - self._tokens_a_letter)
+            self._tokens_a_letter.saw(tokens / letters)
 
     # --- what the loop asks
 
     def expected_prompt(self, letters: int) -> int:
         """About how many tokens of a text must be read, before anybody has tokenised it."""
-        return 1 + int(letters * self._tokens_a_letter)
+        return 1 + int(letters * self._tokens_a_letter.value)
 
     def expected_answer(self, generated: int, limit: int, certain: bool = False) -> float:
         """Tokens that an answer still gets, at most up to `limit`; `certain`: it does not end before that.
@@ -165,7 +178,8 @@ class Admission:
         left = max(limit - generated, 0)
         if certain:
             return left
-        return min(left, max(self._mean_answer - generated / 2, self._mean_answer / 4))
+        mean = self._answer.value
+        return min(left, max(mean - generated / 2, mean / 4))
 
     def refuse_arrival(self, held: int, running: Iterable[Work]) -> Overloaded | None:
         """Why a request may not even wait, where `held` run or wait already; before any work is done for it.
@@ -245,10 +259,10 @@ class Admission:
 
     def _turn_s(self) -> float | None:
         """Seconds from one end of an answer to the next while every place is taken."""
-        step, prompt = self._steps.at(self.places), self._prompts.at(self._mean_prompt)
+        step, prompt = self._steps.at(self.places), self._prompts.at(self._prompt.value)
         if step is None or prompt is None:
             return None
-        return prompt + self._mean_answer * step / self.places
+        return prompt + self._answer.value * step / self.places
 
     def _seed(self) -> None:
         """Take the planner's word for sizes of which nothing was seen; once, as soon as it has one."""
