@@ -13,7 +13,8 @@ converting it would take longer than the attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ STAGE_BYTES = 1 << 20  # of float32 numbers between two types: they stay in a co
 MASK_BYTES = 4 << 20  # the largest mask; more rows are cut
 MASKS_BYTES = 16 << 20  # kept from one layer to the next
 CHUNK_ROWS = 256  # whose own keys are one corner; smaller ones waste less and cost more calls
+ASIDE = 1 << 29  # products in scores, about 3 ms, before others may run
 BEGIN_ROWS = 192  # the same for the beginning of a sequence
 BEGIN_BY_ITSELF = 768  # rows of a beginning that the kernel cuts better than we do
 WHOLE_ROWS = 64  # with the heads of a group: so few are not worth a cut
@@ -171,7 +173,7 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
             view = part.kv[group]
             own = slice(part.a, part.b)
             seen = _Seen(a, view.length, view.first, keys, values, k[own], v[own], scratch)
-            _attend_part(seen, q[lo:hi], ends, out[lo:hi])
+            _attend_part(seen, q[lo:hi], ends, out[lo:hi], work.between)
     return out
 
 
@@ -226,13 +228,14 @@ class _Seen:
     scratch: Scratch
 
     def pieces(
-        self, first: int, last: int, dtype: torch.dtype, small: bool
+        self, first: int, last: int, dtype: torch.dtype, small: bool, most: int
     ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-        """The keys and values from `first` to `last`, in runs of which each is only there until the next."""
+        """The keys and values from `first` to `last`, in runs of `most` at most, of which each is only there
+        until the next."""
         # A short pass is read back from the tables, in one piece with what came before it.
         own = last if small else max(first, self.length - len(self.k))
         width = self.attrs.n_kv_heads * self.attrs.head_dim
-        step = max(1, PIECE_BYTES // (2 * width))
+        step = max(1, min(most, PIECE_BYTES // (2 * width)))
         for lo in range(first, min(own, last), step):
             hi = min(lo + step, own, last)
             k = self._load(self.keys, lo, hi, dtype, "k")
@@ -258,7 +261,7 @@ class _Seen:
         return out
 
 
-def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor) -> None:
+def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor, between: Callable[[], None] | None) -> None:
     a, n = seen.attrs, len(q)
     group = a.n_heads // a.n_kv_heads
     half = n * group <= HALF_ROWS and seen.keys.quant.name == "F16"
@@ -269,7 +272,10 @@ def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor) -> None:
     folded = folded.reshape(1, a.n_kv_heads, n * group, a.head_dim)
     total = _Total(n, group)
     first, last = min(s.lo for s in cut), max(s.hi for s in cut)
-    for x, y, k, v in seen.pieces(first, last, dtype, n * group <= WHOLE_ROWS):
+    most = sys.maxsize if between is None else max(1, ASIDE // (n * a.n_heads * a.head_dim))
+    for x, y, k, v in seen.pieces(first, last, dtype, n * group <= WHOLE_ROWS, most):
+        if between and x > first:  # nothing of the piece before is needed any more: others may use its memory
+            between()
         heads_k = k.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
         heads_v = v.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
         for s in cut:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -67,8 +69,11 @@ CASES = st.builds(
 )
 
 
-def check(case: Case) -> None:
-    """Both give the same on the same sequences, and write the same rows."""
+def check(case: Case, spoil: bool = False) -> None:
+    """Both give the same on the same sequences, and write the same rows.
+
+    With `spoil` others use the scratch's memory whenever they may.
+    """
     if case.kv_type == "Q8_0" and case.dim % 32:
         return
     rng = np.random.default_rng(case.seed)
@@ -96,6 +101,8 @@ def check(case: Case) -> None:
     scratch = ours.Scratch()
     (kv_a, sequences_a), (kv_b, sequences_b) = caches
     work_a, work_b = _pass(case, kv_a, sequences_a, wanted), _pass(case, kv_b, sequences_b, wanted)
+    if spoil:
+        work_b.between = lambda: _spoil(scratch._buffers.values())
     expected = attention(op, numbers, [], work_a, kv_a)
     found = ours.attend(op, *x, work_b, kv_b, scratch)
     assert found.dtype == x[0].dtype
@@ -106,6 +113,11 @@ def check(case: Case) -> None:
     if len(expected):
         size = np.sqrt(np.mean(np.square(expected), axis=1, keepdims=True))
         assert np.sqrt(np.mean(np.square((result - expected) / size))) < LIMIT
+
+
+def _spoil(buffers: Iterable[Any]) -> None:
+    for buffer in buffers:
+        buffer.fill_(torch.nan)
 
 
 def _filled(case: Case, rng: np.random.Generator) -> tuple[KvCache, list[int]]:
@@ -164,6 +176,13 @@ def test_however_it_is_cut(case: Case, chunk: int, few: int, small: int) -> None
     )
     with rows, sizes:
         check(case)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CASES, st.sampled_from([1, 5000, 100_000]))
+def test_others_may_use_the_scratch_between_two_pieces(case: Case, aside: int) -> None:
+    with mock.patch.multiple(ours, ASIDE=aside):
+        check(case, spoil=True)
 
 
 @given(
