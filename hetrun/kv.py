@@ -205,7 +205,11 @@ class KvCache:
         return keys.heads(first, n), values.heads(first, n)
 
     def alloc(self) -> int:
-        """A new, empty sequence."""
+        """A new, empty sequence; BudgetError where there are too many."""
+        if len(self._lengths) == self.max_sequences:
+            raise BudgetError(
+                f"the KV cache has room for {self.max_sequences} sequences, all in use; ask for fewer"
+            )
         seq = next(self._ids)
         self._lengths[seq] = 0
         for g in self.groups:
@@ -256,9 +260,10 @@ class KvCache:
         n = self._lengths[seq] if n is None else n
         if not self.keepable(seq, n):
             raise self._not_there(seq, n, "forked at")
-        self._check_room([g.fork_wants(seq, n) for g in self.groups])
+        wanted = [g.fork_wants(seq, n) for g in self.groups]
         new = self.alloc()
         try:
+            self._check_room(wanted)
             for g in self.groups:
                 g.fork(seq, new, n)
         except BudgetError:

@@ -87,7 +87,7 @@ class Group(ABC):
 
     @abstractmethod
     def alloc(self, seq: int) -> None:
-        """A new, empty sequence."""
+        """A new, empty sequence, for which there must be a region."""
 
     @abstractmethod
     def wants(self, seq: int, length: int, n: int) -> int:
@@ -130,11 +130,6 @@ class Group(ABC):
         """Give the system back what no sequence has."""
 
 
-def no_place(sequences: int) -> BudgetError:
-    """What a sequence is told for which there are no rows."""
-    return BudgetError(f"the KV cache has {sequences} places for sequences, all in use; ask for fewer")
-
-
 def too_long(rows: int) -> BudgetError:
     """What a sequence that wants more tokens than there is room for is told."""
     return BudgetError(f"a sequence holds up to {rows} tokens here; ask for more with --ctx")
@@ -144,7 +139,7 @@ def too_long(rows: int) -> BudgetError:
 class _Held:
     """What one sequence has."""
 
-    first: int = -1  # unit of its region; -1: it has none
+    first: int  # unit of its region
     units: int = 0
 
 
@@ -165,7 +160,6 @@ class Paged(Group):
         forks copy rather than make more than `most_runs`.
         """
         self.unit = unit
-        self.regions = regions
         self._longest = longest
         self._region = -(-longest // unit)
         self.rows = regions * self._region * unit
@@ -189,7 +183,12 @@ class Paged(Group):
         return int(np.count_nonzero(self._touched)) * self.unit
 
     def alloc(self, seq: int) -> None:
-        self._held[seq] = _Held()
+        """In a region whose memory nobody else sees, if there is one."""
+        size = self._region
+        alone = (first for first in reversed(self._free) if not self._holders[first : first + size].any())
+        first = next(alone, self._free[-1])
+        self._free.remove(first)
+        self._held[seq] = _Held(first)
 
     def wants(self, seq: int, length: int, n: int) -> int:
         if not n:
@@ -201,15 +200,14 @@ class Paged(Group):
         s = self._held[seq]
         if length + n > self._longest:
             raise too_long(self._longest)
-        if n:
-            if s.first < 0:
-                self._settle(s)
-            if self._is_shared(s, length):
-                self._unshare(s.first + s.units - 1, length % self.unit)
-            for _ in range(self._units(length + n) - s.units):
-                self._take(s.first + s.units)
-                s.units += 1
-        a = max(0, s.first) * self.unit + length
+        if n and not s.units:
+            self._go_home(s.first, s.first + self._region)
+        if n and self._is_shared(s, length):
+            self._unshare(s.first + s.units - 1, length % self.unit)
+        for _ in range(self._units(length + n) - s.units):
+            self._take(s.first + s.units)
+            s.units += 1
+        a = s.first * self.unit + length
         return np.arange(a, a + n)
 
     def fork_wants(self, seq: int, n: int) -> int:
@@ -217,10 +215,8 @@ class Paged(Group):
 
     def fork(self, seq: int, new: int, n: int) -> None:
         parent, child = self._held[seq], self._held[new]
-        if not n:
-            return
         shared = self._shareable(seq, n)
-        self._settle(child, shared)
+        self._go_home(child.first + shared, child.first + self._region)
         try:
             for at, memory, units in self._pieces(parent.first, parent.first + shared):
                 self._show(child.first + at - parent.first, memory, units)
@@ -246,16 +242,13 @@ class Paged(Group):
             self._holders[left] -= 1
             self._used -= int(np.count_nonzero(self._holders[left] == 0))
             s.units = keep
-        if not n and s.first >= 0:
-            self._free.append(s.first)
-            s.first = -1
 
     def free(self, seq: int) -> None:
         self.truncate(seq, 0)
-        del self._held[seq]
+        self._free.append(self._held.pop(seq).first)
 
     def view(self, seq: int, a: int, b: int) -> KvView:
-        return KvView(max(0, self._held[seq].first) * self.unit, b)
+        return KvView(self._held[seq].first * self.unit, b)
 
     def trim(self) -> None:
         left = np.flatnonzero(self._touched & (self._holders == 0))
@@ -282,16 +275,10 @@ class Paged(Group):
         for lo, hi in _runs_of(shown):
             yield a + lo, int(shown[lo]), hi - lo
 
-    def _settle(self, s: _Held, but: int = 0) -> None:
-        """A region whose memory nobody else sees, if there is one; all but its first units show their own."""
-        if not self._free:
-            raise no_place(self.regions)
-        size = self._region
-        alone = (first for first in reversed(self._free) if not self._holders[first : first + size].any())
-        s.first = next(alone, self._free[-1])
-        self._free.remove(s.first)
-        own = np.arange(s.first + but, s.first + size)
-        away = own[(self._shown[own] != own) & (self._holders[own] == 0)]
+    def _go_home(self, a: int, b: int) -> None:
+        """Have units a to b of addresses show their own memory again, as far as nobody has it."""
+        own = np.arange(a, b)
+        away = own[(self._shown[a:b] != own) & (self._holders[a:b] == 0)]
         for lo, hi in _runs_of(away):
             self._show_or_fail(int(away[lo]), int(away[lo]), hi - lo)
 
@@ -368,7 +355,7 @@ def _runs_of(units: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 class _Run:
     """The rows of one sequence: position p lies in row first + p - base."""
 
-    first: int = -1  # of its region; -1: it has none
+    first: int  # of its region
     base: int = 0  # the oldest position that is kept
     used: int = 0  # rows of the region that were ever written
 
@@ -385,7 +372,6 @@ class Runs(Group):
         self.window = window
         self.region = region
         self.rows = region * regions
-        self._regions = regions
         self._memory = memory
         self._free = list(range(0, self.rows, region))[::-1]
         self._touched: dict[int, int] = {}  # rows of each region that were written since the system had it
@@ -400,7 +386,7 @@ class Runs(Group):
         return sum(self._touched.values())
 
     def alloc(self, seq: int) -> None:
-        self._runs[seq] = _Run()
+        self._runs[seq] = _Run(self._free.pop())
 
     def wants(self, seq: int, length: int, n: int) -> int:
         s = self._runs[seq]
@@ -410,8 +396,6 @@ class Runs(Group):
         s = self._runs[seq]
         if length + n - s.base > self.region:
             self._make_room(s, length, n)
-        if s.first < 0 and n:
-            self._settle(s)
         a = s.first + length - s.base
         self._use(s, length + n - s.base)
         return np.arange(a, a + n)
@@ -421,18 +405,14 @@ class Runs(Group):
 
     def fork(self, seq: int, new: int, n: int) -> None:
         parent, child = self._runs[seq], self._runs[new]
-        if n:
-            self._settle(child)
-            self._use(child, self._kept(parent, n))
-            child.base = n - child.used
-            self._memory.move(parent.first + child.base - parent.base, child.first, child.used)
+        self._use(child, self._kept(parent, n))
+        child.base = n - child.used
+        self._memory.move(parent.first + child.base - parent.base, child.first, child.used)
 
     def place(self, seq: int, n: int) -> KvView:
         s = self._runs[seq]
-        if n:
-            self._settle(s)
-            self._use(s, min(n, self.window - 1))
-            s.base = n - s.used
+        self._use(s, min(n, self.window - 1))
+        s.base = n - s.used
         return self.view(seq, n, n)
 
     def keepable(self, seq: int, n: int) -> bool:
@@ -440,22 +420,19 @@ class Runs(Group):
         return n == 0 or base == 0 or base <= n + 1 - self.window
 
     def truncate(self, seq: int, n: int) -> None:
-        s = self._runs[seq]
-        if not n and s.first >= 0:
-            self._free.append(s.first)
-            self._runs[seq] = _Run()
+        if not n:
+            self._runs[seq] = _Run(self._runs[seq].first)
 
     def free(self, seq: int) -> None:
-        self.truncate(seq, 0)
-        del self._runs[seq]
+        self._free.append(self._runs.pop(seq).first)
 
     def view(self, seq: int, a: int, b: int) -> KvView:
         s = self._runs[seq]
         start = max(0, a + 1 - self.window)
-        return KvView(max(0, s.first) + start - s.base, b - start)
+        return KvView(s.first + start - s.base, b - start)
 
     def trim(self) -> None:
-        used = {s.first: s.used for s in self._runs.values() if s.first >= 0}
+        used = {s.first: s.used for s in self._runs.values()}
         for first, rows in self._touched.items():
             keep = used.get(first, 0)
             self._memory.drop(first + keep, rows - keep)
@@ -464,11 +441,6 @@ class Runs(Group):
     def _kept(self, s: _Run, n: int) -> int:
         """How many of a sequence's first n tokens a fork copies."""
         return max(0, min(n - s.base, self.window - 1 + SLACK))
-
-    def _settle(self, s: _Run) -> None:
-        if not self._free:
-            raise no_place(self._regions)
-        s.first = self._free.pop()
 
     def _use(self, s: _Run, rows: int) -> None:
         """The first rows of a sequence's region are about to be written."""

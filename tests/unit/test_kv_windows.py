@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK, SLACK
@@ -144,16 +143,6 @@ def test_more_at_once_than_a_window_has_room_for() -> None:
         kv.extend(a, MOST + 1)
     assert kv.length(a) == 0
     assert cache().most_at_once > 1 << 40
-
-
-def test_a_sequence_without_a_place_for_its_window() -> None:
-    kv = cache(windows=(10, 0), context=4096, sequences=1)
-    kv.extend(kv.alloc(), 1)
-    other = kv.alloc()
-    with pytest.raises(BudgetError, match=r"the KV cache has 1 places for sequences, all in use"):
-        kv.extend(other, 1)
-    assert kv.length(other) == 0
-    assert kv.groups[0].used_rows == unit_of(kv)
 
 
 @pytest.mark.parametrize(("context", "rows"), [(20, 20), (200, 192), (5000, 192)])
