@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from tempfile import TemporaryFile
 
 import pytest
 from textual.pilot import Pilot
@@ -301,6 +302,21 @@ async def test_a_first_message_may_be_sent_while_the_model_loads() -> None:
         await chat.answered()
         assert chat.answers == ["hello"]
     await client.close()
+
+
+async def test_the_conversation_goes_on_when_the_engine_crashed() -> None:
+    with TemporaryFile() as log:
+        client = WorkerClient(Settings(), engine=FAKE, log=log)
+        app = ChatApp(client)
+        async with app.run_test(size=(80, 24)) as pilot:
+            chat = Driver(app, pilot)
+            await chat.send("crash")
+            await chat.until(lambda: chat.errors != [])
+            assert "SIGABRT" in chat.errors[0]
+            assert chat.answers == ["one two "]
+            await chat.send("say hello")
+            await chat.until(lambda: chat.answers[1:] == ["hello"])
+        await client.close()
 
 
 async def test_ctrl_q_quits(engine: FakeEngine) -> None:
