@@ -274,8 +274,6 @@ def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor, between: Calla
     first, last = min(s.lo for s in cut), max(s.hi for s in cut)
     most = sys.maxsize if between is None else max(1, ASIDE // (n * a.n_heads * a.head_dim))
     for x, y, k, v in seen.pieces(first, last, dtype, n * group <= WHOLE_ROWS, most):
-        if between and x > first:  # nothing of the piece before is needed any more: others may use its memory
-            between()
         heads_k = k.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
         heads_v = v.view(y - x, a.n_kv_heads, a.head_dim).transpose(0, 1)[None]
         for s in cut:
@@ -289,6 +287,8 @@ def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor, between: Calla
             total.add(
                 s, _partial(a, rows, heads_k[:, :, lo - x : hi - x], heads_v[:, :, lo - x : hi - x], mask)
             )
+        if between and y < last:  # nothing of this piece is needed any more: others may use its memory
+            between()
     heads_out = total.result().view(a.n_kv_heads, n, group, a.head_dim).transpose(0, 1)
     out.view(n, a.n_kv_heads, group, a.head_dim).copy_(heads_out)
 
