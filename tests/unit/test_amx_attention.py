@@ -179,9 +179,10 @@ def test_however_it_is_cut(case: Case, chunk: int, few: int, small: int) -> None
 
 
 @settings(max_examples=40, deadline=None)
-@given(CASES, st.sampled_from([1, 5000, 100_000]))
-def test_others_may_use_the_scratch_between_two_pieces(case: Case, aside: int) -> None:
-    with mock.patch.multiple(ours, ASIDE=aside):
+@given(CASES, st.sampled_from([30, 100]))
+def test_others_may_use_the_scratch_between_two_pieces(case: Case, keys: int) -> None:
+    most = max(now for _, now, _ in case.parts) * case.kv_heads * case.group * case.dim
+    with mock.patch.multiple(ours, ASIDE=keys * most):
         check(case, spoil=True)
 
 
