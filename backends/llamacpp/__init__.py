@@ -8,14 +8,14 @@ from hetrun.errors import BackendUnavailable
 
 def probe() -> Probe:
     """Whether ggml's libraries are there and are a version whose structures we know."""
-    from hetrun.backends.llamacpp import amx, native
+    from hetrun.backends.llamacpp import amx, kernels, native
 
     try:
         lib = native.library()
     except BackendUnavailable as e:
         return Unavailable(str(e))
     features = [name for name in native.cpu_features(lib) if name != "amx_int8" or amx.usable()]
-    return Available(f"ggml {lib.version}: {', '.join(features)}{amx.remark()}")
+    return Available(f"ggml {lib.version}: {', '.join(features)}{amx.remark()}; {kernels.remark()}")
 
 
 def create() -> Backend:

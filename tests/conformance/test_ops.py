@@ -12,6 +12,7 @@ from _pytest.mark import ParameterSet
 
 from hetrun import registry
 from hetrun.backend import Backend, Pass, Segment, SequencePart, Unavailable
+from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.graph import Extent, KvShape, Op, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.ops import Attention
@@ -22,6 +23,7 @@ from tests.models.cases import COMMON
 from tests.packing import packed
 
 REFERENCE = "reference"
+WITHOUT_KERNELS = "llamacpp without kernels"  # as it is where there was no C compiler
 MOST = 64  # tokens that a sequence gets at once
 
 
@@ -38,8 +40,11 @@ def is_quick(case: Case) -> bool:
 
 @cache
 def device(name: str) -> Backend:
-    made = registry.backends()[name].create()
+    made = registry.backends()[name.split()[0]].create()
     made.start()
+    if name == WITHOUT_KERNELS:
+        assert isinstance(made, LlamacppBackend)
+        made.kernels = None
     return made
 
 
@@ -138,11 +143,13 @@ def pairs() -> list[ParameterSet]:
 
     One that has to be named may bring a library that changes what the same code calls.
     """
+    without = [WITHOUT_KERNELS] if "llamacpp" in others() else []
     ways = {name for name, d in registry.backends().items() if d.way_of and not d.by_name}
     return [
         pytest.param(case, name, id=f"{case}-{name}", marks=() if is_quick(case) else pytest.mark.slow)
-        for name in others()
+        for name in [*others(), *without]
         for case in CASES
+        if case.kind == "attention" or name != WITHOUT_KERNELS
         if name not in ways or case.kind in ("linear", "head", "moe")
     ]
 

@@ -118,3 +118,11 @@ def kernels() -> Kernels | None:
         return None
     layout.restype = c_int64
     return Kernels(dll) if layout() == LAYOUT else None
+
+
+def remark() -> str:
+    """Whether there are kernels, for who asks what works here."""
+    found = kernels()
+    if found is None:
+        return "no kernels of our own (they need a C compiler when hetrun is installed)"
+    return f"own kernels: {found.instructions}"
