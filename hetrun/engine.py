@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from hetrun.errors import EngineStopped
-from hetrun.events import GenerateRequest
-from hetrun.inbox import Cancel, Close, Doing, Gate, Item, Job, Request
+from hetrun.events import Doing, GenerateRequest
+from hetrun.inbox import Cancel, Close, Gate, Item, Job, Request
 from hetrun.loaded import Loaded
 from hetrun.loop import Loop
 from hetrun.running import OnEvent as OnEvent

@@ -99,6 +99,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Doing:
+    """What the engine is in the middle of."""
+
+    since: float  # perf_counter of its process
+    expected_s: float | None  # None: nobody knows
+    what: str  # the segment
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a front may want to know about the model that runs."""
 

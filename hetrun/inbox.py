@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from hetrun.events import GenerateRequest
+from hetrun.events import Doing, GenerateRequest
 from hetrun.loaded import Loaded
 from hetrun.model import Model
 from hetrun.prepare import Prepared
@@ -59,15 +59,6 @@ class Close:
 
 
 Item = Job[Any] | Request | Ready | Cancel | Close
-
-
-@dataclass(frozen=True, slots=True)
-class Doing:
-    """What the engine thread is in the middle of."""
-
-    since: float  # perf_counter
-    expected_s: float | None  # None: nobody knows
-    what: str
 
 
 @dataclass(slots=True)

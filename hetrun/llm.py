@@ -24,14 +24,8 @@ from hetrun.completion import Completion, Prompt, as_prompts, completion, prompt
 from hetrun.config import Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import ModelFileError, OptionError, UserError
-from hetrun.events import (
-    Event,
-    GenerateRequest,
-    Message,
-    ModelInfo,
-)
+from hetrun.events import Doing, Event, GenerateRequest, Message, ModelInfo
 from hetrun.executor import Chunk, Step
-from hetrun.inbox import Doing
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet

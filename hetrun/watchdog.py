@@ -11,12 +11,9 @@ import logging
 import threading
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING
 
+from hetrun.events import Doing
 from hetrun.wire import ASK_FOR_STACKS, Message, Patience, Pulse, Stuck, Unstuck
-
-if TYPE_CHECKING:
-    from hetrun.inbox import Doing
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from hetrun.errors import EngineStopped, HetrunError, UserError
-from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.events import Doing, Event, GenerateRequest, ModelInfo
 from hetrun.watchdog import Watchdog, write_stacks
 from hetrun.wire import (
     LINGER_S,
@@ -33,9 +33,6 @@ from hetrun.wire import (
     Ready,
     Submit,
 )
-
-if TYPE_CHECKING:
-    from hetrun.inbox import Doing
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,16 @@ from pathlib import Path
 from time import perf_counter
 
 from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError, OptionError
-from hetrun.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
-from hetrun.inbox import Doing
+from hetrun.events import (
+    Doing,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 
 INFO = ModelInfo(
     name="Fake by Nobody v2",

@@ -25,6 +25,7 @@ from pathlib import Path
 import httpx
 
 CHAT = "/v1/chat/completions"
+QUESTIONS = 16
 PATIENCE_S = 120.0  # a request that takes longer has no end
 SUBJECTS = ("rivers", "bread", "the moon", "clocks", "bees", "glass", "maps", "salt")
 
@@ -35,11 +36,12 @@ class Tally:
 
     ends: Counter[str] = field(default_factory=Counter)
     deaths: list[int] = field(default_factory=list)  # the processes that were killed
+    theirs: list[int] = field(default_factory=list)  # and their children
     back: list[float] = field(default_factory=list)  # seconds from each death until it was ready
     survived: int = 0  # complete answers that a death fell into
     longest: dict[str, float] = field(default_factory=dict)
     statuses: Counter[str] = field(default_factory=Counter)
-    reference: dict[str, str] = field(default_factory=dict)
+    reference: dict[int, str] = field(default_factory=dict)
 
     def took(self, what: str, seconds: float) -> None:
         self.longest[what] = max(self.longest.get(what, 0.0), seconds)
@@ -62,6 +64,7 @@ def worker_of(server: int) -> int | None:
 
 
 def question(number: int, stream: bool) -> dict[str, object]:
+    number %= QUESTIONS
     text = f"Write {20 + number % 5 * 20} words about {SUBJECTS[number % len(SUBJECTS)]}."
     tokens = 16 + number * 7 % 96
     return {
@@ -100,18 +103,17 @@ async def user(http: httpx.AsyncClient, first: int, tally: Tally, over: Callable
     number = first
     while not over():
         body, began, deaths = question(number, first % 2 == 0), time.monotonic(), len(tally.deaths)
-        key = json.dumps(body["messages"]) + str(body["max_tokens"])
         try:
             end, text = await asyncio.wait_for(ask(http, body), PATIENCE_S)
         except (TimeoutError, httpx.HTTPError) as error:
             end, text = f"no end: {type(error).__name__}", ""
         if end == "complete":
             tally.survived += len(tally.deaths) > deaths
-            if tally.reference.get(key, text) != text:
+            if tally.reference.get(number % QUESTIONS, text) != text:
                 end = "another answer than without disturbance"
         tally.ends[end] += 1
         tally.took("request", time.monotonic() - began)
-        number += 8
+        number += 7
 
 
 async def watch(http: httpx.AsyncClient, tally: Tally, over: Callable[[], bool]) -> None:
@@ -154,6 +156,7 @@ async def kill(
             continue  # it waits before it begins the next one
         number = signal.SIGABRT if len(tally.deaths) % 2 else signal.SIGKILL
         tally.deaths.append(pid)
+        tally.theirs += children(pid)
         began = time.monotonic()
         os.kill(pid, number)
         while worker_of(server.pid) in (None, pid):
@@ -172,12 +175,9 @@ async def run(options: argparse.Namespace) -> int:
         async with httpx.AsyncClient(transport=transport, base_url="http://x", timeout=None) as http:
             await healthy(http, server)
             if "--deterministic" in options.serve:
-                for number in range(8 * 96):
-                    body = question(number, False)
-                    key = json.dumps(body["messages"]) + str(body["max_tokens"])
-                    if key not in tally.reference:
-                        tally.reference[key] = (await ask(http, body))[1]
-            end = time.monotonic() + options.seconds
+                for number in range(QUESTIONS):
+                    tally.reference[number] = (await ask(http, question(number, False)))[1]
+            end: float = time.monotonic() + options.seconds
 
             def over() -> bool:
                 return time.monotonic() > end
@@ -189,7 +189,7 @@ async def run(options: argparse.Namespace) -> int:
         last = worker_of(server.pid)
         server.terminate()
         server.wait(20)
-    left = [pid for pid in (*tally.deaths, last) if pid and Path(f"/proc/{pid}").exists()]
+    left = [pid for pid in (*tally.deaths, *tally.theirs, last) if pid and Path(f"/proc/{pid}").exists()]
     return report(tally, left)
 
 

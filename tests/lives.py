@@ -25,7 +25,7 @@ def born(script: Path) -> list[int]:
     return [int(pid) for pid in lives.read_text().split()] if lives.exists() else []
 
 
-def engine(*, plan: Path, progress: Callable[[float], None], **options: object) -> FakeEngine:
+def engine(*, plan: Path, progress: Callable[[float], None]) -> FakeEngine:
     """What a worker is told to build."""
     words = plan.read_text().split()
     word = words[min(len(born(plan)), len(words) - 1)]
@@ -37,4 +37,4 @@ def engine(*, plan: Path, progress: Callable[[float], None], **options: object) 
         raise ZeroDivisionError("a mistake")
     if word == "abort":
         os.kill(os.getpid(), signal.SIGABRT)
-    return FakeEngine(progress=progress, **options)
+    return FakeEngine(progress=progress)

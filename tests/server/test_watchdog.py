@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from hetrun import life
 from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import BackendError
-from hetrun.events import Event, GenerateRequest
-from hetrun.inbox import Doing
+from hetrun.events import Doing, Event, GenerateRequest
 from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
 from hetrun.watchdog import Watchdog
@@ -31,6 +31,11 @@ FAKE = "tests.fakes:FakeEngine"
 # A step of the fake engine is predicted to take a millisecond: it is stuck behind a fifth of a second.
 FOREVER = Patience(look=0.02, least=0.2, silent=20, kill_least=3600)
 SHORT = Patience(look=0.02, least=0.2, silent=2.0, kill_times=1.5, kill_least=0.3)
+
+
+@pytest.fixture(autouse=True)
+def little_time_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "STACKS_S", 0.1)
 
 
 def ask(text: str) -> GenerateRequest:

@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from hetrun.config import Settings
 from hetrun.errors import BackendError, EngineStopped, HetrunError, ModelFileError
 from hetrun.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
 from hetrun.params import SamplingParams
+from hetrun.server.app import create_app
 from hetrun.wire import Answer, packed, unpacked
 from hetrun.worker import _arrived
 from tests import lives
@@ -44,7 +47,7 @@ def text_of(events: list[Event]) -> str:
 
 
 @asynccontextmanager
-async def opened(**options: object) -> AsyncIterator[WorkerClient]:
+async def opened() -> AsyncIterator[WorkerClient]:
     client = WorkerClient(Settings(), engine=FAKE)
     try:
         yield client
@@ -141,6 +144,29 @@ async def test_closing_while_it_restarts_ends_all_that_waits() -> None:
     assert not alive(first)
     assert not alive(client.pid)
     assert client.health.status == "failed"
+
+
+async def test_behind_the_server_nobody_notices_but_who_reads_a_stream(tmp_path: Path) -> None:
+    def asking(text: str, **more: object) -> dict[str, object]:
+        return {"messages": [{"role": "user", "content": text}], **more}
+
+    async with opened() as client:
+        await client.info()
+        transport = httpx.ASGITransport(create_app(client))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30) as http:
+            post = partial(http.post, "/v1/chat/completions")
+            cut, once, beside = await asyncio.gather(
+                post(json=asking("crash", stream=True)),
+                post(json=asking(f"once {tmp_path / 'x'} well")),
+                post(json=asking("forever", max_tokens=50)),
+            )
+            assert "the rest of this answer is lost: ask again" in cut.text
+            assert once.json()["choices"][0]["message"]["content"] == "well"
+            assert beside.json()["choices"][0]["message"]["content"] == "ha " * 50
+            blamed = await post(json=asking("crash"))
+            assert blamed.status_code == 500
+            assert blamed.headers["x-should-retry"] == "false"
+            assert (await post(json=asking("say fine"))).status_code == 200
 
 
 # --- when the next one begins
@@ -244,7 +270,7 @@ async def _user(client: WorkerClient, number: int, over: Callable[[], bool]) -> 
 async def test_each_request_ends_once_and_nothing_is_left_behind(deaths: int) -> None:
     chance = random.Random(deaths)
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    pids = []
+    pids: list[int] = []
     async with opened() as client:
         await client.info()
         users = [asyncio.create_task(_user(client, n, lambda: len(pids) > deaths)) for n in range(6)]
