@@ -15,7 +15,7 @@ def probe() -> Probe:
     except BackendUnavailable as e:
         return Unavailable(str(e))
     features = [name for name in native.cpu_features(lib) if name != "amx_int8" or amx.usable()]
-    return Available(f"ggml {lib.version}: {', '.join(features)}{amx.remark()}; {kernels.remark()}")
+    return Available(f"ggml {lib.version}: {', '.join(features)}; {kernels.remark()}{amx.remark()}")
 
 
 def create() -> Backend:

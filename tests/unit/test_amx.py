@@ -12,7 +12,7 @@ import pytest
 
 from hetrun.backend import Available
 from hetrun.backends import llamacpp
-from hetrun.backends.llamacpp import amx, memory, native
+from hetrun.backends.llamacpp import amx, kernels, memory, native
 from hetrun.config import dirs
 from hetrun.errors import BackendUnavailable
 
@@ -130,21 +130,24 @@ def test_without_amx_nothing_is_tried(machine: Machine, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("ending", "said"),
     [
-        (0, "ggml 0.25.3: amx_int8, avx2"),
+        (0, "ggml 0.25.3: amx_int8, avx2; kernels"),
         (
             -signal.SIGSEGV,
-            "ggml 0.25.3: avx2; its AMX code was miscompiled: reinstall with "
+            "ggml 0.25.3: avx2; kernels; its AMX code was miscompiled: reinstall with "
             "CXXFLAGS='-fno-tree-dse -fno-dse' "
             "pip install --force-reinstall --no-cache-dir --no-deps 'llama-cpp-python>=0.3.36,<0.3.37'",
         ),
         (
             None,
-            "ggml 0.25.3: avx2; its AMX code is not used, "
+            "ggml 0.25.3: avx2; kernels; its AMX code is not used, "
             "because trying it in a process of its own gave no result",
         ),
     ],
 )
-def test_devices_says_it(machine: Machine, ending: int | None, said: str) -> None:
+def test_devices_says_it(
+    machine: Machine, ending: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "remark", lambda: "kernels")
     machine.ending = ending
     assert llamacpp.probe() == Available(said)
 
