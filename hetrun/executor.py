@@ -171,28 +171,34 @@ class Executor:
     def _prepare(
         self, pieces: Sequence[Piece], before: Mapping[int, int], slots: Mapping[int, Slots]
     ) -> Pass:
-        parts, tokens, positions, rows, wanted = [], [], [], [], []
+        parts, tokens, rows, wanted = [], [], [], []
+        # One number for each piece: numpy adds them up for all pieces at once.
+        sizes, behind, counts, offsets = [], [], [], []
         at = wanted_at = 0
         for chunk, a, b in pieces:
-            start = before[chunk.seq]
+            n, start = b - a, before[chunk.seq] + a
             ids, mine, own = chunk.tokens, chunk.wanted, slots.get(chunk.seq)
             if own is None:
-                own = self._kv.extend(chunk.seq, b - a)
-            elif b - a < len(ids):
+                own = self._kv.extend(chunk.seq, n)
+            elif n < len(ids):
                 own = tuple([r[a:b] for r in own])
-            if b - a < len(ids):
+            if n < len(ids):
                 ids, mine = ids[a:b], mine[(mine >= a) & (mine < b)]
-            if at != a:
-                mine = mine + (at - a)
-            views = self._kv.views(chunk.seq, start + a, start + b)
-            parts.append(SequencePart(at, at + b - a, wanted_at, wanted_at + len(mine), views))
+            count = len(mine)
+            views = self._kv.views(chunk.seq, start, start + n)
+            parts.append(SequencePart(at, at + n, wanted_at, wanted_at + count, views))
             tokens.append(ids)
-            positions.append(np.arange(start + a, start + b))
             rows.append(own)
             wanted.append(mine)
-            at, wanted_at = at + b - a, wanted_at + len(mine)
+            sizes.append(n)
+            behind.append(start - at)
+            counts.append(count)
+            offsets.append(at - a)
+            at, wanted_at = at + n, wanted_at + count
+        positions = np.arange(at) + np.repeat(behind, sizes)
         joined = rows[0] if len(rows) == 1 else tuple(map(np.concatenate, zip(*rows, strict=True)))
-        return Pass(_join(tokens), _join(positions), joined, _join(wanted), tuple(parts))
+        rows_wanted = _join(wanted) + np.repeat(offsets, counts)
+        return Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
 
     def _run_pass(self, work: Pass, between: Between | None = None) -> Floats:
         plan, depth = self.plans.plan(len(work.tokens)), work.depth
