@@ -37,6 +37,7 @@ from hetrun.wire import (
 log = logging.getLogger(__name__)
 
 GRACE_S = 3.0  # how long a worker may take to close by itself
+WRITING_S = 60.0  # and if it has prompts to write before
 STACKS_S = 0.5  # how long it may take to write its stacks before it is killed
 STACKS = "Fatal Python error: "  # they begin so when it crashes
 LAST_WORDS = 300  # characters of the worker's own output quoted when it died
@@ -60,6 +61,7 @@ class Life:
         self._log = log
         self._log_began = 0 if log is None else os.fstat(log.fileno()).st_size
         self._patience = load.patience
+        self._grace_s = WRITING_S if load.options.get("prompt_cache") else GRACE_S
         self._lock = threading.Lock()
         self._born = monotonic()
         self._running: dict[int, OnEvents] = {}
@@ -155,7 +157,7 @@ class Life:
             self._process.kill()  # it hears nothing
         elif self.info is None:
             self._process.terminate()  # it is loading, and listens only afterwards
-        self._wait(self._process.terminate, self._process.kill)
+        self._wait(self._grace_s, self._process.terminate, self._process.kill)
 
     def look(self, elapsed: float) -> None:
         """`elapsed` seconds after the last look: what is stuck or silent for too long is ended."""
@@ -199,15 +201,16 @@ class Life:
 
     def _reap(self) -> None:
         """It hung up: it ends now, or is ended, for nobody can talk to it any more."""
-        self._wait(self._process.kill)
+        self._wait(GRACE_S, self._process.kill)
 
-    def _wait(self, *ends: Callable[[], None]) -> None:
+    def _wait(self, grace_s: float, *ends: Callable[[], None]) -> None:
         for end in ends:
             try:
-                self._process.wait(GRACE_S)
+                self._process.wait(grace_s)
                 return
             except subprocess.TimeoutExpired:
                 end()
+                grace_s = GRACE_S
         self._process.wait()
 
     def _last_words(self) -> str:
