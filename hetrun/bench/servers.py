@@ -83,6 +83,8 @@ class Server:
                 self._process.wait(GRACE_S)
                 break
         self._log.close()
+        if self._endpoint.uds is not None:
+            self._endpoint.uds.unlink(missing_ok=True)  # where one is left behind, the next cannot listen
 
     async def _ready(self) -> None:
         """Until it answers that it is well."""

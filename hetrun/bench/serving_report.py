@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from hetrun.bench.report import aligned
-from hetrun.bench.serving import ServingReport, ServingRow, Side, percentile
+from hetrun.bench.serving import ServingReport, ServingRow, Side, percentile, quotient
 from hetrun.bench.serving_cases import ArrivalCase, LoadCase, PrefixCase
 
 Number = Callable[[Side], float]
@@ -29,7 +29,7 @@ def _count(name: str) -> Number:
 
 
 def _quotient(above: Number, below: Number) -> Number:
-    return lambda side: above(side) / below(side)
+    return lambda side: quotient(above(side), below(side))
 
 
 # What is told of each kind of case besides the number it is about. Names end with their unit.
