@@ -75,6 +75,7 @@ class ChainSampler:
         self._chain = chain
         self._usual = None if mirostat else usual(chain)
         self._greedy = len(chain) == 1 and is_greedy(chain[0])
+        self.greedy = self._greedy and not (bias or constraint or mirostat) and params.logprobs is None
         self._bias = bias
         self._bias_ids = np.fromiter(bias.keys(), np.intp)
         self._biases = np.fromiter(bias.values(), np.float32)

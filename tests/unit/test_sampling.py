@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SAMPLERS, SamplingParams
-from hetrun.sampling import Sampler, make_sampler, pruning
+from hetrun.sampling import Sampler, choose, make_sampler, pruning
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
 from hetrun.sampling.draw import falls_on, uniform
@@ -382,3 +382,43 @@ def test_logprobs_only_when_asked() -> None:
     none_of_the_best = make_sampler(SamplingParams(logprobs=0)).sample(FLAT)
     assert none_of_the_best.logprob is not None
     assert none_of_the_best.top == ()
+
+
+# --- the rows of a step together
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**32), st.sampled_from([0.0, np.nan, np.inf, -np.inf])), min_size=1),
+    st.booleans(),
+)
+def test_rows_of_a_step_are_chosen_from_as_one_by_one(drawn: list[tuple[int, float]], ties: bool) -> None:
+    """But for rows that cannot be right: of those each sampler says itself what is wrong."""
+    logits = np.stack([row(seed, 300, 2.0, ties, 0.5) for seed, _ in drawn])
+    for r, (seed, value) in zip(logits, drawn, strict=True):
+        r[slice(None) if value == -np.inf else seed % 300] = value or r[seed % 300]
+    samplers = [make_sampler(SamplingParams(temperature=0)) for _ in drawn]
+    for sampler, r, (_, value), choice in zip(samplers, logits, drawn, choose(samplers, logits), strict=True):
+        if value:
+            assert choice is None
+            with pytest.raises(BackendError):
+                sampler.sample(r)
+        else:
+            assert choice == sampler.sample(r)
+            assert choice is not None
+            assert type(choice.token) is int
+
+
+NOT_ONLY_THE_BEST: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0, "logprobs": 2},
+    {"temperature": 0, "logit_bias": {3: 50.0}},
+    {"temperature": 0, "repeat_penalty": 1.5},
+    {"temperature": 0, "mirostat": 2},
+]
+
+
+@pytest.mark.parametrize("other", NOT_ONLY_THE_BEST)
+def test_whoever_looks_at_more_than_the_greatest_logit_is_asked(other: dict[str, Any]) -> None:
+    samplers = [make_sampler(SamplingParams(temperature=0)), make_sampler(SamplingParams(**other))]
+    assert choose(samplers, np.eye(2, 9, dtype=np.float32)) == [None, None]
+    assert choose([], np.empty((0, 9), np.float32)) == []
