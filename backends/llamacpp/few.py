@@ -31,8 +31,8 @@ Span = tuple[int, tuple[int, int]]  # a sequence of a pass, and its first and la
 
 ALL_THREADS = -1
 CACHE_LINE = 64
-# Query rows of a sequence up to which the kernel is faster than ggml; with more, ggml's tiles pay.
-MOST_ROWS = 16
+# Of a sequence. The kernel was faster than ggml with up to 64 as well, but its memory grows with them.
+MOST_ROWS = 32
 
 
 def takes(lib: Kernels | None, table: KvTable) -> bool:

@@ -6,12 +6,13 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
-#define STRINGS(x) #x
+#define STRINGS(...) #__VA_ARGS__
 
 #if defined(__clang__)
 #define BEGIN_TARGET(t) _Pragma(STRINGS(clang attribute push(__attribute__((target(t))), apply_to = function)))
@@ -65,6 +66,14 @@ int64_t hetrun_kernels_layout(void) {
     return 1000000 * sizeof(struct sequence) + 1000 * sizeof(struct pass) + sizeof(struct layer);
 }
 
+#if defined(__x86_64__)
+/* Compilers of a few years ago do not know this one by name. */
+static int has_f16c(void) {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 /* The best instructions that this CPU and its system have. */
 int hetrun_kernels_level(void) {
 #if defined(__x86_64__)
@@ -72,7 +81,7 @@ int hetrun_kernels_level(void) {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         return LEVEL_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         return LEVEL_AVX2;
 #endif
     return LEVEL_PORTABLE;
