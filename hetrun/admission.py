@@ -233,18 +233,19 @@ class Admission:
         self._seed()
         before = in_front(own, others)
         step = self._steps.at(min(len(before) + 1, self.places))
-        mine = self._read_s(own.prompt)
-        if step is None or mine is None:
+        # Together: short prompts share a pass, so many cost less than as many times one.
+        tokens = sum(work.prompt for work in before)
+        theirs, prompts = self._read_s(tokens), self._read_s(tokens + own.prompt)
+        if step is None or theirs is None or prompts is None:
             return None
         free = [0.0] * self.places  # steps until each place is free: a heap
         for work in before:  # each takes the first free place
             heapreplace(free, free[0] + work.answer)
         wait = free[0] * step
-        theirs = sum(self._read_s(work.prompt) or 0.0 for work in before)
         answers = max((work.answer for work in before if work.running), default=0.0) * step
         first = max(
-            wait + theirs + self._beside(mine, answers),  # every place is taken: all of that comes before
-            self._beside(theirs + mine, answers),
+            wait + prompts,  # every place is taken: all of that comes before
+            self._beside(prompts, answers),  # places are free, but answers go on
         )
         return Forecast(wait + theirs if wait else 0.0, first, first + own.answer * step)
 
