@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
 
 from hetrun.events import Event
 
@@ -43,12 +42,13 @@ class Posts:
     """The post of each loop that a client is used on: one, mostly."""
 
     def __init__(self) -> None:
-        self._posts: WeakKeyDictionary[asyncio.AbstractEventLoop, Post] = WeakKeyDictionary()
+        self._posts: dict[asyncio.AbstractEventLoop, Post] = {}
 
     def here(self) -> Post:
         """The running loop's."""
         loop = asyncio.get_running_loop()
         if loop not in self._posts:
+            self._posts = {known: post for known, post in self._posts.items() if not known.is_closed()}
             self._posts[loop] = Post(loop)
         return self._posts[loop]
 

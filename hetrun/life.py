@@ -167,7 +167,6 @@ class Life:
         self._heard = False
         if self._silent <= limit < silent:
             log.warning("the engine's process gives no sign of life for %.0f s", silent)
-            self._process.send_signal(ASK_FOR_STACKS)
         self._silent = silent
         stuck = self.stuck
         if stuck and stuck.seconds > self._patience.end(stuck.limit_s):
@@ -176,6 +175,7 @@ class Life:
     def _kill(self, stuck: Stuck) -> None:
         where = f"was stuck in {stuck.what}" if stuck.what else "gave no sign of life"
         self._end = f"the engine's process {where} for {stuck.seconds:.0f} s and was ended"
+        # Only now: the handler looks at threads while they run, and a crash of it does no harm any more.
         self._process.send_signal(ASK_FOR_STACKS)
         sleep(STACKS_S)  # nothing says when they are written; a process that is stopped never writes them
         self._process.kill()

@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def write_stacks() -> None:
-    """From now on the stacks of all threads go to stderr when the process crashes or is asked for them.
+    """From now on stacks go to stderr: of a thread that crashes, and of all when the process is asked for them.
 
-    It is asked by a signal, whose handler needs no interpreter lock.
+    It is asked by a signal, whose handler needs no interpreter lock. To look at threads that run may crash.
     """
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     faulthandler.register(ASK_FOR_STACKS, all_threads=True)
 
 

@@ -128,10 +128,9 @@ class Channel:
     queues, and a thread writes all that is pending in one go.
     """
 
-    def __init__(self, connection: Connection, linger_s: float = 0.0) -> None:
-        """`linger_s`: how long the first message waits for others."""
+    def __init__(self, connection: Connection) -> None:
+        self.linger_s = 0.0  # how long a message waits for others
         self._connection = connection
-        self._linger_s = linger_s
         self._pending: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="hetrun-pipe-writer", daemon=True)
         self._writer.start()
@@ -153,8 +152,8 @@ class Channel:
     def _write(self) -> None:
         last = False
         while not last and (first := self._pending.get()) is not None:
-            if self._linger_s:
-                time.sleep(self._linger_s)
+            if self.linger_s:
+                time.sleep(self.linger_s)
             batch = [packed(first)]
             while not self._pending.empty() and not last:
                 if (message := self._pending.get()) is None:

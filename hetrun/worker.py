@@ -63,7 +63,7 @@ def main(descriptor: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     write_stacks()
     os.set_inheritable(descriptor, False)  # a child of ours must not keep the pipe open when we are gone
-    channel = Channel(Connection(descriptor), LINGER_S)
+    channel = Channel(Connection(descriptor))
     orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(channel, orders), name="hetrun-pipe-reader", daemon=True).start()
     load = orders.get()
@@ -155,6 +155,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
                 return
             case _:
                 pass  # cancelling what has just ended
+        channel.linger_s = LINGER_S if len(running) > 1 else 0.0
 
 
 def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:
