@@ -161,7 +161,7 @@ class Life:
 
     def look(self, elapsed: float) -> None:
         """`elapsed` seconds after the last look: what is stuck or silent for too long is ended."""
-        if self.info is None:
+        if self.info is None or self._over:
             return  # loading may take its time, and a library that is loaded keeps the interpreter lock
         silent, limit = 0.0 if self._heard else self._silent + elapsed, self._patience.silent
         self._heard = False

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def write_stacks() -> None:
-    """From now on stacks go to stderr: of a thread that crashes, and of all when the process is asked for them.
+    """From now on stacks go to stderr: of a thread that crashes, and of all when the process is asked.
 
     It is asked by a signal, whose handler needs no interpreter lock. To look at threads that run may crash.
     """
