@@ -4,6 +4,8 @@ For several rows ggml has two ways. With 64 rows or more of each head it compute
 at a time. With fewer, each row goes through all keys by itself: 63 rows may take ten times as long as 64.
 A tile takes the same time however many of its rows mean anything. So where it pays, few rows are made into
 tiles: query heads that read the same keys become one head with all their rows, and zeros fill it up.
+
+Where our own kernel was built it takes the sequences of few rows (`few.py`), and only the others come here.
 """
 
 from __future__ import annotations
