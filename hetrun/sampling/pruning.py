@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -12,8 +11,7 @@ from hetrun.errors import BackendError
 from hetrun.sampling.candidates import Ints
 from hetrun.sampling.draw import Doubles, Floats
 
-FEW = 1024  # so many are sorted at once
-GROUPS = 64
+GROUPS = 1024  # vocabularies are mostly multiples of it, or nearly
 
 Side: TypeAlias = Literal["left", "right"]
 
@@ -31,21 +29,16 @@ def check_peak(peak: float | np.floating[Any]) -> None:
 def best(values: Floats, k: int) -> Ints:
     """Where the k greatest are, in descending order, equals by ascending index; none at -inf.
 
-    Cut the row into more than k groups: as k of them reach the k-th greatest of the groups' maxima, the k-th
-    greatest of all is no less. What is below need not be looked at, and little else is above.
+    Of more than k groups, k reach the k-th greatest of the groups' maxima, so the k-th greatest of all is no
+    less. What is below need not be looked at; with many groups, hardly anything else is above.
     """
     k = min(k, len(values))
-    maxima = _maxima(values, k)
-    if len(maxima) <= FEW:
-        order = maxima.argsort(kind="stable")
-        peak, least = maxima[order[-1]], maxima[order[-k]]
-    else:
-        ranked = np.partition(maxima, (-k, -1))
-        peak, least = ranked[-1], ranked[-k]
+    ranked = np.partition(_maxima(values, k), (-k, -1))
+    peak, least = ranked[-1], ranked[-k]
     if not math.isfinite(peak):  # NaN is sorted behind everything
         check_peak(peak)
     places = (values >= least if math.isfinite(least) else values > least).nonzero()[0]
-    if len(places) > FEW + 4 * k:
+    if len(places) > 4 * k:
         listed = values[places]
         places = places[listed >= np.partition(listed, -k)[-k]]
     # From behind, so that a stable sort, turned round, has the lower of two equals first.
@@ -55,25 +48,17 @@ def best(values: Floats, k: int) -> Ints:
 
 
 def _maxima(values: Floats, k: int) -> Floats:
-    """The greatest of each group, and those that are in none; of a short row, or for a large k, all."""
-    n = len(values)
-    cut, shape, starts = _groups(n, k)
-    if n <= FEW or shape[1] < 4:
+    """The greatest of each group; of a short row, or for a large k, all.
+
+    A group is every 1024th value: so numpy compares many groups at once, and not the values of one.
+    """
+    n, groups = len(values), GROUPS * math.ceil(1.5 * k / GROUPS)
+    if n < 4 * groups:
         return values
-    # By argmax, because behind a decode step numpy's reductions take twice as long to begin.
-    places = values[:cut].reshape(shape).argmax(1) + starts
-    if cut < n:
-        places = np.concatenate((places, np.arange(cut, n)))
-    maxima: Floats = values[places]
+    cut = n - n % groups
+    maxima: Floats = values[:cut].reshape(-1, groups).max(0)
+    np.maximum(maxima[: n - cut], values[cut:], out=maxima[: n - cut])
     return maxima
-
-
-@lru_cache(maxsize=64)
-def _groups(n: int, k: int) -> tuple[int, tuple[int, int], Ints]:
-    """How far the groups reach, how many of how many there are, and where each begins."""
-    groups = GROUPS * math.ceil(1.5 * k / GROUPS)  # vocabularies are mostly multiples of 64
-    width = n // groups
-    return groups * width, (groups, width), np.arange(groups) * width
 
 
 def leading(values: Floats, masses: Doubles, enough: float, least: int, side: Side) -> Ints:
