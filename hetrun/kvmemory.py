@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
 import sys
 import weakref
 from pathlib import Path
@@ -19,7 +20,8 @@ import numpy as np
 MAP_FIXED = 0x10  # Linux; Python has no name for it
 PUNCH_HOLE = 0x1 | 0x2  # of fallocate: FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
 MAP_FAILED = ctypes.c_void_p(-1).value
-NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0)
+# Python has this name from 3.13 on. The number is that of most machines, and only a hint.
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 MOST_MAPPINGS = 65530  # of a process, where the system does not say
 
 

@@ -21,6 +21,7 @@ from hetrun.kvrows import BLOCK
 from hetrun.pilot import Pilot, Setup, planned, planner_for
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
+from hetrun.prefixes import CACHED
 from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource, build_graph
 from hetrun.stats import Stats
@@ -29,11 +30,12 @@ from hetrun.whole import WholeModel
 from hetrun.whole_plan import backend_for
 from hetrun.whole_plan import prepare as prepare_whole
 
-MAX_SEQUENCES = 16
+MAX_SEQUENCES = 64
 MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
 LEAST_MEASURED = 8 << 20  # bytes of weights: measuring a smaller model takes longer than it could win
 LOADING = 0.6  # of the progress of opening a model; the rest is measuring
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
+KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where one of full length takes less
 
 
 class Model(Protocol):
@@ -119,9 +121,12 @@ class PlannedModel:
                 kv_shapes(self.graph),
                 prepared.quant,
                 self.context,
-                MAX_SEQUENCES + 1,  # so that somebody can look at something while all of them run
+                # One more, so that somebody can look at something while all of them run.
+                MAX_SEQUENCES + 1 + CACHED,
                 prepared.plans.ubatch,
+                prepared.kv_bytes,
             )
+            self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
             store = WeightStore(self._backends)
             setup = _setup(prepared, options)
             store.load(prepared.wanted, stretch(progress, 0, LOADING if setup else 1))
@@ -182,7 +187,7 @@ class PlannedModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV blocks in use."""
+        """Memory of keys and values in use."""
         return self._kv.used_bytes
 
     @property
@@ -299,6 +304,7 @@ class Prepared:
     wanted: dict[str, list[WeightUse]]
     quant: QuantType
     context: int
+    kv_bytes: int  # that all sequences together may take
     room: int  # bytes that weights may take, and what backends hold besides
 
 
@@ -321,10 +327,17 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
         for backend in backends.values():
             backend.close()
         raise
-    bill = {"weights": weights, "KV of one full sequence": kv_bytes(context)}
     free = options.ram if options.ram is not None else int(available_memory() * (1 - MARGIN))
-    room = max(weights, free - kv_bytes(context))
-    return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context, room)
+    one = kv_bytes(context)
+    of_all = kv_of_all(one, free - weights)
+    bill = {"weights": weights, "KV of one full sequence": one, "KV of all, at most": of_all}
+    room = max(weights, free - of_all)
+    return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context, of_all, room)
+
+
+def kv_of_all(one: int, room: int) -> int:
+    """Bytes that the keys and values of all sequences may take: one of full length fits in any case."""
+    return max(one, min(MAX_SEQUENCES * one, int(KV_OF_ALL * max(0, room))))
 
 
 def _setup(prepared: Prepared, options: Options) -> Setup | None:

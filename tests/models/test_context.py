@@ -10,7 +10,7 @@ from hetrun import model as model_module
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.kv import sequence_bytes
-from hetrun.model import choose_context, prepare
+from hetrun.model import MAX_SEQUENCES, choose_context, kv_of_all, prepare
 from hetrun.planner import Options, Wishes
 from hetrun.quant import by_name
 from hetrun.source import build_graph, open_model
@@ -62,11 +62,28 @@ def test_a_graph_that_depends_on_the_context_is_built_for_the_one_that_was_chose
     short, long = build_graph(source, 32), build_graph(source)
     assert short != long
     bill = prepare(source, Options(Wishes(), ("reference",), ctx=32)).plans.memory
-    prepared = prepare(source, Options(Wishes(), ("reference",), ram=sum(bill.values())))
+    ram = bill["weights"] + bill["KV of one full sequence"]
+    prepared = prepare(source, Options(Wishes(), ("reference",), ram=ram))
     assert prepared.context == 32
     assert prepared.graph == short
+    assert prepared.kv_bytes == bill["KV of one full sequence"]
     assert {op for plan in prepared.plans.plans.values() for s in plan.segments for op in s.ops} == set(
         short.ops
     )
     assert prepared.wanted["reference"]
     assert prepare(source, Options(Wishes(), ("reference",), ram=1 << 40)).graph == long
+
+
+def test_memory_of_all_sequences() -> None:
+    assert kv_of_all(one=100, room=1000) == 250  # a quarter
+    assert kv_of_all(one=300, room=1000) == 300  # one fits in any case
+    assert kv_of_all(one=300, room=-5) == 300
+    assert kv_of_all(one=10, room=100_000) == 10 * MAX_SEQUENCES  # more than all of them need is no use
+    prepared = prepare(SOURCE, Options(Wishes(), ("reference",), ctx=64, ram=1 << 40))
+    bill = prepared.plans.memory
+    weights, one = bill["weights"], bill["KV of one full sequence"]
+    assert prepared.kv_bytes == bill["KV of all, at most"] == MAX_SEQUENCES * one
+    assert prepared.room == (1 << 40) - prepared.kv_bytes
+    prepared = prepare(SOURCE, Options(Wishes(), ("reference",), ctx=64, ram=weights + 8 * one))
+    assert prepared.kv_bytes == 2 * one
+    assert prepared.room == weights + 6 * one

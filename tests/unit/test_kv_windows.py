@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from functools import partial
 from random import Random
 
@@ -166,9 +167,9 @@ def test_windows_count_against_the_limit_and_are_given_back() -> None:
     write(kv, kv.extend(b, MOST), [1] * MOST)
     assert not kv.fits([(a, MOST), (b, MOST)])
     kv.free(b)
-    assert kv.touched_bytes == in_memory(kv) == SIZE * 2 * 2 * MOST
+    assert kv.touched_bytes == SIZE * 2 * 2 * MOST <= in_memory(kv)
     for first in (MOST + 1, 2 * MOST + 1, 3 * MOST + 1):
         write(kv, kv.extend(a, MOST), list(range(first, first + MOST)))
         assert kv.touched_bytes <= kv.limit_bytes
     assert read(kv, seen(kv, a)) == [list(range(4 * MOST + 1 - 39, 4 * MOST + 1))]
-    assert in_memory(kv) <= kv.limit_bytes
+    assert in_memory(kv) <= kv.limit_bytes + 2 * 4 * mmap.PAGESIZE  # at the edges of each table
