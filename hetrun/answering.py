@@ -9,10 +9,11 @@ from typing import Literal
 from hetrun.backend import Floats
 from hetrun.errors import BackendError, HetrunError
 from hetrun.events import Event, FinishReason, TokenLogprob
+from hetrun.executor import Step
 from hetrun.inbox import Request
 from hetrun.loaded import Loaded
 from hetrun.running import Running
-from hetrun.sampling import of_prompt
+from hetrun.sampling import Choice, choose, of_prompt
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +26,18 @@ class Answering:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
 
-    def took(self, r: Running, n: int, rows: Floats, now: float) -> Ending | None:
-        """A step has seen n more tokens of a sequence, and gave these rows; how the request ends by that."""
+    def took(
+        self, r: Running, n: int, rows: Floats, now: float, choice: Choice | None = None
+    ) -> Ending | None:
+        """A step has seen n more tokens of a sequence, and gave these rows; how the request ends by that.
+
+        `choice`: its next token, where that was found for all together.
+        """
         if r.wants_scores and not self._score(r, n, rows):
             return "gone"
         if r.missing:
             return None
-        return self._next(r, rows[-1], now) if r.limit else "length"
+        return self._next(r, choice or r.sampler.sample(rows[-1]), now) if r.limit else "length"
 
     def _score(self, r: Running, n: int, rows: Floats) -> bool:
         """How probable the prompt's own tokens were behind each other."""
@@ -44,10 +50,10 @@ class Answering:
         r.scored = max(r.scored, min(r.computed, r.n_prompt))
         return tell(r, Event("prompt", prompt_logprobs=tuple(scores)))
 
-    def _next(self, r: Running, logits: Floats, now: float) -> Ending | None:
+    def _next(self, r: Running, choice: Choice, now: float) -> Ending | None:
         """Take the next token of a sequence and say so."""
         r.first, r.last = r.first or now, now
-        event = self._choose(r, logits)
+        event = self._take(r, choice)
         if event is None:
             return "stop"
         if not tell(r, event):
@@ -56,9 +62,9 @@ class Answering:
             return "stop"
         return "length" if r.generated >= r.limit else None
 
-    def _choose(self, r: Running, logits: Floats) -> Event | None:
+    def _take(self, r: Running, choice: Choice) -> Event | None:
         """The next token; None where the model says that it has finished."""
-        choice, tokenizer = r.sampler.sample(logits), self._loaded.tokenizer
+        tokenizer = self._loaded.tokenizer
         r.sampler.accept(choice.token)
         if tokenizer and not r.request.params.ignore_eos and tokenizer.is_end(choice.token):
             return None
@@ -86,6 +92,13 @@ class Answering:
     def explained(self, error: Exception) -> Exception:
         """Logits that are no numbers come from weights that are none, mostly."""
         return (isinstance(error, BackendError) and self._loaded.diagnose()) or error
+
+
+def together(running: Sequence[Running], step: Step, logits: Floats) -> Sequence[Choice | None]:
+    """The next token of each sequence, where samplers can look at all rows of a step at once."""
+    if len(running) == 1 or any(len(chunk.wanted) != 1 for chunk in step.chunks):
+        return [None] * len(running)
+    return choose([r.sampler for r in running], logits)
 
 
 def tell(r: Running | Request, event: Event) -> bool:

@@ -7,40 +7,25 @@ answers runs (`_aside`). So prompts keep the speed of large passes, and answers 
 from __future__ import annotations
 
 import queue
-import sys
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from hetrun.answering import Answering, Ending, logged, tell
+from hetrun.answering import Answering, Ending, logged, tell, together
 from hetrun.entry import Entry, gives_way
-from hetrun.errors import Cancelled, ContextFull, DeadlineExceeded, EngineStopped
+from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
-from hetrun.executor import Chunk, Step
+from hetrun.executor import Step
 from hetrun.inbox import Cancel, Close, Gate, Item, Job, Ready, Request
-from hetrun.loaded import Loaded, prompt_tokens
-from hetrun.model import Model
-from hetrun.pace import STRETCH, Pace
-from hetrun.params import SamplingParams
+from hetrun.loaded import Loaded
+from hetrun.mixing import Mixing
+from hetrun.pace import Clock, Pace
 from hetrun.places import Chosen, Places
 from hetrun.prepare import Prepared, Preparer
 from hetrun.running import Running
-from hetrun.sampling import DEFAULT_TEMPERATURE, Constraint, Sampler, make_sampler
-from hetrun.scheduler import Shares, share_out, split
-from hetrun.textstream import StreamDecoder
+from hetrun.scheduler import Shares
 from hetrun.waiting import Waiting
-
-LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
-NOTHING = np.zeros(0, np.int64)
-PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
-FEW = 16  # tokens of prompts that never need a pass of their own
-SHORT = 128  # tokens; so short a prompt may be computed beside answers while a long pass stands aside
-BESIDE = (64, 32, 16)  # of these so many at a time
-ALONE_S = 0.1  # how long that may take where no answer waits for it
-LOOK_S = 0.01  # how often a long pass looks whether somebody came
 
 
 class Loop:
@@ -59,6 +44,7 @@ class Loop:
         self._later: deque[Item] = deque()  # came while one did, and cannot be done meanwhile
         self._shares = Shares()
         self._pace = Pace(loaded.model)
+        self._mixing = Mixing(loaded.model, self._shares, self._pace)
         self._places = Places(loaded, self._running, self._displaced)
         self._answering = Answering(loaded)
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
@@ -68,12 +54,13 @@ class Loop:
         """Until somebody closes."""
         while self._take():
             self._expire()
-            begun = len(self._running)
+            before = len(self._running)
             self._admit()
-            if len(self._running) > begun:
+            if len(self._running) > before:
                 self._model.expect(sum(r.missing for r in self._running))
             if self._running:
-                self._step()
+                chosen, alone = self._mixing.next(self._running)
+                self._run(chosen, self._aside if alone else None)
                 self._model.tend(idle=not self._running)
 
     def end(self, reason: EngineStopped) -> None:
@@ -224,111 +211,24 @@ class Loop:
         self._running.append(r)
         return True
 
-    def _prepared(self, asked: Request, prepared: Prepared) -> Running:
-        tokens = prompt_tokens(self._loaded, asked.request, prepared.text)
-        params = asked.request.params
-        params.check_vocabulary(self._model.n_vocab)
-        room = self._model.context - len(tokens)
-        if room < (params.max_tokens != 0):
-            raise ContextFull(
-                f"the prompt has {len(tokens)} tokens, but the context holds {self._model.context} with the "
-                "answer; shorten it, or ask for more with --ctx"
-            )
-        return Running(
-            id=asked.id,
-            request=asked.request,
-            on_event=asked.on_event,
-            tokens=tokens,
-            prompt=np.array(tokens, np.int32),
-            limit=room if params.max_tokens is None else min(params.max_tokens, room),
-            most=most_tokens(params, self._model.n_vocab),
-            sampler=self._sampler(params, tokens, prepared.constraint),
-            decoder=StreamDecoder(tuple(params.stop)),
-            arrived=asked.arrived,
-        )
-
-    def _sampler(self, params: SamplingParams, prompt: list[int], constraint: Constraint | None) -> Sampler:
-        own, tokenizer = self._loaded.temperature, self._loaded.tokenizer
-        return make_sampler(
-            params,
-            DEFAULT_TEMPERATURE if own is None else own,
-            prompt=prompt,
-            context=self._model.context,
-            pieces=tokenizer.pieces if tokenizer else None,
-            encode=tokenizer.encode_plain if tokenizer else None,
-            constraint=constraint,
-        )
-
     # --- steps
-
-    def _step(self) -> None:
-        """Answers and prompts together where answers stay smooth, else prompts in a pass that stands
-        aside."""
-        answers, prompts = split(self._running)
-        prompts = self._shares.ordered(prompts)
-        budget = self._model.plans.ubatch
-        together = share_out(answers, prompts, budget)
-        if not prompts or len(answers) >= budget:
-            self._run(together)
-        elif answers and self._smooth(answers, together):
-            self._run(together)
-        elif self._model.stands_aside:
-            self._run(share_out((), prompts, budget), self._aside)
-        else:
-            self._run(self._beside(answers, prompts, budget))
-
-    def _smooth(self, answers: list[Running], together: Chosen) -> bool:
-        """Whether a step of answers and prompts is short enough for the answers."""
-        if sum(n for _, n in together) <= len(answers) + FEW:
-            return True
-        joining = [r for r, _ in together[len(answers) :]]
-        seconds = self._pace.seconds(together)
-        return seconds is not None and seconds <= STRETCH * self._pace.quiet(answers, joining)
-
-    def _beside(self, answers: list[Running], prompts: list[Running], budget: int) -> Chosen:
-        """All answers, and as much of prompts as their next tokens can wait for."""
-        if not prompts:
-            return share_out(answers, (), budget)
-        quiet = self._pace.quiet(answers, prompts[:1]) if answers else 0.0
-        limit = STRETCH * quiet if answers else ALONE_S
-        for n in (budget, *BESIDE) if answers or not self._standing else BESIDE:
-            chosen = share_out(answers, prompts, min(budget, len(answers) + n))
-            if (self._pace.seconds(chosen) or self._pace.guessed(chosen, quiet)) <= limit:
-                return chosen
-        return share_out(answers, prompts, min(budget, len(answers) + FEW))
 
     def _aside(self) -> Callable[[], None]:
         """What is called in the middle of a long pass."""
-        due = 0.0
+        due = perf_counter() + self._mixing.patience(self._running, self._standing)
 
         def between() -> None:
             nonlocal due
             if perf_counter() < due:
                 return
-            if due:
-                self._take_aside()
-                self._admit()
-                self._short_step()
-                if self._gate.must_end:
-                    raise Cancelled("one of those in this step was cancelled")
-            due = perf_counter() + self._patience()
+            self._take_aside()
+            self._admit()
+            self._run(self._mixing.beside(self._running, self._standing))
+            if self._gate.must_end:
+                raise Cancelled("one of those in this step was cancelled")
+            due = perf_counter() + self._mixing.patience(self._running, self._standing)
 
         return between
-
-    def _patience(self) -> float:
-        """How long a pass may go on before it stands aside once more."""
-        others = [r for r in self._running if r.id not in self._standing]
-        if not others:
-            return LOOK_S
-        joining = [r for r in self._running if r.id in self._standing]
-        return (STRETCH - 1) * self._pace.quiet(others, joining)
-
-    def _short_step(self) -> None:
-        """A step of those who are not in the pass that stands aside."""
-        answers, prompts = split(r for r in self._running if r.id not in self._standing)
-        short = [r for r in self._shares.ordered(prompts) if r.missing <= SHORT]
-        if answers or short:
-            self._run(self._beside(answers, short, self._model.plans.ubatch))
 
     def _run(self, chosen: Chosen, aside: Callable[[], Callable[[], None]] | None = None) -> None:
         """One step, and what comes of it."""
@@ -338,7 +238,7 @@ class Loop:
             return  # who must end is in the inbox
         clock = Clock(self._model)
         outer, self._standing = self._standing, ids if aside else self._standing
-        step = Step(tuple([_chunk(r, n) for r, n in chosen]))
+        step = Step(tuple([r.chunk(n) for r, n in chosen]))
         try:
             logits = self._model.step(step, aside() if aside else None)
         except Cancelled:
@@ -353,7 +253,8 @@ class Loop:
         self._pace.saw(chosen, clock.seconds())
         self._entry.saw(chosen, clock.seconds())
         now, row = perf_counter(), 0
-        for (r, n), chunk in zip(chosen, step.chunks, strict=True):
+        choices = together([r for r, _ in chosen], step, logits)
+        for (r, n), chunk, choice in zip(chosen, step.chunks, choices, strict=True):
             rows = logits[row : row + len(chunk.wanted)]
             row += len(rows)
             self._turn += 1
@@ -362,7 +263,7 @@ class Loop:
             self._places.saw(r)
             self._shares.gave(r.client, n)
             try:
-                ending = self._answering.took(r, n, rows, now)
+                ending = self._answering.took(r, n, rows, now, choice)
             except Exception as e:
                 self._fail(r, self._answering.explained(e))
             else:
@@ -395,40 +296,5 @@ class Loop:
         self._shares.left(r.client)
 
 
-class Clock:
-    """The time of a step, without that of the steps that ran while it stood aside."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._stats = model.stats
-        self._native = model.native_seconds - self._stats.native_seconds
-        self._start = perf_counter() - self._stats.step_seconds
-
-    def seconds(self) -> float:
-        """Until now."""
-        return perf_counter() - self._stats.step_seconds - self._start
-
-    def stop(self) -> None:
-        """Book it."""
-        native = self._model.native_seconds - self._stats.native_seconds - self._native
-        self._stats.step(self.seconds(), native)
-
-
 def _late(arrived: float, deadline_s: float | None, now: float) -> bool:
     return deadline_s is not None and now > arrived + deadline_s
-
-
-def most_tokens(params: SamplingParams, n_vocab: int) -> int:
-    """How many tokens of one sequence a step may have."""
-    if params.prompt_logprobs is None:
-        return sys.maxsize
-    return max(PROMPT_ROWS // (4 * n_vocab), 1)
-
-
-def _chunk(r: Running, n: int) -> Chunk:
-    tokens = np.array(r.tokens[r.computed : r.computed + n], np.int64)
-    if r.wants_scores:
-        return Chunk(r.seq, tokens, np.arange(n))
-    if n < r.missing:
-        return Chunk(r.seq, tokens, NOTHING)
-    return Chunk(r.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64))

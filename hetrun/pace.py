@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 from hetrun.model import Model
 from hetrun.running import Running
@@ -65,3 +66,22 @@ class Pace:
 
 def _smooth(before: float | None, now: float) -> float:
     return now if before is None else before + SMOOTHING * (now - before)
+
+
+class Clock:
+    """The time of a step, without that of the steps that ran while it stood aside."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._stats = model.stats
+        self._native = model.native_seconds - self._stats.native_seconds
+        self._start = perf_counter() - self._stats.step_seconds
+
+    def seconds(self) -> float:
+        """Until now."""
+        return perf_counter() - self._stats.step_seconds - self._start
+
+    def stop(self) -> None:
+        """Book it."""
+        native = self._model.native_seconds - self._stats.native_seconds - self._native
+        self._stats.step(self.seconds(), native)

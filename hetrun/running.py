@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetrun.events import Event, GenerateRequest, Timings, Usage
+from hetrun.executor import Chunk
 from hetrun.sampling import Sampler
 from hetrun.textstream import StreamDecoder
 from hetrun.tokentree import Tokens
+
+LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
+NOTHING = np.zeros(0, np.int64)
 
 OnEvent = Callable[[Event], None]
 
@@ -65,6 +71,15 @@ class Running:
     def generated(self) -> int:
         """Tokens of the answer."""
         return len(self.tokens) - self.n_prompt
+
+    def chunk(self, n: int) -> Chunk:
+        """The next n tokens, as the model takes them."""
+        tokens = np.array(self.tokens[self.computed : self.computed + n], np.int64)
+        if self.wants_scores:
+            return Chunk(self.seq, tokens, np.arange(n))
+        if n < self.missing:
+            return Chunk(self.seq, tokens, NOTHING)
+        return Chunk(self.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64))
 
     def usage(self) -> Usage:
         """Tokens counted."""

@@ -13,7 +13,7 @@ import pytest
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped, Overloaded
 from hetrun.events import Event, GenerateRequest
 from hetrun.executor import Between, Step
-from hetrun.loop import FEW, SHORT
+from hetrun.mixing import FEW, SHORT
 from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel

@@ -1,0 +1,66 @@
+"""A request that is prepared becomes one that can run: its tokens, its sampler, what its answer may take."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from hetrun.errors import ContextFull
+from hetrun.inbox import Request
+from hetrun.loaded import Loaded, prompt_tokens
+from hetrun.params import SamplingParams
+from hetrun.prepare import Prepared
+from hetrun.running import Running
+from hetrun.sampling import DEFAULT_TEMPERATURE, Constraint, Sampler, make_sampler
+from hetrun.textstream import StreamDecoder
+
+PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
+
+
+def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
+    """A request as it will run; an error says why it cannot."""
+    model = loaded.model
+    tokens = prompt_tokens(loaded, asked.request, prepared.text)
+    params = asked.request.params
+    params.check_vocabulary(model.n_vocab)
+    room = model.context - len(tokens)
+    if room < (params.max_tokens != 0):
+        raise ContextFull(
+            f"the prompt has {len(tokens)} tokens, but the context holds {model.context} with the "
+            "answer; shorten it, or ask for more with --ctx"
+        )
+    return Running(
+        id=asked.id,
+        request=asked.request,
+        on_event=asked.on_event,
+        tokens=tokens,
+        prompt=np.array(tokens, np.int32),
+        limit=room if params.max_tokens is None else min(params.max_tokens, room),
+        most=most_tokens(params, model.n_vocab),
+        sampler=_sampler(loaded, params, tokens, prepared.constraint),
+        decoder=StreamDecoder(tuple(params.stop)),
+        arrived=asked.arrived,
+    )
+
+
+def _sampler(
+    loaded: Loaded, params: SamplingParams, prompt: list[int], constraint: Constraint | None
+) -> Sampler:
+    own, tokenizer = loaded.temperature, loaded.tokenizer
+    return make_sampler(
+        params,
+        DEFAULT_TEMPERATURE if own is None else own,
+        prompt=prompt,
+        context=loaded.model.context,
+        pieces=tokenizer.pieces if tokenizer else None,
+        encode=tokenizer.encode_plain if tokenizer else None,
+        constraint=constraint,
+    )
+
+
+def most_tokens(params: SamplingParams, n_vocab: int) -> int:
+    """How many tokens of one sequence a step may have."""
+    if params.prompt_logprobs is None:
+        return sys.maxsize
+    return max(PROMPT_ROWS // (4 * n_vocab), 1)
