@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from hetrun.answering import Answering, Ending, logged, tell, together
+from hetrun.beginning import begun
 from hetrun.entry import Entry, gives_way
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
@@ -197,7 +198,7 @@ class Loop:
     def _start(self, w: Waiting) -> bool:
         """Begin a request, or refuse it; False: there is no room now."""
         try:
-            r = w.running = w.running or self._prepared(w.asked, w.prepared or Prepared())
+            r = w.running = w.running or begun(self._loaded, w.asked, w.prepared or Prepared())
             if self._places.awaits(r):
                 return True  # somebody computes its beginning right now
             if not self._places.begin(r):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hetrun import loop
+from hetrun import beginning
 from hetrun.errors import BackendError
 from hetrun.events import TokenLogprob
 from hetrun.executor import Between, Step
@@ -40,7 +40,7 @@ def test_every_token_behind_the_first_has_one(open_engine: Open) -> None:
 def test_a_long_prompt_is_scored_in_pieces_of_bounded_size(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "PROMPT_ROWS", 4 * N_VOCAB * 5)
+    monkeypatch.setattr(beginning, "PROMPT_ROWS", 4 * N_VOCAB * 5)
     model = FakeModel(SCRIPTS)
     answer = ask(open_engine(model), "b" * 23, prompt_logprobs=0).wait()
     assert [n for step in model.steps for _, n in step][:5] == [5, 5, 5, 5, 3]

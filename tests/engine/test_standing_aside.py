@@ -107,7 +107,8 @@ def test_answers_go_on_while_a_long_prompt_is_computed(open_engine: Open) -> Non
     answer = ask(engine, "l", Noted(each=start), max_tokens=40)
     assert (answer.wait().text, other.wait().text) == ("x" * 40, "123456789")
     inside = model.log[model.log.index("begin") + 1 : model.log.index("end")]
-    assert inside == ["short"] * (PAUSES - 1)  # the first pause only begins to count
+    assert set(inside) == {"short"}
+    assert len(inside) >= PAUSES - 1  # the first pause may come too soon
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(open_engine: Open) -> None:
