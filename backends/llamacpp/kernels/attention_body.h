@@ -356,7 +356,7 @@ static void NAME(attend)(const struct layer *a, int ith, int nth) {
         }
         if (i == p->n) break;
         const struct sequence *s = &p->sequences[i];
-        int64_t chunk = s->chunks - 1 - (unit - before) / parts; /* the long ones are at the end of a text */
+        int64_t chunk = (unit - before) / parts; /* upwards: memory is read ahead */
         int64_t from = (unit - before) % parts * at_once, to = at_most(from + at_once, a->kv_heads);
         NAME(unit)(a, s, chunk, from, to, scratch);
         for (int64_t h = from; h < to; h++) {
