@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.kvmemory import Memory, most_mappings
-from hetrun.kvrows import BLOCK, Group, KvView, Paged, RowIndex, Runs, region_rows
+from hetrun.kvrows import BLOCK, Group, KvView, Paged, RowIndex, region_rows
+from hetrun.kvruns import Runs
 from hetrun.quant import QuantType
 
 

@@ -28,6 +28,8 @@ from hetrun.running import Running
 from hetrun.scheduler import Shares
 from hetrun.waiting import Waiting
 
+REST_S = 2.0  # without work
+
 
 class Loop:
     """What the engine thread does: take what came in, run a step, hand out what it gave."""
@@ -90,7 +92,17 @@ class Loop:
                 return False
         ready = self._running or self._displaced or any(w.prepared for w in self._waiting)
         # Not until the inbox is empty: others may fill it as fast as it is emptied.
-        return all(self._handle(self._inbox.get()) for _ in range(max(self._inbox.qsize(), not ready)))
+        if not ready and self._inbox.empty():
+            return self._handle(self._await())
+        return all(self._handle(self._inbox.get()) for _ in range(self._inbox.qsize()))
+
+    def _await(self) -> Item:
+        """The next thing that comes in; when nothing does for a while, memory is given back."""
+        try:
+            return self._inbox.get(timeout=REST_S)
+        except queue.Empty:
+            self._model.rest()
+            return self._inbox.get()
 
     def _take_aside(self) -> None:
         """What can be done while a pass stands aside."""
@@ -183,10 +195,14 @@ class Loop:
     def _admit(self) -> None:
         """Give places to those who gave theirs up, then to those who wait."""
         for r in self._shares.ordered(self._displaced):
-            if self._full or not self._places.begin(r):
-                return
-            self._displaced.remove(r)
-            self._running.append(r)
+            try:
+                if self._full or not self._places.begin(r):
+                    return
+            except Exception as e:
+                self._fail(r, e)
+            else:
+                self._displaced.remove(r)
+                self._running.append(r)
         for w in self._shares.ordered([w for w in self._waiting if w.prepared]):
             if self._full or not self._start(w):
                 return

@@ -100,6 +100,10 @@ class Model(Protocol):
         """Between two steps: look after the plan."""
         ...
 
+    def rest(self) -> None:
+        """Nothing has come for a while: what only costs time to have again is given back."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -170,6 +174,10 @@ class PlannedModel:
         """Between two steps: look after the plan."""
         if self.pilot:
             self.pilot.tend(idle)
+
+    def rest(self) -> None:
+        """Nothing has come for a while: memory of keys and values that nobody needs goes to the system."""
+        self._kv.trim()
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from hetrun.errors import BudgetError
 from hetrun.loaded import Loaded
 from hetrun.running import Running
 from hetrun.scheduler import last_in_line
@@ -30,11 +31,12 @@ class Places:
 
     def begin(self, r: Running) -> bool:
         """A sequence for a request, with as much of its tokens as is known; False: there is no room now."""
-        if self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
-            tokens = r.tokens if r.generated else r.prompt
-            r.seq, r.computed = self._prefixes.begin(tokens, reuse=not r.wants_scores)
-        else:
-            r.seq, r.computed = self._model.alloc(), 0
+        try:
+            self._place(r)
+        except BudgetError:
+            if not self._running:
+                raise
+            return False
         needed = [(s.seq, s.missing + AHEAD) for s in (*self._running, r)]
         while self._running and not self._model.fits(needed):
             if not self._drop_cached():
@@ -43,6 +45,13 @@ class Places:
         if not r.generated:  # else it has been told
             r.cached = r.computed
         return True
+
+    def _place(self, r: Running) -> None:
+        if self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
+            tokens = r.tokens if r.generated else r.prompt
+            r.seq, r.computed = self._prefixes.begin(tokens, reuse=not r.wants_scores)
+        else:
+            r.seq, r.computed = self._model.alloc(), 0
 
     def make_room(self, chosen: Chosen, standing: Collection[int]) -> Chosen:
         """What of a step there is room for, after the last in line gave theirs up if need be.

@@ -199,6 +199,9 @@ class WholeModel:
     def tend(self, idle: bool = False) -> None:
         """Nothing to look after."""
 
+    def rest(self) -> None:
+        """The library keeps what it has."""
+
     def close(self) -> None:
         """Give everything back."""
         self._runner.close()

@@ -12,7 +12,8 @@ from types import TracebackType
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
-from hetrun.llm import model_path, open_tokenizer, renderer, template_of
+from hetrun.llm import model_path
+from hetrun.loading import open_tokenizer, renderer, template_of
 from hetrun.source import open_model
 
 WORD = re.compile(rb" [a-z]{2,9}")

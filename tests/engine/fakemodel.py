@@ -76,6 +76,7 @@ class FakeModel:
         self.freed: list[int] = []
         self.threads: set[int] = set()
         self.closed = threading.Event()
+        self.rests = 0
         self.inside = threading.Event()  # a step waits in `block`
         self.cancelled = threading.Event()
 
@@ -132,6 +133,9 @@ class FakeModel:
 
     def tend(self, idle: bool = False) -> None:
         """Nothing to look after."""
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def rearm(self) -> None:
         self.cancelled.clear()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hetrun import loop
 from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.events import GenerateRequest
 from hetrun.model import MAX_SEQUENCES
@@ -179,3 +181,13 @@ def test_with_few_places_in_a_step_all_take_turns(open_engine: Open) -> None:
     answers = ask_together(open_engine(model), "a", "b", "a")
     assert [a.wait().text for a in answers] == ["Hello, world", "123456789", "Hello, world"]
     assert [[seq for seq, _ in step] for step in model.steps[:6]] == [[0, 1], [2, 0], [1, 2]] * 2
+
+
+def test_a_model_rests_when_nothing_comes(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "REST_S", 0.01)
+    model = FakeModel(SCRIPTS)
+    rested = threading.Event()
+    monkeypatch.setattr(model, "rest", rested.set)
+    engine = open_engine(model)
+    assert rested.wait(10)
+    assert ask(engine, "a").wait().text == "Hello, world"

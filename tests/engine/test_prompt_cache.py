@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hetrun import LLM, SamplingParams, UserError
+from hetrun import LLM, SamplingParams, UserError, loading
 from hetrun.errors import OptionError
 from hetrun.loaded import Loaded
 from hetrun.prefixes import LEAST
@@ -134,11 +134,9 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_loaded(tmp_path: 
 
 
 def test_what_a_library_runs_as_a_whole_cannot_be_saved(tmp_path: Path) -> None:
-    from hetrun import llm as module
-
     with pytest.raises(OptionError, match="prompts cannot be saved: a library runs this model as a whole"):
-        module.prompts_of(fake(FakeModel()))
-    module.remembering(None, tmp_path / "p")()
+        loading.prompts_of(fake(FakeModel()))
+    loading.remembering(None, tmp_path / "p")()
     assert os.listdir(tmp_path) == []
 
 

@@ -19,7 +19,8 @@ from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.kv import KvCache, unit_rows
 from hetrun.kvmemory import Memory
-from hetrun.kvrows import BLOCK, KvView, Paged, RowIndex, Runs
+from hetrun.kvrows import BLOCK, KvView, Paged, RowIndex
+from hetrun.kvruns import Runs
 from hetrun.quant import by_name
 
 F32 = by_name("F32")

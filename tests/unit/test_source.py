@@ -23,7 +23,8 @@ from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.graph import Weight
 from hetrun.hf import HfModel, Imported
 from hetrun.hf_source import HfSource
-from hetrun.llm import LLM, open_tokenizer
+from hetrun.llm import LLM
+from hetrun.loading import open_tokenizer
 from hetrun.params import SamplingParams
 from hetrun.source import build_graph, open_model
 from tests.models import hf, tiny
