@@ -153,11 +153,9 @@ class Life:
         """End the process: kindly, then not. `run` returns then."""
         self._closing = True
         self._channel.send(Close())
-        if self.stuck:
-            self._process.kill()  # it hears nothing
-        elif self.info is None:
-            self._process.terminate()  # it is loading, and listens only afterwards
-        self._wait(self._grace_s, self._process.terminate, self._process.kill)
+        if self.stuck or self.info is None:
+            self._process.kill()  # it hears nothing, or will listen only when it is loaded
+        self._wait(self._grace_s, self._process.kill)
 
     def look(self, elapsed: float) -> None:
         """`elapsed` seconds after the last look: what is stuck or silent for too long is ended."""

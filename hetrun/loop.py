@@ -52,6 +52,7 @@ class Loop:
         self._answering = Answering(loaded)
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
         self._turn = 0
+        self._answered = 0.0  # when answers last had a step
 
     def run(self) -> None:
         """Until somebody closes."""
@@ -232,7 +233,7 @@ class Loop:
 
     def _aside(self) -> Callable[[], None]:
         """What is called in the middle of a long pass."""
-        due = perf_counter() + self._mixing.patience(self._running, self._standing)
+        due = self._answered + self._mixing.patience(self._running, self._standing)
 
         def between() -> None:
             nonlocal due
@@ -270,6 +271,7 @@ class Loop:
         self._pace.saw(chosen, clock.seconds())
         self._entry.saw(chosen, clock.seconds())
         now, row = perf_counter(), 0
+        self._answered = self._answered if aside else now
         choices = together([r for r, _ in chosen], step, logits)
         for (r, n), chunk, choice in zip(chosen, step.chunks, choices, strict=True):
             rows = logits[row : row + len(chunk.wanted)]

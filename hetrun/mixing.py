@@ -53,7 +53,8 @@ class Mixing:
         if not others:
             return LOOK_S
         joining = [r for r in running if r.id in standing]
-        return (STRETCH - 1) * self._pace.quiet(others, joining)
+        # Many who join together are not held up by the few who have begun.
+        return (STRETCH - 1) * self._pace.quiet(others, joining if len(joining) > len(others) else ())
 
     def _smooth(self, answers: Sequence[Running], together: Chosen) -> bool:
         """Whether a step of answers and prompts is short enough for the answers."""

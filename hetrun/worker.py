@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Protocol
 
-from hetrun.errors import EngineStopped, HetrunError, UserError
+from hetrun.errors import DeadlineExceeded, EngineStopped, HetrunError, Overloaded, UserError
 from hetrun.events import Doing, Event, GenerateRequest, ModelInfo
 from hetrun.watchdog import Watchdog, write_stacks
 from hetrun.wire import (
@@ -60,6 +60,7 @@ def main(descriptor: int) -> None:
     """The child's whole life; `descriptor` is its end of the pipe."""
     # Ctrl-C reaches the whole foreground group, and the parent decides. Until here the signal was blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # some send it to all processes of a service
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     write_stacks()
     os.set_inheritable(descriptor, False)  # a child of ours must not keep the pipe open when we are gone
@@ -167,7 +168,8 @@ def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:
 
 def portable(error: Exception) -> Exception:
     """The error as it can cross the pipe; one that is our fault carries its traceback as a note."""
-    if not isinstance(error, UserError) and not getattr(error, "__notes__", None):
+    ours = not isinstance(error, (UserError, Overloaded, DeadlineExceeded))
+    if ours and not getattr(error, "__notes__", None):
         error.add_note("".join(traceback.format_exception(error)))
     try:
         copy = pickle.loads(pickle.dumps(error))
