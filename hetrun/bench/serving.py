@@ -243,7 +243,7 @@ def warm_up(server: Served, case: ServingCase, prompts: Texts) -> float:
 
 
 def measure(server: Served, case: ServingCase, prompts: Texts, seed: int) -> Sample:
-    """One run. Both sides get the same prompts of the same seed."""
+    """One run. Both sides get the same prompts, and no prompt comes twice: a server may know it by then."""
     match case:
         case LoadCase():
             return _load(server, case, prompts, seed)
@@ -256,7 +256,11 @@ def measure(server: Served, case: ServingCase, prompts: Texts, seed: int) -> Sam
 def _load(server: Served, case: LoadCase, prompts: Texts, seed: int) -> Sample:
     bodies = [
         [
-            body(prompts.text(case.prompt, (seed, client, n)), case.answer, client * case.requests + n)
+            body(
+                prompts.text(case.prompt, (case.name, seed, client, n)),
+                case.answer,
+                client * case.requests + n,
+            )
             for n in range(case.requests)
         ]
         for client in range(case.clients)
@@ -293,8 +297,8 @@ async def _client(endpoint: Endpoint, bodies: Iterable[bytes]) -> list[Answer]:
 
 
 async def _prefix(server: Served, case: PrefixCase, prompts: Texts, seed: int) -> Sample:
-    shared = prompts.text(case.prefix, (seed, "shared"))
-    bodies = [body(shared + prompts.more(TAIL, (seed, n)), FEW, n) for n in range(2)]
+    shared = prompts.text(case.prefix, (case.name, seed, "shared"))
+    bodies = [body(shared + prompts.more(TAIL, (case.name, seed, n)), FEW, n) for n in range(2)]
     first, second = await _client(server.endpoint, bodies)
     counts = {"prompt_tokens": float(second.prompt_tokens), "cached_tokens": float(second.cached_tokens)}
     spans = {"first request": (first.first,), "second request": (second.first,)}
@@ -303,8 +307,8 @@ async def _prefix(server: Served, case: PrefixCase, prompts: Texts, seed: int) -
 
 async def _arrival(server: Served, case: ArrivalCase, prompts: Texts, seed: int) -> Sample:
     """The newcomer alone; then answers run until each has had its quiet time, and another newcomer comes."""
-    long = [body(prompts.text(case.arrival, (seed, "newcomer", n)), FEW, n) for n in range(2)]
-    short = [prompts.text(case.prompt, (seed, "running", i)) for i in range(case.clients)]
+    long = [body(prompts.text(case.arrival, (case.name, seed, "newcomer", n)), FEW, n) for n in range(2)]
+    short = [prompts.text(case.prompt, (case.name, seed, "running", i)) for i in range(case.clients)]
     alone = await ask(server.endpoint, long[0])
     running = [Answer() for _ in short]
     tasks = [
