@@ -16,8 +16,8 @@ from hetrun.files import read_text
 from hetrun.graph import Graph, Op, Value, in_scope
 from hetrun.shares import KINDS, Share, divide
 
-BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-64", "65-256", "257+")
-_ENDS = (1, 4, 8, 16, 64, 256)
+BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-32", "33-64", "65-256", "257+")
+_ENDS = (1, 4, 8, 16, 32, 64, 256)
 FORMAT = 1
 MOST_BYTES = 16 << 20  # of a file with a plan
 MOST_THREADS, MOST_TOKENS = 1 << 12, 1 << 20  # in it, as for --threads and --ubatch

@@ -8,7 +8,7 @@ from hetrun.bench.cases import OUTPUTS
 from hetrun.bench.servers import Room
 from hetrun.errors import OptionError
 
-TAIL = 16  # words that a request has of its own behind a shared beginning
+TAIL = 2  # words that a request has of its own behind a shared beginning
 FEW = 8  # tokens of an answer where only its first one counts
 LEAD = 8  # tokens of a running answer before its quiet time begins
 AFTER = 2048  # tokens that a running answer may go on for beside a newcomer

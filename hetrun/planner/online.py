@@ -33,8 +33,17 @@ REMEMBERED = 1.25  # how wrong a backend that does not run now is believed to be
 # no two times are known so well that backends take turns for less.
 DOUBT = 0.01
 # Passes of each bucket in a conversation of which nothing is known: an answer behind a prompt of some length.
-USUAL = {"1": 128.0, "2-4": 2.0, "5-8": 2.0, "9-16": 2.0, "17-64": 2.0, "65-256": 2.0, "257+": 4.0}
-MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-64": 48, "65-256": 192}
+USUAL = {
+    "1": 128.0,
+    "2-4": 2.0,
+    "5-8": 2.0,
+    "9-16": 2.0,
+    "17-32": 2.0,
+    "33-64": 2.0,
+    "65-256": 2.0,
+    "257+": 4.0,
+}
+MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-32": 24, "33-64": 48, "65-256": 192}
 SHALLOW = 512.0
 
 Parts = frozenset[tuple[str, WeightUse]]  # a backend, and a weight in the form it wants for some ops

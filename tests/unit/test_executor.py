@@ -367,7 +367,7 @@ def test_each_segment_is_measured_in_its_bucket() -> None:
     expected = {}
     for name in segments:
         backend = "other" if name == "blk.0.ffn" else "null"
-        expected[name, backend, "17-64"] = (1, 20)
+        expected[name, backend, "17-32"] = (1, 20)
         expected[name, backend, "1"] = (2, 2)
     assert found == expected
     assert all(0 < r.best <= r.seconds for _, r in made.stats)

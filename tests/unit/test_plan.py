@@ -28,7 +28,8 @@ def shown(stages: tuple[tuple[Segment, ...], ...]) -> list[list[tuple[str, str]]
 
 @pytest.mark.parametrize(
     ("tokens", "bucket"),
-    [(1, "1"), (2, "2-4"), (4, "2-4"), (5, "5-8"), (9, "9-16"), (16, "9-16"), (17, "17-64"), (64, "17-64"),
+    [(1, "1"), (2, "2-4"), (4, "2-4"), (5, "5-8"), (9, "9-16"), (16, "9-16"), (17, "17-32"), (32, "17-32"),
+     (33, "33-64"), (64, "33-64"),
      (65, "65-256"), (256, "65-256"), (257, "257+"), (100_000, "257+")],
 )  # fmt: skip
 def test_buckets(tokens: int, bucket: str) -> None:
@@ -185,7 +186,7 @@ def test_buckets_with_the_same_placements_share_their_stages() -> None:
     buckets = {b: (2 if b == "1" else 4, split if b in ("1", "257+") else everywhere) for b in BUCKETS}
     plans = make_plans(GRAPH, buckets)
     assert plans["1"].stages is plans["257+"].stages
-    assert plans["2-4"].stages is plans["17-64"].stages
+    assert plans["2-4"].stages is plans["17-32"].stages
     assert plans["1"].stages is not plans["2-4"].stages
     assert [(p.bucket, p.threads) for p in plans.values()] == [(b, buckets[b][0]) for b in BUCKETS]
 
