@@ -28,7 +28,9 @@ from hetrun.running import Running
 from hetrun.scheduler import Shares
 from hetrun.waiting import Waiting
 
+SETTLED_S = 0.05  # without work: nobody was about to ask once more
 REST_S = 2.0  # without work
+LOOK_S = 0.5  # between two looks after the model, while there is work now and then
 
 
 class Loop:
@@ -52,6 +54,7 @@ class Loop:
         self._answering = Answering(loaded)
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
         self._turn = 0
+        self._tended = 0.0
         self._answered = 0.0  # when answers last had a step
 
     def run(self) -> None:
@@ -65,7 +68,14 @@ class Loop:
             if self._running:
                 chosen, alone = self._mixing.next(self._running)
                 self._run(chosen, self._aside if alone else None)
-                self._model.tend(idle=not self._running)
+                self._tend()
+
+    def _tend(self) -> None:
+        """Look after the model between two steps. When nothing runs, that may wait a moment: whoever asks
+        once more shall not wait for it."""
+        if self._running or perf_counter() > self._tended + LOOK_S:
+            self._model.tend(idle=not self._running)
+            self._tended = perf_counter()
 
     def end(self, reason: EngineStopped) -> None:
         """Say to everybody who waits that nothing comes any more."""
@@ -98,7 +108,12 @@ class Loop:
         return all(self._handle(self._inbox.get()) for _ in range(self._inbox.qsize()))
 
     def _await(self) -> Item:
-        """The next thing that comes in; when nothing does for a while, memory is given back."""
+        """The next thing that comes in; meanwhile the model is looked after, and in the end memory given
+        back."""
+        try:
+            return self._inbox.get(timeout=SETTLED_S)
+        except queue.Empty:
+            self._model.tend(idle=True)
         try:
             return self._inbox.get(timeout=REST_S)
         except queue.Empty:

@@ -9,7 +9,7 @@ from hetrun.model import Model
 from hetrun.running import Running
 
 # While prompts are computed, a running answer's tokens come at most so many times as far apart as without.
-STRETCH = 2.6
+STRETCH = 2.5
 UNKNOWN_S = 0.02  # a step of answers, before one was measured
 SMOOTHING = 0.2
 REMEMBERED = 512  # predictions, which change slowly; then all are asked for again
