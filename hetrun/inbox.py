@@ -99,7 +99,7 @@ class Gate:
         """With the lock: end what runs if it is this one."""
         self._cancelled.add(id)
         for frame in self._frames:
-            if id in frame.ids and self.model and not (len(frame.ids) > 1 and _ends_soon(frame)):
+            if id in frame.ids and self.model and self._over(frame):
                 self.model.cancel()
 
     def stop(self) -> None:
@@ -142,7 +142,9 @@ class Gate:
             return bool(self._frames) and self._over(self._frames[-1])
 
     def _over(self, frame: Frame) -> bool:
-        return self.stopped or not self._cancelled.isdisjoint(frame.ids)
+        if self.stopped:
+            return True
+        return not self._cancelled.isdisjoint(frame.ids) and (len(frame.ids) == 1 or not _ends_soon(frame))
 
 
 def _ends_soon(frame: Frame) -> bool:
