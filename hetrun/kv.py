@@ -27,6 +27,8 @@ from hetrun.kvrows import BLOCK, Group, KvView, Paged, RowIndex, region_rows
 from hetrun.kvruns import Runs
 from hetrun.quant import QuantType
 
+MOST_UNITS = 1 << 21  # of addresses, of which each takes some bytes of our own
+
 
 @dataclass(frozen=True, slots=True)
 class KvTable:
@@ -139,7 +141,9 @@ class KvCache:
         unit = unit_rows([row_bytes[layer] for layer, w in windows.items() if not w], mmap.PAGESIZE)
         regions = [region_rows(w, context, most_tokens) if w else -(-whole // unit) * unit for w in order]
         each = {layer: regions[self._group_of[layer]] * row_bytes[layer] for layer in shapes}
-        memory, self.max_sequences = _reserve(each.values(), max_sequences)
+        units = -(-whole // unit) if 0 in order else 1
+        fewer = min(max_sequences, max(2, MOST_UNITS // units))  # for texts of millions of tokens
+        memory, self.max_sequences = _reserve(each.values(), fewer)
         self._memory = memory
         self.tables: dict[int, tuple[KvTable, KvTable]] = {}
         self._tables: list[list[KvTable]] = [[] for _ in order]

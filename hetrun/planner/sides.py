@@ -19,7 +19,7 @@ from hetrun.graph import Graph, Op
 from hetrun.ops import Attention
 from hetrun.plan import Plan, bucket_of
 from hetrun.planner.balance import PARTS, Operation, operations
-from hetrun.planner.costs import MOST_SAVED, NEAR, Costs, distance
+from hetrun.planner.costs import MOST_SAVED, NEAR, Costs, distance, size_of
 from hetrun.planner.probe import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
 
 PRODUCTS = ("linear", "head")
@@ -248,10 +248,11 @@ class Sides:
     def measured(self, s: Segment, at: At) -> float | None:
         """A segment, from the moment it is given to its end, if runs of about this size were measured."""
         work = Work(self._costs.form(s), s.backend, at.threads)
+        size = size_of(s.ops, at.tokens, at.depth)
         for one in (work, work.other):
             cells = self._forecast.measured(one).cells.values()
-            if any(c.runs >= ENOUGH and distance(c, at.tokens, at.depth) < NEAR for c in cells):
-                return self._forecast.seconds(one, at.tokens, at.depth)
+            if any(c.runs >= ENOUGH and distance(c, *size) < NEAR for c in cells):
+                return self._forecast.seconds(one, *size)
         return None
 
     def wrong(self, plan: Plan) -> float | None:

@@ -21,6 +21,7 @@ from hetrun.backends.reference.functions import TABLE
 from hetrun.graph import Graph, Op
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
+from hetrun.mixing import Mixing
 from hetrun.model import PlannedModel
 from hetrun.pilot import pilot as module
 from hetrun.plan import PlanSet
@@ -140,7 +141,8 @@ def whole_passes(timeline: Timeline) -> Timeline:
 def on_one_device(machine: Machine, where: str) -> Timeline:
     """Decoding with all layers on one of the two."""
     timeline = Timeline()
-    made = rig(MODEL, machine.devices(timeline), {"": "host", "blk": where})
+    placed = {"": "host", "blk": where}
+    made = rig(MODEL, machine.devices(timeline), placed, sequences=BATCH)
     seqs = [made.kv.alloc() for _ in range(BATCH)]
     made.step(*((seq, tokens, []) for seq, tokens in zip(seqs, prompts(), strict=True)))
     for n in range(PASSES + 2):
@@ -161,6 +163,8 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     monkeypatch.setattr(Ways, other, lambda *args, **kwargs: NOTHING)
     # Passes that are slow because others compute are no reason to plan anew here.
     monkeypatch.setattr(module.Pilot, "tend", lambda self, idle=False: None)
+    # Answers go on in the passes of prompts: then all of them run together for long enough.
+    monkeypatch.setattr(Mixing, "_smooth", lambda self, answers, together: True)
     with opened() as llm:
         plans = llm.plan
         answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]
@@ -182,8 +186,10 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
         **{f"all on the {where}": on_one_device(machine, where) for where in NAMES},
     }
     clock = least_seconds([timeline, *runs.values()], machine.link)
-    assert runs["both"].overlap(LINK, HOST) > 0
-    assert runs["both"].overlap(LINK, HOST, clock) > 0
+    # Shares of layers may all stay on the device; whole layers are too many, and some cross the link.
+    busy = (HOST, DEVICE) if kind == "shared" else (LINK, HOST)
+    assert runs["both"].overlap(*busy) > 0
+    assert runs["both"].overlap(*busy, clock) > 0
     seconds = {name: r.pass_seconds(clock) for name, r in runs.items()}
     predicted = facts["expected"]["predicted_s"]
     for name, took in seconds.items():
@@ -191,8 +197,6 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     print(f"predicted {1000 * predicted:.1f} ms, measured {1000 * facts['expected']['measured_s']:.1f}")
     assert seconds["both"] < min(seconds["all on the host"], seconds["all on the metered"])
     assert 0.5 < predicted / seconds["both"] < 2
-    if kind == "shared":
-        assert runs["both"].overlap(HOST, DEVICE, clock) > 0
 
 
 def looked_at(loaded: Loaded) -> PlanSet:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hetrun import kvmemory, kvrows
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
-from hetrun.kv import KvCache, unit_rows
+from hetrun.kv import MOST_UNITS, KvCache, unit_rows
 from hetrun.kvmemory import Memory
 from hetrun.kvrows import BLOCK, KvView, Paged, RowIndex
 from hetrun.kvruns import Runs
@@ -638,3 +638,15 @@ def test_memory_goes_when_the_tables_do(plain: bool, monkeypatch: pytest.MonkeyP
         assert (keys.read(np.arange(5)) == 1).all()  # a table keeps its memory alone
         del keys, b
         assert held() == before
+
+
+def test_very_long_texts_leave_room_for_fewer() -> None:
+    """What is kept about units of addresses takes memory of its own, whatever a model says of its context."""
+    kv = KvCache({0: KvShape(1, 32)}, by_name("F16"), 1 << 28, 129, 8)
+    assert 2 <= kv.max_sequences < 129
+    group = kv.groups[0]
+    assert isinstance(group, Paged)
+    assert group._shown.size <= max(MOST_UNITS, 2 * (1 << 28) // group.unit)
+    seq = kv.alloc()
+    kv.extend(seq, 100)
+    assert kv.length(kv.fork(seq, 70)) == 70
