@@ -30,6 +30,7 @@ from hetrun import LLM, SamplingParams
 from hetrun.bench.driver import Endpoint, Gone, Refused
 from hetrun.bench.servers import Server, hetrun_serve, tree
 from hetrun.config import Settings
+from hetrun.loop import REST_S
 from tests import make_model
 
 LONGEST = 600  # tokens of a prompt, nearly
@@ -229,6 +230,7 @@ def held(server: Server) -> Held:
 def settled(server: Server, wanted: Held | None = None) -> Held:
     """What it holds when all who left are forgotten: descriptors are closed a moment after their clients."""
     until = time.monotonic() + PATIENCE_S
+    time.sleep(REST_S + 1)  # what nobody uses goes back to the system
     last = held(server)
     while time.monotonic() < until:
         time.sleep(0.5)
