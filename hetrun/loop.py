@@ -22,9 +22,9 @@ from hetrun.inbox import Cancel, Close, Gate, Item, Job, Ready, Request
 from hetrun.loaded import Loaded
 from hetrun.mixing import Mixing
 from hetrun.pace import Clock, Pace
-from hetrun.places import Chosen, Places
+from hetrun.places import Places
 from hetrun.prepare import Prepared, Preparer
-from hetrun.running import Running
+from hetrun.running import Chosen, Running
 from hetrun.scheduler import Shares
 from hetrun.waiting import Waiting
 
@@ -283,8 +283,9 @@ class Loop:
         finally:
             self._standing = outer
             self._gate.leave()
-        self._pace.saw(chosen, clock.seconds())
-        self._entry.saw(chosen, clock.seconds())
+        seconds = clock.seconds()
+        self._pace.saw(chosen, seconds)
+        self._entry.saw(chosen, seconds)
         now, row = perf_counter(), 0
         self._answered = self._answered if aside else now
         choices = together([r for r, _ in chosen], step, logits)

@@ -6,15 +6,14 @@ from collections.abc import Collection, Sequence
 
 from hetrun.model import Model
 from hetrun.pace import STRETCH, Pace
-from hetrun.places import Chosen
-from hetrun.running import Running
+from hetrun.running import Chosen, Running
 from hetrun.scheduler import Shares, share_out, split
 
 FEW = 16  # tokens of prompts that never need a pass of their own
 SHORT = 128  # tokens; so short a prompt may be computed beside answers while a long pass stands aside
 BESIDE = (64, 32, 16)  # of these so many at a time
 ALONE_S = 0.1  # how long that may take where no answer waits for it
-LOOK_S = 0.01  # how often a long pass looks whether somebody came
+NOTICE_S = 0.01  # how often a long pass looks whether somebody came
 
 
 class Mixing:
@@ -51,7 +50,7 @@ class Mixing:
         """How long a pass may go on before it stands aside once more."""
         others = [r for r in running if r.id not in standing]
         if not others:
-            return LOOK_S
+            return NOTICE_S
         joining = [r for r in running if r.id in standing]
         # Many who join together are not held up by the few who have begun.
         return (STRETCH - 1) * self._pace.quiet(others, joining if len(joining) > len(others) else ())

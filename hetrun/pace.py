@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from hetrun.model import Model
-from hetrun.running import Running
+from hetrun.running import Chosen, Running
 
 # While prompts are computed, a running answer's tokens come at most so many times as far apart as without.
 STRETCH = 2.5
@@ -14,8 +14,6 @@ UNKNOWN_S = 0.02  # a step of answers, before one was measured
 SMOOTHING = 0.2
 REMEMBERED = 512  # predictions, which change slowly; then all are asked for again
 DEPTHS = 256  # tokens: steps at about the same depth take about the same time
-
-Chosen = Sequence[tuple[Running, int]]
 
 
 class Pace:

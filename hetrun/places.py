@@ -6,12 +6,10 @@ from collections.abc import Collection
 
 from hetrun.errors import BudgetError
 from hetrun.loaded import Loaded
-from hetrun.running import Running
+from hetrun.running import Chosen, Running
 from hetrun.scheduler import last_in_line
 
 AHEAD = 64  # tokens that everybody should have room for when somebody begins
-
-Chosen = list[tuple[Running, int]]
 
 
 class Places:

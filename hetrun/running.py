@@ -94,3 +94,6 @@ class Running:
             prompt_tok_s=(self.n_prompt - self.cached) / prompt_s if prompt_s > 0 else 0.0,
             decode_tok_s=(self.generated - 1) / decode_s if self.generated > 1 and decode_s > 0 else 0.0,
         )
+
+
+Chosen = list[tuple[Running, int]]  # what goes into a step: requests, and so many tokens of each
