@@ -23,7 +23,7 @@ from hetrun.pilot import Setup, planner_for
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, load_plan, make_plans
 from hetrun.planner.balance import PARTS, operations
 from hetrun.planner.concurrent import ConcurrentPlanner, is_concurrent
-from hetrun.planner.costs import CALL
+from hetrun.planner.costs import CALL, size_of
 from hetrun.planner.online import WORTH, Now, OnlinePlanner, Proposal
 from hetrun.planner.probe import LINK, TOKENS, alone
 from hetrun.planner.sides import At, Cost
@@ -230,7 +230,8 @@ def test_passes_that_take_longer_than_planned_are_noticed_and_decide() -> None:
     for s in plan.segments:
         for _ in range(5):
             work = Work(decide.costs.form(s), s.backend, 1)
-            times.learn(work, 512, 256.0, 1.8 * first.plans.expected[BUCKET].segments[s.name][0])
+            took = 1.8 * first.plans.expected[BUCKET].segments[s.name][0]
+            times.learn(work, *size_of(s.ops, 512, 256.0), took)
     assert f"passes of {BUCKET} tokens on two devices take" in decide.surprised(first.plans)
     second = decide.propose(first.plans, follow(before, first))
     assert second is not None
