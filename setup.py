@@ -1,5 +1,5 @@
 """The package map (the real code of `hetrun.backends` lies in backends/, and so on for the other folders) and
-the C library, which may be left out."""
+the C libraries, which may be left out."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ core = find_packages(
 )
 mapped = [f"hetrun.{name}" for f in FOLDERS for name in find_packages(include=[f, f"{f}.*"])]
 
-# One C file is one library, called as the file beside it. Each has headers in its folder only.
-SOURCES = sorted(Path("backends").rglob("*.c"))
+# One C file is one library, called as the file. Each has headers in its folder only.
+SOURCES = sorted(path for folder in (*FOLDERS, "hetrun") for path in Path(folder).rglob("*.c"))
 
 
 class BuildLibraries(build_ext):
@@ -30,7 +30,7 @@ setup(
     cmdclass={"build_ext": BuildLibraries},
     ext_modules=[
         Extension(
-            "hetrun." + ".".join(path.with_suffix("").parts),
+            "hetrun." + ".".join(path.with_suffix("").parts).removeprefix("hetrun."),
             [path.as_posix()],
             depends=sorted(header.as_posix() for header in path.parent.glob("*.h")),
             extra_compile_args=["-O3"],  # Python's own flags come first, and may ask for less

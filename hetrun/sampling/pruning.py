@@ -10,6 +10,7 @@ import numpy as np
 from hetrun.errors import BackendError
 from hetrun.sampling.candidates import Ints
 from hetrun.sampling.draw import Doubles, Floats
+from hetrun.sampling.native import greatest
 
 GROUPS = 1024  # vocabularies are mostly multiples of it, or nearly
 
@@ -26,8 +27,22 @@ def check_peak(peak: float | np.floating[Any]) -> None:
     raise BackendError(f"the logits hold {what}: the step that computed them went wrong")
 
 
+def leaders(values: Floats, k: int) -> tuple[list[int], list[float]]:
+    """Where the k greatest are and what they are, as `best` has them."""
+    if (find := greatest()) and (found := find(values, min(k, len(values)))) and found[0]:
+        check_peak(found[1][0])
+        return found
+    places = _best(values, k)
+    return places.tolist(), values[places].tolist()
+
+
 def best(values: Floats, k: int) -> Ints:
-    """Where the k greatest are, in descending order, equals by ascending index; none at -inf.
+    """Where the k greatest are, in descending order, equals by ascending index; none at -inf."""
+    return np.array(leaders(values, k)[0], np.intp)
+
+
+def _best(values: Floats, k: int) -> Ints:
+    """The same where there is no library, or more is asked for than it has room for.
 
     Of more than k groups, k reach the k-th greatest of the groups' maxima, so the k-th greatest of all is no
     less. What is below need not be looked at; with many groups, hardly anything else is above.

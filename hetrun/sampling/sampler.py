@@ -22,7 +22,7 @@ from hetrun.sampling.dry import Encode
 from hetrun.sampling.few import usual
 from hetrun.sampling.logprobs import of_token
 from hetrun.sampling.mirostat import Mirostat, make_mirostat
-from hetrun.sampling.pruning import best, check_peak
+from hetrun.sampling.pruning import check_peak, leaders
 from hetrun.sampling.roles import Choice, Constraint, Sampler
 
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's
@@ -111,8 +111,8 @@ class ChainSampler:
 
     def _choose(self, row: Floats) -> int:
         if self._usual and self._usual.k < len(row):
-            ids = best(row, self._usual.k)
-            return int(ids[self._usual.draw(row[ids].tolist(), self._past.chance(0))])
+            ids, candidates = leaders(row, self._usual.k)
+            return ids[self._usual.draw(candidates, self._past.chance(0))]
         peak = row.argmax()  # the first NaN, if there is one, and the lowest id of equals
         check_peak(row[peak])
         if self._greedy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SAMPLERS, SamplingParams
-from hetrun.sampling import Sampler, choose, make_sampler, pruning
+from hetrun.sampling import Sampler, choose, make_sampler, native, pruning
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
 from hetrun.sampling.draw import falls_on, uniform
@@ -59,7 +60,7 @@ rows = st.builds(
 )
 
 
-def ranked(logits: Row) -> list[int]:
+def ranked(logits: npt.NDArray[np.floating[Any]]) -> list[int]:
     """All possible tokens, the best first, the lowest id first among equals."""
     values = logits.tolist()
     return sorted((i for i, value in enumerate(values) if value > -math.inf), key=lambda i: (-values[i], i))
@@ -123,8 +124,47 @@ def test_pruning_leaves_the_distribution_as_it_is(
 @given(logits=rows, k=st.integers(1, 3000))
 @example(logits=np.zeros(4096, np.float32), k=40)
 @example(logits=np.tile(np.arange(1024, dtype=np.float32), 8), k=40)  # all the best in the same columns
+@example(logits=np.arange(300_000, dtype=np.float32), k=128)  # more than the library has blocks for
+@example(logits=np.full(70, -np.inf, np.float32), k=3)
 def test_the_k_best_are_found_without_sorting(logits: Row, k: int) -> None:
-    assert best(logits, k).tolist() == ranked(logits)[:k]
+    expected = ranked(logits)[:k]
+    if expected:
+        assert best(logits, k).tolist() == expected
+        assert pruning._best(logits, k).tolist() == expected  # where there is no library
+    if (find := native.greatest()) and k <= native.MOST:
+        found = find(logits, min(k, len(logits)))
+        assert found == (expected, logits[expected].tolist())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("n", [1, 7, 64, 65, 1000, 300_001])
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_what_is_no_logit_is_found_wherever_it_stands(bad: float, n: int, place: float) -> None:
+    logits = row(1, n, 2.0, False, 0.0)
+    logits[int(place * (n - 1))] = bad
+    with pytest.raises(BackendError, match="NaN" if np.isnan(bad) else "infinite"):
+        best(logits, 3)
+
+
+def test_rows_that_the_library_does_not_take_are_looked_at_without_it() -> None:
+    logits = row(1, 3000, 2.0, False, 0.0)
+    for other in (logits[::3], logits.astype(np.float64), logits[::-1]):
+        assert best(other, 40).tolist() == ranked(other)[:40]
+
+
+def test_threads_have_results_of_their_own() -> None:
+    logits = [row(seed, 5000, 2.0, False, 0.0) for seed in range(64)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda x: best(x, 40).tolist(), logits))
+    assert found == [ranked(x)[:40] for x in logits]
+
+
+def test_a_library_from_another_source_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    assert native.greatest.__wrapped__() is None
+    monkeypatch.setattr(native, "VERSION", native.VERSION - 1)
+    monkeypatch.setattr(native, "NAME", "not_there.so")
+    assert native.greatest.__wrapped__() is None
 
 
 @settings(max_examples=200)
@@ -152,12 +192,12 @@ def test_plain_floats_choose_as_numpy_does(logits: Row, params: SamplingParams) 
 def test_the_default_rules_sort_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def watched(values: Row, k: int) -> npt.NDArray[np.intp]:
+    def watched(values: Row, k: int) -> tuple[list[int], list[float]]:
         least = np.partition(pruning._maxima(values, k), -k)[-k]
         sizes.append(int((values >= least).sum()))
-        return best(values, k)
+        return pruning.leaders(values, k)
 
-    monkeypatch.setattr("hetrun.sampling.sampler.best", watched)
+    monkeypatch.setattr("hetrun.sampling.sampler.leaders", watched)
     for seed in range(20):
         make_sampler(SamplingParams(seed=seed)).sample(row(seed, 49_152, 2.0, False, 0.0))
     assert len(sizes) == 20
