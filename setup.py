@@ -1,6 +1,7 @@
 """The package map (the real code of `hetrun.backends` lies in backends/, and so on for the other folders) and
 the C libraries, which may be left out."""
 
+import os
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -34,6 +35,7 @@ setup(
             [path.as_posix()],
             depends=sorted(header.as_posix() for header in path.parent.glob("*.h")),
             extra_compile_args=["-O3"],  # Python's own flags come first, and may ask for less
+            libraries=[] if os.name == "nt" else ["m"],
             optional=True,  # without a C compiler everything works, more slowly
         )
         for path in SOURCES

@@ -1,45 +1,62 @@
-"""The C function beside this file, where there was a compiler when hetrun was installed."""
+"""The C functions beside this file, where there was a compiler when hetrun was installed."""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hetrun.sampling.draw import Floats
 
+if TYPE_CHECKING:
+    from hetrun.sampling.few import Usual
+
 NAME = "greatest.so"  # beside this file
-VERSION = 1  # of its arguments
-MOST = 128  # values that it may be asked for
-NOT_A_NUMBER = -1
+VERSION = 2  # of their arguments
+MOST = 128  # values that they may be asked for
+NOTHING = -1  # there is something in the row that others must explain
 
 
 class Greatest(threading.local):
-    """The k greatest of a row; each thread has results of its own."""
+    """What is done with the k greatest of a row. None: a row, or a k, that is not for C."""
 
     def __init__(self, dll: ctypes.CDLL) -> None:
-        self._function = dll.hetrun_greatest
-        self._function.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p)
-        self._function.restype = c_int64
+        row = (c_void_p, c_int64, c_int64)
+        self._find, self._draw = dll.hetrun_greatest, dll.hetrun_draw
+        self._find.argtypes, self._find.restype = (*row, c_void_p, c_void_p), c_int64
+        self._draw.argtypes, self._draw.restype = (*row, *(c_double,) * 4), c_int64
+        # Each thread has results of its own.
         self._places, self._values = (c_int64 * MOST)(), (c_float * MOST)()
         self._results = ctypes.addressof(self._places), ctypes.addressof(self._values)
 
-    def __call__(self, row: Floats, k: int) -> tuple[list[int], list[float]] | None:
-        """Their places and themselves, in descending order, equals by ascending place, none at -inf.
-        None: somebody else must look, be it at a number that is none."""
-        if k > MOST or row.dtype != np.float32 or not row.flags.c_contiguous:
+    def find(self, row: Floats, k: int) -> tuple[list[int], list[float]] | None:
+        """Their places and themselves, in descending order, equals by ascending place, none at -inf."""
+        if not _fit(row, k):
             return None
-        found: int = self._function(row.ctypes.data, len(row), k, *self._results)
-        return None if found == NOT_A_NUMBER else (self._places[:found], self._values[:found])
+        found: int = self._find(row.ctypes.data, len(row), k, *self._results)
+        return None if found == NOTHING else (self._places[:found], self._values[:found])
+
+    def draw(self, row: Floats, usual: Usual, u: float) -> int | None:
+        """The token on which u, in [0, 1), falls."""
+        if not _fit(row, usual.k):
+            return None
+        rules = usual.p, usual.min_p, usual.temperature
+        token: int = self._draw(row.ctypes.data, len(row), usual.k, *rules, u)
+        return None if token == NOTHING else token
+
+
+def _fit(row: Floats, k: int) -> bool:
+    return k <= MOST and row.dtype == np.float32 and row.flags.c_contiguous
 
 
 @cache
 def greatest() -> Greatest | None:
-    """The function, where it was built, and from the source that this file goes with."""
+    """The functions, where they were built, and from the source that this file goes with."""
     try:
         dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
         version = dll.hetrun_greatest_version

@@ -29,7 +29,7 @@ def check_peak(peak: float | np.floating[Any]) -> None:
 
 def leaders(values: Floats, k: int) -> tuple[list[int], list[float]]:
     """Where the k greatest are and what they are, as `best` has them."""
-    if (find := greatest()) and (found := find(values, min(k, len(values)))) and found[0]:
+    if (lib := greatest()) and (found := lib.find(values, min(k, len(values)))) and found[0]:
         check_peak(found[1][0])
         return found
     places = _best(values, k)

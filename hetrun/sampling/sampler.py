@@ -19,9 +19,10 @@ from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_temperature
 from hetrun.sampling.draw import Floats
 from hetrun.sampling.dry import Encode
-from hetrun.sampling.few import usual
+from hetrun.sampling.few import Usual, usual
 from hetrun.sampling.logprobs import of_token
 from hetrun.sampling.mirostat import Mirostat, make_mirostat
+from hetrun.sampling.native import greatest
 from hetrun.sampling.pruning import check_peak, leaders
 from hetrun.sampling.roles import Choice, Constraint, Sampler
 
@@ -111,13 +112,19 @@ class ChainSampler:
 
     def _choose(self, row: Floats) -> int:
         if self._usual and self._usual.k < len(row):
-            ids, candidates = leaders(row, self._usual.k)
-            return ids[self._usual.draw(candidates, self._past.chance(0))]
+            return self._draw(row, self._usual, self._past.chance(0))
         peak = row.argmax()  # the first NaN, if there is one, and the lowest id of equals
         check_peak(row[peak])
         if self._greedy:
             return int(peak)
         return self.left(Candidates(None, row)).draw(self._past.chance(0))
+
+    @staticmethod
+    def _draw(row: Floats, usual: Usual, u: float) -> int:
+        if (lib := greatest()) and (token := lib.draw(row, usual, u)) is not None:
+            return token
+        ids, logits = leaders(row, usual.k)
+        return ids[usual.draw(logits, u)]
 
     def left(self, c: Candidates) -> Candidates:
         """What the chain leaves to draw from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -20,6 +21,7 @@ from hetrun.sampling import Sampler, choose, make_sampler, native, pruning
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
 from hetrun.sampling.draw import falls_on, uniform
+from hetrun.sampling.few import Usual
 from hetrun.sampling.pruning import best
 from hetrun.sampling.sampler import ChainSampler
 
@@ -131,8 +133,8 @@ def test_the_k_best_are_found_without_sorting(logits: Row, k: int) -> None:
     if expected:
         assert best(logits, k).tolist() == expected
         assert pruning._best(logits, k).tolist() == expected  # where there is no library
-    if (find := native.greatest()) and k <= native.MOST:
-        found = find(logits, min(k, len(logits)))
+    if (lib := native.greatest()) and k <= native.MOST:
+        found = lib.find(logits, min(k, len(logits)))
         assert found == (expected, logits[expected].tolist())
 
 
@@ -189,6 +191,27 @@ def test_plain_floats_choose_as_numpy_does(logits: Row, params: SamplingParams) 
     assert sampler.sample(logits).token == left.draw(uniform(params.seed, 0))
 
 
+@settings(max_examples=300)
+@given(
+    logits=rows,
+    usual=st.builds(
+        Usual,
+        k=st.integers(1, native.MOST),
+        p=st.sampled_from([0.0, 0.3, 0.95, 1.0]),
+        min_p=st.sampled_from([0.0, 0.05, 0.7, 1.0]),
+        temperature=st.sampled_from([1e-6, 0.8, 1.0, 3.0]),
+    ),
+    u=st.floats(0, 1, exclude_max=True),
+)
+def test_c_draws_what_plain_floats_draw(logits: Row, usual: Usual, u: float) -> None:
+    lib = native.greatest()
+    if lib is None:
+        pytest.skip("the library was not built")
+    usual = replace(usual, k=min(usual.k, len(logits)))
+    ids, leading = pruning.leaders(logits, usual.k)
+    assert lib.draw(logits, usual, u) == ids[usual.draw(leading, u)]
+
+
 def test_the_default_rules_sort_a_handful(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
@@ -198,6 +221,7 @@ def test_the_default_rules_sort_a_handful(monkeypatch: pytest.MonkeyPatch) -> No
         return pruning.leaders(values, k)
 
     monkeypatch.setattr("hetrun.sampling.sampler.leaders", watched)
+    monkeypatch.setattr("hetrun.sampling.sampler.greatest", lambda: None)
     for seed in range(20):
         make_sampler(SamplingParams(seed=seed)).sample(row(seed, 49_152, 2.0, False, 0.0))
     assert len(sizes) == 20
