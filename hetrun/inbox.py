@@ -129,17 +129,18 @@ class Gate:
         """It is computed: a cancel does not reach the model any more."""
         with self.lock:
             ended = self._frames.pop()
-            if self._frames and self.model:  # the one around it goes on, unless it is to end itself
-                outer = self._frames[-1]
-                outer.since += perf_counter() - ended.since
-                if not self._over(outer):
-                    self.model.rearm()
+            if self._frames:
+                self._frames[-1].since += perf_counter() - ended.since
+            # The one around it goes on, unless it is to end itself; so does what the model does by itself.
+            over = self._over(self._frames[-1]) if self._frames else self.stopped
+            if self.model and not over:
+                self.model.rearm()
 
     @property
     def must_end(self) -> bool:
         """Whether the innermost step is for somebody who was cancelled, or all is stopped."""
         with self.lock:
-            return bool(self._frames) and self._over(self._frames[-1])
+            return self._over(self._frames[-1]) if self._frames else self.stopped
 
     def _over(self, frame: Frame) -> bool:
         if self.stopped:

@@ -21,6 +21,7 @@ from hetrun.executor import Step
 from hetrun.inbox import Cancel, Close, Gate, Item, Job, Ready, Request
 from hetrun.loaded import Loaded
 from hetrun.mixing import Mixing
+from hetrun.model import Model
 from hetrun.pace import Clock, Pace
 from hetrun.places import Places
 from hetrun.prepare import Prepared, Preparer
@@ -55,27 +56,41 @@ class Loop:
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
         self._turn = 0
         self._tended = 0.0
+        self._newcomers = False  # since the model last heard what to expect
         self._answered = 0.0  # when answers last had a step
+        self._due = 0.0  # when what takes long is to stand aside
 
     def run(self) -> None:
         """Until somebody closes."""
         while self._take():
             self._expire()
-            before = len(self._running)
             self._admit()
-            if len(self._running) > before:
-                self._model.expect(sum(r.missing for r in self._running))
+            while self._newcomers:  # others may come meanwhile
+                self._newcomers = False
+                self._prepare(lambda model, between: model.expect(self._missing, between))
             if self._running:
                 chosen, alone = self._mixing.next(self._running)
-                self._run(chosen, self._aside if alone else None)
+                self._run(chosen, stands_aside=alone)
                 self._tend()
 
     def _tend(self) -> None:
         """Look after the model between two steps. When nothing runs, that may wait a moment: whoever asks
         once more shall not wait for it."""
         if self._running or perf_counter() > self._tended + LOOK_S:
-            self._model.tend(idle=not self._running)
+            idle = not self._running
+            self._prepare(lambda model, between: model.tend(idle, between))
             self._tended = perf_counter()
+
+    def _prepare(self, work: Callable[[Model, Callable[[], None]], None]) -> None:
+        """Let the model prepare for what comes. Where that takes long, it stands aside."""
+        try:
+            work(self._model, self._between)
+        except Cancelled:
+            pass  # all is stopped, as the inbox says
+
+    @property
+    def _missing(self) -> int:
+        return sum(r.missing for r in self._running)
 
     def end(self, reason: EngineStopped) -> None:
         """Say to everybody who waits that nothing comes any more."""
@@ -113,7 +128,7 @@ class Loop:
         try:
             return self._inbox.get(timeout=SETTLED_S)
         except queue.Empty:
-            self._model.tend(idle=True)
+            self._prepare(lambda model, between: model.tend(True, between))
         try:
             return self._inbox.get(timeout=REST_S)
         except queue.Empty:
@@ -242,38 +257,36 @@ class Loop:
         self._entry.began(r, w)
         r.began = perf_counter()
         self._running.append(r)
+        self._newcomers = True
         return True
 
     # --- steps
 
-    def _aside(self) -> Callable[[], None]:
-        """What is called in the middle of a long pass."""
-        due = self._answered + self._mixing.patience(self._running, self._standing)
+    def _between(self) -> None:
+        """Called in the middle of a long pass, and of what else takes long."""
+        if perf_counter() < self._due:
+            return
+        self._take_aside()
+        self._admit()
+        self._run(self._mixing.beside(self._running, self._standing))
+        if self._gate.must_end:
+            raise Cancelled("one of those in this step was cancelled")
+        self._due = perf_counter() + self._mixing.patience(self._running, self._standing)
 
-        def between() -> None:
-            nonlocal due
-            if perf_counter() < due:
-                return
-            self._take_aside()
-            self._admit()
-            self._run(self._mixing.beside(self._running, self._standing))
-            if self._gate.must_end:
-                raise Cancelled("one of those in this step was cancelled")
-            due = perf_counter() + self._mixing.patience(self._running, self._standing)
-
-        return between
-
-    def _run(self, chosen: Chosen, aside: Callable[[], Callable[[], None]] | None = None) -> None:
+    def _run(self, chosen: Chosen, stands_aside: bool = False) -> None:
         """One step, and what comes of it."""
         chosen = self._places.make_room(chosen, self._standing)
         ids = frozenset(r.id for r, _ in chosen)
         if not chosen or not self._gate.enter(ids, self._pace.seconds(chosen)):
             return  # who must end is in the inbox
         clock = Clock(self._model)
-        outer, self._standing = self._standing, ids if aside else self._standing
+        outer = self._standing
+        if stands_aside:
+            self._standing = ids
+            self._due = self._answered + self._mixing.patience(self._running, ids)
         step = Step(tuple([r.chunk(n) for r, n in chosen]))
         try:
-            logits = self._model.step(step, aside() if aside else None)
+            logits = self._model.step(step, self._between if stands_aside else None)
         except Cancelled:
             return  # the same; the others run again
         except Exception as e:
@@ -287,7 +300,7 @@ class Loop:
         self._pace.saw(chosen, seconds)
         self._entry.saw(chosen, seconds)
         now, row = perf_counter(), 0
-        self._answered = self._answered if aside else now
+        self._answered = self._answered if stands_aside else now
         choices = together([r for r, _ in chosen], step, logits)
         for (r, n), chunk, choice in zip(chosen, step.chunks, choices, strict=True):
             rows = logits[row : row + len(chunk.wanted)]

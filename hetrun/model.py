@@ -92,11 +92,14 @@ class Model(Protocol):
         """Let the next step run."""
         ...
 
-    def expect(self, tokens: int) -> None:
-        """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
+    def expect(self, tokens: int, between: Between | None = None) -> None:
+        """So many tokens of prompts wait: what is worth preparing for them is prepared now.
+
+        That may take seconds; `between` is called now and then, and may run steps. So with `tend`.
+        """
         ...
 
-    def tend(self, idle: bool = False) -> None:
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Between two steps: look after the plan."""
         ...
 
@@ -165,15 +168,17 @@ class PlannedModel:
         """The logits of the wanted tokens; good until the next step."""
         return self._executor.run(step, between)
 
-    def expect(self, tokens: int) -> None:
+    def expect(self, tokens: int, between: Between | None = None) -> None:
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
         if self.pilot:
-            self.pilot.expect(tokens)
+            with self.pilot.standing_aside(between):
+                self.pilot.expect(tokens)
 
-    def tend(self, idle: bool = False) -> None:
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Between two steps: look after the plan."""
         if self.pilot:
-            self.pilot.tend(idle)
+            with self.pilot.standing_aside(between):
+                self.pilot.tend(idle)
 
     def rest(self) -> None:
         """Nothing has come for a while: memory of keys and values that nobody needs goes to the system."""

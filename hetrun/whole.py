@@ -193,10 +193,10 @@ class WholeModel:
         """Nothing is known ahead."""
         return None
 
-    def expect(self, tokens: int) -> None:
+    def expect(self, tokens: int, between: Between | None = None) -> None:
         """Nothing can be prepared: the library decides by itself."""
 
-    def tend(self, idle: bool = False) -> None:
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Nothing to look after."""
 
     def rest(self) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import cpu_count
 from time import perf_counter, sleep
 
 from hetrun.backend import Backend
-from hetrun.errors import HetrunError
-from hetrun.executor import Executor
+from hetrun.errors import Cancelled, HetrunError
+from hetrun.executor import Between, Executor
 from hetrun.forecast import Forecast
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
@@ -92,8 +93,27 @@ class Pilot:
         started = {name for name, backend in backends.items() if backend.started}
         self._state = State(held, started)
         self._keep = True
+        self._between: Between | None = None
+        self._away = 0.0  # seconds in which others ran
         self._watcher = Watcher(self.planner, forecast)
         self._explorer = Explorer(self.planner, executor, self.prober, store, backends, setup.context)
+
+    @contextmanager
+    def standing_aside(self, between: Between | None) -> Iterator[None]:
+        """Call this in the middle of what takes long; it may run steps."""
+        self._between = between
+        try:
+            yield
+        finally:
+            self._between = None
+
+    def _stand_aside(self, part: float = 0.0) -> None:
+        """Somebody waits meanwhile."""
+        if self._between:
+            start = perf_counter()
+            self._executor.forget_threads()
+            self._between()
+            self._away += perf_counter() - start
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -156,6 +176,8 @@ class Pilot:
             self._learn_turns(name)
             for trial in trials:
                 self.forecast.learn_fact(_asked(trial), name, 1.0)
+        except Cancelled:
+            raise
         except Exception as e:  # a plugin may fail in any way, and the others go on
             if name in self._setup.home.values():
                 raise
@@ -191,7 +213,7 @@ class Pilot:
             return  # it was not worth it for as many
         for name in [n for n in self._candidates() if n not in state.started]:
             if self._worth_a_try(waiting) and (trials := self._unknown(name)):
-                self._probe(name, trials, perf_counter() + PROBE_S / 4, stretch(None, 0, 1))
+                self._probe(name, trials, perf_counter() + PROBE_S / 4, self._stand_aside)
                 self._executor.forget_threads()
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
         state.asked = LEAST_WAITING if changed else waiting
@@ -234,6 +256,8 @@ class Pilot:
             return
         try:
             self._explorer.run(chosen)
+        except Cancelled:
+            raise
         except Exception as e:  # a plugin may fail in any way, and the answer goes on
             self._refuse(chosen.backend, e)
             self.replan(f"{chosen.backend} failed")  # which it would do in somebody's answer, too
@@ -277,6 +301,8 @@ class Pilot:
         try:
             self._bring(proposal.bring)
             self._bring_parts(proposal.parts)
+        except Cancelled:
+            raise
         except Exception as e:  # a plugin may fail in any way, and the plan stays as it is
             for name in {b for _, b in proposal.bring} | {b for b, _ in proposal.parts - now.parts}:
                 if name not in self._setup.home.values():
@@ -301,18 +327,21 @@ class Pilot:
             mine = sorted(i for i, b in copies if b == name)
             backend = self._backends[name]
             wanted = [use for i in mine for use in backend.wants(self.planner.units[i].ops)]
-            start = perf_counter()
-            self._store.load({name: wanted})
-            size = sum(self._nbytes[i, name] for i in mine)
+            start, away = perf_counter(), self._away
+            self._store.load({name: wanted}, self._stand_aside)
+            seconds, size = (
+                perf_counter() - start - (self._away - away),
+                sum(self._nbytes[i, name] for i in mine),
+            )
             if size > 1 << 24:
-                self.forecast.learn_fact(RATE, name, size / (perf_counter() - start))
+                self.forecast.learn_fact(RATE, name, size / seconds)
         self._state.held |= copies
 
     def _bring_parts(self, parts: Parts) -> None:
         """Read the weights that operations of their own, or parts of them, want in another form."""
         for name in sorted({b for b, _ in parts}):
             self._start(name)
-            self._store.load({name: [use for b, use in parts if b == name]})
+            self._store.load({name: [use for b, use in parts if b == name]}, self._stand_aside)
         self._state.parts |= parts
 
     def _drop_parts(self, parts: Parts) -> None:

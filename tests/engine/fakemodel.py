@@ -128,10 +128,10 @@ class FakeModel:
     def cancel(self) -> None:
         self.cancelled.set()
 
-    def expect(self, tokens: int) -> None:
+    def expect(self, tokens: int, between: Between | None = None) -> None:
         """Nothing to prepare."""
 
-    def tend(self, idle: bool = False) -> None:
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Nothing to look after."""
 
     def rest(self) -> None:

@@ -201,3 +201,22 @@ def test_a_receiver_that_fails_ends_only_its_own_request(
     assert failed.is_set()
     assert 0 in model.freed
     assert f"failed on a {kind} event" in caplog.text
+
+
+def test_a_cancel_that_came_too_late_is_over_with_its_step() -> None:
+    """What the model does by itself behind the step is nobody's who was cancelled."""
+    g, model = gate()
+    assert g.enter(frozenset((1,)))
+    g.cancel(1)
+    g.leave()
+    assert not model.cancelled.is_set()
+    assert not g.must_end
+
+
+def test_a_stop_holds_behind_the_step_that_it_ended() -> None:
+    g, model = gate()
+    assert g.enter(frozenset((1,)))
+    g.stop()
+    g.leave()
+    assert model.cancelled.is_set()
+    assert g.must_end

@@ -9,17 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams, registry
 from hetrun.backend import Available, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
 from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.errors import Cancelled
 from hetrun.executor import Chunk, Step
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.pilot import Pilot
+from hetrun.pilot.trying import Explorer
 from hetrun.plan import PlanSet
+from hetrun.planner.online import RATE
+from hetrun.planner.probe import Trial
 from hetrun.planner.turns import turn
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -88,8 +93,6 @@ def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> None:
     """Steps of one token until the scope is run by one of these, or the time is over."""
 
     def steps(loaded: Loaded) -> None:
-        import numpy as np
-
         model, end = loaded.model, perf_counter() + seconds
         seq = model.alloc()
         while perf_counter() < end:
@@ -188,3 +191,57 @@ def test_static_is_an_option(small_model: Path) -> None:
     with LLM(small_model, backends=["llamacpp"], planner="static", ctx=256) as llm:
         assert not llm.plan.expected
         assert llm.plan.plan(1).segments[0].why.startswith(("first in the fixed order", "the only backend"))
+
+
+def test_a_backend_that_is_told_to_stop_has_not_failed(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: Explorer, trial: Trial) -> None:
+        raise Cancelled("the computation was stopped")
+
+    trial = Trial("again", "", (), "llamacpp", 1, 1)
+    monkeypatch.setattr(Explorer, "choose", lambda self, now, allowed: trial)
+    monkeypatch.setattr(Explorer, "run", stopped)
+    with LLM(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured", eager=True) as llm:
+
+        def look(loaded: Loaded) -> set[str]:
+            pilot = pilot_of(loaded)
+            pilot._state.next_look = pilot._state.next_trial = 0.0
+            with pytest.raises(Cancelled):
+                pilot.tend()
+            return pilot._state.refused
+
+        assert llm.call(look) == set()
+
+
+def test_a_model_that_loads_weights_stands_aside_after_each(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what ran meanwhile is not counted as time that loading took."""
+    with LLM(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured") as llm:
+
+        def load(loaded: Loaded) -> tuple[int, int, float]:
+            pilot, calls = pilot_of(loaded), list[float]()
+            copies = frozenset((i, "reference") for i in range(3))
+            weights = {u for i, b in copies for u in pilot._backends[b].wants(pilot.planner.units[i].ops)}
+            pilot._store.drop("reference", weights)
+            monkeypatch.setattr(pilot, "_nbytes", {copy: 1 << 30 for copy in copies})
+
+            def between() -> None:
+                begun = perf_counter()
+                seq = loaded.model.alloc()
+                for _ in range(3):
+                    loaded.model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
+                loaded.model.free(seq)
+                calls.append(perf_counter() - begun)
+
+            begun = perf_counter()
+            with pilot.standing_aside(between):
+                pilot._bring(copies)
+            rate = pilot.forecast.fact(RATE, "reference")
+            assert rate is not None
+            return len(calls), len(weights), 3 * (1 << 30) / rate + sum(calls) - (perf_counter() - begun)
+
+        paused, weights, beyond = llm.call(load)
+        assert paused == weights > 3
+        assert beyond < 1e-3

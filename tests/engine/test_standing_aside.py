@@ -305,3 +305,91 @@ def test_a_deadline_ends_a_request(open_engine: Open, prompt: str) -> None:
     if running:
         engine.cancel(running.id)
         assert running.wait().last.finish_reason in ("cancelled", "length", "stop")
+
+
+# --- a model that prepares for what comes
+
+
+@dataclass
+class Preparing(Aside):
+    """Prepares for long prompts; `meanwhile` is called at each of its pauses, before others run, and says
+    whether that takes longer."""
+
+    meanwhile: Callable[[int], bool] = lambda pause: pause < PAUSES
+    prepared: list[int] = field(default_factory=list)  # for how many tokens
+
+    def expect(self, tokens: int, between: Between | None = None) -> None:
+        if between and tokens > SHORT:
+            pause = 0
+            while self.meanwhile(pause):
+                between()
+                pause += 1
+            self.prepared.append(tokens)
+
+
+def test_answers_begin_go_on_and_end_while_a_model_prepares(open_engine: Open) -> None:
+    model, running, newcomer, long = Preparing(), Answer(), Answer(), Answer()
+    engine = open_engine(model)
+    seen: list[int] = []
+
+    def goes_on(pause: int) -> bool:
+        if pause == 3:
+            ask(engine, "a", newcomer)
+        seen.append(len(running.events))
+        return not newcomer.over.is_set()
+
+    model.meanwhile = goes_on
+    engine.call(lambda _: [ask(engine, "l", running, max_tokens=900), ask(engine, long_prompt("b"), long)])
+    assert (newcomer.wait().text, long.wait().text) == ("Hello, world", "123456789")
+    assert running.wait().text == "x" * 900
+    assert seen[-1] - seen[3] >= len("Hello, world"), "both went on"
+
+
+def test_who_is_cancelled_while_a_model_prepares_ends_at_once(open_engine: Open) -> None:
+    model, long = Preparing(), Answer()
+    engine = open_engine(model)
+    ended: list[bool] = []
+
+    def goes_on(pause: int) -> bool:
+        if pause == 2:
+            engine.cancel(long.id)
+        ended.append(long.over.is_set())
+        return pause < PAUSES
+
+    model.meanwhile = goes_on
+    assert ask(engine, long_prompt("b"), long).wait().last.finish_reason == "cancelled"
+    assert ask(engine, "a").wait().text == "Hello, world"
+    assert ended == [False] * 3 + [True] * (PAUSES - 2)
+    assert len(model.prepared) == 1, "it is there for the next one"
+
+
+def test_a_model_that_prepares_can_be_closed(open_engine: Open) -> None:
+    inside = threading.Event()
+
+    def goes_on(pause: int) -> bool:
+        inside.set()
+        return True
+
+    model = Preparing(meanwhile=goes_on)
+    engine = open_engine(model)
+    long = ask(engine, long_prompt("b"))
+    assert inside.wait(30)
+    engine.close()
+    assert isinstance(long.wait().last.error, EngineStopped)
+    assert model.closed.is_set()
+    assert not model.prepared
+
+
+def test_a_model_prepares_for_those_who_came_meanwhile_as_well(open_engine: Open) -> None:
+    model, other = Preparing(), Answer()
+    engine = open_engine(model)
+
+    def goes_on(pause: int) -> bool:
+        if not other.id:
+            ask(engine, long_prompt("a"), other)
+        return len(model.prompts) < 2  # until it has a place
+
+    model.meanwhile = goes_on
+    assert ask(engine, long_prompt("b")).wait().text == "123456789"
+    assert other.wait().text == "Hello, world"
+    assert model.prepared == [LONG, 2 * LONG]
