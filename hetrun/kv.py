@@ -72,28 +72,28 @@ class Tables:
     def __init__(self, memory: Memory, tables: Sequence[KvTable]) -> None:
         self._memory = memory
         self._tables = tables
+        # Where each begins and the bytes of its rows: to ask numpy takes longer than what is done with them.
+        self._places = [(t.address, t.row_bytes) for t in tables]
         self.row_bytes = sum(t.row_bytes for t in tables)
 
     def move(self, source: int, target: int, n: int) -> None:
         """Copy n rows; they may overlap, which numpy would buffer."""
-        for table in self._tables:
-            size = table.row_bytes
-            ctypes.memmove(table.address + target * size, table.address + source * size, n * size)
+        for address, size in self._places:
+            ctypes.memmove(address + target * size, address + source * size, n * size)
 
     def show(self, at: int, rows: int, n: int, keep: int = 0) -> None:
         """See other memory from row `at` on, and in it the first `keep` rows as they were."""
-        for table in self._tables:
-            size = table.row_bytes
-            kept = table.raw[at : at + keep].copy()
-            offset = table.address - self._memory.address
+        for table, (address, size) in zip(self._tables, self._places, strict=True):
+            kept = table.raw[at : at + keep].copy() if keep else None
+            offset = address - self._memory.address
             self._memory.show(offset + at * size, offset + rows * size, n * size)
-            table.raw[at : at + keep] = kept
+            if kept is not None:
+                table.raw[at : at + keep] = kept
 
     def drop(self, rows: int, n: int) -> None:
         """Give the memory that these rows had at first back to the system."""
-        for table in self._tables:
-            size = table.row_bytes
-            self._memory.drop(table.address - self._memory.address + rows * size, n * size)
+        for address, size in self._places:
+            self._memory.drop(address - self._memory.address + rows * size, n * size)
 
 
 def token_bytes(shape: KvShape, quant: QuantType) -> int:

@@ -2,7 +2,7 @@
 
 A sequence that has finished stays in the KV cache as an entry. A new one whose tokens begin like an entry's,
 or like those of a sequence that runs now, begins as a fork of it, which shares its rows instead of copying
-them. The least recently used entry goes first.
+them; or it is that entry, where it goes on almost where that ended. The least recently used entry goes first.
 
 How the engine uses it; all of it on its own thread:
 
@@ -37,6 +37,7 @@ from hetrun.tokentree import Tokens, TokenTree
 
 CACHED = 64  # entries
 LEAST = 16  # tokens: to compute fewer takes hardly longer than to fork
+LITTLE = 16  # tokens at an entry's end that are computed again, if need be, rather than fork for their sake
 WORTH = 64  # tokens for which a request waits until another one has computed them
 
 
@@ -215,8 +216,11 @@ class Prefixes:
     # --- places
 
     def _place(self, source: int | None, n: int) -> tuple[int, int]:
-        """A fork of n tokens, or an empty sequence."""
+        """A sequence with n tokens of another, or an empty one."""
         if source in self._used:
+            assert source is not None
+            if self._model.length(source) - n <= LITTLE:
+                return self._take(source, n), n
             self._used[source] = next(self._clock)
         while True:
             try:
@@ -232,7 +236,7 @@ class Prefixes:
                     source, n = None, 0  # one that runs cannot be shared: an empty one may need less
 
     def _take(self, seq: int, n: int) -> int:
-        """The last entry itself, cut, where there is no place for a fork of it."""
+        """An entry itself, cut: no place is needed, and no time. It becomes an entry again."""
         del self._used[seq]
         self._tree.remove(seq)
         self._model.truncate(seq, n)

@@ -55,13 +55,13 @@ def test_the_next_request_begins_where_the_last_one_was(opened: Callable[..., LL
 
 def test_the_next_process_begins_where_the_last_one_was(opened: Callable[..., LLM], tmp_path: Path) -> None:
     with opened() as llm:
-        first = [llm.generate([[*PROMPT[:n], n]], ANSWER)[0] for n in (60, 50, 40)]
+        first = [llm.generate([[*PROMPT[:n], n]], ANSWER)[0] for n in (60, 40, 20)]
         kept = llm.call(entries)
     assert os.listdir(tmp_path) == ["prompts"]
     with opened() as llm:
         assert llm.call(entries) == kept
-        again = [llm.generate([[*PROMPT[:n], n]], ANSWER)[0] for n in (60, 50, 40)]
-        assert [c.usage.cached_tokens for c in again] == [60, 50, 40]
+        again = [llm.generate([[*PROMPT[:n], n]], ANSWER)[0] for n in (60, 40, 20)]
+        assert [c.usage.cached_tokens for c in again] == [60, 40, 20]
         assert [c.tokens for c in again] == [c.tokens for c in first]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hetrun.errors import BudgetError
-from hetrun.prefixes import LEAST, WORTH, Prefixes
+from hetrun.prefixes import LEAST, LITTLE, WORTH, Prefixes
 from hetrun.tokentree import TokenTree, common
 
 
@@ -331,6 +331,23 @@ def test_the_last_entry_is_taken_where_there_is_no_place_for_a_fork() -> None:
     model = Lists(places=1)
     prefixes = Prefixes(model)
     assert [ran(prefixes, model, [7] * n) for n in (40, 90, 30)] == [0, 40, 29]
+
+
+@pytest.mark.parametrize("lost", [0, LITTLE, LITTLE + 1])
+def test_who_goes_on_almost_where_an_entry_ended_gets_the_entry(lost: int) -> None:
+    model = Lists()
+    prefixes = Prefixes(model)
+    ran(prefixes, model, [7] * 100 + [8] * lost)
+    seq, n = prefixes.begin([7] * 100 + [9] * 50)
+    assert n == 100
+    assert model.forks == ([] if lost <= LITTLE else [0])
+    assert (seq == 0) == (lost <= LITTLE)
+    assert prefixes.n_entries == (lost > LITTLE)
+    again, n = prefixes.begin([7] * 100 + [6] * 50)  # beside it, from what it holds
+    assert (again != seq, n) == (True, 100)
+    compute(prefixes, model, seq, [9] * 50)
+    prefixes.keep(seq, [7] * 100 + [9] * 50)
+    assert max(len(e.tokens) for e in prefixes.entries()) == 150
 
 
 def test_entries_make_place_for_what_is_no_request() -> None:
