@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import pickle
 import queue
+import select
 import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import cast
@@ -20,6 +22,7 @@ from hetrun.events import Event, GenerateRequest, ModelInfo
 
 # A step gives its tokens one by one, over a millisecond or so: one message carries them all.
 LINGER_S = 0.002
+SMALL = 16 << 10  # bytes; a pipe that has room at all has room for so many
 ASK_FOR_STACKS = signal.SIGUSR1  # the one message that needs no pipe
 _PLAIN = Event("token")
 
@@ -124,19 +127,37 @@ Message = Load | Submit | Cancel | Close | Progress | Ready | Failed | Pulse | S
 class Channel:
     """Messages over a pipe, both ways.
 
-    Sending never makes its caller wait, for a front's event loop and the engine's thread are the callers: it
-    queues, and a thread writes all that is pending in one go.
+    Sending never makes its caller wait, for a front's event loop and the engine's thread are the callers.
+    What is small and finds the pipe empty is written at once: behind the call the caller computes, and a
+    thread that has to wake up first would wait for a core. The rest queues, and a thread writes all that is
+    pending in one go.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.linger_s = 0.0  # how long a message waits for others
         self._connection = connection
         self._pending: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._unsent = 0  # messages that are pending or being written by the thread
+        self._lock = threading.Lock()  # of the senders: what is sent first arrives first
+        self._room = select.poll()
+        self._room.register(connection.fileno(), select.POLLOUT)
         self._writer = threading.Thread(target=self._write, name="hetrun-pipe-writer", daemon=True)
         self._writer.start()
 
     def send(self, message: Message) -> None:
-        self._pending.put(message)
+        with self._lock:
+            if self.linger_s or self._unsent or not self._sent_at_once(message):
+                self._unsent += 1
+                self._pending.put(message)
+
+    def _sent_at_once(self, message: Message) -> bool:
+        """Whether a message could be written without waiting for the other side."""
+        data = pickle.dumps([packed(message)], pickle.HIGHEST_PROTOCOL)
+        if len(data) > SMALL or not self._room.poll(0):
+            return False
+        with suppress(OSError):  # as in the thread
+            self._connection.send_bytes(data)
+        return True
 
     def receive(self) -> Sequence[Message]:
         """Wait for the next messages; EOFError or OSError when the other side is gone."""
@@ -166,6 +187,8 @@ class Channel:
             except OSError:
                 # The reader of this side sees the end of the pipe and says so; nothing is lost that mattered.
                 return
+            with self._lock:
+                self._unsent -= len(batch)
 
 
 def packed(message: Message) -> object:

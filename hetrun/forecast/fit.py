@@ -55,26 +55,38 @@ class Fit:
     def __init__(self, cells: Mapping[Size, Cell]) -> None:
         self.rows = _rows(cells)
         self.prices = _prices(self.rows)  # of a key, by row
+        self._depths = [[p.depth for p in row] for row in self.rows]
 
     def __bool__(self) -> bool:
         return bool(self.rows)
 
     def seconds(self, tokens: float, depth: float) -> float:
         """Below the fewest tokens that were measured time stays, above the most it is in proportion."""
-        points = [_at(row, price, depth) for row, price in zip(self.rows, self.prices, strict=True)]
-        i = bisect([n for n, _ in points], tokens)
+        i = bisect(range(len(self.rows)), tokens, key=lambda j: self._at(j, depth)[0])
         if i == 0:
-            return points[0][1]
-        n, seconds = points[i - 1]
-        if i == len(points):
+            return self._at(0, depth)[1]
+        n, seconds = self._at(i - 1, depth)
+        if i == len(self.rows):
             return seconds * tokens / n
-        more, later = points[i]
+        more, later = self._at(i, depth)
         return seconds + (later - seconds) * (tokens - n) / (more - n)
 
     def span(self, depth: float) -> tuple[float, float]:
         """The fewest and the most tokens that were measured."""
-        points = [_at(row, price, depth) for row, price in zip(self.rows, self.prices, strict=True)]
-        return points[0][0], points[-1][0]
+        return self._at(0, depth)[0], self._at(-1, depth)[0]
+
+    def _at(self, i: int, depth: float) -> tuple[float, float]:
+        """Tokens that a row stands for at a depth, and the seconds they take."""
+        row, price, depths = self.rows[i], self.prices[i], self._depths[i]
+        j = bisect(depths, depth)
+        if not 0 < j < len(row):
+            p = row[max(j - 1, 0)]
+            return p.tokens, p.seconds + price * p.tokens * (depth - p.depth)
+        a, b = row[j - 1], row[j]
+        share = (depth - a.depth) / (b.depth - a.depth)
+        tokens = a.tokens + share * (b.tokens - a.tokens)
+        free = a.seconds - price * a.keys, b.seconds - price * b.keys  # of what attention takes
+        return tokens, free[0] + share * (free[1] - free[0]) + price * tokens * depth
 
 
 def _rows(cells: Mapping[Size, Cell]) -> list[Row]:
@@ -84,20 +96,6 @@ def _rows(cells: Mapping[Size, Cell]) -> list[Row]:
             point = Point(cell.tokens, cell.depth, cell.smoothed, cell.variance)
             rows.setdefault(tokens, []).append(point)
     return [tuple(sorted(row, key=lambda p: p.depth)) for row in rows.values()]
-
-
-def _at(row: Row, price: float, depth: float) -> tuple[float, float]:
-    """Tokens that a row stands for at a depth, and the seconds they take."""
-    i = bisect([p.depth for p in row], depth)
-    if 0 < i < len(row):
-        a, b = row[i - 1], row[i]
-        share = (depth - a.depth) / (b.depth - a.depth)
-    else:
-        a = b = row[max(i - 1, 0)]
-        share = 0.0
-    tokens = a.tokens + share * (b.tokens - a.tokens)
-    free = a.seconds - price * a.keys, b.seconds - price * b.keys  # of what attention takes
-    return tokens, free[0] + share * (free[1] - free[0]) + price * tokens * depth
 
 
 def _prices(rows: Sequence[Row]) -> list[float]:

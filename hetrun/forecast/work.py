@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,4 +17,4 @@ class Work:
     @property
     def other(self) -> Work:
         """The same for tokens of several sequences instead of one, or the other way round."""
-        return replace(self, several=not self.several)
+        return Work(self.form, self.backend, self.threads, not self.several)

@@ -1,0 +1,98 @@
+"""Messages over a pipe: who sends never waits, and what is sent first arrives first."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+
+from hetrun.events import Event
+from hetrun.wire import SMALL, Answer, Channel, Message
+
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    one, other = (Channel(Connection(end.detach())) for end in socket.socketpair())
+    yield one, other
+    for channel in (one, other):
+        channel.close()
+
+
+def answer(key: int, size: int = 1) -> Answer:
+    return Answer(key, (Event("token", "x" * size, key),))
+
+
+def received(channel: Channel, n: int) -> list[Message]:
+    found: list[Message] = []
+    while len(found) < n:
+        found += channel.receive()
+    return found
+
+
+def test_what_is_small_is_written_by_who_sends_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = pair
+    writers: list[threading.Thread] = []
+    send = Connection.send_bytes
+
+    def watched(self: Connection, data: bytes) -> None:
+        writers.append(threading.current_thread())
+        send(self, data)
+
+    monkeypatch.setattr(Connection, "send_bytes", watched)
+    one.send(answer(1))
+    assert other.receive() == [answer(1)]
+    assert writers == [threading.current_thread()]
+
+
+def test_who_sends_does_not_wait_for_who_reads(pair: Pair) -> None:
+    one, other = pair
+    sizes = [1, SMALL // 2, SMALL, 1 << 20, 1, 1, SMALL, 1]
+    sent = [answer(i, size) for i, size in enumerate(sizes * 40)]
+    began = time.monotonic()
+    for message in sent:
+        one.send(message)
+    assert time.monotonic() - began < 10, "nobody has read anything yet"
+    assert received(other, len(sent)) == sent
+
+
+def test_messages_of_several_threads_arrive_each_in_its_order(pair: Pair) -> None:
+    one, other = pair
+
+    def send(thread: int) -> None:
+        for i in range(300):
+            one.send(answer(1000 * thread + i, 1 if i % 7 else 2 * SMALL))
+
+    threads = [threading.Thread(target=send, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    keys = [m.key for m in received(other, 1200) if isinstance(m, Answer)]
+    for t in range(4):
+        assert [key for key in keys if key // 1000 == t] == [1000 * t + i for i in range(300)]
+    for thread in threads:
+        thread.join()
+
+
+def test_what_lingers_arrives_together(pair: Pair) -> None:
+    one, other = pair
+    one.linger_s = 0.2
+    for i in range(3):
+        one.send(answer(i))
+    assert other.receive() == [answer(i) for i in range(3)]
+    one.linger_s = 0.0
+    one.send(answer(3))
+    assert other.receive() == [answer(3)]
+
+
+def test_sending_to_nobody_is_no_error(pair: Pair) -> None:
+    one, other = pair
+    other.close()
+    for i in range(5):
+        one.send(answer(i, 1 if i % 2 else 2 * SMALL))
+    with pytest.raises((EOFError, OSError)):
+        one.receive()
