@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 from hetrun.errors import OptionError
+from hetrun.recenttexts import LEAST, RecentTexts
 
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -18,6 +19,7 @@ class Vocabulary(Protocol):
     bos: int | None
     eos: int | None
     add_bos: bool
+    cuts_at_spaces: bool  # before each one between two ASCII letters a token ends, whatever follows
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """The tokens of a text that UTF-8 can write."""
@@ -51,6 +53,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
+        self._recent = RecentTexts(self.piece) if vocabulary.cuts_at_spaces else None
 
     @property
     def n_tokens(self) -> int:
@@ -75,7 +78,15 @@ class Tokenizer:
         The first is the one that begins a sequence, where the model wants that; a text may say it itself.
         """
         says_it = bool(self.bos_text) and text.startswith(self.bos_text)
-        return self._vocabulary.tokenize(whole(text), add_special=not says_it, parse_special=True)
+        text = whole(text)
+        if self._recent is None or len(text) < LEAST:
+            return self._vocabulary.tokenize(text, add_special=not says_it, parse_special=True)
+        raw = text.encode()
+        tokens, at = self._recent.beginning(raw)
+        rest = raw[at:].decode() if at else text
+        tokens += self._vocabulary.tokenize(rest, add_special=not (says_it or at), parse_special=True)
+        self._recent.add(raw, tokens)
+        return tokens
 
     def encode_plain(self, text: str) -> list[int]:
         """The tokens of a text as it stands: nothing added, nothing special in it."""

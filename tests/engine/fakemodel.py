@@ -33,6 +33,7 @@ class Bytes:
     bos: int | None = None
     eos: int | None = END
     add_bos = False
+    cuts_at_spaces = False
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         return list(text.encode())

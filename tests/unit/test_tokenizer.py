@@ -15,6 +15,7 @@ class Bytes:
 
     n_tokens = 258
     eos: int | None = EOS
+    cuts_at_spaces = True  # as each byte is a token
 
     def __init__(self, bos: int | None = BOS, add_bos: bool = True) -> None:
         self.bos, self.add_bos = bos, add_bos

@@ -10,7 +10,7 @@ from typing import Protocol
 from hetrun.backends.llamacpp import llama
 from hetrun.backends.llamacpp.vocabulary.checks import Checked, checked
 from hetrun.backends.llamacpp.vocabulary.copying import copied
-from hetrun.backends.llamacpp.vocabulary.texts import TextLimits
+from hetrun.backends.llamacpp.vocabulary.texts import TextLimits, cuts_at_spaces
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.gguf import GGUFFile
 from hetrun.formats.gguf_values import shown
@@ -59,6 +59,8 @@ class LlamaVocabulary:
         self.add_bos = bool(self._lib.llama_vocab_get_add_bos(self._vocab))
         self._check_added(found.kind == "bert")
         self._limits = TextLimits(found)
+        adds_eos = self._lib.llama_vocab_get_add_eos(self._vocab)
+        self.cuts_at_spaces = not adds_eos and cuts_at_spaces(found)
 
     def _token(self, token: int) -> int | None:
         return token if 0 <= token < self.n_tokens else None

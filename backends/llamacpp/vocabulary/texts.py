@@ -50,6 +50,25 @@ _ENDS = re.compile(r"(?<=\S) |(?<=\n)(?=[^\n])|(?<=[一-龥ぁ-ヿ가-힣])[，�
 _ENDS_ACROSS_SPACES = re.compile(r"[0-9]|(?<=\n)(?=[^\n])|(?<=[A-Za-z])[.,!?;:]")
 
 
+# These end a word before every space between two letters, and cut what follows as if nothing stood before it:
+# no expression looks back, and none has letters and spaces in one match.
+_APART = frozenset(
+    "gpt-2 mpt olmo jais trillion starcoder refact command-r smollm codeshell exaone minerva-7b falcon "
+    "llama3 llama-v3 llama-bpe falcon3 pixtral dbrx smaug-bpe chatglm-bpe glm4 qwen2 deepseek-r1-qwen "
+    "stablelm2 hunyuan solar-open qwen35 tekken gpt-4o llama4 bailingmoe seed-coder grok-2 kimi-k2 "
+    "deepseek-llm deepseek-coder deepseek-v3".split()
+)
+_BETWEEN_WORDS = re.compile(rb"[A-Za-z] [A-Za-z]")
+
+
+def cuts_at_spaces(checked: Checked) -> bool:
+    """Whether a token ends before each space between two ASCII letters, whatever follows."""
+    if checked.kind != "gpt2" or checked.cutter not in _APART:
+        return False
+    texts = (checked.tokens.array.raw(i) for i in special(checked.types).tolist())
+    return not any(map(_BETWEEN_WORDS.search, texts))
+
+
 class TextLimits:
     """What a text may be, for one vocabulary."""
 
