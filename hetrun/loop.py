@@ -67,7 +67,7 @@ class Loop:
             self._admit()
             while self._newcomers:  # others may come meanwhile
                 self._newcomers = False
-                self._prepare(lambda model, between: model.expect(self._missing, between))
+                self._look_after(lambda model, between: model.expect(self._missing, between))
             if self._running:
                 chosen, alone = self._mixing.next(self._running)
                 self._run(chosen, stands_aside=alone)
@@ -78,10 +78,10 @@ class Loop:
         once more shall not wait for it."""
         if self._running or perf_counter() > self._tended + LOOK_S:
             idle = not self._running
-            self._prepare(lambda model, between: model.tend(idle, between))
+            self._look_after(lambda model, between: model.tend(idle, between))
             self._tended = perf_counter()
 
-    def _prepare(self, work: Callable[[Model, Callable[[], None]], None]) -> None:
+    def _look_after(self, work: Callable[[Model, Callable[[], None]], None]) -> None:
         """Let the model prepare for what comes. Where that takes long, it stands aside."""
         try:
             work(self._model, self._between)
@@ -128,7 +128,7 @@ class Loop:
         try:
             return self._inbox.get(timeout=SETTLED_S)
         except queue.Empty:
-            self._prepare(lambda model, between: model.tend(True, between))
+            self._look_after(lambda model, between: model.tend(True, between))
         try:
             return self._inbox.get(timeout=REST_S)
         except queue.Empty:
