@@ -220,6 +220,30 @@ def test_a_token_has_the_same_bits_alone_and_behind_others_of_its_pass(
         assert np.array_equal(found[row : row + 1], alone)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from((16, 64, 80)),
+    st.integers(2, 5),
+    st.sampled_from((0, 0, 40, 200)),
+    st.sampled_from((0.0, 0.0, 30.0)),
+    st.builds(Given, st.integers(0, 200), st.integers(32, 400), st.integers(2, 32)),
+    levels,
+)
+def test_many_rows_take_halves_differently_and_have_the_same_bits(
+    head_dim: int, group: int, window: int, softcap: float, s: Given, level: int
+) -> None:
+    shape = Shape(2 * group, 2, head_dim, "F16", window, softcap)
+    if window:
+        s = replace(s, position=0)
+    found = computed(shape, [s], level, 2)[0]
+    assert close(found, expected(shape, s))
+    for row in (0, s.rows - 1):
+        end = s.position + s.length - s.rows + row + 1
+        begin = max(0, end - window) if window else s.position
+        alone = computed(shape, [replace(s, position=begin, length=end - begin, rows=1)], level)[0]
+        assert np.array_equal(found[row : row + 1], alone)
+
+
 @pytest.mark.parametrize("level", range(BUILT.best + 1 if BUILT else 0), ids=LEVELS.__getitem__)
 def test_long_texts(level: int) -> None:
     """Behind 4096 keys chunks are longer; and a window has short ones everywhere."""

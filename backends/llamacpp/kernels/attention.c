@@ -104,7 +104,7 @@ int64_t hetrun_attention_plan(struct pass *p) {
 /* Floats of scratch memory that a thread needs for sequences of up to `rows` query rows. */
 int64_t hetrun_attention_scratch(int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim) {
     int64_t queries = at_least(rows * (heads / kv_heads), AT_ONCE);
-    return queries * (2 * padded(head_dim) + BLOCK + 2) + TILE * padded(head_dim) + TILE;
+    return queries * (2 * padded(head_dim) + BLOCK) + 4 * padded(queries) + 2 * BATCH * padded(head_dim);
 }
 
 /* One thread's share of a layer: a function as ggml's custom nodes call it. */

@@ -12,6 +12,7 @@
 
 enum {
     TILE = 16,      /* keys that are made floats at once; rows of floats are padded to a multiple of it */
+    BATCH = 32,     /* the same where keys are turned (see `turns`) */
     AHEAD = 24,     /* keys that memory is asked for ahead */
     BLOCK = 128,    /* keys of one step of the softmax */
     FINE = 4096,    /* up to this position a chunk is one block, so that short texts keep all threads busy, */
@@ -84,6 +85,12 @@ static inline int64_t chunk_begin(int64_t chunk, int64_t window) {
 static inline int64_t chunk_at(int64_t position, int64_t window) {
     int64_t small = fine(window) / BLOCK;
     return position < fine(window) ? position / BLOCK : small + (position - fine(window)) / COARSE;
+}
+
+/* The position of the first key of a sequence's chunk; behind the last one, its end. */
+static inline int64_t first_of(const struct sequence *s, int64_t chunk, int64_t window) {
+    int64_t begin = chunk_begin(chunk_at(s->position, window) + chunk, window);
+    return at_least(s->position, at_most(begin, s->position + s->length));
 }
 
 #endif

@@ -72,7 +72,7 @@ INLINE vf NAME(read)(const int type, const uint8_t *row, int64_t d) {
 
 /* The products of n queries with the keys of a tile. */
 INLINE void NAME(multiply)(const int n, const int type, float *scores, const float *queries,
-                           const uint8_t *const rows[TILE], int64_t width) {
+                           const uint8_t *const *rows, int64_t width) {
     vf folded[QUERIES][TILE / 4];
     for (int key = 0; key < TILE; key += 4) {
         vf sums[QUERIES][4];
@@ -91,26 +91,76 @@ INLINE void NAME(multiply)(const int n, const int type, float *scores, const flo
     for (int q = 0; q < n; q++) NAME(put_sums)(scores + q * BLOCK, folded[q]);
 }
 
+#if TURNS
+/* Two vectors of keys times n queries: the part of the products that lanes l and l + 2 of `multiply` hold. */
+INLINE void NAME(two_lanes)(const int n, vf out[QUERIES][2], const float *queries, const float *turned,
+                            int64_t width, int l) {
+    vf sums[2][QUERIES][2];
+    for (int p = 0; p < 2; p++)
+        for (int q = 0; q < n; q++) sums[p][q][0] = sums[p][q][1] = (vf){0};
+    for (int64_t d = l; d < width; d += LANES)
+        for (int p = 0; p < 2; p++) {
+            const float *keys = turned + (d + 2 * p) * BATCH;
+            vf a = NAME(load)(keys), b = NAME(load)(keys + LANES);
+            for (int q = 0; q < n; q++) {
+                vf x = NAME(all)(queries[q * width + d + 2 * p]);
+                sums[p][q][0] += x * a;
+                sums[p][q][1] += x * b;
+            }
+        }
+    for (int q = 0; q < n; q++)
+        for (int i = 0; i < 2; i++) out[q][i] = sums[0][q][i] + sums[1][q][i];
+}
+
+/* Four lanes of `multiply`. */
+INLINE void NAME(four_lanes)(const int n, vf out[QUERIES][2], const float *queries, const float *turned,
+                             int64_t width, int l) {
+    vf odd[QUERIES][2];
+    NAME(two_lanes)(n, out, queries, turned, width, l);
+    NAME(two_lanes)(n, odd, queries, turned, width, l + 1);
+    for (int q = 0; q < n; q++)
+        for (int i = 0; i < 2; i++) out[q][i] += odd[q][i];
+}
+
+/* The products of n queries with two vectors of keys, which are turned: row d has number d of each key. They
+   are added up in the order of `multiply`, `fold` and `put_sums`: a row has the same bits either way. */
+INLINE void NAME(multiply_turned)(const int n, float *scores, const float *queries, const float *turned,
+                                  int64_t width) {
+    vf sums[QUERIES][2], more[QUERIES][2], last[QUERIES][2];
+    NAME(four_lanes)(n, sums, queries, turned, width, 0);
+    NAME(four_lanes)(n, more, queries, turned, width, 4);
+    for (int q = 0; q < n; q++)
+        for (int i = 0; i < 2; i++) sums[q][i] += more[q][i];
+    NAME(four_lanes)(n, more, queries, turned, width, 8);
+    NAME(four_lanes)(n, last, queries, turned, width, 12);
+    for (int q = 0; q < n; q++)
+        for (int i = 0; i < 2; i++) sums[q][i] += more[q][i] + last[q][i];
+    for (int q = 0; q < n; q++)
+        for (int i = 0; i < 2; i++) NAME(store)(scores + q * BLOCK + i * LANES, sums[q][i]);
+}
+#endif
+
 /* Adds values a to b of a tile, weighted, to the results of n queries; `wide` vectors of columns from d on. */
 INLINE void NAME(add_columns)(const int n, const int wide, const int type, float *results, const float *weights,
-                              const uint8_t *const rows[TILE], int64_t width, int64_t d, int a, int b) {
-    vf sums[QUERIES][4];
+                              const uint8_t *const *rows, int64_t width, int64_t d, int64_t a, int64_t b) {
+    vf sums[ADDED][4];
     for (int q = 0; q < n; q++)
         for (int i = 0; i < wide; i++) sums[q][i] = NAME(load)(results + q * width + d + i * LANES);
-    for (int key = a; key < b; key++) {
+    int64_t key = a;
+    do { /* there is one; compilers that know it keep the sums in registers */
         vf v[4];
         for (int i = 0; i < wide; i++) v[i] = NAME(read)(type, rows[key], d + i * LANES);
         for (int q = 0; q < n; q++) {
             vf weight = NAME(all)(weights[q * BLOCK + key]);
             for (int i = 0; i < wide; i++) sums[q][i] += weight * v[i];
         }
-    }
+    } while (++key < b);
     for (int q = 0; q < n; q++)
         for (int i = 0; i < wide; i++) NAME(store)(results + q * width + d + i * LANES, sums[q][i]);
 }
 
 INLINE void NAME(add)(const int n, const int type, float *results, const float *weights,
-                      const uint8_t *const rows[TILE], int64_t width, int a, int b) {
+                      const uint8_t *const *rows, int64_t width, int64_t a, int64_t b) {
     int64_t d = 0;
     for (; d + 4 * LANES <= width; d += 4 * LANES)
         NAME(add_columns)(n, 4, type, results, weights, rows, width, d, a, b);
@@ -125,11 +175,12 @@ struct NAME(state) {
     float *results;
     float *scores; /* BLOCK for each, later the weights of the values */
     float *highest, *sums;
-    float *tile;
+    float *tops, *kept; /* of a block: the new maximum, and what remains of earlier results */
+    float *tile, *turned; /* rows as floats, and keys turned */
 };
 
 /* All queries with a tile of keys. */
-INLINE void NAME(score_all)(const int type, const struct NAME(state) *t, const uint8_t *const rows[TILE],
+INLINE void NAME(score_all)(const int type, const struct NAME(state) *t, const uint8_t *const *rows,
                             float *queries, float *scores) {
     int64_t q = 0, width = t->width;
     for (; q + QUERIES <= t->count; q += QUERIES)
@@ -144,36 +195,40 @@ INLINE void NAME(score_all)(const int type, const struct NAME(state) *t, const u
 }
 
 /* All queries' weights with values a to b of a tile. */
-INLINE void NAME(add_all)(const int type, const struct NAME(state) *t, const uint8_t *const rows[TILE],
+INLINE void NAME(add_all)(const int type, const struct NAME(state) *t, const uint8_t *const *rows,
                           float *results, const float *weights, int a, int b) {
     int64_t q = 0, width = t->width;
-    for (; q + QUERIES <= t->count; q += QUERIES)
-        NAME(add)(QUERIES, type, results + q * width, weights + q * BLOCK, rows, width, a, b);
-#if QUERIES == 4
-    if (t->count - q == 3)
-        NAME(add)(3, type, results + q * width, weights + q * BLOCK, rows, width, a, b);
-    else if (t->count - q == 2)
-        NAME(add)(2, type, results + q * width, weights + q * BLOCK, rows, width, a, b);
+    for (; q + ADDED <= t->count; q += ADDED)
+        NAME(add)(ADDED, type, results + q * width, weights + q * BLOCK, rows, width, a, b);
+    results += q * width;
+    weights += q * BLOCK;
+    switch (t->count - q) {
+#if ADDED == 6
+        case 5: NAME(add)(5, type, results, weights, rows, width, a, b); break;
+        case 4: NAME(add)(4, type, results, weights, rows, width, a, b); break;
+        case 3: NAME(add)(3, type, results, weights, rows, width, a, b); break;
+        case 2: NAME(add)(2, type, results, weights, rows, width, a, b); break;
 #endif
-    if (t->count - q == 1) NAME(add)(1, type, results + q * width, weights + q * BLOCK, rows, width, a, b);
+        case 1: NAME(add)(1, type, results, weights, rows, width, a, b); break;
+    }
 }
 
-static void NAME(score_floats)(const struct NAME(state) *t, const uint8_t *const rows[TILE], float *queries,
+static void NAME(score_floats)(const struct NAME(state) *t, const uint8_t *const *rows, float *queries,
                                float *scores) {
     NAME(score_all)(TYPE_F32, t, rows, queries, scores);
 }
 
-static void NAME(score_halves)(const struct NAME(state) *t, const uint8_t *const rows[TILE], float *queries,
+static void NAME(score_halves)(const struct NAME(state) *t, const uint8_t *const *rows, float *queries,
                                float *scores) {
     NAME(score_all)(TYPE_F16, t, rows, queries, scores);
 }
 
-static void NAME(add_floats)(const struct NAME(state) *t, const uint8_t *const rows[TILE], float *results,
+static void NAME(add_floats)(const struct NAME(state) *t, const uint8_t *const *rows, float *results,
                              const float *weights, int a, int b) {
     NAME(add_all)(TYPE_F32, t, rows, results, weights, a, b);
 }
 
-static void NAME(add_halves)(const struct NAME(state) *t, const uint8_t *const rows[TILE], float *results,
+static void NAME(add_halves)(const struct NAME(state) *t, const uint8_t *const *rows, float *results,
                              const float *weights, int a, int b) {
     NAME(add_all)(TYPE_F16, t, rows, results, weights, a, b);
 }
@@ -181,11 +236,11 @@ static void NAME(add_halves)(const struct NAME(state) *t, const uint8_t *const r
 /* Whether a table's numbers are used as they lie there: with few queries, halves are made floats as often as
    they are needed. */
 static int NAME(direct)(const struct layer *a, const struct NAME(state) *t) {
-    return t->width == a->head_dim && (a->type == TYPE_F32 || (a->type == TYPE_F16 && t->count <= QUERIES));
+    return t->width == a->head_dim && (a->type == TYPE_F32 || (a->type == TYPE_F16 && t->count < MANY));
 }
 
 /* Rows of a table made floats. */
-static void NAME(unpack_tile)(const struct layer *a, const struct NAME(state) *t, const uint8_t *rows[TILE],
+static void NAME(unpack_tile)(const struct layer *a, const struct NAME(state) *t, const uint8_t **rows,
                               int from, int to) {
     for (int i = from; i < to; i++) {
         NAME(unpack)(t->tile + i * t->width, rows[i], a->type, a->head_dim, t->width);
@@ -193,81 +248,152 @@ static void NAME(unpack_tile)(const struct layer *a, const struct NAME(state) *t
     }
 }
 
-static void NAME(fetch)(const uint8_t *row, int64_t bytes) {
+/* Inlined: compilers drop calls of functions that do nothing but ask for memory. */
+INLINE void NAME(fetch)(const uint8_t *row, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-/* Scores to weights of values, for one query row that sees keys a to b of the block; earlier results shrink
-   when a higher score turns up. */
-static void NAME(soften)(float *scores, float *highest, float *sum, float *results, int64_t width, int a, int b,
-                         float cap) {
-    const vf hidden = NAME(all)(-INFINITY);
+/* Whether lanes hold keys, and not the numbers of one: that saves most of the sums of lanes, and costs turning
+   the keys of each batch once, for all queries. The heads of keys are taken one by one. */
+static int NAME(turns)(const struct layer *a, const struct sequence *s) {
+    int64_t count = s->rows * (a->heads / a->kv_heads);
+    return TURNS && a->type == TYPE_F16 && a->head_dim % TILE == 0 && count >= MANY;
+}
+
+#if TURNS
+/* All queries with a batch of keys. Meanwhile memory is asked for the rows of two tables that come next, a few
+   at a time. */
+static void NAME(score_turned)(const struct NAME(state) *t, const uint8_t *const rows[BATCH], float *scores,
+                               const uint8_t *const next[2], const int64_t stride[2], int64_t bytes) {
+    const float *query = t->queries;
+    int64_t width = t->width, asked = 0;
+    for (int64_t key = 0; key < BATCH; key += LANES)
+        NAME(turn_halves)(t->turned + key, BATCH, rows + key, width);
+    for (int64_t n = t->count; n > 0; n -= QUERIES, query += QUERIES * width, scores += QUERIES * BLOCK) {
+        for (; asked < BATCH && asked * t->count < BATCH * (t->count - n + QUERIES); asked++)
+            for (int i = 0; i < 2; i++) NAME(fetch)(next[i] + asked * stride[i], bytes);
+        switch (at_most(n, QUERIES)) {
+            case 1: NAME(multiply_turned)(1, scores, query, t->turned, width); break;
+            case 2: NAME(multiply_turned)(2, scores, query, t->turned, width); break;
+            case 3: NAME(multiply_turned)(3, scores, query, t->turned, width); break;
+            default: NAME(multiply_turned)(QUERIES, scores, query, t->turned, width);
+        }
+    }
+}
+#endif
+
+/* Scores of keys that a query row sees, a to b of the block, as they go into the softmax. */
+static void NAME(mask)(float *scores, int from, int to, int a, int b, float cap) {
     vi lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
-    vf most = hidden;
-    for (int i = 0; i < BLOCK; i += LANES) {
+    for (int i = from; i < to; i += LANES) {
         vi seen = (vi)(lane + i >= a) & (vi)(lane + i < b);
         vf x = NAME(load)(scores + i);
         if (cap != 0) x = NAME(capped)(x, cap);
-        x = NAME(choose)(seen, x, hidden);
-        NAME(store)(scores + i, x);
-        most = NAME(choose)((vi)(x > most), x, most);
+        NAME(store)(scores + i, NAME(choose)(seen, x, NAME(all)(-INFINITY)));
     }
-    float top = *highest;
-    for (int i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
-    if (top == -INFINITY) { /* it sees nothing so far */
-        memset(scores, 0, BLOCK * sizeof(float));
-        return;
-    }
-    vf total = (vf){0};
-    for (int i = 0; i < BLOCK; i += LANES) {
-        vf x = NAME(power)(NAME(load)(scores + i) - top);
-        NAME(store)(scores + i, x);
-        total += x;
-    }
-    float added = 0, kept = NAME(power_of_one)(*highest - top);
-    for (int i = 0; i < LANES; i++) added += total[i];
-    *sum = *sum * kept + added;
-    *highest = top;
-    if (kept != 1)
-        for (int64_t d = 0; d < width; d += LANES) NAME(store)(results + d, NAME(load)(results + d) * kept);
 }
 
-/* Keys lo to hi of one block, by position. Rows of a tile that are not among them are replaced by one that
-   is, and get no weight. */
-static void NAME(block)(const struct layer *a, const struct sequence *s, const struct NAME(state) *t,
-                        int64_t from, int64_t to, int64_t lo, int64_t hi) {
-    const struct pass *p = a->pass;
-    const uint8_t *rows[TILE];
-    int64_t begin = lo / BLOCK * BLOCK, group = a->heads / a->kv_heads;
-    int64_t before = s->first - s->position, fetched = (to - from) * a->head_bytes;
+/* Scores from to to of a block to weights of values, for all query rows; earlier results shrink when a higher
+   score turns up. */
+static void NAME(soften)(const struct NAME(state) *t, int64_t n, int from, int to) {
+    for (int64_t q = 0; q < n; q++) {
+        const float *scores = t->scores + q * BLOCK;
+        vf most = NAME(all)(t->highest[q]);
+        for (int i = from; i < to; i += LANES) most = NAME(greater)(NAME(load)(scores + i), most);
+        t->tops[q] = NAME(greatest)(most);
+    }
+    for (int64_t q = 0; q < n; q += LANES) /* up to some that nobody asks for */
+        NAME(store)(t->kept + q, NAME(power)(NAME(load)(t->highest + q) - NAME(load)(t->tops + q)));
+    for (int64_t q = 0; q < n; q++) {
+        float *scores = t->scores + q * BLOCK, *results = t->results + q * t->width, top = t->tops[q];
+        if (top == -INFINITY) { /* it sees nothing so far */
+            memset(scores, 0, BLOCK * sizeof(float));
+            continue;
+        }
+        vf total = (vf){0};
+        for (int i = from; i < to; i += LANES) {
+            vf x = NAME(power)(NAME(load)(scores + i) - top);
+            NAME(store)(scores + i, x);
+            total += x;
+        }
+        float kept = t->kept[q];
+        t->sums[q] = t->sums[q] * kept + NAME(sum)(total);
+        if (t->highest[q] != top && t->highest[q] != -INFINITY)
+            for (int64_t d = 0; d < t->width; d += LANES)
+                NAME(store)(results + d, NAME(load)(results + d) * kept);
+        t->highest[q] = top;
+    }
+}
+
+/* The scores of one block. Rows of a tile that are not among keys lo to hi are replaced by one that is. */
+static void NAME(score_block)(const struct layer *a, const struct NAME(state) *t, const uint8_t *keys,
+                              const uint8_t *values, int64_t heads, int64_t lo, int64_t hi) {
+    const uint8_t *rows[BATCH];
+    int64_t begin = lo / BLOCK * BLOCK, fetched = heads * a->head_bytes;
     int direct = NAME(direct)(a, t), halves = direct && a->type == TYPE_F16;
-    const uint8_t *table = a->keys + before * a->key_stride + from * a->head_bytes;
-    const uint8_t *other = a->values + before * a->value_stride + from * a->head_bytes;
     for (int64_t tile = lo / TILE * TILE; tile < hi; tile += TILE) {
         for (int64_t i = at_least(lo, tile); i < at_most(hi, tile + TILE); i++) {
-            if (i + AHEAD < hi) NAME(fetch)(table + (i + AHEAD) * a->key_stride, fetched);
-            NAME(fetch)(other + i * a->value_stride, fetched);
+            if (i + AHEAD < hi) NAME(fetch)(keys + (i + AHEAD) * a->key_stride, fetched);
+            NAME(fetch)(values + i * a->value_stride, fetched);
         }
-        for (int64_t h = 0; h < to - from; h++) {
+        for (int64_t h = 0; h < heads; h++) {
             for (int64_t i = 0; i < TILE; i++)
-                rows[i] = table + at_least(lo, at_most(hi - 1, tile + i)) * a->key_stride + h * a->head_bytes;
+                rows[i] = keys + at_least(lo, at_most(hi - 1, tile + i)) * a->key_stride + h * a->head_bytes;
             if (!direct) NAME(unpack_tile)(a, t, rows, 0, TILE);
             (halves ? NAME(score_halves) : NAME(score_floats))(
                 t, rows, t->queries + h * t->count * t->width, t->scores + h * t->count * BLOCK + tile - begin);
         }
     }
-    for (int64_t i = 0; i < (to - from) * t->count; i++) {
-        int64_t end = s->position + p->ends[s->row + i % t->count / group];
-        int64_t start = at_least(lo, p->window ? end - p->window : 0);
-        NAME(soften)(t->scores + i * BLOCK, t->highest + i, t->sums + i, t->results + i * t->width, t->width,
-                     (int)(start - begin), (int)(at_most(hi, end) - begin), (float)a->softcap);
+}
+
+#if TURNS
+/* The same for one head, turned. `next`: the keys that come behind this block. */
+static void NAME(score_block_turned)(const struct layer *a, const struct NAME(state) *t, const uint8_t *keys,
+                                     const uint8_t *values, int64_t lo, int64_t hi, const uint8_t *next) {
+    const uint8_t *rows[BATCH];
+    const int64_t strides[2] = {a->key_stride, a->value_stride};
+    for (int64_t batch = lo / BATCH * BATCH; batch < hi; batch += BATCH) {
+        for (int64_t i = 0; i < BATCH; i++)
+            rows[i] = keys + at_least(lo, at_most(hi - 1, batch + i)) * a->key_stride;
+        const uint8_t *soon[2] = {batch + BATCH < hi ? keys + (batch + BATCH) * a->key_stride : next,
+                                  values + batch * a->value_stride};
+        NAME(score_turned)(t, rows, t->scores + batch - lo / BLOCK * BLOCK, soon, strides, a->head_bytes);
     }
-    for (int64_t tile = lo / TILE * TILE; tile < hi; tile += TILE) {
-        int first = (int)(at_least(lo, tile) - tile), last = (int)(at_most(hi, tile + TILE) - tile);
+}
+#endif
+
+/* Keys lo to hi of one block, by position. `next`: the keys that come behind it, or some row. */
+static void NAME(block)(const struct layer *a, const struct sequence *s, const struct NAME(state) *t,
+                        int64_t from, int64_t to, int64_t lo, int64_t hi, const uint8_t *next) {
+    const struct pass *p = a->pass;
+    const uint8_t *rows[BATCH];
+    int64_t begin = lo / BLOCK * BLOCK, group = a->heads / a->kv_heads, before = s->first - s->position;
+    const uint8_t *keys = a->keys + before * a->key_stride + from * a->head_bytes;
+    const uint8_t *values = a->values + before * a->value_stride + from * a->head_bytes;
+    int direct = NAME(direct)(a, t), halves = direct && a->type == TYPE_F16, turned = NAME(turns)(a, s);
+#if TURNS
+    if (turned) NAME(score_block_turned)(a, t, keys, values, lo, hi, next);
+#else
+    (void)next;
+#endif
+    if (!turned) NAME(score_block)(a, t, keys, values, to - from, lo, hi);
+    int first_score = (int)(lo - begin) / TILE * TILE, last_score = (int)(hi - begin + TILE - 1) / TILE * TILE;
+    for (int64_t i = 0; i < (to - from) * t->count; i += group) {
+        int64_t end = s->position + p->ends[s->row + i % t->count / group];
+        int64_t start = at_least(lo, p->window ? end - p->window : 0) - begin;
+        end = at_most(hi, end) - begin;
+        if (start <= first_score && end >= last_score && a->softcap == 0) continue; /* as most blocks are */
+        for (int64_t g = i; g < i + group; g++)
+            NAME(mask)(t->scores + g * BLOCK, first_score, last_score, (int)start, (int)end, (float)a->softcap);
+    }
+    NAME(soften)(t, (to - from) * t->count, first_score, last_score);
+    int64_t step = turned ? BATCH : TILE;
+    for (int64_t tile = lo / step * step; tile < hi; tile += step) {
+        int first = (int)(at_least(lo, tile) - tile), last = (int)(at_most(hi, tile + step) - tile);
         for (int64_t h = 0; h < to - from; h++) {
             for (int i = first; i < last; i++)
-                rows[i] = other + (tile + i) * a->value_stride + h * a->head_bytes;
+                rows[i] = values + (tile + i) * a->value_stride + h * a->head_bytes;
             if (!direct) NAME(unpack_tile)(a, t, rows, first, last);
             (halves ? NAME(add_halves) : NAME(add_floats))(
                 t, rows, t->results + h * t->count * t->width,
@@ -276,39 +402,72 @@ static void NAME(block)(const struct layer *a, const struct sequence *s, const s
     }
 }
 
-/* One chunk of a sequence for heads from to to: fills in their partials. */
-static void NAME(unit)(const struct layer *a, const struct sequence *s, int64_t chunk, int64_t from, int64_t to,
-                       float *scratch) {
+/* Where the partials of a query row and head lie, one behind the other. */
+static float *NAME(partials)(const struct layer *a, const struct sequence *s, int64_t row, int64_t head) {
+    return a->pass->memory +
+           (s->partials_before * a->heads + (row * a->heads + head) * s->chunks) * partial_size(a->head_dim);
+}
+
+/* One head of the key at a position. */
+INLINE const uint8_t *NAME(key)(const struct layer *a, const struct sequence *s, int64_t position,
+                                int64_t head) {
+    return a->keys + (s->first - s->position + position) * a->key_stride + head * a->head_bytes;
+}
+
+/* One chunk of a sequence for heads from to to: fills in their partials. `next`: the keys behind it. */
+static void NAME(piece)(const struct layer *a, const struct sequence *s, int64_t chunk, int64_t from, int64_t to,
+                        float *scratch, const uint8_t *next) {
     int64_t group = a->heads / a->kv_heads, width = padded(a->head_dim), size = partial_size(a->head_dim);
     int64_t window = a->pass->window, count = s->rows * group, all = (to - from) * count;
-    struct NAME(state) t = {count, width, scratch, 0, 0, 0, 0, 0};
+    int64_t each = padded(all);
+    struct NAME(state) t = {.count = count, .width = width, .queries = scratch};
     t.results = t.queries + all * width;
     t.scores = t.results + all * width;
     t.tile = t.scores + all * BLOCK;
-    t.highest = t.tile + TILE * width;
-    t.sums = t.highest + all;
-    for (int64_t i = 0; i < all; i++) {
-        int64_t row = s->row + i % count / group, head = (from + i / count) * group + i % group;
-        const float *query = a->queries + row * a->query_stride + head * a->head_dim;
-        for (int64_t d = 0; d < width; d++)
-            t.queries[i * width + d] = d < a->head_dim ? query[d] * (float)a->scale : 0;
-        t.highest[i] = -INFINITY;
+    t.turned = t.tile + BATCH * width;
+    t.highest = t.turned + BATCH * width;
+    t.sums = t.highest + each;
+    t.tops = t.sums + each;
+    t.kept = t.tops + each;
+    float *query = t.queries;
+    for (int64_t h = from; h < to; h++)
+        for (int64_t row = s->row; row < s->row + s->rows; row++)
+            for (int64_t head = h * group; head < (h + 1) * group; head++, query += width) {
+                const float *x = a->queries + row * a->query_stride + head * a->head_dim;
+                for (int64_t d = 0; d < a->head_dim; d++) query[d] = x[d] * (float)a->scale;
+                for (int64_t d = a->head_dim; d < width; d++) query[d] = 0;
+            }
+    for (int64_t i = 0; i < each; i++) {
+        t.highest[i] = t.tops[i] = -INFINITY;
         t.sums[i] = 0;
     }
     memset(t.results, 0, all * width * sizeof(float));
-    int64_t number = chunk_at(s->position, window) + chunk;
-    int64_t begin = at_least(chunk_begin(number, window), s->position);
-    int64_t end = at_most(chunk_begin(number + 1, window), s->position + s->length);
-    for (int64_t lo = begin; lo < end; lo = (lo / BLOCK + 1) * BLOCK)
-        NAME(block)(a, s, &t, from, to, lo, at_most(end, (lo / BLOCK + 1) * BLOCK));
-    for (int64_t i = 0; i < all; i++) {
-        int64_t row = i % count / group, head = (from + i / count) * group + i % group;
-        float *partial = a->pass->memory + (s->partials_before * a->heads +
-                                            (row * a->heads + head) * s->chunks + chunk) * size;
-        partial[0] = t.highest[i];
-        partial[1] = t.sums[i];
-        memcpy(partial + TILE, t.results + i * width, width * sizeof(float));
+    int64_t begin = first_of(s, chunk, window), end = first_of(s, chunk + 1, window);
+    for (int64_t lo = begin, hi; lo < end; lo = hi) {
+        hi = at_most(end, (lo / BLOCK + 1) * BLOCK);
+        NAME(block)(a, s, &t, from, to, lo, hi, hi < end ? NAME(key)(a, s, hi, from) : next);
     }
+    for (int64_t h = from, i = 0; h < to; h++)
+        for (int64_t row = 0; row < s->rows; row++)
+            for (int64_t head = h * group; head < (h + 1) * group; head++, i++) {
+                float *partial = NAME(partials)(a, s, row, head) + chunk * size;
+                partial[0] = t.highest[i];
+                partial[1] = t.sums[i];
+                for (int64_t d = 0; d < width; d += LANES)
+                    NAME(store)(partial + TILE + d, NAME(load)(t.results + i * width + d));
+            }
+}
+
+/* One chunk of a sequence for heads from to to, together or one by one. */
+static void NAME(unit)(const struct layer *a, const struct sequence *s, int64_t chunk, int64_t from, int64_t to,
+                       float *scratch) {
+    int64_t begin = first_of(s, chunk, a->pass->window), end = first_of(s, chunk + 1, a->pass->window);
+    if (NAME(turns)(a, s))
+        for (int64_t h = from; h < to; h++)
+            NAME(piece)(a, s, chunk, h, h + 1, scratch,
+                        h + 1 < to ? NAME(key)(a, s, begin, h + 1) : NAME(key)(a, s, end, from));
+    else
+        NAME(piece)(a, s, chunk, from, to, scratch, a->keys);
 }
 
 /* Adds up the partials of one head of keys, in the order of the text. */
@@ -316,18 +475,24 @@ static void NAME(merge)(const struct layer *a, const struct sequence *s, int64_t
     int64_t group = a->heads / a->kv_heads, width = padded(a->head_dim), size = partial_size(a->head_dim);
     for (int64_t i = 0; i < s->rows * group; i++) {
         int64_t row = i / group, head = kv_head * group + i % group;
-        const float *partials = a->pass->memory +
-                                (s->partials_before * a->heads + (row * a->heads + head) * s->chunks) * size;
+        const float *partials = NAME(partials)(a, s, row, head);
         float top = -INFINITY, total = 0;
         for (int64_t c = 0; c < s->chunks; c++) top = partials[c * size] > top ? partials[c * size] : top;
-        memset(sums, 0, width * sizeof(float));
-        for (int64_t c = 0; c < s->chunks; c++) {
-            const float *partial = partials + c * size;
-            float weight = NAME(power_of_one)(partial[0] - top);
-            if (partial[0] == -INFINITY) continue; /* a chunk of which this row sees nothing */
-            total += weight * partial[1];
-            for (int64_t d = 0; d < width; d += LANES)
-                NAME(store)(sums + d, NAME(load)(sums + d) + weight * NAME(load)(partial + TILE + d));
+        for (int64_t d = 0; d < width; d += LANES) NAME(store)(sums + d, (vf){0});
+        for (int64_t c = 0; c < s->chunks; c += LANES) {
+            int64_t n = at_most(LANES, s->chunks - c);
+            const float *some = partials + c * size;
+            vf weights = NAME(all)(-INFINITY);
+            for (int64_t k = 0; k < n; k++) weights[k] = some[k * size];
+            weights = NAME(power)(weights - top); /* 0 where this row sees nothing of a chunk */
+            float weight[LANES];
+            NAME(store)(weight, weights);
+            for (int64_t k = 0; k < n; k++) total += weight[k] * some[k * size + 1];
+            for (int64_t d = 0; d < width; d += LANES) {
+                vf x = NAME(load)(sums + d);
+                for (int64_t k = 0; k < n; k++) x += weight[k] * NAME(load)(some + k * size + TILE + d);
+                NAME(store)(sums + d, x);
+            }
         }
         float *out = a->out + (s->row + row) * a->out_stride + head * a->head_dim;
         for (int64_t d = 0; d < a->head_dim; d++) out[d] = sums[d] / total;
@@ -337,8 +502,9 @@ static void NAME(merge)(const struct layer *a, const struct sequence *s, int64_t
 /* How many heads of keys a unit of work has: all of them read whole rows, which memory likes best; fewer
    give each thread a few units, and keep the scratch memory small. */
 static int64_t NAME(heads_at_once)(const struct layer *a, const struct sequence *s, int nth) {
-    int64_t many = a->pass->chunks * a->kv_heads / (6 * nth), room = AT_ONCE / (s->rows * (a->heads / a->kv_heads));
-    return at_least(1, at_most(a->kv_heads, at_most(many, room)));
+    int64_t fair = a->pass->chunks * a->kv_heads / (6 * nth), count = s->rows * (a->heads / a->kv_heads);
+    int64_t room = NAME(turns)(a, s) ? a->kv_heads : AT_ONCE / count;
+    return at_least(1, at_most(a->kv_heads, at_most(fair, room)));
 }
 
 static void NAME(attend)(const struct layer *a, int ith, int nth) {

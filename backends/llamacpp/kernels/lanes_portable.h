@@ -2,8 +2,14 @@
 
 #undef LANES
 #undef QUERIES
+#undef ADDED
+#undef MANY
+#undef TURNS
 #define LANES 4
 #define QUERIES 2 /* that are taken at once: their sums with four keys stay in registers */
+#define ADDED 2 /* that values are added to at once */
+#define MANY 3 /* from which on halves are made floats once for all of them */
+#define TURNS 0 /* whether there is `turn_halves` */
 
 typedef float NAME(vf) __attribute__((vector_size(16)));
 typedef int32_t NAME(vi) __attribute__((vector_size(16)));
@@ -27,3 +33,16 @@ INLINE NAME(vf) NAME(fold)(const NAME(vf) x[4]) {
 
 /* The sums of sixteen vectors that were folded four by four. */
 INLINE void NAME(put_sums)(float *out, const NAME(vf) x[4]) { memcpy(out, x, 16 * sizeof(float)); }
+
+/* The greater of each two, the greatest of all, and the sum of all. */
+INLINE NAME(vf) NAME(greater)(NAME(vf) a, NAME(vf) b) {
+    NAME(vi) more = a > b;
+    return (NAME(vf))((more & (NAME(vi))a) | (~more & (NAME(vi))b));
+}
+
+INLINE float NAME(greatest)(NAME(vf) x) {
+    float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
+    return a > b ? a : b;
+}
+
+INLINE float NAME(sum)(NAME(vf) x) { return (x[0] + x[2]) + (x[1] + x[3]); }
