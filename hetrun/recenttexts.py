@@ -53,18 +53,21 @@ class RecentTexts:
             self._nbytes -= len(self._texts.pop().raw)
 
     def _cut(self, text: _Text, same: int) -> tuple[int, int]:
-        """The last token that ends between two words of the first `same` bytes, and where; or zeros."""
-        pieces = [self._piece(t) for t in text.tokens.tolist()]
-        ends = np.cumsum([len(p) for p in pieces])
-        # One more than the text says was put in front of it.
-        front = int(ends[-1]) == len(text.raw) + len(pieces[0])
-        ends -= len(pieces[0]) * front
-        n = int(np.searchsorted(ends, same, "right"))
-        for i in range(n, max(n - BACK, 0), -1):
-            at = int(ends[i - 1])
-            if _between_words(text.raw[max(at - 1, 0) : min(at + 2, same)]):
-                spelled = b"".join(pieces[front:i]) == text.raw[:at]
-                return (i, at) if spelled else (0, 0)
+        """The last token that ends between two words of the first `same` bytes, and where; or zeros.
+
+        From behind, as texts mostly differ near their ends. What is in front of a text does not matter so.
+        """
+        tokens, at = text.tokens.tolist(), len(text.raw)
+        pieces: list[bytes] = []  # the last one first
+        while at > same and len(pieces) < len(tokens):
+            pieces.append(self._piece(tokens[-1 - len(pieces)]))
+            at -= len(pieces[-1])
+        for _ in range(min(BACK, len(tokens) - len(pieces))):
+            if at > 0 and _between_words(text.raw[at - 1 : min(at + 2, same)]):
+                spelled = b"".join(reversed(pieces)) == text.raw[at:]
+                return (len(tokens) - len(pieces), at) if spelled else (0, 0)
+            pieces.append(self._piece(tokens[-1 - len(pieces)]))
+            at -= len(pieces[-1])
         return 0, 0
 
 
