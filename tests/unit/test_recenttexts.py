@@ -154,9 +154,7 @@ def test_a_token_in_front_is_no_part_of_the_text() -> None:
 def test_tokens_that_do_not_spell_the_end_say_nothing() -> None:
     texts = RecentTexts(spell)
     texts.add(b"one two three four", [*b"one two three four", 256])  # one was put behind it
-    texts.add(b"six two three four", list(b"six two three  four"))
-    for text in (b"one two three five", b"six two three five"):
-        assert texts.beginning(text) == ([], 0)
+    assert texts.beginning(b"one two three five") == ([], 0)
 
 
 def test_the_last_texts_are_remembered() -> None:
