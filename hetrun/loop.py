@@ -30,6 +30,7 @@ from hetrun.scheduler import Shares
 from hetrun.waiting import Waiting
 
 SETTLED_S = 0.05  # without work: nobody was about to ask once more
+TENDED_S = 5.0  # between two looks after the model, while long passes run
 REST_S = 2.0  # without work
 LOOK_S = 0.5  # between two looks after the model, while there is work now and then
 
@@ -71,7 +72,9 @@ class Loop:
             if self._running:
                 chosen, alone = self._mixing.next(self._running)
                 self._run(chosen, stands_aside=alone)
-                self._tend()
+                # Answers that are due would wait for what is tried.
+                if not alone or perf_counter() > self._tended + TENDED_S:
+                    self._tend()
 
     def _tend(self) -> None:
         """Look after the model between two steps. When nothing runs, that may wait a moment: whoever asks
