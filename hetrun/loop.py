@@ -119,24 +119,31 @@ class Loop:
         while self._later:
             if not self._handle(self._later.popleft()):
                 return False
-        ready = self._running or self._displaced or any(w.prepared for w in self._waiting)
+        if self._idle and self._inbox.empty():
+            return self._wait()
         # Not until the inbox is empty: others may fill it as fast as it is emptied.
-        if not ready and self._inbox.empty():
-            return self._handle(self._await())
         return all(self._handle(self._inbox.get()) for _ in range(self._inbox.qsize()))
 
-    def _await(self) -> Item:
-        """The next thing that comes in; meanwhile the model is looked after, and in the end memory given
-        back."""
+    @property
+    def _idle(self) -> bool:
+        """Whether there is nothing to do until something comes in."""
+        begun = self._running or self._displaced or any(w.prepared for w in self._waiting)
+        return not begun and not self._later
+
+    def _wait(self) -> bool:
+        """For the next thing that comes in; meanwhile the model is looked after, and in the end memory given
+        back. False: close."""
         try:
-            return self._inbox.get(timeout=SETTLED_S)
+            return self._handle(self._inbox.get(timeout=SETTLED_S))
         except queue.Empty:
             self._look_after(lambda model, between: model.tend(True, between))
+        if not self._idle:
+            return True  # something came meanwhile
         try:
-            return self._inbox.get(timeout=REST_S)
+            return self._handle(self._inbox.get(timeout=REST_S))
         except queue.Empty:
             self._model.rest()
-            return self._inbox.get()
+            return self._handle(self._inbox.get())
 
     def _take_aside(self) -> None:
         """What can be done while a pass stands aside."""

@@ -307,7 +307,79 @@ def test_a_deadline_ends_a_request(open_engine: Open, prompt: str) -> None:
         assert running.wait().last.finish_reason in ("cancelled", "length", "stop")
 
 
-# --- a model that prepares for what comes
+# --- a model that looks after itself, and prepares for what comes
+
+
+@dataclass
+class Pondering(Aside):
+    """Thinks for long while nothing runs."""
+
+    meanwhile: Callable[[], bool] = lambda: False  # whether that takes longer
+
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
+        while idle and between and self.meanwhile():
+            between()
+
+
+@pytest.mark.parametrize("prompt", ["a", "a" * LONG])
+def test_what_comes_while_an_idle_model_is_looked_after_is_not_forgotten(
+    open_engine: Open, prompt: str
+) -> None:
+    model, answer = Pondering(), Answer()
+    engine = open_engine(model)
+
+    def thinks() -> bool:
+        if not answer.id:
+            ask(engine, prompt, answer)
+        return not model.prompts  # until it has a place
+
+    model.meanwhile = thinks
+    assert answer.wait().text == "Hello, world"
+
+
+@pytest.mark.parametrize("what", ["call", "close"])
+def test_neither_are_calls_and_the_end(open_engine: Open, what: str) -> None:
+    model, thinking, taken = Pondering(), threading.Event(), list[bool]()
+    engine = open_engine(model)
+
+    def thinks() -> bool:
+        """Until something has come, and was taken out of the inbox."""
+        thinking.set()
+        here = not engine._inbox.empty()
+        taken.append(here)
+        return here or not any(taken)
+
+    model.meanwhile = thinks
+    assert thinking.wait(30)
+    asked = threading.Thread(target={"close": engine.close, "call": lambda: engine.call(str)}[what])
+    asked.start()
+    asked.join(30)
+    assert not asked.is_alive()
+
+
+@dataclass
+class Tended(Aside):
+    """Notes when it is looked after."""
+
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
+        self.log.append("tend")
+
+
+def test_a_model_is_not_looked_after_between_long_passes(open_engine: Open) -> None:
+    """What is tried for the plan's sake would hold up the answers once more, which are due by then."""
+    model, long = Tended(ubatch=LONG), Answer()
+    engine = open_engine(model)
+
+    def start(n: int) -> None:
+        if n == 3:
+            ask(engine, "b" + "-" * (3 * LONG - 1), long)
+
+    answer = ask(engine, "l", Noted(each=start), max_tokens=200)
+    assert (answer.wait().text, long.wait().text) == ("x" * 200, "123456789")
+    ends = [i for i, what in enumerate(model.log) if what == "end"]
+    assert len(ends) == 3
+    assert "tend" not in [model.log[i + 1] for i in ends]
+    assert "tend" in model.log[: ends[0]], "between steps of answers it is"
 
 
 @dataclass
