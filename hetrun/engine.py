@@ -135,6 +135,7 @@ class Engine:
             log.exception("the engine failed")
             loop.end(EngineStopped(f"the engine failed ({type(e).__name__}: {e}); please report it"))
         else:
+            loop.keep()
             loop.end(EngineStopped("the model was closed before the answer was complete"))
         finally:
             try:

@@ -6,6 +6,7 @@ answers runs (`_aside`). So prompts keep the speed of large passes, and answers 
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from hetrun.prepare import Prepared, Preparer
 from hetrun.running import Chosen, Running
 from hetrun.scheduler import Shares
 from hetrun.waiting import Waiting
+
+log = logging.getLogger(__name__)
 
 SETTLED_S = 0.05  # without work: nobody was about to ask once more
 TENDED_S = 5.0  # between two looks after the model, while long passes run
@@ -94,6 +97,14 @@ class Loop:
     @property
     def _missing(self) -> int:
         return sum(r.missing for r in self._running)
+
+    def keep(self) -> None:
+        """The model is closed in order: what those who run have computed may be of use to the next one."""
+        for r in self._running:
+            try:
+                self._places.end(r)
+            except Exception:
+                log.exception("what request %d has computed is not kept", r.id)
 
     def end(self, reason: EngineStopped) -> None:
         """Say to everybody who waits that nothing comes any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from hetrun import LLM, SamplingParams, UserError, loading
 from hetrun.errors import OptionError
+from hetrun.events import GenerateRequest
 from hetrun.loaded import Loaded
 from hetrun.prefixes import LEAST
 from tests.engine.fakemodel import FakeModel
@@ -63,6 +65,18 @@ def test_the_next_process_begins_where_the_last_one_was(opened: Callable[..., LL
         again = [llm.generate([[*PROMPT[:n], n]], ANSWER)[0] for n in (60, 40, 20)]
         assert [c.usage.cached_tokens for c in again] == [60, 40, 20]
         assert [c.tokens for c in again] == [c.tokens for c in first]
+
+
+def test_who_still_runs_at_the_end_is_kept_as_well(opened: Callable[..., LLM]) -> None:
+    """It may have begun with an entry, and taken it."""
+    begun = threading.Event()
+    with opened() as llm:
+        llm.generate([PROMPT[:40]], ANSWER)
+        request = GenerateRequest(SamplingParams(max_tokens=60, ignore_eos=True), tokens=tuple(PROMPT))
+        llm.submit(request, lambda event: begun.set())
+        assert begun.wait(30)
+    with opened() as llm:
+        assert llm.call(entries)[0][: len(PROMPT)] == PROMPT
 
 
 @pytest.mark.parametrize(
