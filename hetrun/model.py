@@ -93,14 +93,11 @@ class Model(Protocol):
         ...
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
-        """So many tokens of prompts wait: what is worth preparing for them is prepared now.
-
-        That may take seconds; `between` is called now and then, and may run steps. So with `tend`.
-        """
+        """So many tokens of prompts wait: prepare for them. Where that takes long, `between` is called."""
         ...
 
     def tend(self, idle: bool = False, between: Between | None = None) -> None:
-        """Between two steps: look after the plan."""
+        """Between two steps: look after the plan, with `between` in the same way."""
         ...
 
     def rest(self) -> None:
@@ -171,14 +168,12 @@ class PlannedModel:
     def expect(self, tokens: int, between: Between | None = None) -> None:
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
         if self.pilot:
-            with self.pilot.standing_aside(between):
-                self.pilot.expect(tokens)
+            self.pilot.expect(tokens, between)
 
     def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Between two steps: look after the plan."""
         if self.pilot:
-            with self.pilot.standing_aside(between):
-                self.pilot.tend(idle)
+            self.pilot.tend(idle, between)
 
     def rest(self) -> None:
         """Nothing has come for a while: memory of keys and values that nobody needs goes to the system."""

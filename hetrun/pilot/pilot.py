@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import cpu_count
 from time import perf_counter, sleep
@@ -21,6 +20,7 @@ from hetrun.executor import Between, Executor
 from hetrun.forecast import Forecast
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
+from hetrun.pilot.aside import Aside
 from hetrun.pilot.setup import Setup, home_of, planner_for
 from hetrun.pilot.trying import Explorer
 from hetrun.pilot.watching import Watcher
@@ -93,27 +93,9 @@ class Pilot:
         started = {name for name, backend in backends.items() if backend.started}
         self._state = State(held, started)
         self._keep = True
-        self._between: Between | None = None
-        self._away = 0.0  # seconds in which others ran
+        self.aside = Aside(executor)
         self._watcher = Watcher(self.planner, forecast)
         self._explorer = Explorer(self.planner, executor, self.prober, store, backends, setup.context)
-
-    @contextmanager
-    def standing_aside(self, between: Between | None) -> Iterator[None]:
-        """Call this in the middle of what takes long; it may run steps."""
-        self._between = between
-        try:
-            yield
-        finally:
-            self._between = None
-
-    def _stand_aside(self, part: float = 0.0) -> None:
-        """Somebody waits meanwhile."""
-        if self._between:
-            start = perf_counter()
-            self._executor.forget_threads()
-            self._between()
-            self._away += perf_counter() - start
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -206,14 +188,18 @@ class Pilot:
 
     # --- between steps
 
-    def expect(self, waiting: int) -> None:
+    def expect(self, waiting: int, between: Between | None = None) -> None:
         """So many tokens of prompts wait: another backend may be worth bringing in for them."""
+        with self.aside.for_the_sake_of(between):
+            self._expect(waiting)
+
+    def _expect(self, waiting: int) -> None:
         state = self._state
         if waiting <= state.asked:
             return  # it was not worth it for as many
         for name in [n for n in self._candidates() if n not in state.started]:
             if self._worth_a_try(waiting) and (trials := self._unknown(name)):
-                self._probe(name, trials, perf_counter() + PROBE_S / 4, self._stand_aside)
+                self._probe(name, trials, perf_counter() + PROBE_S / 4, self.aside)
                 self._executor.forget_threads()
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
         state.asked = LEAST_WAITING if changed else waiting
@@ -224,11 +210,15 @@ class Pilot:
         seconds = self.predict_plan(plans, min(waiting, plans.ubatch), waiting / 2)
         return seconds is not None and seconds * waiting / plans.ubatch > UNKNOWN_START_S
 
-    def tend(self, idle: bool = False) -> None:
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Look after the plan; costs next to nothing between two looks.
 
         What has to be brought in for a better one waits for an `idle` moment, as it takes seconds.
         """
+        with self.aside.for_the_sake_of(between):
+            self._tend(idle)
+
+    def _tend(self, idle: bool) -> None:
         now, state = perf_counter(), self._state
         if idle and state.cause and self._setup.eager:
             cause, state.cause = state.cause, ""
@@ -327,12 +317,10 @@ class Pilot:
             mine = sorted(i for i, b in copies if b == name)
             backend = self._backends[name]
             wanted = [use for i in mine for use in backend.wants(self.planner.units[i].ops)]
-            start, away = perf_counter(), self._away
-            self._store.load({name: wanted}, self._stand_aside)
-            seconds, size = (
-                perf_counter() - start - (self._away - away),
-                sum(self._nbytes[i, name] for i in mine),
-            )
+            start, away = perf_counter(), self.aside.away
+            self._store.load({name: wanted}, self.aside)
+            seconds = perf_counter() - start - (self.aside.away - away)
+            size = sum(self._nbytes[i, name] for i in mine)
             if size > 1 << 24:
                 self.forecast.learn_fact(RATE, name, size / seconds)
         self._state.held |= copies
@@ -341,7 +329,7 @@ class Pilot:
         """Read the weights that operations of their own, or parts of them, want in another form."""
         for name in sorted({b for b, _ in parts}):
             self._start(name)
-            self._store.load({name: [use for b, use in parts if b == name]}, self._stand_aside)
+            self._store.load({name: [use for b, use in parts if b == name]}, self.aside)
         self._state.parts |= parts
 
     def _drop_parts(self, parts: Parts) -> None:

@@ -163,7 +163,7 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     other = {"balanced": "_shared", "shared": "_balanced"}[kind]
     monkeypatch.setattr(Ways, other, lambda *args, **kwargs: NOTHING)
     # Passes that are slow because others compute are no reason to plan anew here.
-    monkeypatch.setattr(module.Pilot, "tend", lambda self, idle=False: None)
+    monkeypatch.setattr(module.Pilot, "tend", lambda self, idle=False, between=None: None)
     # Answers go on in the passes of prompts: then all of them run together for long enough.
     monkeypatch.setattr(Mixing, "_smooth", lambda self, answers, together: True)
     with opened() as llm:

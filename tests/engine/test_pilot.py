@@ -236,7 +236,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
                 calls.append(perf_counter() - begun)
 
             begun = perf_counter()
-            with pilot.standing_aside(between):
+            with pilot.aside.for_the_sake_of(between):
                 pilot._bring(copies)
             rate = pilot.forecast.fact(RATE, "reference")
             assert rate is not None
