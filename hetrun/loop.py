@@ -1,7 +1,7 @@
 """What the engine's thread does: take what came in, run a step, hand out what it gave.
 
 Prompts are computed in long passes that stand aside: now and then in the middle of one, a step of the running
-answers runs (`_aside`). So prompts keep the speed of large passes, and answers do not stand still meanwhile.
+answers runs (`_between`). So prompts keep the speed of large passes, and answers do not stand still.
 """
 
 from __future__ import annotations
@@ -75,15 +75,14 @@ class Loop:
             if self._running:
                 chosen, alone = self._mixing.next(self._running)
                 self._run(chosen, stands_aside=alone)
-                # Answers that are due would wait for what is tried.
-                if not alone or perf_counter() > self._tended + TENDED_S:
-                    self._tend()
+                self._tend(stood_aside=alone)
 
-    def _tend(self) -> None:
-        """Look after the model between two steps. When nothing runs, that may wait a moment: whoever asks
-        once more shall not wait for it."""
-        if self._running or perf_counter() > self._tended + LOOK_S:
-            idle = not self._running
+    def _tend(self, stood_aside: bool) -> None:
+        """Look after the model between two steps. Nobody shall wait for that: no answer that is due behind a
+        pass that stood aside, nor, when nothing runs, whoever asks once more."""
+        idle = not self._running
+        rest = TENDED_S if stood_aside else LOOK_S if idle else 0.0
+        if perf_counter() > self._tended + rest:
             self._look_after(lambda model, between: model.tend(idle, between))
             self._tended = perf_counter()
 

@@ -217,8 +217,7 @@ class Prefixes:
 
     def _place(self, source: int | None, n: int) -> tuple[int, int]:
         """A sequence with n tokens of another, or an empty one."""
-        if source in self._used:
-            assert source is not None
+        if source is not None and source in self._used:
             if self._model.length(source) - n <= LITTLE:
                 return self._take(source, n), n
             self._used[source] = next(self._clock)
