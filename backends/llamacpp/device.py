@@ -11,6 +11,7 @@ from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segmen
 from hetrun.backends.llamacpp import amx, fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
 from hetrun.backends.llamacpp.kernels import kernels
+from hetrun.backends.llamacpp.kernels.product import products
 from hetrun.backends.llamacpp.memory import GgmlBuffer, WeightMemory
 from hetrun.backends.llamacpp.runner import GgmlRunner
 from hetrun.backends.llamacpp.watching import GraphWatch
@@ -33,6 +34,8 @@ class LlamacppBackend(Backend):
     def __init__(self) -> None:
         self.lib = native.library()
         self.kernels = kernels()
+        self.products = products()
+        self.slots = 0  # the most threads that there may be: graphs have room for as many
         self._backend = self.lib.ggml_backend_cpu_init()
         if not self._backend:
             raise BackendError("ggml could not start its CPU backend")
@@ -41,7 +44,7 @@ class LlamacppBackend(Backend):
         self._stop = ctypes.create_string_buffer(2)
         self._ask(native.libc_address("strlen"))
         self._watch: GraphWatch | None = None
-        self._memory = WeightMemory(self.lib)
+        self._memory = WeightMemory(self.lib, self.products)
         self._tiles = amx.keeper()
         self._graph_bytes: dict[int, int] = {}
         self.set_threads(os.cpu_count() or 1)
@@ -72,12 +75,17 @@ class LlamacppBackend(Backend):
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
         return self._memory.upload(wanted, read)
 
+    def packs(self, use: WeightUse) -> bool:
+        """Whether our own products multiply by this weight."""
+        return bool(self._memory.packed_by(use))
+
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
         return GgmlRunner(self, segment, shape, buffers, kv)
 
     def set_threads(self, threads: int) -> None:
         self.lib.ggml_backend_cpu_set_n_threads(self._backend, threads)
         self.threads = threads
+        self.slots = max(self.slots, threads)
 
     def watch(self, spent: Spent | None) -> None:
         """In watched runs it is Python that ggml asks: on the engine's thread, and never otherwise."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from hetrun.backend import Buffers
-from hetrun.backends.llamacpp import native
+from hetrun.backend import Buffers, WeightUse
+from hetrun.backends.llamacpp import native, packed
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.inputs import Inputs
-from hetrun.backends.llamacpp.kernels import Kernels
-from hetrun.backends.llamacpp.memory import GgmlBuffer
+from hetrun.backends.llamacpp.memory import PACKED, GgmlBuffer
 from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
 from hetrun.errors import BackendError
 from hetrun.fusing import Rotation
@@ -19,13 +19,14 @@ from hetrun.graph import Op, Rows, Value
 from hetrun.kv import KvCache
 from hetrun.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 
+if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.device import LlamacppBackend
+
 
 class Emitter:
     """Writes the ops of one segment."""
 
-    def __init__(
-        self, writer: Writer, buffers: Buffers, kv: KvCache, threads: int, kernels: Kernels | None
-    ) -> None:
+    def __init__(self, writer: Writer, buffers: Buffers, kv: KvCache, backend: LlamacppBackend) -> None:
         self.w = writer
         self.lib = writer.lib
         self.ctx = writer.context
@@ -34,8 +35,8 @@ class Emitter:
         self.values: dict[Value, Ref] = {}
         self._buffers = buffers
         self.kv = kv
-        self.threads = threads
-        self.kernels = kernels
+        self.threads, self.slots = backend.threads, backend.slots
+        self.kernels, self.products = backend.kernels, backend.products
         self.gathered: dict[tuple[int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
         self._all_wanted = self.shape.wanted == self.shape.tokens
@@ -61,13 +62,13 @@ class Emitter:
 
     def weights(self, item: Fused) -> list[int]:
         """The weights of one op, or of several that were fused."""
-        found = []
-        for use in uses(item):
-            buffer = self._buffers[use]
-            if not isinstance(buffer, GgmlBuffer):
-                raise BackendError(f"{use.weight.name} was brought in by another backend")
-            found.append(buffer.tensor)
-        return found
+        return [self._buffer(use).tensor for use in uses(item)]
+
+    def _buffer(self, use: WeightUse) -> GgmlBuffer:
+        buffer = self._buffers[use]
+        if not isinstance(buffer, GgmlBuffer):
+            raise BackendError(f"{use.weight.name} was brought in by another backend")
+        return buffer
 
     def define(self, op: Op, tensor: int) -> None:
         """The result of an op, as ggml allocates it."""
@@ -80,9 +81,22 @@ class Emitter:
             self.inputs.positions[kind, offset] = self.w.input(native.I32, self.count(kind))
         return self.inputs.positions[kind, offset]
 
+    def look_up(self, op: Op, ids: int) -> None:
+        """Rows of an op's table."""
+        (use,) = uses(op)
+        table = self._buffer(use)
+        if table.layout == PACKED:
+            self.define(op, packed.look_up(self, op, table.tensor, ids))
+        else:
+            self.define(op, self.lib.ggml_get_rows(self.ctx, table.tensor, ids))
+
     def _product(self, item: Product) -> None:
-        x = self.values[item.ops[0].inputs[0]]
         weight, *bias = self.weights(item)
+        if self._buffer(item.use).layout == PACKED:
+            result = packed.multiply(self, item, weight, bias)
+            self._slices([item.last] if item.gate or item.sum else item.ops, result)
+            return
+        x = self.values[item.input]
         tensor = self.lib.ggml_mul_mat(self.ctx, weight, self.w.plain(x))
         if bias:
             tensor = self.lib.ggml_add(self.ctx, tensor, bias[0])
@@ -116,12 +130,12 @@ class Emitter:
 def _embed(e: Emitter, op: Op) -> None:
     if not e.inputs.tokens:
         e.inputs.tokens = e.w.input(native.I32, e.shape.tokens)
-    e.define(op, e.lib.ggml_get_rows(e.ctx, *e.weights(op), e.inputs.tokens))
+    e.look_up(op, e.inputs.tokens)
 
 
 def _positions(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Positions)
-    e.define(op, e.lib.ggml_get_rows(e.ctx, *e.weights(op), e.positions("tokens", op.attrs.offset)))
+    e.look_up(op, e.positions("tokens", op.attrs.offset))
 
 
 def _rms_norm(e: Emitter, op: Op) -> None:

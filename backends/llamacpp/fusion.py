@@ -1,6 +1,6 @@
 """What `compile` fuses: products that share an input become one, and so do the rotations of q and k.
 
-The graph itself stays unfused; this is a peephole over the ops of one segment.
+The graph itself stays unfused; this is a peephole over the ops of one segment. `joining.py` is another.
 """
 
 from __future__ import annotations
@@ -21,6 +21,33 @@ class Product:
     ops: tuple[Op, ...]
     weight: Weight
     bias: Weight | None
+    # What is computed on the way: the input's norm, a gate of the two halves, something added to the result.
+    norm: Op | None = None
+    gate: Op | None = None
+    sum: Op | None = None
+
+    @property
+    def use(self) -> WeightUse:
+        """Its weight."""
+        return WeightUse(self.weight, "product")
+
+    @property
+    def input(self) -> Value:
+        """What goes in."""
+        return (self.norm or self.ops[0]).inputs[0]
+
+    @property
+    def last(self) -> Op:
+        """Whose result comes out, where only one does."""
+        return self.sum or self.gate or self.ops[0]
+
+    @property
+    def added(self) -> Value | None:
+        """What is added to the result."""
+        if self.sum is None:
+            return None
+        before = replace(self, sum=None).last.out
+        return next(v for v in self.sum.inputs if v != before)
 
 
 Fused = Op | Product | Rotation
@@ -48,7 +75,9 @@ def fuse(ops: Sequence[Op]) -> list[Fused]:
 
 def members(item: Fused) -> tuple[Op, ...]:
     """The ops that an item is made of."""
-    return item.ops if isinstance(item, Product | Rotation) else (item,)
+    if isinstance(item, Product):
+        return (*item.ops, *[op for op in (item.norm, item.gate, item.sum) if op])
+    return item.ops if isinstance(item, Rotation) else (item,)
 
 
 def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:
@@ -60,7 +89,7 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
     """The weights of one op, or of several that were fused, in the order in which they are written."""
     if isinstance(item, Product):
         bias = (WeightUse(item.bias, "vector"),) if item.bias else ()
-        return (WeightUse(item.weight, "product"), *bias)
+        return (item.use, *bias, *(fusing.uses(item.norm) if item.norm else ()))
     return fusing.uses(members(item)[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hetrun.backends.llamacpp.few import Common, Span
+from hetrun.backends.llamacpp.packed import LookupNode, Node
 from hetrun.backends.llamacpp.queries import Layout
 from hetrun.backends.llamacpp.writer import Ref
 from hetrun.graph import Rows
@@ -57,4 +58,6 @@ class Inputs:
     kv: list[KvSlice] = field(default_factory=list)
     padded: list[Padded] = field(default_factory=list)
     masks: dict[tuple[int, int, Rows, Layout], Mask] = field(default_factory=dict)
+    products: list[Node] = field(default_factory=list)
+    lookups: list[LookupNode] = field(default_factory=list)
     few: dict[tuple[int, Rows, tuple[Span, ...]], Common] = field(default_factory=dict)

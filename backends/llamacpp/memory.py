@@ -1,4 +1,5 @@
-"""Weights in ggml's memory: repacked where ggml has a faster layout for the type, plain where it has not."""
+"""Weights in ggml's memory: packed for our own products, repacked where only ggml has a faster layout for the
+type, else plain."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import mmap
 from collections.abc import Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import FLOAT_BYTES, ReadInto, WeightUse
 from hetrun.backends.llamacpp import amx, native
+from hetrun.backends.llamacpp.kernels.product import ROWS, Products
 from hetrun.backends.llamacpp.native import Library
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
@@ -25,6 +28,7 @@ REPACK_ROWS = (
     32  # every repacked layout interleaves 4, 8 or 16 rows; slices keep to a multiple of all of them
 )
 WEIGHTS_USAGE = 1
+PACKED = "packed"  # the layout of our own products
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 
 
@@ -90,8 +94,9 @@ def _use_huge_pages(start: int, end: int) -> None:
 class WeightMemory:
     """Brings weights in, each in the layout its product wants."""
 
-    def __init__(self, lib: Library) -> None:
+    def __init__(self, lib: Library, products: Products | None) -> None:
         self._lib = lib
+        self._products = products
         self._plain = Arena(lib, lib.ggml_backend_cpu_buffer_type())
         self._device = lib.ggml_backend_reg_dev_get(lib.ggml_backend_cpu_reg(), 0)
         self._repacking = [Arena(lib, t) for t in _repacking_types(lib)]
@@ -99,36 +104,39 @@ class WeightMemory:
             a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking
         }
         self._contexts: list[int] = []
-        self._plain_weights: dict[Weight, GgmlBuffer] = {}
+        self._held: dict[Weight, GgmlBuffer] = {}  # plain and packed ones, which serve every use
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
-        """What `upload` will take: a plain weight is kept once, whatever it is used for."""
-        total, plain = 0, set[Weight]()
+        """What `upload` will take: a plain or packed weight is kept once, whatever it is used for."""
+        total, plain, packed = 0, set[Weight](), set[Weight]()
         for use in wanted:
             weight = use.weight
             if use.use == "vector":
                 total += FLOAT_BYTES * weight.shape[0] * weight.shape[1]
+            elif self.packed_by(use):
+                packed.add(weight)
             elif arena := self._repacked_in(use):
                 total += self._packed_bytes(arena, use)
             else:
                 plain.add(weight)
-        return total + sum(weight.nbytes for weight in plain)
+        total += sum(weight.nbytes for weight in plain)
+        if self._products:
+            total += sum(self._products.packed_bytes(w.quant.ggml_id, w.shape) for w in packed)
+        return total
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Read a weight once, straight into the layout that will be used."""
         if wanted.use == "vector":
             return self._upload_vector(wanted, read)
-        if arena := self._repacked_in(wanted):
+        products = self.packed_by(wanted)
+        if products is None and (arena := self._repacked_in(wanted)):
             return self._upload_repacked(arena, wanted, read)
         weight = wanted.weight
-        if held := self._plain_weights.get(weight):  # an embedding that is the head as well
+        if held := self._held.get(weight):  # an embedding that is the head as well
             return GgmlBuffer(held.tensor, 0, held.layout)
-        tensor = self._tensor(wanted)
-        buffer, address = self._plain.take(weight.nbytes)
-        self._place(tensor, buffer, address)
-        read(weight, view_bytes(address, weight.nbytes))
-        self._plain_weights[weight] = GgmlBuffer(tensor, weight.nbytes, "plain")
-        return self._plain_weights[weight]
+        upload = partial(self._upload_packed, products) if products else self._upload_plain
+        self._held[weight] = upload(wanted, read)
+        return self._held[weight]
 
     def close(self) -> None:
         """Give everything back."""
@@ -181,6 +189,40 @@ class WeightMemory:
         self._place(tensor, buffer, address)
         view_bytes(address, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
         return GgmlBuffer(tensor, values.nbytes, "plain")
+
+    def packed_by(self, use: WeightUse) -> Products | None:
+        """Our own products, if they multiply by this weight, or look its rows up."""
+        if use.use not in ("product", "lookup") or self._products is None:
+            return None
+        weight = use.weight
+        return self._products if self._products.takes(weight.quant.ggml_id, weight.shape) else None
+
+    def _upload_plain(self, use: WeightUse, read: ReadInto) -> GgmlBuffer:
+        tensor = self._tensor(use)
+        buffer, address = self._plain.take(use.weight.nbytes)
+        self._place(tensor, buffer, address)
+        read(use.weight, view_bytes(address, use.weight.nbytes))
+        return GgmlBuffer(tensor, use.weight.nbytes, "plain")
+
+    def _upload_packed(self, products: Products, use: WeightUse, read: ReadInto) -> GgmlBuffer:
+        """Slice by slice, as with ggml's repacking."""
+        weight, kind = use.weight, use.weight.quant.ggml_id
+        rows, cols = weight.shape
+        size = products.packed_bytes(kind, weight.shape)
+        tensor = self._tensor(use)
+        buffer, address = self._plain.take(size)
+        self._place(tensor, buffer, address)
+        row_bytes = weight.quant.row_bytes(cols)
+        step = min(rows, max(1, SCRATCH // row_bytes // ROWS) * ROWS)
+        scratch = np.empty(step * row_bytes, np.uint8)
+        for a in range(0, rows, step):
+            part = weight if step >= rows else weight.rows(a, min(a + step, rows))
+            raw = scratch[: part.nbytes]
+            read(part, raw)
+            n = products.packed_bytes(kind, part.shape)
+            products.pack(kind, part.shape, raw, view_bytes(address, n))
+            address += n
+        return GgmlBuffer(tensor, size, PACKED)
 
     def _repacked_in(self, use: WeightUse) -> Arena | None:
         """The first of ggml's repacking buffers that has a layout for this weight."""

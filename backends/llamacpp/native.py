@@ -86,6 +86,7 @@ class CpuTraits(Structure):
     _fields_ = (("from_float", c_void_p), ("vec_dot", c_void_p), ("vec_dot_type", c_int), ("nrows", c_int64))
 
 
+PRODUCT = "PRODUCT"  # the name of tensors that our own products make: ggml calls all our nodes CUSTOM
 OBJECT_BYTES = 32  # struct ggml_object, in front of each tensor of a context
 
 T = c_void_p  # a struct ggml_tensor *
@@ -294,3 +295,9 @@ DATA = Tensor.data.offset // 8
 def tensor_at(pointer: int) -> Tensor:
     """The structure behind a pointer."""
     return ctypes.cast(pointer, POINTER(Tensor)).contents
+
+
+def op_name(lib: Library, node: Tensor) -> str:
+    """What a node does, in ggml's words or ours."""
+    name: str = lib.ggml_op_name(node.op).decode()
+    return PRODUCT if name == "CUSTOM" and node.name == PRODUCT.encode() else name

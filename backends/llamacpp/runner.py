@@ -17,7 +17,9 @@ from hetrun.backends.llamacpp.emit import Emitter, most_tensors
 from hetrun.backends.llamacpp.few import FewRows
 from hetrun.backends.llamacpp.fusion import Fused
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
+from hetrun.backends.llamacpp.joining import join
 from hetrun.backends.llamacpp.native import DATA, NB, NE
+from hetrun.backends.llamacpp.packed import PackedProducts
 from hetrun.backends.llamacpp.queries import TILE
 from hetrun.backends.llamacpp.slices import Pieces
 from hetrun.backends.llamacpp.writer import Ref, Writer
@@ -40,7 +42,7 @@ class GgmlRunner:
         self._backend = backend
         self._lib = backend.lib
         self._w = Writer(self._lib, shape, most_tensors(segment.ops, len(shape.parts)))
-        emitter = Emitter(self._w, buffers, kv, backend.threads, backend.kernels)
+        emitter = Emitter(self._w, buffers, kv, backend)
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
         self._allocator = self._w.allocate()
@@ -52,17 +54,20 @@ class GgmlRunner:
         self._padding = Padding(self._w, self._inputs)
         self._masks = [MaskFiller(self._w, m) for m in self._inputs.masks.values()]
         self._few = FewRows(backend.kernels, list(self._inputs.few.values()), shape.parts)
+        self._products = PackedProducts(
+            backend.products, self._inputs.products, self._inputs.lookups, backend.slots
+        )
         self._book()
 
     def _book(self) -> None:
         graph = self._lib.ggml_gallocr_get_buffer_size(self._allocator, 0) + self._w.memory.nbytes
-        self._backend.book(self, graph + self._few.nbytes)
+        self._backend.book(self, graph + self._few.nbytes + self._products.nbytes)
 
     def _write(self, e: Emitter, segment: Segment, shape: PassShape) -> dict[str, Ref]:
         for value in segment.reads:
             if value.rows == "tokens" or shape.wanted:
                 e.read(value)
-        for item in fusion.fuse(segment.ops):
+        for item in join(fusion.fuse(segment.ops), segment.writes, self._backend.packs):
             if shape.wanted or _has_token_rows(item):
                 e.emit(item)
         kept = {v.name: e.w.keep(e.values[v]) for v in segment.writes if v.rows == "tokens" or shape.wanted}

@@ -18,7 +18,7 @@ PIECE_S = 1e-3  # of each piece, where products and attention are no longer
 # What an ordinary CPU does in a second. Pieces need not be equal, so about is enough.
 MULTIPLICATIONS, BYTES = 200e9, 20e9
 ATTENTION_S = 1e-7  # for each number that attention gives; how many tokens it sees is not known here
-PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID", native.PRODUCT)
 ATTENTION = ("FLASH_ATTN_EXT", "CUSTOM")
 
 
@@ -67,7 +67,7 @@ def cuts(times: Sequence[float]) -> list[int]:
 
 def seconds(lib: Library, node: Tensor) -> float:
     """About how long a node takes, if it is a product or attention; the others take little."""
-    name = lib.ggml_op_name(node.op).decode()
+    name = native.op_name(lib, node)
     size: int = prod(node.ne)
     if name in ATTENTION:
         return size * ATTENTION_S

@@ -10,7 +10,7 @@ from functools import cache
 from time import perf_counter
 
 from hetrun.backends.llamacpp import native
-from hetrun.backends.llamacpp.native import Library
+from hetrun.backends.llamacpp.native import PRODUCT, Library, op_name
 from hetrun.spent import Activity, Spent
 
 # ggml does not run these: they only say how memory is looked at.
@@ -19,7 +19,8 @@ COMPUTE = 16  # the flag of nodes that are run
 # What nodes are for where we write them; everything else is `other`.
 OF_OP: Mapping[str, Activity] = {
     **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD"), "products"),
-    # SET_ROWS writes keys and values; CUSTOM is a kernel of our own.
+    PRODUCT: "products",
+    # SET_ROWS writes keys and values; CUSTOM is attention by a kernel of our own.
     **dict.fromkeys(("FLASH_ATTN_EXT", "CUSTOM", "SET_ROWS"), "attention"),
     **dict.fromkeys(("RMS_NORM", "NORM", "MUL"), "norms"),  # MUL is only written for a norm's weight
 }
@@ -119,5 +120,5 @@ def fused(nodes: Sequence[str]) -> list[str]:
 def nodes_of(lib: Library, graph: int) -> list[str]:
     """The names of the nodes that ggml runs, in order."""
     tensors = [native.tensor_at(lib.ggml_graph_node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph))]
-    names = ((lib.ggml_op_name(t.op).decode(), t.flags) for t in tensors)
+    names = ((op_name(lib, t), t.flags) for t in tensors)
     return [op for op, flags in names if op not in EMPTY and flags & COMPUTE]

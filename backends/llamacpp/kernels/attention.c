@@ -1,44 +1,7 @@
 /* The library's functions, and the same code compiled for each set of instructions (attention_body.h). */
 
 #include "attention.h"
-
-#include <math.h>
-#include <string.h>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
-#define STRINGS(...) #__VA_ARGS__
-
-#if defined(__clang__)
-#define BEGIN_TARGET(t) _Pragma(STRINGS(clang attribute push(__attribute__((target(t))), apply_to = function)))
-#define END_TARGET _Pragma("clang attribute pop")
-#else
-#define BEGIN_TARGET(t) _Pragma("GCC push_options") _Pragma(STRINGS(GCC target(t)))
-#define END_TARGET _Pragma("GCC pop_options")
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
-/* A 16-bit float, bit by bit. */
-static inline float half_to_float(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13, bits;
-    float value;
-    if ((h & 0x7c00) == 0x7c00) {
-        bits = sign | 0x7f800000 | rest;
-    } else {
-        float scaled; /* the exponent is 112 too small; multiplying by 2^112 puts subnormal ones right, too */
-        memcpy(&scaled, &rest, 4);
-        scaled *= 0x1p112f;
-        memcpy(&bits, &scaled, 4);
-        bits |= sign;
-    }
-    memcpy(&value, &bits, 4);
-    return value;
-}
+#include "common.h"
 
 #define NAME(x) x##_portable
 #include "lanes_portable.h"
@@ -65,14 +28,6 @@ END_TARGET
 int64_t hetrun_kernels_layout(void) {
     return 1000000 * sizeof(struct sequence) + 1000 * sizeof(struct pass) + sizeof(struct layer);
 }
-
-#if defined(__x86_64__)
-/* Compilers of a few years ago do not know this one by name. */
-static int has_f16c(void) {
-    unsigned a, b, c = 0, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-#endif
 
 /* The best instructions that this CPU and its system have. */
 int hetrun_kernels_level(void) {

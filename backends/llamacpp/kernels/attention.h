@@ -8,7 +8,7 @@
 #ifndef HETRUN_ATTENTION_H
 #define HETRUN_ATTENTION_H
 
-#include <stdint.h>
+#include "common.h"
 
 enum {
     TILE = 16,      /* keys that are made floats at once; rows of floats are padded to a multiple of it */
@@ -63,9 +63,6 @@ struct layer {
     int64_t level;
     double scale, softcap;
 };
-
-static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline int64_t padded(int64_t head_dim) { return (head_dim + TILE - 1) / TILE * TILE; }
 

@@ -1,0 +1,48 @@
+/* Dot products of bytes in vectors of 16 lanes (AVX-512 with VNNI). */
+
+#undef LANES
+#define LANES 16
+
+typedef float NAME(vf) __attribute__((vector_size(64)));
+typedef int32_t NAME(vi) __attribute__((vector_size(64)));
+typedef uint32_t NAME(vu) __attribute__((vector_size(64)));
+
+INLINE NAME(vf) NAME(from_half)(const uint8_t *x) {
+    return (NAME(vf))_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+}
+
+/* a * b + c, rounded once. */
+INLINE NAME(vf) NAME(fused)(NAME(vf) a, NAME(vf) b, NAME(vf) c) {
+    return (NAME(vf))_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+/* A sum of products of weights of a type: its beginning, four more columns, and what it is in the end. */
+INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
+    (void)type;
+    return (NAME(vi))_mm512_set1_epi32(start);
+}
+
+INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x) {
+    (void)type;
+    return (NAME(vi))_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(word_at(x)));
+}
+
+INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
+    (void)type;
+    (void)start;
+    return sum;
+}
+
+/* The greater of each two, the greatest of all lanes, and their sum. */
+INLINE NAME(vi) NAME(greater)(NAME(vi) a, NAME(vi) b) {
+    return (NAME(vi))_mm512_max_epi32((__m512i)a, (__m512i)b);
+}
+
+INLINE int32_t NAME(greatest)(NAME(vi) x) { return _mm512_reduce_max_epi32((__m512i)x); }
+
+INLINE int32_t NAME(total)(NAME(vi) x) { return _mm512_reduce_add_epi32((__m512i)x); }
+
+/* The lowest byte of each lane. */
+INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
+    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8((__m512i)x));
+}

@@ -1,0 +1,128 @@
+"""Products of quantised weights in a layout of our own: the library products.c, as Python sees it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import Structure, c_double, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAME = "products.so"  # beside this file
+# Sets of instructions, as the library numbers them.
+LEVELS = ("portable", "AVX2", "AVX-VNNI", "AVX-512 VNNI", "dotprod")
+PORTABLE = 0
+ROWS = 16  # of a weight that lie side by side: it is packed in slices of a multiple of them
+# What becomes of the results, as the library numbers it.
+PLAIN, SWIGLU, GEGLU, GEGLU_ERF = range(4)
+
+
+class Product(Structure):
+    """struct product: one product and what is fused with it."""
+
+    _fields_ = (
+        ("weights", c_void_p),
+        *((name, c_int64) for name in ("type", "rows", "cols")),
+        ("x", c_void_p),
+        ("out", c_void_p),
+        *((name, c_int64) for name in ("n", "x_stride", "out_stride")),
+        ("gain", c_void_p),
+        ("eps", c_double),
+        ("bias", c_void_p),
+        ("residual", c_void_p),
+        *((name, c_int64) for name in ("residual_stride", "activation")),
+        ("scratch", c_void_p),
+        *((name, c_int64) for name in ("scratch_size", "slots")),
+        ("counters", c_void_p),
+        ("level", c_int64),
+        ("next", c_void_p),
+        ("next_bytes", c_int64),
+    )
+
+
+class Lookup(Structure):
+    """struct lookup: some rows of a packed weight as floats."""
+
+    _fields_ = (
+        ("weights", c_void_p),
+        *((name, c_int64) for name in ("type", "rows", "cols")),
+        ("ids", c_void_p),
+        ("out", c_void_p),
+        *((name, c_int64) for name in ("n", "out_stride", "level")),
+    )
+
+
+LAYOUT = 1000 * ctypes.sizeof(Product) + ctypes.sizeof(Lookup)
+
+
+class Products:
+    """The library's functions."""
+
+    def __init__(self, dll: ctypes.CDLL, unlocked: ctypes.CDLL) -> None:
+        numbers = (c_int64,) * 3
+        self._takes = _declared(dll, "hetrun_products_takes", c_int64, *numbers)
+        self._packed = _declared(dll, "hetrun_products_packed", c_int64, *numbers)
+        self._scratch = _declared(dll, "hetrun_products_scratch", c_int64, c_int64, c_int64)
+        # Packing takes milliseconds, and needs nothing of Python's.
+        self._pack = _declared(unlocked, "hetrun_products_pack", None, *numbers, c_void_p, c_void_p)
+        node = (c_void_p, c_int, c_int, c_void_p)
+        self.multiply = _declared(dll, "hetrun_product", None, *node)
+        self.look_up = _declared(dll, "hetrun_lookup", None, *node)
+        self.product_address = _address(dll, "hetrun_product")
+        self.lookup_address = _address(dll, "hetrun_lookup")
+        self.best: int = dll.hetrun_products_level()
+        self.level = self.best
+
+    @property
+    def instructions(self) -> str:
+        """What it uses of this CPU."""
+        return LEVELS[self.level]
+
+    def takes(self, ggml_id: int, shape: tuple[int, int]) -> bool:
+        """Whether it can hold a weight of this type and shape."""
+        return bool(self._takes(ggml_id, *shape))
+
+    def packed_bytes(self, ggml_id: int, shape: tuple[int, int]) -> int:
+        """Memory of a packed weight."""
+        size: int = self._packed(ggml_id, *shape)
+        return size
+
+    def pack(
+        self, ggml_id: int, shape: tuple[int, int], stored: NDArray[np.uint8], packed: NDArray[np.uint8]
+    ) -> None:
+        """From the blocks of a file to the layout of the products; whole groups of rows, or the last rows."""
+        assert packed.nbytes == self.packed_bytes(ggml_id, shape)
+        self._pack(ggml_id, *shape, stored.ctypes.data, packed.ctypes.data)
+
+    def scratch(self, n: int, cols: int) -> int:
+        """Bytes that each thread works in, for so many rows."""
+        size: int = self._scratch(n, cols)
+        return size
+
+
+def _declared(dll: ctypes.CDLL, name: str, result: object, *arguments: object) -> Callable[..., Any]:
+    found = getattr(dll, name)
+    found.restype, found.argtypes = result, arguments
+    function: Callable[..., Any] = found
+    return function
+
+
+def _address(dll: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(dll, name), c_void_p).value or 0
+
+
+@cache
+def products() -> Products | None:
+    """The library, where it was built, and from the sources that this file goes with."""
+    path = str(Path(__file__).parent / NAME)
+    try:
+        dll, unlocked = ctypes.PyDLL(path), ctypes.CDLL(path)
+        layout = dll.hetrun_products_layout
+    except (OSError, AttributeError):
+        return None
+    layout.restype = c_int64
+    return Products(dll, unlocked) if layout() == LAYOUT else None

@@ -1,0 +1,366 @@
+/* The products themselves, in vectors of LANES rows of a weight. Included once for each set of instructions;
+   names get its name through NAME.
+
+   Every number is made by the same operations in the same order, whatever LANES is: nothing here may be left
+   to a compiler that joins a multiplication and an addition on some machines (see setup.py). */
+
+#define vf NAME(vf)
+#define vi NAME(vi)
+#define vu NAME(vu)
+
+INLINE vf NAME(load)(const float *x) {
+    vf v;
+    memcpy(&v, x, sizeof(v));
+    return v;
+}
+
+INLINE void NAME(store)(float *x, vf v) { memcpy(x, &v, sizeof(v)); }
+
+/* The first `count` of LANES floats; nothing is read behind them. */
+INLINE vf NAME(load_some)(const float *x, int64_t count) {
+    float some[LANES] = {0};
+    if (count >= LANES) return NAME(load)(x);
+    for (int64_t i = 0; i < count; i++) some[i] = x[i];
+    return NAME(load)(some);
+}
+
+INLINE void NAME(store_some)(float *x, vf v, int64_t count) {
+    if (count >= LANES) {
+        NAME(store)(x, v);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) x[i] = v[i];
+}
+
+INLINE vf NAME(all)(float x) { return x - (vf){0}; }
+
+INLINE vf NAME(floats)(vi x) { return __builtin_convertvector(x, vf); }
+
+/* a where the mask is set, b elsewhere. */
+INLINE vf NAME(choose)(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+
+INLINE vf NAME(absolute)(vf x) { return (vf)((vi)x & INT32_MAX); }
+
+/* The sum of sixteen floats, in an order that does not depend on LANES. */
+INLINE float NAME(sum_of_16)(const vf x[16 / LANES]) {
+    float lanes[16];
+    memcpy(lanes, x, sizeof(lanes));
+    for (int width = 8; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+/* What becomes of the results */
+
+/* e to the power of x, kept between e^-87 and e^88. */
+INLINE vf NAME(power)(vf x) {
+    vf most = NAME(all)(88.0f), least = NAME(all)(-87.0f), round = NAME(all)(WHOLE);
+    x = NAME(choose)((vi)(x > most), most, x);
+    x = NAME(choose)((vi)(x < least), least, x);
+    vf shifted = NAME(fused)(x, NAME(all)(1.44269504088896341f), round), n = shifted - round;
+    vf r = NAME(fused)(n, NAME(all)(-0.693359375f), x), y = NAME(all)(1.9875691500e-4f);
+    r = NAME(fused)(n, NAME(all)(2.12194440e-4f), r);
+    y = NAME(fused)(y, r, NAME(all)(1.3981999507e-3f));
+    y = NAME(fused)(y, r, NAME(all)(8.3334519073e-3f));
+    y = NAME(fused)(y, r, NAME(all)(4.1665795894e-2f));
+    y = NAME(fused)(y, r, NAME(all)(1.6666665459e-1f));
+    y = NAME(fused)(y, r, NAME(all)(5.0000001201e-1f));
+    y = NAME(fused)(y, r * r, r) + 1.0f;
+    return y * (vf)(((vi)shifted << 23) + (127 << 23));
+}
+
+/* x where steep is large, 0 where it is far below zero. */
+INLINE vf NAME(gated)(vf x, vf steep) { return x / (NAME(power)(-steep) + 1.0f); }
+
+/* x times the share of a normal distribution below it. The tail is Abramowitz and Stegun's 7.1.26. */
+INLINE vf NAME(gelu_erf)(vf x) {
+    vf z = NAME(absolute)(x) * 0.70710678118654752f;
+    vf t = 1.0f / NAME(fused)(z, NAME(all)(0.3275911f), NAME(all)(1.0f));
+    vf y = NAME(all)(1.061405429f);
+    y = NAME(fused)(y, t, NAME(all)(-1.453152027f));
+    y = NAME(fused)(y, t, NAME(all)(1.421413741f));
+    y = NAME(fused)(y, t, NAME(all)(-0.284496736f));
+    y = NAME(fused)(y, t, NAME(all)(0.254829592f));
+    vf tail = y * t * NAME(power)(-(z * z)) * 0.5f;
+    return x * NAME(choose)((vi)(x < NAME(all)(0)), tail, 1.0f - tail);
+}
+
+INLINE vf NAME(activated)(int64_t activation, vf x) {
+    if (activation == SWIGLU) return NAME(gated)(x, x);
+    if (activation == GEGLU_ERF) return NAME(gelu_erf)(x);
+    /* half of 1 + tanh(y) is 1 / (1 + e^-2y) */
+    vf y = NAME(fused)(x * x, NAME(all)(0.044715f), NAME(all)(1.0f)) * (x * 0.79788456080286536f);
+    return NAME(gated)(x, y + y);
+}
+
+/* Results of n rows of activations from `first` on, for ROWS columns of `out` from `column` on: bias,
+   activation and residual. `gated`: those of the second half of the weight, if there is an activation. */
+static void NAME(finish)(const struct product *p, int64_t first, int64_t n, int64_t column, const float *results,
+                         const float *gated) {
+    int64_t width = columns_out(p);
+    for (int64_t t = 0; t < n; t++)
+        for (int64_t i = 0; i < ROWS && column + i < width; i += LANES) {
+            int64_t at = column + i, count = width - at;
+            vf y = NAME(load)(results + t * ROWS + i);
+            if (p->bias) y += NAME(load_some)(p->bias + at, count);
+            if (p->activation != PLAIN) {
+                vf z = NAME(load)(gated + t * ROWS + i);
+                if (p->bias) z += NAME(load_some)(p->bias + width + at, count);
+                y = NAME(activated)(p->activation, y) * z;
+            }
+            if (p->residual)
+                y += NAME(load_some)(p->residual + (first + t) * p->residual_stride + at, count);
+            NAME(store_some)(p->out + (first + t) * p->out_stride + at, y, count);
+        }
+}
+
+/* Activations to 8 bits */
+
+/* What makes a row's mean square 1. */
+static float NAME(inverse_rms)(const float *x, int64_t n, double eps) {
+    vf sums[16 / LANES] = {0};
+    for (int64_t i = 0; i < n; i += 16)
+        for (int k = 0; k < 16 / LANES; k++) {
+            vf v = NAME(load)(x + i + k * LANES);
+            sums[k] = NAME(fused)(v, v, sums[k]);
+        }
+    return 1.0f / sqrtf(NAME(sum_of_16)(sums) / (float)n + (float)eps);
+}
+
+/* 32 columns. Numbers are rounded by adding one that leaves nothing behind the point. NaN and infinity are no
+   special case: as whole numbers their bits are greater than those of others, they make the scale NaN or
+   infinite, and with it the results. */
+INLINE void NAME(round_block)(struct rounded *out, const vf x[BLOCK / LANES], const int type) {
+    vi most = (vi)NAME(absolute)(x[0]);
+    for (int i = 1; i < BLOCK / LANES; i++) most = NAME(greater)((vi)NAME(absolute)(x[i]), most);
+    float top = bits_as_float(NAME(greatest)(most)), inverse = top > LEAST ? 127.0f / top : 0;
+    int32_t sums[2], offset = offset_of(type);
+    for (int half = 0; half < 2; half++) {
+        vi sum = {0};
+        for (int i = half * 16 / LANES; i < (half + 1) * 16 / LANES; i++) {
+            vi whole = (vi)(x[i] * inverse + WHOLE);
+            NAME(put_bytes)(out->x + i * LANES, whole);
+            sum += (whole << 24) >> 24; /* what the byte says, whatever x was */
+        }
+        sums[half] = NAME(total)(sum);
+    }
+    int32_t all = sums[0] + sums[1];
+    out->scale = top <= LEAST ? 0 : top / 127.0f;
+    out->sum = out->scale * (float)all;
+    out->start[0] = -offset * (type == TYPE_Q6_K ? sums[0] : all);
+    out->start[1] = -offset * sums[1];
+}
+
+/* One row of activations; its blocks are `step` apart. */
+static void NAME(round_row)(const struct product *p, int64_t row, struct rounded *out, int64_t step) {
+    const float *x = p->x + row * p->x_stride;
+    float factor = p->gain ? NAME(inverse_rms)(x, p->cols, p->eps) : 1;
+    for (int64_t c = 0; c < p->cols; c += BLOCK, out += step) {
+        vf v[BLOCK / LANES];
+        for (int i = 0; i < BLOCK / LANES; i++) {
+            v[i] = NAME(load)(x + c + i * LANES);
+            if (p->gain) v[i] = v[i] * factor * NAME(load)(p->gain + c + i * LANES);
+        }
+        NAME(round_block)(out, v, (int)p->type);
+    }
+}
+
+/* Weights */
+
+INLINE vu NAME(line)(const uint8_t *words, int i) {
+    vu v;
+    memcpy(&v, words + 64 * i, sizeof(v));
+    return v;
+}
+
+INLINE vu NAME(nibbles)(vu x, const int high) { return (high ? x >> 4 : x) & 0x0f0f0f0f; }
+
+/* Four columns of LANES rows as bytes: word k of block b of a step. */
+INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const int k) {
+    if (type == TYPE_Q4_0 || type == TYPE_Q4_1) return NAME(nibbles)(NAME(line)(words, 4 * b + k % 4), k / 4);
+    if (type == TYPE_Q8_0) return NAME(line)(words, 8 * b + k);
+    if (type == TYPE_Q4_K) return NAME(nibbles)(NAME(line)(words, 3 + b / 2 * 8 + k), b % 2);
+    /* Q6_K: 128 columns have 16 lines of low nibbles, and 8 lines of pairs of high bits behind all of those. */
+    const int run = b % 4;
+    vu low = NAME(nibbles)(NAME(line)(words, b / 4 * 16 + run % 2 * 8 + k), run / 2);
+    vu high = NAME(line)(words, 32 + b / 4 * 8 + k);
+    high = run < 2 ? high << (4 - 2 * run) : high >> (2 * run - 4);
+    return low | (high & 0x30303030);
+}
+
+/* 32 columns that have one scale. `low`: what is added to each weight behind that; NULL: nothing. */
+INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
+                            const struct rounded *x, vf scale, const vf *low) {
+    vi dots[AT_ONCE];
+    UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[0]);
+    UNROLL for (int k = 0; k < 8; k++) {
+        vu w = NAME(word)(type, words, b, k);
+        UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
+    }
+    UNROLL for (int t = 0; t < n; t++) {
+        vf dot = NAME(floats)(NAME(end)(type, dots[t], x[t].start[0]));
+        sums[t] = NAME(fused)(dot, scale * x[t].scale, sums[t]);
+        if (low) sums[t] = NAME(fused)(*low, NAME(all)(x[t].sum), sums[t]);
+    }
+}
+
+/* Half of 32 columns that have a scale for 16. */
+INLINE void NAME(dot_half)(const int type, const int n, const int b, const int half, vi *dots,
+                           const uint8_t *words, const struct rounded *x) {
+    UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[half]);
+    UNROLL for (int k = 4 * half; k < 4 * half + 4; k++) {
+        vu w = NAME(word)(type, words, b, k);
+        UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
+    }
+    UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(end)(type, dots[t], x[t].start[half]);
+}
+
+INLINE void NAME(add_halves)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
+                             const struct rounded *x, vf scale, vf other_scale) {
+    vi dots[AT_ONCE], others[AT_ONCE];
+    NAME(dot_half)(type, n, b, 0, dots, words, x);
+    NAME(dot_half)(type, n, b, 1, others, words, x);
+    UNROLL for (int t = 0; t < n; t++) {
+        vf sum = NAME(fused)(NAME(floats)(others[t]), other_scale, NAME(floats)(dots[t]) * scale);
+        sums[t] = NAME(fused)(sum, NAME(all)(x[t].scale), sums[t]);
+    }
+}
+
+/* Byte i of each lane. */
+INLINE vf NAME(byte)(vu x, const int i) { return NAME(floats)((vi)((x >> (8 * i)) & 255)); }
+
+INLINE vf NAME(signed_byte)(vu x, const int i) { return NAME(floats)((vi)(x << (24 - 8 * i)) >> 24); }
+
+INLINE void NAME(step_simple)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
+                              const struct rounded *x) {
+    UNROLL for (int b = 0; b < 2; b++) {
+        vf low, scale = NAME(from_half)(step + 32 * b);
+        if (type == TYPE_Q4_1) low = NAME(from_half)(step + 64 + 32 * b);
+        NAME(add_block)(type, n, b, sums, words, x + b * n, scale, type == TYPE_Q4_1 ? &low : NULL);
+    }
+}
+
+/* Scales and minima of 8 blocks have six bits each: words 0 and 1 hold those of the first four and the upper
+   bits of the others, word 2 the others' lower bits. */
+INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const uint8_t *words,
+                            const struct rounded *x) {
+    vf scale = NAME(from_half)(step), minimum = -NAME(from_half)(step + 32);
+    vu first = NAME(line)(words, 0), second = NAME(line)(words, 1), lower = NAME(line)(words, 2);
+    vu scales[2] = {first & 0x3f3f3f3f, (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030)};
+    vu minima[2] = {second & 0x3f3f3f3f, ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030)};
+    UNROLL for (int b = 0; b < 8; b++) {
+        vf low = minimum * NAME(byte)(minima[b / 4], b % 4);
+        NAME(add_block)(TYPE_Q4_K, n, b, sums, words, x + b * n, scale * NAME(byte)(scales[b / 4], b % 4), &low);
+    }
+}
+
+INLINE void NAME(step_q6_k)(const int n, vf *sums, const uint8_t *step, const uint8_t *words,
+                            const struct rounded *x) {
+    vf scale = NAME(from_half)(step);
+    UNROLL for (int b = 0; b < 8; b++) {
+        vu scales = NAME(line)(words, 48 + b / 2);
+        vf s = scale * NAME(signed_byte)(scales, 2 * b % 4), other = scale * NAME(signed_byte)(scales, 2 * b % 4 + 1);
+        NAME(add_halves)(TYPE_Q6_K, n, b, sums, words, x + b * n, s, other);
+    }
+}
+
+/* A group of rows times n rows of activations: out[n][ROWS]. */
+INLINE void NAME(multiply)(const int type, const int n, float *out, const uint8_t *weights,
+                           const struct rounded *x, int64_t cols) {
+    const struct form f = form_of(type);
+    const int64_t columns = f.block * f.blocks, bytes = step_bytes(f);
+    vf sums[16 / LANES][AT_ONCE];
+    UNROLL for (int part = 0; part < 16 / LANES; part++)
+        UNROLL for (int t = 0; t < n; t++) sums[part][t] = (vf){0};
+    for (int64_t c = 0; c < cols; c += columns, weights += bytes, x += columns / BLOCK * n)
+        UNROLL for (int part = 0; part < 16 / LANES; part++) {
+            const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
+            if (type == TYPE_Q4_K)
+                NAME(step_q4_k)(n, sums[part], step, words, x);
+            else if (type == TYPE_Q6_K)
+                NAME(step_q6_k)(n, sums[part], step, words, x);
+            else
+                NAME(step_simple)(type, n, sums[part], step, words, x);
+        }
+    for (int t = 0; t < n; t++)
+        UNROLL for (int part = 0; part < 16 / LANES; part++)
+            NAME(store)(out + t * ROWS + part * LANES, sums[part][t]);
+}
+
+INLINE void NAME(multiply_some)(const int type, int64_t n, float *out, const uint8_t *weights,
+                                const struct rounded *x, int64_t cols) {
+    switch (n) {
+        case 1: NAME(multiply)(type, 1, out, weights, x, cols); break;
+        case 2: NAME(multiply)(type, 2, out, weights, x, cols); break;
+        case 3: NAME(multiply)(type, 3, out, weights, x, cols); break;
+        case 4: NAME(multiply)(type, 4, out, weights, x, cols); break;
+        case 5: NAME(multiply)(type, 5, out, weights, x, cols); break;
+        case 6: NAME(multiply)(type, 6, out, weights, x, cols); break;
+        case 7: NAME(multiply)(type, 7, out, weights, x, cols); break;
+        default: NAME(multiply)(type, AT_ONCE, out, weights, x, cols);
+    }
+}
+
+#define MULTIPLY(name, type)                                                                                  \
+    static void NAME(name)(int64_t n, float *out, const uint8_t *weights, const struct rounded *x,            \
+                           int64_t cols) {                                                                    \
+        NAME(multiply_some)(type, n, out, weights, x, cols);                                                  \
+    }
+MULTIPLY(multiply_q4_0, TYPE_Q4_0)
+MULTIPLY(multiply_q4_1, TYPE_Q4_1)
+MULTIPLY(multiply_q8_0, TYPE_Q8_0)
+MULTIPLY(multiply_q4_k, TYPE_Q4_K)
+MULTIPLY(multiply_q6_k, TYPE_Q6_K)
+#undef MULTIPLY
+
+static multiplier *NAME(multiplier_of)(int64_t type) {
+    switch (type) {
+        case TYPE_Q4_0: return NAME(multiply_q4_0);
+        case TYPE_Q4_1: return NAME(multiply_q4_1);
+        case TYPE_Q8_0: return NAME(multiply_q8_0);
+        case TYPE_Q4_K: return NAME(multiply_q4_k);
+        default: return NAME(multiply_q6_k);
+    }
+}
+
+/* Rows of activations from `first` to `end`, AT_ONCE together: blocks of the same columns lie side by side. */
+static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end, struct rounded *out) {
+    int64_t blocks = p->cols / BLOCK;
+    for (int64_t t = first; t < end; t += AT_ONCE) {
+        int64_t n = at_most(AT_ONCE, end - t);
+        for (int64_t i = 0; i < n; i++) NAME(round_row)(p, t + i, out + (t - first) * blocks + i, n);
+    }
+}
+
+/* One group of columns of `out`, for rows of activations from `first` to `end`. */
+static void NAME(group)(const struct product *p, multiplier *multiply, int64_t group, int64_t first, int64_t end,
+                        const struct rounded *x) {
+    float results[AT_ONCE * ROWS], gated[AT_ONCE * ROWS];
+    int64_t bytes = group_bytes(p->type, p->cols);
+    const uint8_t *weights = p->weights + group * bytes, *second = weights + columns_out(p) / ROWS * bytes;
+    for (int64_t t = first; t < end; t += AT_ONCE) {
+        int64_t n = at_most(AT_ONCE, end - t);
+        const struct rounded *batch = x + (t - first) * (p->cols / BLOCK);
+        multiply(n, results, weights, batch, p->cols);
+        if (p->activation != PLAIN) multiply(n, gated, second, batch, p->cols);
+        NAME(finish)(p, t, n, group * ROWS, results, gated);
+    }
+}
+
+static void NAME(product)(const struct product *p, int ith, int nth) {
+    struct work w = work_of(p, ith, nth);
+    multiplier *multiply = NAME(multiplier_of)(p->type);
+    struct rounded *x = (struct rounded *)(p->scratch + ith * p->scratch_size);
+    for (int64_t tile = -1; take(p, &w);)
+        for (int64_t unit = w.from; unit < w.to; unit++) {
+            int64_t first = unit / w.groups * w.tile, end = at_most(first + w.tile, p->n);
+            if (unit / w.groups != tile) NAME(round_tile)(p, first, end, x);
+            tile = unit / w.groups;
+            NAME(group)(p, multiply, unit % w.groups, first, end, x);
+        }
+    done(p, nth);
+}
+
+#undef vf
+#undef vi
+#undef vu

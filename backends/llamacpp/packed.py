@@ -1,0 +1,152 @@
+"""Products by weights in our own layout, with what is fused into them, as nodes of a graph.
+
+What a node computes stands in a structure (`struct product`) that is written once: the addresses of its rows
+are known when ggml has given the graph its memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp.fusion import Product
+from hetrun.backends.llamacpp.kernels import product
+from hetrun.backends.llamacpp.writer import FLOAT, Ref
+from hetrun.graph import Op
+from hetrun.ops import Gelu, RmsNorm
+
+if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.emit import Emitter
+
+ALL_THREADS = -1
+CACHE_LINE = 64
+
+
+@dataclass(slots=True)
+class Node:
+    """One product in a graph."""
+
+    product: product.Product
+    x: int  # tensors
+    out: int
+    residual: int | None
+
+
+@dataclass(slots=True)
+class LookupNode:
+    """One lookup in a graph."""
+
+    lookup: product.Lookup
+    ids: int  # tensors
+    out: int
+
+
+def multiply(e: Emitter, item: Product, weight: int, vectors: Sequence[int]) -> Ref:
+    """One node; `vectors` are the bias and the norm's gain, as far as there are any. Returns its result."""
+    lib = e.products
+    assert lib is not None
+    x = e.values[item.input]
+    rows, cols = item.weight.shape
+    width = rows // 2 if item.gate else rows
+    made = product.Product(
+        weights=native.tensor_at(weight).data,
+        type=item.weight.quant.ggml_id,
+        rows=rows,
+        cols=cols,
+        n=x.rows,
+        x_stride=x.stride // FLOAT,
+        out_stride=width,
+        activation=_activation(item.gate),
+        level=lib.level,
+    )
+    left = list(vectors)
+    if item.bias:
+        made.bias = native.tensor_at(left.pop(0)).data
+    if item.norm:
+        assert isinstance(item.norm.attrs, RmsNorm)
+        made.gain, made.eps = native.tensor_at(left.pop(0)).data, item.norm.attrs.eps
+    tensors = [weight, e.w.plain(x)]
+    if item.added:
+        residual = e.values[item.added]
+        made.residual_stride = residual.stride // FLOAT
+        tensors.append(e.w.plain(residual))
+    sources = (c_void_p * len(tensors))(*tensors)
+    function = (lib.product_address, ALL_THREADS, ctypes.addressof(made))
+    out = e.lib.ggml_custom_4d(e.ctx, native.F32, width, x.rows, 1, 1, sources, len(tensors), *function)
+    native.tensor_at(out).name = native.PRODUCT.encode()
+    e.inputs.products.append(Node(made, tensors[1], out, tensors[2] if item.added else None))
+    return e.w.result(out, width, x.rows)
+
+
+def look_up(e: Emitter, op: Op, weight: int, ids: int) -> int:
+    """One node: the rows with these numbers as floats."""
+    lib = e.products
+    assert lib is not None
+    (rows, cols), n = op.weights[0].shape, e.count(op.out.rows)
+    made = product.Lookup(
+        weights=native.tensor_at(weight).data,
+        type=op.weights[0].quant.ggml_id,
+        rows=rows,
+        cols=cols,
+        n=n,
+        out_stride=cols,
+        level=lib.level,
+    )
+    sources = (c_void_p * 2)(weight, ids)
+    function = (lib.lookup_address, ALL_THREADS, ctypes.addressof(made))
+    out: int = e.lib.ggml_custom_4d(e.ctx, native.F32, cols, n, 1, 1, sources, 2, *function)
+    e.inputs.lookups.append(LookupNode(made, ids, out))
+    return out
+
+
+def _activation(gate: Op | None) -> int:
+    if gate is None:
+        return product.PLAIN
+    if gate.kind == "swiglu":
+        return product.SWIGLU
+    return product.GEGLU_ERF if isinstance(gate.attrs, Gelu) and gate.attrs.exact else product.GEGLU
+
+
+class PackedProducts:
+    """The products of one graph, once ggml has given it memory."""
+
+    def __init__(
+        self, lib: product.Products | None, nodes: Sequence[Node], lookups: Sequence[LookupNode], slots: int
+    ) -> None:
+        self._nodes, self._lookups = nodes, lookups
+        self._counters = np.zeros(2, np.int32)  # nodes run one after the other, and leave them as they were
+        self._scratch = np.empty(0, np.uint8)
+        for node in lookups:
+            node.lookup.ids, node.lookup.out = (native.tensor_at(t).data for t in (node.ids, node.out))
+        if lib and nodes:
+            self._point(lib, slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they work in."""
+        return self._scratch.nbytes
+
+    def _point(self, lib: product.Products, slots: int) -> None:
+        """Write the addresses into the structures. Each product also learns what is read after it."""
+        each = max(lib.scratch(node.product.n, node.product.cols) for node in self._nodes)
+        each = -(-each // CACHE_LINE) * CACHE_LINE
+        self._scratch = np.empty(each * slots + CACHE_LINE, np.uint8)
+        address = -(-self._scratch.ctypes.data // CACHE_LINE) * CACHE_LINE
+        for node in self._nodes:
+            made = node.product
+            made.x, made.out = (native.tensor_at(t).data for t in (node.x, node.out))
+            if node.residual is not None:
+                made.residual = native.tensor_at(node.residual).data
+            made.scratch, made.scratch_size, made.slots = address, each, slots
+            made.counters = self._counters.ctypes.data
+        for node, after in pairwise(self._nodes):
+            made, other = node.product, after.product
+            made.next = other.weights
+            made.next_bytes = lib.packed_bytes(other.type, (other.rows, other.cols))
