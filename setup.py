@@ -17,6 +17,10 @@ mapped = [f"hetrun.{name}" for f in FOLDERS for name in find_packages(include=[f
 # One C file is one library, called as the file. Each has headers in its folder only.
 SOURCES = sorted(path for folder in (*FOLDERS, "hetrun") for path in Path(folder).rglob("*.c"))
 
+# What a library needs beside optimisation. Products have the same bits for every set of instructions, so a
+# compiler must not join multiplications and additions by itself.
+FLAGS = {"products.c": ["-ffp-contract=off"]}
+
 
 class BuildLibraries(build_ext):
     """Plain libraries for ctypes: their names do not depend on the version of Python."""
@@ -34,7 +38,7 @@ setup(
             "hetrun." + ".".join(path.with_suffix("").parts).removeprefix("hetrun."),
             [path.as_posix()],
             depends=sorted(header.as_posix() for header in path.parent.glob("*.h")),
-            extra_compile_args=["-O3"],  # Python's own flags come first, and may ask for less
+            extra_compile_args=["-O3", *FLAGS.get(path.name, [])],
             libraries=[] if os.name == "nt" else ["m"],
             optional=True,  # without a C compiler everything works, more slowly
         )

@@ -88,11 +88,16 @@ struct work {
     int64_t mine, from, to;
 };
 
-/* Rows of activations that are rounded together: so many tiles as memory asks for, about equally large. */
-static int64_t tile_rows(int64_t n, int64_t cols) {
+/* Rows of activations that a thread has memory for. */
+static int64_t most_rows(int64_t cols) {
     int64_t each = cols / BLOCK * (int64_t)sizeof(struct rounded);
-    int64_t most = at_least(1, TILE_BYTES / (each * AT_ONCE)) * AT_ONCE, tiles = at_least(1, (n + most - 1) / most);
-    return at_most(at_least(1, n), ((n + tiles - 1) / tiles + AT_ONCE - 1) / AT_ONCE * AT_ONCE);
+    return at_least(1, TILE_BYTES / (each * AT_ONCE)) * AT_ONCE;
+}
+
+/* Rows that are rounded together: tiles are about equally large. */
+static int64_t tile_rows(int64_t n, int64_t cols) {
+    int64_t tiles = at_least(1, (n + most_rows(cols) - 1) / most_rows(cols));
+    return at_least(1, ((n + tiles - 1) / tiles + AT_ONCE - 1) / AT_ONCE * AT_ONCE);
 }
 
 static struct work work_of(const struct product *p, int ith, int nth) {
@@ -273,7 +278,7 @@ int hetrun_products_level(void) {
 
 /* Bytes of scratch memory that a thread needs for products of up to n rows of activations. */
 int64_t hetrun_products_scratch(int64_t n, int64_t cols) {
-    return (tile_rows(n, cols) * (cols / BLOCK) * (int64_t)sizeof(struct rounded) + 63) / 64 * 64;
+    return (at_most(n, most_rows(cols)) * (cols / BLOCK) * (int64_t)sizeof(struct rounded) + 63) / 64 * 64;
 }
 
 /* One thread's share of a product: a function as ggml's custom nodes call it. */
