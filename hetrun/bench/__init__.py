@@ -10,24 +10,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from hetrun.bench.beside import others
 from hetrun.bench.cases import BenchOptions as BenchOptions
 from hetrun.bench.cases import Case
 from hetrun.bench.cases import numbers as numbers
-from hetrun.bench.demand import demands
+from hetrun.bench.demand import Demands, demands
 from hetrun.bench.limits import Limit, limit_of
-from hetrun.bench.machine import BUSY, dram_bandwidth, load_average
+from hetrun.bench.machine import BUSY, load_average, memory
 from hetrun.bench.ours import Ours, open_llm
-from hetrun.bench.peer import Peer, check_peer
-from hetrun.bench.report import PeerResult, Row, to_csv, to_json, to_table
-from hetrun.bench.rounds import Duel, measure
+from hetrun.bench.peer import Peer, check_peer, default_threads
+from hetrun.bench.report import Chosen, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.bench.rounds import Duel, Tick, measure
 from hetrun.bench.serving_cases import ServingOptions
 from hetrun.config import Settings
 from hetrun.llm import model_path
 from hetrun.visible import visible
 
+UNKNOWN = Limit(None, "not measured yet")
 # What a caller learns of the progress: samples done, samples in all, what runs.
 Tell = Callable[[int, int, str], None]
 
@@ -82,58 +84,81 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
             ours.check(case)
         # Memory is measured now: while the sides take turns, nothing else may run.
         for case in cases:
-            _bandwidth(ours.threads(case))
-        peer = stack.enter_context(Peer(path)) if options.vs is not None else None
+            _limit(case, model, ours, ours.threads(case))
+        chosen = _threads_of_peer(options)
+        peer = stack.enter_context(Peer(path, chosen.n)) if options.vs is not None else None
         ticks = _ticks(tell, cases, options.rounds * (1 if peer is None else 2))
         rows = []
         for case, tick in zip(cases, ticks, strict=True):
-            duel = measure(case, options.rounds, ours, peer, tick)
-            # Only now it is certain who makes the products: a plan may have changed by what was measured.
-            threads = ours.threads(case)
-            limit = limit_of(case, model.of(case), threads, _bandwidth(threads), ours.peak(case))
-            row = _row(path.stem, case, duel, limit, ours, peer, (start, load_average()))
+            with others(options.beside):
+                duel = measure(case, options.rounds, ours, peer, tick)
+                # Only now it is certain who makes the products: plans change by what is measured.
+                row = _row(path.stem, case, duel, ours)
+            row = replace(row, limit=_limit(case, model, ours, row.threads))
+            if peer is not None:
+                limit = _limit(case, model, ours, peer.threads(case))
+                row = replace(row, peer=_theirs(peer, case, duel, limit, chosen), ratio=duel.ratio)
+            row = replace(row, load=(start, load_average()), beside=options.beside)
             rows.append(replace(row, anatomy=ours.anatomy(case)) if options.explain else row)
     return rows
 
 
-def _row(
-    model: str, case: Case, duel: Duel, limit: Limit, ours: Ours, peer: Peer | None, load: tuple[float, float]
-) -> Row:
-    theirs = None
-    if peer is not None:
-        threads = peer.threads(case)
-        theirs = PeerResult(peer.name, peer.version, threads, duel.theirs, repacking=peer.repacks)
+@dataclass(frozen=True, slots=True)
+class PeersThreads:
+    """How many, and who says so; None: for each case the number that suits it best."""
+
+    n: int | None
+    chosen: Chosen
+
+
+def _threads_of_peer(options: BenchOptions) -> PeersThreads:
+    """Beside other programs it has what its users have: they do not look for the best number every time."""
+    if options.vs_threads is not None:
+        return PeersThreads(options.vs_threads, "asked")
+    return PeersThreads(default_threads(), "default") if options.beside else PeersThreads(None, "best")
+
+
+def _row(model: str, case: Case, duel: Duel, ours: Ours) -> Row:
     return Row(
         model=model,
         test=case.name,
         batch=case.batch,
         threads=ours.threads(case),
         samples=duel.ours,
-        limit=limit,
+        limit=UNKNOWN,
         plan=ours.plan(case),
-        peer=theirs,
-        ratio=duel.ratio,
-        load=load,
         segments=tuple(ours.segments(case)),
         python_share=ours.python_share,
         bucket=ours.bucket(case),
     )
 
 
-@cache
-def _bandwidth(threads: int) -> float:
-    return dram_bandwidth(threads)
+def _theirs(peer: Peer, case: Case, duel: Duel, limit: Limit, chosen: PeersThreads) -> PeerResult:
+    return PeerResult(
+        peer.name, peer.version, peer.threads(case), duel.theirs, peer.repacks, limit, chosen.chosen
+    )
 
 
-def _ticks(tell: Tell | None, cases: Sequence[Case], each: int) -> Iterator[Callable[[], None]]:
-    """For each case what is to be called after each of its samples."""
+def _limit(case: Case, model: Demands, ours: Ours, threads: int) -> Limit:
+    """What no program could exceed here with so many threads while nothing else runs."""
+    demand = model.of(case)
+    given = ours.alone(lambda: _memory(threads, demand.block))
+    return limit_of(case, demand, given, ours.peak(case, threads))
+
+
+# The same size again is not measured again.
+_memory = cache(memory)
+
+
+def _ticks(tell: Tell | None, cases: Sequence[Case], each: int) -> Iterator[Tick]:
+    """For each case what is to be called before and after each of its samples."""
     done = 0
 
-    def tick(case: Case) -> None:
+    def tick(case: Case, what: str, over: bool) -> None:
         nonlocal done
-        done += 1
+        done += over
         if tell:
-            tell(done, len(cases) * each, case.name)
+            tell(done, len(cases) * each, f"{case.name}: {what}")
 
     return (partial(tick, case) for case in cases)
 

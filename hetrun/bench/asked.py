@@ -25,6 +25,8 @@ class Asked:
     shared_prefix: str | None
     arrival: str | None
     output: str
+    vs_threads: str | None = None
+    beside: str | None = None
 
 
 def options_of(asked: Asked) -> BenchOptions | ServingOptions:
@@ -36,20 +38,32 @@ def options_of(asked: Asked) -> BenchOptions | ServingOptions:
     }
     prompt, generate = numbers("-p", asked.prompt), numbers("-n", asked.generate)
     if any(text is not None for text in of_servers.values()):
-        _refuse({"-d": asked.depth, "-b": asked.batch, "--explain": asked.explain or None}, *of_servers)
+        in_process: dict[str, object] = {"-d": asked.depth, "-b": asked.batch, "--beside": asked.beside}
+        in_process |= {"--vs-threads": asked.vs_threads, "--explain": asked.explain or None}
+        _refuse(in_process, *of_servers)
         clients, prefix, arrival = (
             () if text is None else numbers(flag, text, 1) for flag, text in of_servers.items()
         )
-        requests = numbers("--requests", asked.requests or "2", 1)
-        if len(requests) > 1:
-            raise OptionError(f"--requests must be one number, not {asked.requests!r}")
+        requests = _number("--requests", asked.requests or "2")
         return ServingOptions(
-            clients, prefix, arrival, prompt, generate, requests[0], asked.rounds, asked.vs, asked.output
+            clients, prefix, arrival, prompt, generate, requests, asked.rounds, asked.vs, asked.output
         )
     if asked.requests is not None:
         raise OptionError("--requests says how many requests each of --clients sends; give --clients too")
     depth, batch = numbers("-d", asked.depth or "512"), numbers("-b", asked.batch or "1", 1)
-    return BenchOptions(prompt, generate, depth, batch, asked.rounds, asked.vs, asked.explain, asked.output)
+    threads = None if asked.vs_threads is None else _number("--vs-threads", asked.vs_threads)
+    beside = 0 if asked.beside is None else _number("--beside", asked.beside)
+    return BenchOptions(
+        *(prompt, generate, depth, batch, asked.rounds),
+        *(asked.vs, asked.explain, asked.output, threads, beside),
+    )
+
+
+def _number(flag: str, text: str) -> int:
+    found = numbers(flag, text, 1)
+    if len(found) > 1:
+        raise OptionError(f"{flag} must be one number, not {text!r}")
+    return found[0]
 
 
 def _refuse(given: dict[str, object], *of_servers: str) -> None:

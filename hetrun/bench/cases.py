@@ -13,6 +13,7 @@ from hetrun.errors import OptionError
 
 OUTPUTS = ("table", "json", "csv")
 MOST = 1 << 24  # tokens; a slip of the finger rather than a wish
+MOST_BESIDE = 256  # processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class BenchOptions:
     vs: str | None = None
     explain: bool = False
     output: str = "table"
+    vs_threads: int | None = None  # of the peer; None: its best number, or, beside others, its default
+    beside: int = 0  # other programs that keep a core busy each
 
     def __post_init__(self) -> None:
         if self.output not in OUTPUTS:
@@ -68,6 +71,10 @@ class BenchOptions:
             raise OptionError("--explain needs more room than a line of csv; use -o table or -o json")
         if self.rounds < 1:
             raise OptionError(f"-r must be 1 or more, not {self.rounds}")
+        if self.vs_threads is not None and self.vs is None:
+            raise OptionError("--vs-threads says how many threads the peer has; give --vs llama.cpp too")
+        if self.beside > MOST_BESIDE:
+            raise OptionError(f"--beside must be {MOST_BESIDE} or less, not {self.beside}")
         if not self.cases():
             raise OptionError("nothing is left to measure: -p and -n are both 0")
 

@@ -83,6 +83,12 @@ class Demand:
     products: float | None  # multiplications and additions; None: nobody knows this model's graph
     attention: float | None
     estimated: bool = False  # which experts are read, nobody knows before
+    resting: float = 0.0  # bytes of experts that are not read this time, and may be the next
+
+    @property
+    def block(self) -> float:
+        """All that the next ones may read: it decides whether a cache can hold it."""
+        return self.nbytes + self.resting
 
     @property
     def nbytes(self) -> float:
@@ -109,7 +115,9 @@ class Demands:
         elif a:
             products = float(n * (a.per_token + a.per_wanted))
             attention = n * sum(s.per_step(seen) for s in a.attention)
-        return Demand(tokens, weights, kv, products, attention, bool(self.traffic.experts))
+        experts = self.traffic.experts
+        resting = self.traffic.weights + sum(e.nbytes for e in experts) - weights
+        return Demand(tokens, weights, kv, products, attention, bool(experts), resting)
 
 
 def _seen(case: Case) -> float:

@@ -6,6 +6,7 @@ It loads once and then waits on its pipe: nothing of it runs while the other sid
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -48,10 +49,11 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Measure the case once; answered with tokens per second."""
+    """Measure the case once, or another that needs no more room; answered with tokens per second."""
 
     threads: int
     seed: int
+    case: Case | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Logits:
     tokens: Sequence[int]
     context: int
     threads: int
+    ubatch: int  # tokens that are computed at once
 
 
 Order = Open | Begin | Run | Logits
@@ -88,10 +91,10 @@ def _answers(peer: list[LlamaCpp], order: Order) -> Iterator[object]:
             case Begin(case):
                 peer[0].begin(case)
                 yield None
-            case Run(threads, seed):
-                yield peer[0].run(threads, seed)
-            case Logits(tokens, context, threads):
-                for rows in peer[0].logits(tokens, context, threads):
+            case Run(threads, seed, other):
+                yield peer[0].run(threads, seed, other)
+            case Logits(tokens, context, threads, ubatch):
+                for rows in peer[0].logits(tokens, context, threads, ubatch):
                     for a in range(0, len(rows), SENT):
                         yield rows[a : a + SENT].tobytes()
     except Exception as error:
@@ -123,12 +126,12 @@ class LlamaCpp:
         self._case = case
         self._open_context(case.batch, case.context)
 
-    def _open_context(self, sequences: int, tokens: int) -> None:
+    def _open_context(self, sequences: int, tokens: int, ubatch: int = N_BATCH) -> None:
         if self._context:
             self._c.llama_free(self._context)
         params = self._c.llama_context_default_params()
         params.n_ctx = sequences * -(-tokens // CELLS) * CELLS
-        params.n_batch = params.n_ubatch = N_BATCH
+        params.n_batch, params.n_ubatch = N_BATCH, min(ubatch, N_BATCH)
         params.n_seq_max = sequences
         params.flash_attn_type = self._c.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.type_k = params.type_v = self._c.GGML_TYPE_F16
@@ -137,19 +140,25 @@ class LlamaCpp:
             raise HetrunError(f"llama.cpp could not make a context of {params.n_ctx} tokens")
         self._memory = self._c.llama_get_memory(self._context)
 
-    def run(self, threads: int, seed: int) -> float:
-        """Measure the case once."""
-        case = self._case
-        self._c.llama_set_n_threads(self._context, threads, threads)
+    def run(self, threads: int, seed: int, other: Case | None = None) -> float:
+        """Measure the case once, or another that needs no more room."""
+        case = other or self._case
         prompts = case.prompts(self.n_vocab, seed)
         if case.kind == "prefill":
+            self._use(threads)
             self._c.llama_memory_clear(self._memory, False)
             seconds = self._decode(self._batches(prompts, 0))
             return case.batch * case.tokens / seconds
+        self._use(len(os.sched_getaffinity(0)))  # what is not measured shall not take long
         self._fill(prompts)
+        self._use(threads)
         chosen = np.random.default_rng(seed).integers(0, self.n_vocab, (case.batch, case.tokens), np.int32)
         steps = [b for i in range(case.tokens) for b in self._batches(chosen[:, i : i + 1], case.prompt + i)]
         return case.batch * case.tokens / self._decode(steps)
+
+    def _use(self, threads: int) -> None:
+        """For single tokens and for many."""
+        self._c.llama_set_n_threads(self._context, threads, threads)
 
     def _fill(self, prompts: NDArray[np.int32]) -> None:
         """Have just the prompts in the cache."""
@@ -193,10 +202,12 @@ class LlamaCpp:
             self._c.llama_batch_free(batch)
         return seconds
 
-    def logits(self, tokens: Sequence[int], context: int, threads: int) -> Iterator[NDArray[np.float32]]:
+    def logits(
+        self, tokens: Sequence[int], context: int, threads: int, ubatch: int
+    ) -> Iterator[NDArray[np.float32]]:
         """The logits behind each token of a text."""
-        self._open_context(1, context)
-        self._c.llama_set_n_threads(self._context, threads, threads)
+        self._open_context(1, context, ubatch)
+        self._use(threads)
         for a in range(0, len(tokens), N_BATCH):
             piece = np.asarray(tokens[a : a + N_BATCH], np.int32)[None]
             self._decode(self._batches(piece, a, every=True))

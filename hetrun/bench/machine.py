@@ -1,18 +1,29 @@
-"""What the machine can do, and what else it does at the moment."""
+"""What memory gives on this machine, and what else the machine does at the moment."""
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from statistics import median
-from time import perf_counter
 
-BYTES = 512 << 20  # read in one round, by all threads together: many times the caches of today
-LEAST = 64 << 20  # by one thread
-ROUNDS = 40  # half a second on most machines
+from hetrun.bench.readers import LINE, Block, Reader, Work, readers
+from hetrun.weights import available_memory
+
+BYTES = (
+    512 << 20
+)  # of a block that lies in no cache, unless the last cache is told to be larger than half of it
+LEAST = 32 << 20  # bytes that a round reads: what is shorter says more of how it begins than of memory
+TRIES = 3  # rounds with each way to read, or as many as read TRIED bytes
+ROUNDS = 12  # more with the fastest one, or as many as read READ bytes
+TRIED, READ = 2 << 30, 8 << 30  # so long that the system has found a core for each thread
 BUSY = 0.5  # load average above which numbers are not to be trusted
+CACHED = 1.1  # so much faster than from DRAM is a block that lies in a cache in part
+DIGITS = 2  # of a block's size that count
+CPUS = Path("/sys/devices/system/cpu")
 
 
 def load_average() -> float:
@@ -20,38 +31,102 @@ def load_average() -> float:
     return round(os.getloadavg()[0], 2)
 
 
-def dram_bandwidth(threads: int, rounds: int = ROUNDS) -> float:
-    """Bytes per second that so many threads read from memory together when they are left alone."""
-    size = max(BYTES // threads, LEAST)
-    # A search for a byte that is not there reads everything and writes nothing, at the speed of the widest
-    # vectors that the C library knows, without the interpreter lock, and needs no compiler.
-    search = ctypes.CDLL(None).memchr
-    search.argtypes, search.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
-    memory = mmap.mmap(-1, threads * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    start = (ctypes.c_char * (threads * size)).from_buffer(memory)
-    address = ctypes.addressof(start)
-    ctypes.memset(address, 1, threads * size)
-    together = threading.Barrier(threads)
-    spans: list[list[tuple[float, float]]] = [[] for _ in range(threads)]
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What memory gives to so many threads that read a block together, again and again."""
 
-    def read(thread: int) -> None:
-        for _ in range(rounds):
-            together.wait()
-            begin = perf_counter()
-            search(address + thread * size, 2, size)
-            spans[thread].append((begin, perf_counter()))
+    threads: int
+    block: int  # bytes
+    rate: float  # bytes per second
+    dram: float  # the same of a block that is too large for any cache
 
-    readers = [threading.Thread(target=read, args=(i,), daemon=True) for i in range(threads)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    del start
-    memory.close()
-    # From when the first began to when the last was done.
-    times = [max(b for _, b in each) - min(a for a, _ in each) for each in zip(*spans, strict=True)]
-    # The middle of the best quarter: others slow most rounds down, and a few are too good to be true.
-    usual: float = median(sorted(times)[: max(1, rounds // 4)])
-    return threads * size / usual
+    @property
+    def cached(self) -> bool:
+        """Whether some of the block comes from a cache."""
+        return self.rate > CACHED * self.dram
+
+    def to_json(self) -> dict[str, float]:
+        """For `bench -o json`."""
+        return {
+            "threads": self.threads,
+            "block_bytes": self.block,
+            "bytes_per_s": self.rate,
+            "dram_bytes_per_s": self.dram,
+        }
+
+    @property
+    def text(self) -> str:
+        """`memory gives 37.0 GB/s to 2 threads`, and from where, where that is not plain."""
+        gives = f"memory gives {self.rate / 1e9:.1f} GB/s to {threads(self.threads)}"
+        if not self.cached:
+            return gives
+        return (
+            f"{gives} for blocks of {self.block / 1e6:.0f} MB (in part from a cache), "
+            f"{self.dram / 1e9:.1f} from DRAM"
+        )
+
+
+def threads(n: int) -> str:
+    """So many, in words."""
+    return "1 thread" if n == 1 else f"{n} threads"
+
+
+def memory(n: int, nbytes: float) -> Memory:
+    """What it gives to n threads that read so many bytes in each step. Nothing else may run meanwhile."""
+    block, large = rounded(nbytes), _large()
+    dram = _bandwidth(n, large)
+    # A small block is never further away than a large one.
+    rate = dram if block >= large else max(dram, _bandwidth(n, block))
+    return Memory(n, block, rate, dram)
+
+
+def rounded(nbytes: float) -> int:
+    """The size of a block, so that steps that read nearly as much are held against the same measurement."""
+    return int(float(f"{max(nbytes, 1.0):.{DIGITS - 1}e}"))
+
+
+@cache
+def _bandwidth(n: int, nbytes: int) -> float:
+    return bandwidth(n, nbytes)
+
+
+def bandwidth(n: int, nbytes: int, rounds: int = ROUNDS, tries: int = TRIES) -> float:
+    """Bytes per second that so many threads get when they read a block together."""
+    part = max(LINE, nbytes // n // LINE * LINE)
+    work = Work(n, part, max(1, LEAST // (n * part)))
+    with Block(work) as block:
+        ways = readers()
+        few, many = max(tries, TRIED // work.nbytes), max(rounds, READ // work.nbytes)
+        fastest = ways[0] if len(ways) == 1 else min(ways, key=lambda way: usual(way, block, few))
+        return work.nbytes / usual(fastest, block, many)
+
+
+def usual(way: Reader, block: Block, rounds: int) -> float:
+    """Seconds of a round: the middle of the best quarter. Others slow most rounds down, and a few are too
+    good to be true."""
+    times = sorted(way(block, rounds))
+    return median(times[: max(1, rounds // 4)])
+
+
+def _large() -> int:
+    """The size of a block of which next to nothing lies in a cache."""
+    return max(BYTES, min(2 * sum(last_caches()), available_memory() // 4))
+
+
+def last_caches(cpus: Path = CPUS) -> list[int]:
+    """The sizes of the last caches of the cores that we may use, each once; none where nobody tells."""
+    found: dict[str, int] = {}
+    for core in os.sched_getaffinity(0):
+        level, shared, size = max(_caches(cpus / f"cpu{core}" / "cache"), default=(0, "", 0))
+        if level:
+            found[shared] = size
+    return list(found.values())
+
+
+def _caches(folder: Path) -> Iterator[tuple[int, str, int]]:
+    """Of one core: level, which cores share it, bytes."""
+    for index in sorted(folder.glob("index*")):
+        with suppress(OSError, ValueError):
+            size = (index / "size").read_text().strip()
+            level, shared = int((index / "level").read_text()), (index / "shared_cpu_list").read_text()
+            yield level, shared.strip(), int(size.removesuffix("K")) << 10

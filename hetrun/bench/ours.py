@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import queue
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 from hetrun.backend import Backend
 from hetrun.bench import anatomy
@@ -22,12 +24,13 @@ from hetrun.llm import LLM, model_path, reason_of
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.params import SamplingParams
-from hetrun.plan import bucket_of
+from hetrun.plan import Plan, bucket_of
 from hetrun.stats import Stats
 from hetrun.weights import Progress
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 QUICK_S = 1.0  # a sample that takes no longer may be taken once more, to look inside
 
 
@@ -142,8 +145,13 @@ class Ours:
         self._measured.append(Measured(step, inside, stretch.waited / n))
         return watch.rate
 
-    def peak(self, case: Case) -> Peak | None:
-        """How fast the backend that makes most of a case's products multiplies at its best.
+    def alone(self, work: Callable[[], T]) -> T:
+        """Do something while the engine does nothing: it looks after the model when it is not asked."""
+        return self._llm.call(lambda loaded: work())
+
+    def peak(self, case: Case, threads: int | None = None) -> Peak | None:
+        """How fast the backend that makes most of a case's products multiplies at its best, with so many
+        threads; None: with those of the plan.
 
         It is measured once. None where that is impossible apart from the model.
         """
@@ -151,13 +159,14 @@ class Ours:
         most = multiplier(plan.segments)
         if most is None or most.backend not in self._backends:
             return None
-        key = most.backend, most.weight.quant.name, plan.threads
+        n = threads or plan.threads
+        key = most.backend, most.weight.quant.name, n
 
         def measure(loaded: Loaded) -> Peak:
             backend = self._backends[most.backend]
-            backend.set_threads(plan.threads)
+            backend.set_threads(n)
             try:
-                return measure_peak(backend, most.weight, plan.threads)
+                return measure_peak(backend, most.weight, n)
             finally:
                 assert isinstance(loaded.model, PlannedModel), "only such a model has backends"
                 loaded.model.forget_threads()
@@ -179,11 +188,7 @@ class Ours:
 
     def plan(self, case: Case) -> str:
         """Which backends run the case, and how many segments of it: `llamacpp`, `amx x4 + llamacpp x5`."""
-        segments = self._llm.plan.plan(self._width(case)).segments
-        counts = {s.backend: sum(o.backend == s.backend for o in segments) for s in segments}
-        if len(segments) == 1:
-            return segments[0].backend
-        return " + ".join(f"{name} x{n}" for name, n in counts.items())
+        return backends_of(self._llm.plan.plan(self._width(case)))
 
     def _width(self, case: Case) -> int:
         """Tokens of a typical pass."""
@@ -207,6 +212,14 @@ class Ours:
     def python_share(self) -> float | None:
         """The part of a decode step that was spent in Python."""
         return median(self._shares) if self._shares else None
+
+
+def backends_of(plan: Plan) -> str:
+    """Who runs a plan: `llamacpp`, or `amx x4 + llamacpp x5` segments."""
+    counts = Counter(s.backend for s in plan.segments)
+    if len(plan.segments) == 1:
+        return plan.segments[0].backend
+    return " + ".join(f"{name} x{n}" for name, n in counts.items())
 
 
 def _backends(loaded: Loaded) -> Mapping[str, Backend]:

@@ -6,17 +6,28 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from hetrun.bench.anatomy import Anatomy, verdict
 from hetrun.bench.limits import Limit
+from hetrun.bench.machine import threads
 from hetrun.bench.ours import SegmentTime
 
 WITHOUT_REPACKING = "without repacking: its AMX code does not work here (hetrun devices says why)"
+ABOVE = (
+    "of limit: more than 100 % means that the machine was slower while the limit was measured than while the "
+    "model ran; measure again when nothing else runs"
+)
 BAR = 30  # letters for the whole time
+Chosen = Literal["best", "asked", "default"]
+CHOSEN: Mapping[Chosen, str] = {
+    "best": "its best number of threads",
+    "asked": "the number of threads that was asked for",
+    "default": "the number of threads that is its default",
+}
 MANY = 8  # segments; if there are more, those of the same kind are told together
 
 
@@ -29,6 +40,18 @@ class PeerResult:
     threads: int
     samples: tuple[float, ...]
     repacking: bool = True  # whether weights were in the layouts that are fastest
+    limit: Limit | None = None  # of whoever has so many threads
+    chosen: Chosen = "best"  # how its number of threads was
+
+    @property
+    def tok_s(self) -> float:
+        """The median."""
+        return median(self.samples)
+
+    @property
+    def of_limit(self) -> float | None:
+        """How much of the limit it reached."""
+        return self.limit.reached(self.tok_s) if self.limit else None
 
     def to_json(self) -> dict[str, Any]:
         """For `bench -o json`."""
@@ -36,9 +59,12 @@ class PeerResult:
             "name": self.name,
             "version": self.version,
             "threads": self.threads,
-            "tok_s": median(self.samples),
+            "tok_s": self.tok_s,
             "samples": list(self.samples),
             "repacking": self.repacking,
+            "threads_chosen": self.chosen,
+            "limit_tok_s": self.limit.tok_s if self.limit else None,
+            "of_limit": self.of_limit,
         }
 
 
@@ -53,18 +79,19 @@ class Row:
     samples: tuple[float, ...]
     limit: Limit
     plan: str
-    peer: PeerResult | None
-    ratio: float | None
-    load: tuple[float, float]  # average at the start and at the end
+    peer: PeerResult | None = None
+    ratio: float | None = None
+    load: tuple[float, float] = (0.0, 0.0)  # average at the start and at the end
     segments: tuple[SegmentTime, ...] = ()
     python_share: float | None = None
     anatomy: Anatomy | None = None
     bucket: str = ""  # of its typical passes
+    beside: int = 0  # other programs that kept a core busy each
 
     @property
     def of_limit(self) -> float | None:
         """How much of the limit was reached."""
-        return self.tok_s / self.limit.tok_s if self.limit.tok_s else None
+        return self.limit.reached(self.tok_s)
 
     @property
     def tok_s(self) -> float:
@@ -85,6 +112,9 @@ class Row:
             "peer": self.peer.to_json() if self.peer else None,
             "ratio": self.ratio,
             "load_average": {"start": self.load[0], "end": self.load[1]},
+            "of_limit": self.of_limit,
+            "memory": self.limit.memory.to_json() if self.limit.memory else None,
+            "beside": self.beside,
         }
         if explain:
             row["explain"] = self._explanation()
@@ -126,7 +156,15 @@ def to_json(rows: Sequence[Row], explain: bool) -> str:
 COLUMNS = (
     *("model", "test", "batch", "threads", "tok_s", "samples", "limit_tok_s", "plan"),
     *("peer", "peer_version", "peer_threads", "peer_tok_s", "peer_samples", "ratio"),
-    *("load_start", "load_end"),
+    *(
+        "load_start",
+        "load_end",
+        "of_limit",
+        "peer_limit_tok_s",
+        "peer_of_limit",
+        "peer_threads_chosen",
+        "beside",
+    ),
 )
 
 
@@ -138,9 +176,11 @@ def to_csv(rows: Sequence[Row]) -> str:
     for r in rows:
         mine: list[object] = [r.model, r.test, r.batch, r.threads, r.tok_s, _spaced(r.samples)]
         peer: list[object] = [None] * 5
+        share: list[object] = [None] * 3
         if p := r.peer:
-            peer = [p.name, p.version, p.threads, median(p.samples), _spaced(p.samples)]
-        writer.writerow([*mine, r.limit.tok_s, r.plan, *peer, r.ratio, *r.load])
+            peer = [p.name, p.version, p.threads, p.tok_s, _spaced(p.samples)]
+            share = [p.limit.tok_s if p.limit else None, p.of_limit, p.chosen]
+        writer.writerow([*mine, r.limit.tok_s, r.plan, *peer, r.ratio, *r.load, r.of_limit, *share, r.beside])
     return text.getvalue().rstrip("\n")
 
 
@@ -153,20 +193,31 @@ def to_table(rows: Sequence[Row], explain: bool) -> str:
     heads = ["model", "test", "batch", "threads", "tokens/s", "of limit", "plan"]
     peers = [r.peer for r in rows if r.peer]
     if peers:
-        heads += [f"{peers[0].name}", "threads", "ratio"]
+        heads += [peers[0].name, "of limit", f"threads ({peers[0].chosen})", "ratio"]
     lines = [heads] + [_cells(r) for r in rows]
-    text = aligned(lines, left={0, 1, 6})
+    if any(r.beside for r in rows):
+        lines = [[*line[:2], cell, *line[2:]] for line, cell in zip(lines, _beside(rows), strict=True)]
+    text = aligned(lines, left={0, 1, lines[0].index("plan")})
     if explain:
         text += "\n\n" + "\n\n".join(_explained(r) for r in rows)
     return "\n".join([text, "", *_footer(rows, peers)])
 
 
 def _cells(r: Row) -> list[str]:
-    part = "-" if r.of_limit is None else f"{r.of_limit:.0%}"
-    cells = [r.model, r.test, str(r.batch), str(r.threads), _spread(r.samples), part, r.plan]
+    cells = [r.model, r.test, str(r.batch), str(r.threads), _spread(r.samples), _part(r.of_limit), r.plan]
     if r.peer and r.ratio is not None:
-        cells += [_spread(r.peer.samples), str(r.peer.threads), f"{r.ratio:.3f}"]
+        theirs = [_spread(r.peer.samples), _part(r.peer.of_limit), str(r.peer.threads)]
+        cells += [*theirs, f"{r.ratio:.3f}"]
     return cells
+
+
+def _beside(rows: Sequence[Row]) -> list[str]:
+    """A column that is there only if it says something."""
+    return ["beside", *(str(r.beside) for r in rows)]
+
+
+def _part(of_limit: float | None) -> str:
+    return "-" if of_limit is None else f"{of_limit:.0%}"
 
 
 def _spread(samples: Sequence[float]) -> str:
@@ -188,17 +239,40 @@ def aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
 
 def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
     lines = [f"load average: {rows[0].load[0]:.2f} at the start, {rows[-1].load[1]:.2f} at the end"]
-    if any(r.limit.estimated for r in rows):
+    lines += _limits(rows)
+    if beside := max(r.beside for r in rows):
         lines.append(
-            "of limit: estimated, as if the tokens of a step chose their experts independently of each other"
+            f"beside {beside}: so many other programs kept a core busy each, also in each side's first run, "
+            "which does not count; limits are those of a machine that does nothing else"
         )
     if peers:
         repacking = "repacking" if peers[0].repacking else WITHOUT_REPACKING
         lines.append(
-            f"{peers[0].name}: {peers[0].version}, flash attention, {repacking}, its best number of threads, "
+            f"{peers[0].name}: {peers[0].version}, flash attention, {repacking}, {CHOSEN[peers[0].chosen]}, "
             "nothing sampled; hetrun: from the request to the token, greedy sampling included"
         )
         lines.append("both in turn, A B B A; numbers: median ± half the range; ratio: median over the pairs")
+    return lines
+
+
+def _limits(rows: Sequence[Row]) -> list[str]:
+    """What the shares are of."""
+    limits = [limit for r in rows for limit in (r.limit, r.peer.limit if r.peer else None) if limit]
+    known = [limit for limit in limits if limit.tok_s]
+    by_memory = [limit.memory.text for limit in known if limit.bound == "memory" and limit.memory]
+    lines = [f"of limit: {text}" for text in dict.fromkeys(by_memory)]
+    by_products = [limit.peak for limit in known if limit.bound == "products" and limit.peak]
+    lines += [
+        f"of limit: {p.name} multiplies at {p.rate / 1e9:.0f} GFLOP/s with {threads(p.threads)}"
+        for p in dict.fromkeys(by_products)
+    ]
+    if any(limit.estimated for limit in limits):
+        lines.append(
+            "of limit: estimated, as if the tokens of a step chose their experts independently of each other"
+        )
+    shares = [part for r in rows for part in (r.of_limit, r.peer.of_limit if r.peer else None)]
+    if any(part is not None and part > 1 for part in shares):
+        lines.append(ABOVE)
     return lines
 
 

@@ -14,8 +14,17 @@ from hetrun.bench.cases import Case
 PAUSE_S = 0.1
 
 
+# Called with what runs, before (False) and after (True) each sample, and before what is not measured.
+Tick = Callable[[str, bool], None]
+
+
 class Side(Protocol):
     """Something that can be measured."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
 
     def prepare(self, case: Case) -> None:
         """Warm up; nothing of it counts."""
@@ -41,16 +50,18 @@ class Duel:
         return median(a / b for a, b in zip(self.ours, self.theirs, strict=True))
 
 
-def measure(case: Case, rounds: int, ours: Side, theirs: Side | None, tick: Callable[[], None]) -> Duel:
-    """Both sides in turn, a pair in each round; `tick` is called after every sample."""
+def measure(case: Case, rounds: int, ours: Side, theirs: Side | None, tick: Tick) -> Duel:
+    """Both sides in turn, a pair in each round."""
     sides = [ours] if theirs is None else [ours, theirs]
     for side in sides:
+        tick(f"{side.name} warms up", False)
         side.prepare(case)
     samples: list[list[float]] = [[] for _ in sides]
     for n in range(rounds):
         order = list(enumerate(sides))
         for i, side in order if n % 2 == 0 else reversed(order):
+            tick(side.name, False)
             time.sleep(PAUSE_S)
             samples[i].append(side.sample(case, n + 1))
-            tick()
+            tick(side.name, True)
     return Duel(*map(tuple, samples))

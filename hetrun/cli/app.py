@@ -87,6 +87,10 @@ def serve(verbose: bool, **given: object) -> None:
 @click.option("-b", "batch", help="sequences at once  [default: 1]")
 @click.option("-r", "rounds", default=5, show_default=True, help="samples of each")
 @click.option("--vs", metavar="PEER", help="measure a peer in turn: llama.cpp; servers: llama-server[=PATH]")
+@click.option(
+    "--vs-threads", metavar="N", help="the peer's threads  [default: the number that suits it best]"
+)
+@click.option("--beside", metavar="N", help="while N other programs keep a core busy each")
 @click.option("--explain", is_flag=True, help="where the time went")
 @click.option("--clients", metavar="N", help="measure a server, with so many clients at once; 1,4,16: each")
 @click.option("--requests", metavar="N", help="of each client in one sample  [default: 2]")
@@ -105,6 +109,8 @@ def bench(
     batch: str | None,
     rounds: int,
     vs: str | None,
+    vs_threads: str | None,
+    beside: str | None,
     explain: bool,
     clients: str | None,
     requests: str | None,
@@ -122,7 +128,8 @@ def bench(
     from hetrun.bench.asked import Asked, options_of
 
     asked = Asked(
-        prompt, generate, depth, batch, rounds, vs, explain, clients, requests, shared_prefix, arrival, output
+        *(prompt, generate, depth, batch, rounds, vs, explain, clients, requests),
+        *(shared_prefix, arrival, output, vs_threads, beside),
     )
     settings, chosen = Settings.resolve(environ=None, **given), options_of(asked)
     if isinstance(chosen, tool.BenchOptions):

@@ -21,7 +21,7 @@ from hetrun.bench.cases import BenchOptions, Case, numbers
 from hetrun.bench.demand import Demands, demands
 from hetrun.bench.limits import Limit
 from hetrun.bench.llamacpp import Open, Opened
-from hetrun.bench.machine import dram_bandwidth
+from hetrun.bench.machine import Memory
 from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm
 from hetrun.bench.peer import Peer, check_peer, thread_counts
 from hetrun.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table
@@ -128,8 +128,13 @@ class Side:
 def test_both_sides_run_in_turn() -> None:
     log: list[str] = []
     ticks: list[int] = []
+
+    def tick(what: str, over: bool) -> None:
+        if over:
+            ticks.append(len(log))
+
     a, b = Side("A", log, [10.0, 20.0, 30.0]), Side("B", log, [10.0, 10.0, 60.0])
-    duel = measure(Case("prefill", 8), 3, a, b, lambda: ticks.append(len(log)))
+    duel = measure(Case("prefill", 8), 3, a, b, tick)
     assert log == ["prepare A", "prepare B", "A1", "B1", "B2", "A2", "A3", "B3"]
     assert duel == Duel((10.0, 20.0, 30.0), (10.0, 10.0, 60.0))
     # Pair by pair 1, 2 and 0.5: not the quotient of the medians, which is 2.
@@ -138,7 +143,7 @@ def test_both_sides_run_in_turn() -> None:
 
 
 def test_alone_there_is_no_ratio() -> None:
-    duel = measure(Case("prefill", 8), 2, Side("A", [], [1.0, 3.0]), None, lambda: None)
+    duel = measure(Case("prefill", 8), 2, Side("A", [], [1.0, 3.0]), None, lambda what, over: None)
     assert duel == Duel((1.0, 3.0))
     assert duel.ratio is None
 
@@ -309,13 +314,6 @@ def test_traffic_counts_the_experts_that_a_step_reads(architecture: str, tmp_pat
     assert step.estimated
 
 
-def test_memory_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrun.bench.machine.BYTES", 8 << 20)
-    monkeypatch.setattr("hetrun.bench.machine.LEAST", 1 << 20)
-    for threads in (1, 2, 3):
-        assert 1e8 < dram_bandwidth(threads, rounds=2) < 1e13
-
-
 # --- the peer
 
 
@@ -379,6 +377,9 @@ def test_a_file_that_llama_cpp_refuses_is_the_users_error(tmp_path: Path) -> Non
 # --- what is told
 
 
+LIMIT = Limit(400.0, "a step reads 1 MB", 1e6, Memory(2, 10**6, 4e8, 4e8), bound="memory")
+
+
 def row(peer: PeerResult | None = None) -> Row:
     return Row(
         model="tiny",
@@ -386,7 +387,7 @@ def row(peer: PeerResult | None = None) -> Row:
         batch=1,
         threads=2,
         samples=(100.0, 90.0, 110.0),
-        limit=Limit(400.0, "a step reads 1 MB", 1e6, 4e8),
+        limit=LIMIT,
         plan="reference",
         peer=peer,
         ratio=1.25 if peer else None,
@@ -397,7 +398,8 @@ def row(peer: PeerResult | None = None) -> Row:
     )
 
 
-PEER = PeerResult("llama.cpp", "llama-cpp-python 0", 1, (80.0, 72.0, 88.0))
+THEIRS = Limit(200.0, "a step reads 1 MB", 1e6, Memory(1, 10**6, 2e8, 2e8), bound="memory")
+PEER = PeerResult("llama.cpp", "llama-cpp-python 0", 1, (80.0, 72.0, 88.0), limit=THEIRS)
 
 
 def test_json_has_the_fields_that_were_promised() -> None:
@@ -418,9 +420,15 @@ def test_json_has_the_fields_that_were_promised() -> None:
             "tok_s": 80.0,
             "samples": [80.0, 72.0, 88.0],
             "repacking": True,
+            "threads_chosen": "best",
+            "limit_tok_s": 200.0,
+            "of_limit": 0.4,
         },
         "ratio": 1.25,
         "load_average": {"start": 0.1, "end": 0.9},
+        "of_limit": 0.25,
+        "memory": {"threads": 2, "block_bytes": 10**6, "bytes_per_s": 4e8, "dram_bytes_per_s": 4e8},
+        "beside": 0,
     }
     alone, explained = row().to_json(explain=False), row().to_json(explain=True)["explain"]
     assert alone["peer"] is None
@@ -438,15 +446,17 @@ def test_csv_can_be_read_back() -> None:
     assert float(with_peer["ratio"]) == 1.25
     assert alone["peer"] == alone["ratio"] == ""
     assert alone["load_end"] == "0.9"
+    assert (with_peer["of_limit"], with_peer["peer_limit_tok_s"]) == ("0.25", "200.0")
+    assert (with_peer["peer_of_limit"], with_peer["peer_threads_chosen"]) == ("0.4", "best")
+    assert (alone["of_limit"], alone["peer_of_limit"], alone["beside"]) == ("0.25", "", "0")
 
 
 def test_the_table_tells_it_to_people() -> None:
     text = to_table([row(PEER)], explain=True)
     heading, line = text.splitlines()[:2]
-    assert (
-        heading.split() == "model test batch threads tokens/s of limit plan llama.cpp threads ratio".split()
-    )
-    assert line.split() == "tiny tg4@8 1 2 100.0 ± 10.0 25% reference 80.0 ± 8.0 1 1.250".split()
+    ours, theirs = "model test batch threads tokens/s of limit plan", "of limit threads (best) ratio"
+    assert heading.split() == [*ours.split(), "llama.cpp", *theirs.split()]
+    assert line.split() == "tiny tg4@8 1 2 100.0 ± 10.0 25% reference 80.0 ± 8.0 40% 1 1.250".split()
     assert "tg4@8, batch 1, bucket 1: a step reads 1 MB; 25% of it was reached" in text
     assert "Python's share of a step: 2.00%" in text
     assert "load average: 0.10 at the start, 0.90 at the end" in text
@@ -455,6 +465,10 @@ def test_the_table_tells_it_to_people() -> None:
     assert ", flash attention, repacking, " in text
     plain = to_table([row(replace(PEER, repacking=False))], explain=False)
     assert ", flash attention, without repacking: its AMX code does not work here (" in plain
+    assert (
+        "of limit: memory gives 0.4 GB/s to 2 threads\nof limit: memory gives 0.2 GB/s to 1 thread\n" in text
+    )
+    assert "more than 100 %" not in text
     guessed = replace(row(), limit=Limit(400.0, "a step reads 1 MB", estimated=True))
     assert "of limit: estimated, as if the tokens of a step chose" in to_table([guessed], explain=False)
 
@@ -468,7 +482,7 @@ Bench = Callable[..., None]
 @pytest.fixture
 def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`bench.main` on the tiny model, with the memory of the machine not measured for seconds."""
-    monkeypatch.setattr(bench, "_bandwidth", lambda threads: 1e9 * threads)
+    monkeypatch.setattr(bench, "_memory", lambda n, nbytes: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
     monkeypatch.setattr(peak, "WIDTH", 256)
     monkeypatch.setattr(peak, "TOKENS", 16)
     settings = Settings.resolve(model=str(path), backends=["reference"], threads=1)
@@ -516,7 +530,8 @@ def test_bench_alone_says_nothing_on_stderr(
     small()
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert len(captured.out.splitlines()) == 5
+    assert captured.out.splitlines()[2].startswith("tiny   tg4@8 ")
+    assert "\nof limit: " in captured.out
     small(output="csv")
     assert len(capsys.readouterr().out.splitlines()) == 3
 

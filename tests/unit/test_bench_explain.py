@@ -18,6 +18,7 @@ from hetrun.bench.anatomy import Anatomy, Part, dissect, mean, verdict
 from hetrun.bench.cases import Case
 from hetrun.bench.demand import Arithmetic, Demand, Seeing, demands
 from hetrun.bench.limits import Limit, limit_of
+from hetrun.bench.machine import Memory
 from hetrun.bench.ours import Ours, SegmentTime
 from hetrun.bench.peak import Peak, measure_peak, multiplier, square
 from hetrun.bench.report import Row, to_table
@@ -215,6 +216,7 @@ def test_products_are_counted_once_for_each_row_that_needs_them(path: Path) -> N
 
 GIGA = 1e9
 PEAK = Peak("fast", "Q4_0", "bf16", 2, 1000 * GIGA)
+MEMORY = Memory(2, 10**9, 10 * GIGA, 10 * GIGA)
 
 
 def demand(tokens: int, products: float | None = None, attention: float | None = None) -> Demand:
@@ -222,22 +224,22 @@ def demand(tokens: int, products: float | None = None, attention: float | None =
 
 
 def test_a_step_is_up_against_memory_and_a_prompt_against_products() -> None:
-    step = limit_of(Case("decode", 4), demand(1, GIGA, GIGA), 2, 10 * GIGA, PEAK)
+    step = limit_of(Case("decode", 4), demand(1, GIGA, GIGA), MEMORY, PEAK)
     assert (step.tok_s, step.bound, step.bytes_per_step) == (10.0, "memory", GIGA)
     assert step.why == (
         "a step reads 1000.0 MB (900.0 MB of weights, the rest keys and values) and memory gives 10.0 GB/s "
         "to 2 threads: at most 10 tokens/s"
     )
-    prompt = limit_of(Case("prefill", 100), demand(100, 400 * GIGA, 100 * GIGA), 2, 10 * GIGA, PEAK)
+    prompt = limit_of(Case("prefill", 100), demand(100, 400 * GIGA, 100 * GIGA), MEMORY, PEAK)
     assert (prompt.tok_s, prompt.bound, prompt.bytes_per_step) == (200.0, "products", None)
     assert prompt.why == (
         "the prompt takes 400.00 GFLOP in products and 100.00 in attention, and fast in bf16 multiplies "
         "large matrices at 1000 GFLOP/s with 2 threads: at most 200 tokens/s"
     )
-    short = limit_of(Case("prefill", 2, batch=3), demand(6, 6 * GIGA, 0.0), 2, 10 * GIGA, PEAK)
+    short = limit_of(Case("prefill", 2, batch=3), demand(6, 6 * GIGA, 0.0), MEMORY, PEAK)
     assert (short.tok_s, short.bound) == (60.0, "memory")
     assert short.why.startswith("a batch of 3 prompts reads 1000.0 MB")
-    many = limit_of(Case("decode", 4, batch=500), demand(500, 500 * GIGA, 0.0), 2, 10 * GIGA, PEAK)
+    many = limit_of(Case("decode", 4, batch=500), demand(500, 500 * GIGA, 0.0), MEMORY, PEAK)
     assert (many.tok_s, many.bound, many.bytes_per_step) == (1000.0, "products", GIGA)
 
 
@@ -245,9 +247,9 @@ def test_a_step_is_up_against_memory_and_a_prompt_against_products() -> None:
 def test_without_a_peak_a_step_has_its_memory_and_a_prompt_nothing(
     products: float | None, peak: Peak | None
 ) -> None:
-    step = limit_of(Case("decode", 4), demand(1, products), 2, 10 * GIGA, peak)
+    step = limit_of(Case("decode", 4), demand(1, products), MEMORY, peak)
     assert (step.tok_s, step.bound) == (10.0, "memory")
-    prompt = limit_of(Case("prefill", 4), demand(4, products), 2, 10 * GIGA, peak)
+    prompt = limit_of(Case("prefill", 4), demand(4, products), MEMORY, peak)
     assert (prompt.tok_s, prompt.bound) == (None, None)
     assert "could not be measured" in prompt.why
 
@@ -398,7 +400,7 @@ def anatomy(unit: Literal["prompt", "step"], **parts: float) -> Anatomy:
 
 def limit(bound: Literal["memory", "products"]) -> Limit:
     needed = demand(1, GIGA, GIGA) if bound == "memory" else demand(100, 400 * GIGA, 100 * GIGA)
-    return Limit(10.0, "because", bandwidth=10 * GIGA, bound=bound, demand=needed, peak=PEAK)
+    return Limit(10.0, "because", memory=MEMORY, bound=bound, demand=needed, peak=PEAK)
 
 
 def test_the_sentence_says_what_most_of_the_time_is_up_against() -> None:
