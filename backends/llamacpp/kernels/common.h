@@ -48,10 +48,15 @@ static inline float half_to_float(uint16_t h) {
 }
 
 #if defined(__x86_64__)
-/* Compilers of a few years ago do not know this one by name. */
+/* Compilers of a few years ago do not know these by name. */
 static inline int has_f16c(void) {
     unsigned a, b, c = 0, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static inline int has_avx_vnni(void) {
+    unsigned a = 0, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 16);
 }
 #endif
 

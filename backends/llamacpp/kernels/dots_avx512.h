@@ -1,7 +1,13 @@
 /* Dot products of bytes in vectors of 16 lanes (AVX-512 with VNNI). */
 
 #undef LANES
+#undef BATCH
+#undef SMALL
+#undef UNROLLED
 #define LANES 16
+#define BATCH 8 /* rows of activations at once: their sums stay in registers */
+#define SMALL 0
+#define UNROLLED UNROLL
 
 typedef float NAME(vf) __attribute__((vector_size(64)));
 typedef int32_t NAME(vi) __attribute__((vector_size(64)));

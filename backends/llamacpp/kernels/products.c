@@ -4,6 +4,13 @@
 #include "products.h"
 #include "common.h"
 
+/* Compilers of a few years ago do not know AVX-VNNI. */
+#if defined(__clang__)
+#define HAS_AVX_VNNI (__clang_major__ >= 12)
+#else
+#define HAS_AVX_VNNI (__GNUC__ >= 11)
+#endif
+
 #define WHOLE 12582912.0f /* adding it leaves the nearest whole number in the lowest bits */
 #define LEAST 1e-36f      /* activations up to here are zero: 127 / x would not be a number */
 
@@ -138,7 +145,32 @@ static void done(const struct product *p, int nth) {
 
 typedef void multiplier(int64_t n, float *out, const uint8_t *weights, const struct rounded *x, int64_t cols);
 
+#define NAME(x) x##_portable
+#include "dots_portable.h"
+#include "products_body.h"
+#undef NAME
+
 #if defined(__x86_64__)
+BEGIN_TARGET("avx2,fma,f16c")
+#define NAME(x) x##_avx2
+#define VNNI 0
+#include "dots_avx2.h"
+#include "products_body.h"
+#undef VNNI
+#undef NAME
+END_TARGET
+
+#if HAS_AVX_VNNI
+BEGIN_TARGET("avxvnni,avx2,fma,f16c")
+#define NAME(x) x##_avx_vnni
+#define VNNI 1
+#include "dots_avx2.h"
+#include "products_body.h"
+#undef VNNI
+#undef NAME
+END_TARGET
+#endif
+
 BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #define NAME(x) x##_avx512
 #include "dots_avx512.h"
@@ -272,6 +304,8 @@ int hetrun_products_level(void) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512vnni"))
         return LEVEL_AVX512_VNNI;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
+        return HAS_AVX_VNNI && has_avx_vnni() ? LEVEL_AVX_VNNI : LEVEL_AVX2;
 #endif
     return LEVEL_PORTABLE;
 }
@@ -285,10 +319,14 @@ int64_t hetrun_products_scratch(int64_t n, int64_t cols) {
 void hetrun_product(void *node, int ith, int nth, void *product) {
     const struct product *p = product;
     (void)node;
+    switch (p->level) {
 #if defined(__x86_64__)
-    if (p->level == LEVEL_AVX512_VNNI) {
-        product_avx512(p, ith, nth);
-        return;
-    }
+        case LEVEL_AVX512_VNNI: product_avx512(p, ith, nth); break;
+#if HAS_AVX_VNNI
+        case LEVEL_AVX_VNNI: product_avx_vnni(p, ith, nth); break;
 #endif
+        case LEVEL_AVX2: product_avx2(p, ith, nth); break;
+#endif
+        default: product_portable(p, ith, nth);
+    }
 }

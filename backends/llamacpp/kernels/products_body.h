@@ -191,13 +191,13 @@ INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const in
 /* 32 columns that have one scale. `low`: what is added to each weight behind that; NULL: nothing. */
 INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
                             const struct rounded *x, vf scale, const vf *low) {
-    vi dots[AT_ONCE];
-    UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[0]);
-    UNROLL for (int k = 0; k < 8; k++) {
+    vi dots[BATCH];
+    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[0]);
+    UNROLLED for (int k = 0; k < 8; k++) {
         vu w = NAME(word)(type, words, b, k);
-        UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
+        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
     }
-    UNROLL for (int t = 0; t < n; t++) {
+    UNROLLED for (int t = 0; t < n; t++) {
         vf dot = NAME(floats)(NAME(end)(type, dots[t], x[t].start[0]));
         sums[t] = NAME(fused)(dot, scale * x[t].scale, sums[t]);
         if (low) sums[t] = NAME(fused)(*low, NAME(all)(x[t].sum), sums[t]);
@@ -207,20 +207,20 @@ INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, 
 /* Half of 32 columns that have a scale for 16. */
 INLINE void NAME(dot_half)(const int type, const int n, const int b, const int half, vi *dots,
                            const uint8_t *words, const struct rounded *x) {
-    UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[half]);
-    UNROLL for (int k = 4 * half; k < 4 * half + 4; k++) {
+    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[half]);
+    UNROLLED for (int k = 4 * half; k < 4 * half + 4; k++) {
         vu w = NAME(word)(type, words, b, k);
-        UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
+        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
     }
-    UNROLL for (int t = 0; t < n; t++) dots[t] = NAME(end)(type, dots[t], x[t].start[half]);
+    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(end)(type, dots[t], x[t].start[half]);
 }
 
 INLINE void NAME(add_halves)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
                              const struct rounded *x, vf scale, vf other_scale) {
-    vi dots[AT_ONCE], others[AT_ONCE];
+    vi dots[BATCH], others[BATCH];
     NAME(dot_half)(type, n, b, 0, dots, words, x);
     NAME(dot_half)(type, n, b, 1, others, words, x);
-    UNROLL for (int t = 0; t < n; t++) {
+    UNROLLED for (int t = 0; t < n; t++) {
         vf sum = NAME(fused)(NAME(floats)(others[t]), other_scale, NAME(floats)(dots[t]) * scale);
         sums[t] = NAME(fused)(sum, NAME(all)(x[t].scale), sums[t]);
     }
@@ -233,7 +233,7 @@ INLINE vf NAME(signed_byte)(vu x, const int i) { return NAME(floats)((vi)(x << (
 
 INLINE void NAME(step_simple)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
                               const struct rounded *x) {
-    UNROLL for (int b = 0; b < 2; b++) {
+    UNROLLED for (int b = 0; b < 2; b++) {
         vf low, scale = NAME(from_half)(step + 32 * b);
         if (type == TYPE_Q4_1) low = NAME(from_half)(step + 64 + 32 * b);
         NAME(add_block)(type, n, b, sums, words, x + b * n, scale, type == TYPE_Q4_1 ? &low : NULL);
@@ -248,7 +248,7 @@ INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const ui
     vu first = NAME(line)(words, 0), second = NAME(line)(words, 1), lower = NAME(line)(words, 2);
     vu scales[2] = {first & 0x3f3f3f3f, (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030)};
     vu minima[2] = {second & 0x3f3f3f3f, ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030)};
-    UNROLL for (int b = 0; b < 8; b++) {
+    UNROLLED for (int b = 0; b < 8; b++) {
         vf low = minimum * NAME(byte)(minima[b / 4], b % 4);
         NAME(add_block)(TYPE_Q4_K, n, b, sums, words, x + b * n, scale * NAME(byte)(scales[b / 4], b % 4), &low);
     }
@@ -257,7 +257,7 @@ INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const ui
 INLINE void NAME(step_q6_k)(const int n, vf *sums, const uint8_t *step, const uint8_t *words,
                             const struct rounded *x) {
     vf scale = NAME(from_half)(step);
-    UNROLL for (int b = 0; b < 8; b++) {
+    UNROLLED for (int b = 0; b < 8; b++) {
         vu scales = NAME(line)(words, 48 + b / 2);
         vf s = scale * NAME(signed_byte)(scales, 2 * b % 4), other = scale * NAME(signed_byte)(scales, 2 * b % 4 + 1);
         NAME(add_halves)(TYPE_Q6_K, n, b, sums, words, x + b * n, s, other);
@@ -269,11 +269,11 @@ INLINE void NAME(multiply)(const int type, const int n, float *out, const uint8_
                            const struct rounded *x, int64_t cols) {
     const struct form f = form_of(type);
     const int64_t columns = f.block * f.blocks, bytes = step_bytes(f);
-    vf sums[16 / LANES][AT_ONCE];
-    UNROLL for (int part = 0; part < 16 / LANES; part++)
-        UNROLL for (int t = 0; t < n; t++) sums[part][t] = (vf){0};
+    vf sums[16 / LANES][BATCH];
+    for (int part = 0; part < 16 / LANES; part++)
+        UNROLLED for (int t = 0; t < n; t++) sums[part][t] = (vf){0};
     for (int64_t c = 0; c < cols; c += columns, weights += bytes, x += columns / BLOCK * n)
-        UNROLL for (int part = 0; part < 16 / LANES; part++) {
+        for (int part = 0; part < 16 / LANES; part++) {
             const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
             if (type == TYPE_Q4_K)
                 NAME(step_q4_k)(n, sums[part], step, words, x);
@@ -283,22 +283,28 @@ INLINE void NAME(multiply)(const int type, const int n, float *out, const uint8_
                 NAME(step_simple)(type, n, sums[part], step, words, x);
         }
     for (int t = 0; t < n; t++)
-        UNROLL for (int part = 0; part < 16 / LANES; part++)
+        for (int part = 0; part < 16 / LANES; part++)
             NAME(store)(out + t * ROWS + part * LANES, sums[part][t]);
 }
 
 INLINE void NAME(multiply_some)(const int type, int64_t n, float *out, const uint8_t *weights,
                                 const struct rounded *x, int64_t cols) {
+#if SMALL
+    NAME(multiply)(type, (int)n, out, weights, x, cols);
+#else
     switch (n) {
         case 1: NAME(multiply)(type, 1, out, weights, x, cols); break;
         case 2: NAME(multiply)(type, 2, out, weights, x, cols); break;
         case 3: NAME(multiply)(type, 3, out, weights, x, cols); break;
         case 4: NAME(multiply)(type, 4, out, weights, x, cols); break;
+#if BATCH == 8
         case 5: NAME(multiply)(type, 5, out, weights, x, cols); break;
         case 6: NAME(multiply)(type, 6, out, weights, x, cols); break;
         case 7: NAME(multiply)(type, 7, out, weights, x, cols); break;
-        default: NAME(multiply)(type, AT_ONCE, out, weights, x, cols);
+        case 8: NAME(multiply)(type, 8, out, weights, x, cols); break;
+#endif
     }
+#endif
 }
 
 #define MULTIPLY(name, type)                                                                                  \
@@ -323,11 +329,11 @@ static multiplier *NAME(multiplier_of)(int64_t type) {
     }
 }
 
-/* Rows of activations from `first` to `end`, AT_ONCE together: blocks of the same columns lie side by side. */
+/* Rows of activations from `first` to `end`, BATCH together: blocks of the same columns lie side by side. */
 static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end, struct rounded *out) {
     int64_t blocks = p->cols / BLOCK;
-    for (int64_t t = first; t < end; t += AT_ONCE) {
-        int64_t n = at_most(AT_ONCE, end - t);
+    for (int64_t t = first; t < end; t += BATCH) {
+        int64_t n = at_most(BATCH, end - t);
         for (int64_t i = 0; i < n; i++) NAME(round_row)(p, t + i, out + (t - first) * blocks + i, n);
     }
 }
@@ -335,11 +341,11 @@ static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end
 /* One group of columns of `out`, for rows of activations from `first` to `end`. */
 static void NAME(group)(const struct product *p, multiplier *multiply, int64_t group, int64_t first, int64_t end,
                         const struct rounded *x) {
-    float results[AT_ONCE * ROWS], gated[AT_ONCE * ROWS];
+    float results[BATCH * ROWS], gated[BATCH * ROWS];
     int64_t bytes = group_bytes(p->type, p->cols);
     const uint8_t *weights = p->weights + group * bytes, *second = weights + columns_out(p) / ROWS * bytes;
-    for (int64_t t = first; t < end; t += AT_ONCE) {
-        int64_t n = at_most(AT_ONCE, end - t);
+    for (int64_t t = first; t < end; t += BATCH) {
+        int64_t n = at_most(BATCH, end - t);
         const struct rounded *batch = x + (t - first) * (p->cols / BLOCK);
         multiply(n, results, weights, batch, p->cols);
         if (p->activation != PLAIN) multiply(n, gated, second, batch, p->cols);

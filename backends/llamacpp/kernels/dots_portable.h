@@ -1,0 +1,62 @@
+/* Dot products of bytes in vectors of 4 lanes, in plain C: for CPUs that nothing was written for. */
+
+#undef LANES
+#undef BATCH
+#undef SMALL
+#undef UNROLLED
+#define LANES 4
+#define BATCH 8 /* rows of activations at once: their sums stay in registers */
+#define SMALL 1 /* code: one for any number of rows of activations */
+#define UNROLLED
+
+typedef float NAME(vf) __attribute__((vector_size(16)));
+typedef int32_t NAME(vi) __attribute__((vector_size(16)));
+typedef uint32_t NAME(vu) __attribute__((vector_size(16)));
+
+INLINE NAME(vf) NAME(from_half)(const uint8_t *x) {
+    uint16_t h[4];
+    memcpy(h, x, sizeof(h));
+    return (NAME(vf)){half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3])};
+}
+
+/* a * b + c, rounded once. */
+INLINE NAME(vf) NAME(fused)(NAME(vf) a, NAME(vf) b, NAME(vf) c) {
+    return (NAME(vf)){fmaf(a[0], b[0], c[0]), fmaf(a[1], b[1], c[1]), fmaf(a[2], b[2], c[2]),
+                      fmaf(a[3], b[3], c[3])};
+}
+
+/* A sum of products of weights of a type: its beginning, four more columns, and what it is in the end. */
+INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
+    (void)type;
+    return (NAME(vi)){start, start, start, start};
+}
+
+INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x) {
+    (void)type;
+    for (int i = 0; i < 4; i++) sum += (NAME(vi))((weights >> (8 * i)) & 255) * x[i];
+    return sum;
+}
+
+INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
+    (void)type;
+    (void)start;
+    return sum;
+}
+
+/* The greater of each two, the greatest of all lanes, and their sum. */
+INLINE NAME(vi) NAME(greater)(NAME(vi) a, NAME(vi) b) {
+    NAME(vi) more = a > b;
+    return (more & a) | (~more & b);
+}
+
+INLINE int32_t NAME(greatest)(NAME(vi) x) {
+    int32_t a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
+    return a > b ? a : b;
+}
+
+INLINE int32_t NAME(total)(NAME(vi) x) { return x[0] + x[1] + x[2] + x[3]; }
+
+/* The lowest byte of each lane. */
+INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
+    for (int i = 0; i < 4; i++) out[i] = (int8_t)(uint8_t)x[i];
+}
