@@ -104,6 +104,7 @@ class WeightMemory:
             a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking
         }
         self._contexts: list[int] = []
+        self.tiled = False  # whether there are weights that are multiplied by with AMX tiles
         self._held: dict[Weight, GgmlBuffer] = {}  # plain and packed ones, which serve every use
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
@@ -256,6 +257,7 @@ class WeightMemory:
     def _upload_repacked(self, arena: Arena, use: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Slice by slice: the stored bytes never lie in memory as a whole beside the repacked ones."""
         weight, size = use.weight, self._packed_bytes(arena, use)
+        self.tiled |= arena.buffer_type == amx.buffer_type(self._lib)
         tensor = self._tensor(use)
         buffer, address = arena.take(size)
         self._place(tensor, buffer, address)

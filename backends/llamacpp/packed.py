@@ -33,10 +33,23 @@ CACHE_LINE = 64
 class Node:
     """One product in a graph."""
 
-    product: product.Product
+    made: product.Product
     x: int  # tensors
     out: int
     residual: int | None
+
+    def point(self) -> None:
+        """Write the addresses of its rows into its structure."""
+        made = self.made
+        made.x, made.out = (native.tensor_at(t).data for t in (self.x, self.out))
+        if self.residual is not None:
+            made.residual = native.tensor_at(self.residual).data
+
+    def learn_next(self, lib: product.Products, after: Node) -> None:
+        """What is read after this product."""
+        other = after.made
+        self.made.next = other.weights
+        self.made.next_bytes = lib.packed_bytes(other.type, (other.rows, other.cols))
 
 
 @dataclass(slots=True)
@@ -46,6 +59,10 @@ class LookupNode:
     lookup: product.Lookup
     ids: int  # tensors
     out: int
+
+    def point(self) -> None:
+        """Write the addresses of its numbers and rows into its structure."""
+        self.lookup.ids, self.lookup.out = (native.tensor_at(t).data for t in (self.ids, self.out))
 
 
 def multiply(e: Emitter, item: Product, weight: int, vectors: Sequence[int]) -> Ref:
@@ -120,33 +137,29 @@ class PackedProducts:
     def __init__(
         self, lib: product.Products | None, nodes: Sequence[Node], lookups: Sequence[LookupNode], slots: int
     ) -> None:
-        self._nodes, self._lookups = nodes, lookups
+        self._nodes, self._lookups = nodes, lookups  # ggml has only the addresses of their structures
         self._counters = np.zeros(2, np.int32)  # nodes run one after the other, and leave them as they were
         self._scratch = np.empty(0, np.uint8)
-        for node in lookups:
-            node.lookup.ids, node.lookup.out = (native.tensor_at(t).data for t in (node.ids, node.out))
+        for lookup in lookups:
+            lookup.point()
         if lib and nodes:
-            self._point(lib, slots)
+            self._share(lib, slots)
+            for node, after in pairwise(nodes):
+                node.learn_next(lib, after)
 
     @property
     def nbytes(self) -> int:
         """Memory that they work in."""
         return self._scratch.nbytes
 
-    def _point(self, lib: product.Products, slots: int) -> None:
-        """Write the addresses into the structures. Each product also learns what is read after it."""
-        each = max(lib.scratch(node.product.n, node.product.cols) for node in self._nodes)
+    def _share(self, lib: product.Products, slots: int) -> None:
+        """All work in the same memory, and count with the same counters."""
+        each = max(lib.scratch(node.made.n, node.made.cols) for node in self._nodes)
         each = -(-each // CACHE_LINE) * CACHE_LINE
         self._scratch = np.empty(each * slots + CACHE_LINE, np.uint8)
         address = -(-self._scratch.ctypes.data // CACHE_LINE) * CACHE_LINE
         for node in self._nodes:
-            made = node.product
-            made.x, made.out = (native.tensor_at(t).data for t in (node.x, node.out))
-            if node.residual is not None:
-                made.residual = native.tensor_at(node.residual).data
+            node.point()
+            made = node.made
             made.scratch, made.scratch_size, made.slots = address, each, slots
             made.counters = self._counters.ctypes.data
-        for node, after in pairwise(self._nodes):
-            made, other = node.product, after.product
-            made.next = other.weights
-            made.next_bytes = lib.packed_bytes(other.type, (other.rows, other.cols))

@@ -321,7 +321,7 @@ def test_a_library_from_other_sources_is_left_alone(monkeypatch: pytest.MonkeyPa
 def test_devices_say_whether_there_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = llamacpp.probe()
     assert isinstance(probe, Available)
-    assert f"own kernels: {LEVELS[library().best]}" in probe.detail
+    assert f"own kernels: attention by {LEVELS[library().best]}" in probe.detail
     monkeypatch.setattr(module, "kernels", lambda: None)
     probe = llamacpp.probe()
     assert isinstance(probe, Available)

@@ -11,6 +11,8 @@ from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from hetrun.backends.llamacpp.kernels.product import products
+
 NAME = "attention.so"  # beside this file
 LEVELS = ("portable", "AVX2", "AVX-512")  # sets of instructions that each function is compiled for
 TYPES = (0, 1, 8)  # of keys and values, as ggml numbers them: F32, F16, Q8_0
@@ -121,8 +123,9 @@ def kernels() -> Kernels | None:
 
 
 def remark() -> str:
-    """Whether there are kernels, for who asks what works here."""
-    found = kernels()
-    if found is None:
+    """Which kernels there are, for who asks what works here."""
+    found = {"attention": kernels(), "products": products()}
+    using = [f"{name} by {library.instructions}" for name, library in found.items() if library]
+    if not using:
         return "no kernels of our own (they need a C compiler when hetrun is installed)"
-    return f"own kernels: {found.instructions}"
+    return f"own kernels: {', '.join(using)}"

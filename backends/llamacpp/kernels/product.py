@@ -115,8 +115,14 @@ def _address(dll: ctypes.CDLL, name: str) -> int:
     return ctypes.cast(getattr(dll, name), c_void_p).value or 0
 
 
-@cache
 def products() -> Products | None:
+    """The library, where it multiplies faster than ggml does."""
+    found = library()
+    return found if found and found.level != PORTABLE else None
+
+
+@cache
+def library() -> Products | None:
     """The library, where it was built, and from the sources that this file goes with."""
     path = str(Path(__file__).parent / NAME)
     try:
