@@ -323,6 +323,7 @@ def test_devices_say_whether_there_are_kernels(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(probe, Available)
     assert f"own kernels: attention by {LEVELS[library().best]}" in probe.detail
     monkeypatch.setattr(module, "kernels", lambda: None)
+    monkeypatch.setattr(module, "products", lambda: None)
     probe = llamacpp.probe()
     assert isinstance(probe, Available)
     assert "no kernels of our own (they need a C compiler" in probe.detail
