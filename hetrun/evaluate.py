@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from hetrun.files import read_text
 from hetrun.llm import LLM, model_path
 from hetrun.loaded import Loaded
 from hetrun.source import build_graph, is_known, open_model
+from hetrun.stats import Stats
 
 Doubles = NDArray[np.float64]
 
@@ -47,6 +49,7 @@ class EvalOptions:
     against: str = REFERENCE
     tokens: int = TOKENS
     json: bool = False
+    vs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,17 @@ class Closeness:
 
 
 @dataclass(frozen=True, slots=True)
+class Theirs:
+    """The same of another program, held against the same yardstick."""
+
+    name: str
+    ppl: float
+    mean_kl: float
+    p99_kl: float
+    top1: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The result for a text."""
 
@@ -68,23 +82,39 @@ class Report:
     mean_kl: float
     p99_kl: float
     top1: float
+    ubatch: int  # tokens of a pass, on both sides
+    plan: str  # who ran the passes
+    vs: Theirs | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Our mean KL in the other program's: below 1 is closer to the yardstick."""
+        return self.mean_kl / self.vs.mean_kl if self.vs and self.vs.mean_kl else None
 
     def to_json(self) -> dict[str, Any]:
         """For `eval --json`."""
-        return asdict(self)
+        return asdict(self) | {"ratio": self.ratio}
 
     def to_text(self) -> str:
         """For people."""
-        return "\n".join(
-            (
-                f"tokens            {self.tokens}",
-                f"perplexity        {self.ppl:.4f}",
-                f"against           {self.against}",
-                f"mean KL           {self.mean_kl:.6f}",
-                f"99 % of KL below  {self.p99_kl:.6f}",
-                f"same best token   {self.top1:.2%}",
-            )
-        )
+        rows = [
+            ("tokens", str(self.tokens), ""),
+            ("passes", f"{_tokens(self.ubatch)}, by {self.plan}", ""),
+            ("against", self.against, ""),
+            ("perplexity", f"{self.ppl:.4f}", f"{self.vs.ppl:.4f}" if self.vs else ""),
+            ("mean KL", f"{self.mean_kl:.6f}", f"{self.vs.mean_kl:.6f}" if self.vs else ""),
+            ("99 % of KL below", f"{self.p99_kl:.6f}", f"{self.vs.p99_kl:.6f}" if self.vs else ""),
+            ("same best token", f"{self.top1:.2%}", f"{self.vs.top1:.2%}" if self.vs else ""),
+        ]
+        if self.vs:
+            rows.insert(3, ("", "hetrun", self.vs.name))
+        if self.ratio is not None:
+            rows.append(("ratio of mean KL", f"{self.ratio:.3f}", ""))
+        return "\n".join(f"{name:<18}{ours:<12}{theirs}".rstrip() for name, ours, theirs in rows)
+
+
+def _tokens(ubatch: int) -> str:
+    return "1 token each" if ubatch == 1 else f"{ubatch} tokens each"
 
 
 def main(settings: Settings, options: EvalOptions) -> None:
@@ -93,11 +123,13 @@ def main(settings: Settings, options: EvalOptions) -> None:
         raise OptionError(f"--against must be one of {', '.join(AGAINST)}, not {options.against!r}")
     if options.tokens < 2:
         raise OptionError(f"--tokens must be 2 or more, not {options.tokens}")
+    if options.vs is not None and options.against != REFERENCE:
+        raise OptionError("--vs holds both against the float32 model: leave --against out")
     try:
         text = read_text(options.file, MOST_TEXT)
     except ValueError as error:
         raise UserError(f"{options.file}: {error}; give a text file with -f") from None
-    report = evaluate_settings(settings, text, options.against, options.tokens)
+    report = evaluate_settings(settings, text, options.against, options.tokens, options.vs)
     print(json.dumps(report.to_json(), indent=2) if options.json else report.to_text())
 
 
@@ -106,42 +138,72 @@ def evaluate(
     text: str,
     against: str = REFERENCE,
     tokens: int = TOKENS,
+    vs: str | None = None,
     **options: Any,  # noqa: ANN401 - those of `LLM`: ubatch, backends, kv_type, ...
 ) -> Report:
-    """Run the first tokens of a text through a model."""
+    """Run the first tokens of a text through a model, and through another program (`vs`)."""
     settings = Settings.resolve(model=None if path is None else str(path), **options)
-    return evaluate_settings(settings, text, against, tokens)
+    return evaluate_settings(settings, text, against, tokens, vs)
 
 
-def evaluate_settings(settings: Settings, text: str, against: str, tokens: int) -> Report:
+def evaluate_settings(
+    settings: Settings, text: str, against: str, tokens: int, vs: str | None = None
+) -> Report:
     """The same with settings that were resolved before."""
-    if against != REFERENCE:
-        check_peer(against, model_path(settings))
+    for name in {against, vs} - {REFERENCE, None}:
+        check_peer(str(name), model_path(settings))
     with open_llm(settings, eager=True) as llm:
         ids = llm.tokenize(text)[: min(tokens, llm.info.context)]
         if len(ids) < 2:
             raise UserError("the text has fewer than 2 tokens: there is nothing to predict")
-        perplexity, closeness = Perplexity(ids), Comparison()
+        context, ubatch = llm.info.context, min(llm.plan.ubatch, len(ids))
+        sources = [logits(llm, ids), oracle_logits(settings, against, ids, context)]
+        if vs is not None:
+            sources.append(peer_logits(settings, ids, context, ubatch))
+        judged = [Judged(ids) for _ in sources[1:]]
+        llm.call(lambda loaded: loaded.model.stats.reset())
         # Closed here: where one fails, the other still holds a sequence of a model that is about to close.
-        with (
-            closing(logits(llm, ids)) as mine,
-            closing(oracle_logits(settings, against, ids, llm.info.context)) as theirs,
-        ):
-            for ours, oracle in rows_of_both(mine, theirs):
-                perplexity.add(ours)
-                closeness.add(oracle, ours)
-        found = closeness.result()
-    return Report(len(ids), perplexity.result(), against, found.mean_kl, found.p99_kl, found.top1)
+        with ExitStack() as stack:
+            for source in sources:
+                stack.enter_context(closing(source))
+            for ours, oracle, *others in rows_of_all(*sources):
+                for one, rows in zip(judged, (ours, *others), strict=True):
+                    one.add(oracle, rows)
+        plan = ran(llm.stats)
+    ppl, close = judged[0].result()
+    other = None
+    if vs is not None:
+        their_ppl, theirs = judged[1].result()
+        other = Theirs(vs, their_ppl, theirs.mean_kl, theirs.p99_kl, theirs.top1)
+    numbers = close.mean_kl, close.p99_kl, close.top1
+    return Report(len(ids), ppl, against, *numbers, ubatch=ubatch, plan=plan, vs=other)
+
+
+def ran(stats: Stats) -> str:
+    """Which backends ran passes, those first that ran longest."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for key, record in stats:
+        seconds[key.backend] += record.seconds
+    return " + ".join(name for name in sorted(seconds, key=lambda name: -seconds[name]))
+
+
+def peer_logits(
+    settings: Settings, tokens: Sequence[int], context: int, ubatch: int | None = None
+) -> Generator[Floats]:
+    """llama.cpp's logits, piece by piece, of passes of so many tokens; None: as many as it likes."""
+    path = model_path(settings)
+    with Peer(path) as peer:
+        room = least_context(path, len(tokens), context)
+        yield from peer.logits(tokens, room) if ubatch is None else peer.logits(tokens, room, ubatch)
 
 
 def oracle_logits(settings: Settings, against: str, tokens: Sequence[int], context: int) -> Generator[Floats]:
     """The logits to compare with, piece by piece, of the model that one with so long a context is."""
+    if against != REFERENCE:
+        yield from peer_logits(settings, tokens, context)
+        return
     path = model_path(settings)
     context = least_context(path, len(tokens), context)
-    if against != REFERENCE:
-        with Peer(path) as peer:
-            yield from peer.logits(tokens, context)
-        return
     with LLM(path, backends=[REFERENCE], kv_type="f32", ctx=context) as llm:
         yield from logits(llm, tokens)
 
@@ -174,20 +236,23 @@ def _step(loaded: Loaded, seq: int, ids: NDArray[np.int64]) -> Floats:
     return loaded.model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
 
 
-def rows_of_both(a: Iterable[Floats], b: Iterable[Floats]) -> Iterator[tuple[Floats, Floats]]:
-    """The same few rows of two matrices that come in pieces of whatever size."""
-    left, right = iter(a), iter(b)
-    x = y = None
+def rows_of_all(*matrices: Iterable[Floats]) -> Iterator[tuple[Floats, ...]]:
+    """The same few rows of matrices that come in pieces of whatever size."""
+    sources = [iter(m) for m in matrices]
+    left: list[Floats | None] = [None] * len(sources)
     while True:
-        x = x if x is not None and len(x) else next(left, None)
-        y = y if y is not None and len(y) else next(right, None)
-        if x is None or y is None:
-            if x is not None or y is not None:
-                raise ValueError("one of the two has more rows than the other")
+        left = [
+            rows if rows is not None and len(rows) else next(source, None)
+            for rows, source in zip(left, sources, strict=True)
+        ]
+        there = [rows for rows in left if rows is not None]
+        if not there:
             return
-        n = min(len(x), len(y), FEW_ROWS)
-        yield x[:n], y[:n]
-        x, y = x[n:], y[n:]
+        if len(there) < len(left):
+            raise ValueError("one of them has more rows than the other")
+        n = min(FEW_ROWS, *map(len, there))
+        yield tuple(rows[:n] for rows in there)
+        left = [rows[n:] for rows in there]
 
 
 def log_softmax(rows: Floats) -> Doubles:
@@ -240,10 +305,26 @@ class Comparison:
         return Closeness(float(kl.mean()), float(np.quantile(kl, 0.99)), self._agree / len(kl))
 
 
+class Judged:
+    """All that is said of one program's predictions."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._perplexity, self._closeness = Perplexity(tokens), Comparison()
+
+    def add(self, oracle: Floats, rows: Floats) -> None:
+        """The next rows, and the yardstick's."""
+        self._perplexity.add(rows)
+        self._closeness.add(oracle, rows)
+
+    def result(self) -> tuple[float, Closeness]:
+        """Perplexity, and how close it is to the yardstick."""
+        return self._perplexity.result(), self._closeness.result()
+
+
 def compare(oracle: Iterable[Floats], other: Iterable[Floats]) -> Closeness:
     """How close the second is to the first."""
     comparison = Comparison()
-    for a, b in rows_of_both(oracle, other):
+    for a, b in rows_of_all(oracle, other):
         comparison.add(a, b)
     return comparison.result()
 

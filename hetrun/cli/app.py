@@ -142,15 +142,16 @@ def bench(
 @click.option("-f", "--file", "file", type=click.Path(path_type=Path), required=True, help="a text file")
 @options.settings("model")
 @click.option("--against", default="reference", show_default=True, help="reference or llama.cpp")
+@click.option("--vs", metavar="PEER", help="llama.cpp: how close it is to the float32 model, too")
 @click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text")
 @options.settings("threads", "backends", "ubatch", "kv_type", "precision", "planner")
 @options.as_json
-def evaluate(file: Path, against: str, tokens: int, as_json: bool, **given: object) -> None:
+def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: bool, **given: object) -> None:
     """Perplexity of a text, and how close the predictions are to another computation's."""
     from hetrun import evaluate as tool
 
     settings = Settings.resolve(environ=None, **given)
-    tool.main(settings, tool.EvalOptions(file, against, tokens, as_json))
+    tool.main(settings, tool.EvalOptions(file, against, tokens, as_json, vs))
 
 
 @hetrun.command()

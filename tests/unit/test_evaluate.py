@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from hetrun.evaluate import (
     log_softmax,
     logits,
     perplexity,
-    rows_of_both,
+    rows_of_all,
 )
 from hetrun.model import MAX_SEQUENCES
+from hetrun.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -92,9 +94,7 @@ def test_missing_rows_are_noticed() -> None:
 
 def test_only_a_few_rows_are_compared_at_once() -> None:
     sizes = [
-        len(a)
-        for a, b in rows_of_both([drawn(1, rows=70)], pieces(drawn(2, rows=70), 40))
-        if len(a) == len(b)
+        len(a) for a, b in rows_of_all([drawn(1, rows=70)], pieces(drawn(2, rows=70), 40)) if len(a) == len(b)
     ]
     assert sizes == [32, 8, 30]
 
@@ -102,7 +102,7 @@ def test_only_a_few_rows_are_compared_at_once() -> None:
 def test_adding_in_pieces_changes_nothing() -> None:
     whole, parts = Comparison(), Comparison()
     whole.add(drawn(1), drawn(2))
-    for a, b in rows_of_both([drawn(1)], [drawn(2)]):
+    for a, b in rows_of_all([drawn(1)], [drawn(2)]):
         parts.add(a, b)
     assert parts.result() == whole.result()
     perplexities = Perplexity(range(50)), Perplexity(range(50))
@@ -143,7 +143,42 @@ def test_evaluate_gives_a_report(path: Path, against: str) -> None:
         assert 0 < found.mean_kl < 0.01
         assert found.mean_kl < found.p99_kl < 0.1
         assert found.top1 > 0.9
-    assert list(found.to_json()) == ["tokens", "ppl", "against", "mean_kl", "p99_kl", "top1"]
+    first = ["tokens", "ppl", "against", "mean_kl", "p99_kl", "top1"]
+    assert list(found.to_json()) == [*first, "ubatch", "plan", "vs", "ratio"]
+    assert (found.plan, found.vs, found.ratio) == ("reference", None, None)
+
+
+@pytest.mark.parametrize("ubatch", [1, 4])
+def test_both_are_held_against_one_yardstick(path: Path, ubatch: int) -> None:
+    options: dict[str, Any] = {"backends": ["reference"], "ubatch": ubatch}
+    found = evaluate.evaluate(path, TEXT, tokens=40, vs="llama.cpp", kv_type="f32", **options)
+    alone = evaluate.evaluate(path, TEXT, "llama.cpp", tokens=40, kv_type="f32", **options)
+    assert (found.against, found.ubatch, found.plan) == ("reference", ubatch, "reference")
+    assert found.vs is not None
+    # Ours is the yardstick itself here, so theirs are as far from it as from ours.
+    assert found.mean_kl < 1e-9
+    assert found.vs.name == "llama.cpp"
+    assert 0 < found.vs.mean_kl < 0.01
+    assert found.vs.mean_kl == pytest.approx(alone.mean_kl, rel=0.5)
+    assert found.vs.ppl == pytest.approx(found.ppl, rel=0.05)
+    assert found.ratio is not None
+    assert 0 <= found.ratio < 1e-3
+    lines = found.to_text().splitlines()
+    assert lines[1].split() == [
+        "passes",
+        str(ubatch),
+        *f"{'token' if ubatch == 1 else 'tokens'} each, by reference".split(),
+    ]
+    assert ["hetrun", "llama.cpp"] in [line.split() for line in lines]
+    assert lines[-1].startswith("ratio of mean KL")
+
+
+def test_what_ran_is_told_longest_first() -> None:
+    stats = Stats()
+    for backend, seconds in (("one", 1.0), ("two", 3.0), ("one", 1.0)):
+        stats.record(Key("model", backend, "1", 1)).add(1, seconds)
+    stats.record(Key("model", "never", "1", 1))
+    assert evaluate.ran(stats) == "two + one"
 
 
 def test_the_command_prints_json_or_a_table(
@@ -173,6 +208,10 @@ def test_what_cannot_be_evaluated_is_refused(path: Path, tmp_path: Path) -> None
         evaluate.main(settings, EvalOptions(file))
     with pytest.raises(OptionError, match="--tokens must be 2 or more, not -5"):
         evaluate.main(settings, EvalOptions(file, tokens=-5))
+    with pytest.raises(OptionError, match="--vs holds both against the float32 model"):
+        evaluate.main(settings, EvalOptions(file, against="llama.cpp", vs="llama.cpp"))
+    with pytest.raises(OptionError, match=r"no 'vllm' to compare with"):
+        evaluate.evaluate(path, TEXT, vs="vllm")
     with pytest.raises(OptionError, match="--against must be one of reference"):
         evaluate.main(settings, EvalOptions(file, against="torch"))
 
