@@ -35,8 +35,9 @@ class Chunk:
 
 Between = Callable[[], None]
 Piece = tuple[Chunk, int, int]  # tokens a to b of a chunk
-# Of which plan's stages, for which passes, and how many such passes stand still while it runs.
-Shape = tuple[int, PassShape, int]
+# Of which plan's stages, with how many threads, for which passes, and how many such passes stand still while
+# it runs.
+Shape = tuple[int, int, PassShape, int]
 Slots = tuple[Ints, ...]  # KV rows of some tokens, in each group of layers
 
 
@@ -57,6 +58,25 @@ class Step:
         return sum(len(c.wanted) for c in self.chunks)
 
 
+@dataclass(slots=True)
+class Ran:
+    """A pass that ran: how long it took, and what there is to learn from it."""
+
+    bucket: str
+    threads: int
+    tokens: int
+    depth: float
+    several: bool  # sequences
+    seconds: float
+    warm: bool  # nothing of it ran for the first time
+    times: list[tuple[Measured, int, float, float]]  # of its segments: tokens, depth, seconds
+
+    def learn(self) -> None:
+        """From now on the forecast knows."""
+        for measured, tokens, depth, seconds in self.times:
+            measured.add(tokens, depth, seconds)
+
+
 class Executor:
     """Runs steps of one graph by one plan set."""
 
@@ -74,6 +94,8 @@ class Executor:
         """Times of segments go into the stats, and into the forecast where there is one."""
         self.plans = plans
         self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
+        # Who is told of each pass, and decides whether anything is learnt from it.
+        self.hear: Callable[[Ran], None] = Ran.learn
         self._inside = 0.0  # seconds of all segments
         self.between_s = 0.0  # that a pass takes besides its segments; smoothed
         self._forecast = forecast
@@ -201,19 +223,23 @@ class Executor:
         return Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
 
     def _run_pass(self, work: Pass, between: Between | None = None) -> Floats:
-        plan, depth = self.plans.plan(len(work.tokens)), work.depth
+        plan, depth, n = self.plans.plan(len(work.tokens)), work.depth, len(work.tokens)
         key, compiled = self._compiled(plan, work.shape)
         self.recent[plan.bucket].add(depth)
+        ran = Ran(plan.bucket, plan.threads, n, depth, len(work.parts) > 1, 0.0, True, [])
         if between:
             work.between = partial(self._step_aside, between, plan)
         self._busy.append(key)
+        start, away = perf_counter(), self._away
         try:
             for stage in compiled.stages:
                 if work.between:
                     work.between()
-                self._run_stage(stage, work, depth)
+                self._run_stage(stage, work, ran)
         finally:
             self._busy.pop()
+        ran.seconds = perf_counter() - start - (self._away - away)
+        self.hear(ran)
         if not len(work.wanted):
             return np.empty((0, self._graph.logits.width), np.float32)
         return work.values[self._graph.logits.name]
@@ -229,7 +255,7 @@ class Executor:
             self._inside = inside
             self._away = away + perf_counter() - start  # a step inside that one is a part of it
 
-    def _run_stage(self, stage: Stage, work: Pass, depth: float) -> None:
+    def _run_stage(self, stage: Stage, work: Pass, ran: Ran) -> None:
         """Give every device its segment and wait for all, also when one fails: the others use our memory."""
         begun: list[tuple[Timed, float, Done]] = []
         failed: BaseException | None = None
@@ -248,7 +274,7 @@ class Executor:
                 done.wait()
                 end = perf_counter()
                 took = end - start - (self._away - away)
-                timed.add(work, depth, took)
+                timed.add(work, ran, took)
                 self._inside += took
                 self._stats.wait_seconds += end - asked
             except BaseException as e:
@@ -261,7 +287,8 @@ class Executor:
         cache, most = (self._small, KEPT_SMALL) if shape.tokens <= SMALL else (self._large, KEPT_LARGE)
         self._set_threads(plan)  # before compiling: a backend may lay work out by it
         # A runner keeps its values in memory of its own, so none runs while it stands still.
-        key = (id(plan.stages), shape, [b[:2] for b in self._busy].count((id(plan.stages), shape)))
+        mine = (id(plan.stages), plan.threads, shape)
+        key = (*mine, [b[:3] for b in self._busy].count(mine))
         found = cache.get(key)
         if found is None:
             while len(cache) >= most and (key_of_old := self._oldest(cache)):
@@ -333,15 +360,16 @@ class Timed:
     of_wanted: bool  # wanted rows are what its times depend on
     warm: bool = False
 
-    def add(self, work: Pass, depth: float, seconds: float) -> None:
+    def add(self, work: Pass, ran: Ran, seconds: float) -> None:
         """It ran. The first run touches memory for the first time, and says nothing of the next ones."""
-        self.record.add(len(work.tokens), seconds)
-        if self.warm and self.measured:
+        self.record.add(ran.tokens, seconds)
+        if not self.warm:
+            self.warm, ran.warm = True, False
+        elif self.measured:
             if not self.of_wanted:
-                self.measured.add(len(work.tokens), depth, seconds)
+                ran.times.append((self.measured, ran.tokens, ran.depth, seconds))
             elif len(work.wanted):
-                self.measured.add(len(work.wanted), 1.0, seconds)
-        self.warm = True
+                ran.times.append((self.measured, len(work.wanted), 1.0, seconds))
 
 
 Stage = Sequence[Timed]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import cpu_count
-from time import perf_counter, sleep
+from time import perf_counter
 
 from hetrun.backend import Backend
 from hetrun.errors import Cancelled, HetrunError
@@ -21,10 +21,12 @@ from hetrun.forecast import Forecast
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
 from hetrun.pilot.aside import Aside
+from hetrun.pilot.crew import Crew
+from hetrun.pilot.inforce import InForce
+from hetrun.pilot.others import Others, others_running
 from hetrun.pilot.setup import Setup, home_of, planner_for
 from hetrun.pilot.trying import Explorer
 from hetrun.pilot.watching import Watcher
-from hetrun.plan import PlanSet
 from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, Parts
 from hetrun.planner.probe import Prober, Trial, trials_of
@@ -42,7 +44,6 @@ PLANNING = 0.02  # of the time goes into planning anew
 UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
 MOST_CHANGES = 100  # that are remembered
 BUSY = 0.5  # threads of others: times would say more about them
-LOOKS, LOOKS_S = 10, 0.05  # looks at what else runs, and how long they take in all
 LEAST_WAITING = 64  # tokens that are read in no time anyway
 
 
@@ -94,6 +95,9 @@ class Pilot:
         self._state = State(held, started)
         self._keep = True
         self.aside = Aside(executor)
+        others = Others()
+        crew = Crew(setup.threads[-1], others.look, others.count)
+        self._in_force = InForce(self.planner, executor, crew, alters=len(setup.threads) > 1)
         self._watcher = Watcher(self.planner, forecast)
         self._explorer = Explorer(self.planner, executor, self.prober, store, backends, setup.context)
 
@@ -197,8 +201,9 @@ class Pilot:
         state = self._state
         if waiting <= state.asked:
             return  # it was not worth it for as many
+        crowded = self._in_force.crew.crowded
         for name in [n for n in self._candidates() if n not in state.started]:
-            if self._worth_a_try(waiting) and (trials := self._unknown(name)):
+            if not crowded and self._worth_a_try(waiting) and (trials := self._unknown(name)):
                 self._probe(name, trials, perf_counter() + PROBE_S / 4, self.aside)
                 self._executor.forget_threads()
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
@@ -206,9 +211,9 @@ class Pilot:
 
     def _worth_a_try(self, waiting: int) -> bool:
         """Whether a prompt takes so long that a backend that nobody has measured may be tried on it."""
-        plans = self._executor.plans
-        seconds = self.predict_plan(plans, min(waiting, plans.ubatch), waiting / 2)
-        return seconds is not None and seconds * waiting / plans.ubatch > UNKNOWN_START_S
+        ubatch = self._in_force.planned.ubatch
+        seconds = self._in_force.predict_pass(min(waiting, ubatch), waiting / 2)
+        return seconds is not None and seconds * waiting / ubatch > UNKNOWN_START_S
 
     def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Look after the plan; costs next to nothing between two looks.
@@ -223,8 +228,10 @@ class Pilot:
         if idle and state.cause and self._setup.eager:
             cause, state.cause = state.cause, ""
             self.replan(cause, eager=True)
-        if now < state.next_look:
-            return
+        if cause := self._in_force.look(now):
+            self._note(Change(now, cause))
+        if now < state.next_look or self._in_force.crew.crowded:
+            return  # what is tried in a crowd says more about others
         state.next_look = now + LOOK_S
         if now >= state.next_trial:
             self._try_another()
@@ -232,7 +239,7 @@ class Pilot:
         if now < self._watcher.ready_at:
             return
         cause = self._watcher.drifted() or self._watcher.moved(self._now())
-        if cause := cause or self.planner.surprised(self._executor.plans):
+        if cause := cause or self.planner.surprised(self._in_force.planned):
             state.cause = cause
             start = perf_counter()
             self.replan(cause)
@@ -283,10 +290,11 @@ class Pilot:
         """Ask the planner; whether another plan is in force now."""
         now = self._now(waiting, eager)
         self.planner.candidates = tuple(self._candidates())
-        proposal = self.planner.propose(self._executor.plans, now)
+        plans = self._in_force.planned
+        proposal = self.planner.propose(plans, now)
         if proposal is None:
-            self._executor.adopt(self.planner.annotate(self._executor.plans, now))
-            self._watcher.watch(self._executor.plans, now, self._candidates())
+            self._in_force.adopt(self.planner.annotate(plans, now))
+            self._watcher.watch(self._in_force.planned, now, self._candidates())
             return False
         try:
             self._bring(proposal.bring)
@@ -298,17 +306,20 @@ class Pilot:
                 if name not in self._setup.home.values():
                     self._refuse(name, e)
             return False
-        self._executor.adopt(proposal.plans)
+        self._in_force.adopt(proposal.plans)
         self._drop(proposal.drop)
         self._drop_parts(proposal.spare)
         self._state.parts = proposal.parts
         change = Change(perf_counter(), f"{cause}: {proposal.reason}")
+        self._note(change)
+        self._watcher.changed(proposal.plans, change.at)
+        self._watcher.watch(proposal.plans, now, self._candidates())
+        return True
+
+    def _note(self, change: Change) -> None:
         self._state.changes.append(change)
         del self._state.changes[:-MOST_CHANGES]
-        self._watcher.changed(proposal.plans, change.at)
         log.info("planned anew: %s", change.reason)
-        self._watcher.watch(self._executor.plans, now, self._candidates())
-        return True
 
     def _bring(self, copies: frozenset[Copy]) -> None:
         """Load libraries and read weights, and see how fast that is."""
@@ -355,25 +366,7 @@ class Pilot:
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step: so many tokens of each sequence, each behind so many others; None: unknown."""
-        self.planner.costs.fresh()
-        plans, total = self._executor.plans, 0.0
-        if len(chunks) > 1:
-            n = sum(tokens for tokens, _ in chunks)
-            depth = sum(tokens * (seen + (tokens + 1) / 2) for tokens, seen in chunks) / n
-            return self.predict_plan(plans, n, depth, several=True)
-        for tokens, seen in chunks:
-            for at in range(0, tokens, plans.ubatch):
-                n = min(plans.ubatch, tokens - at)
-                seconds = self.predict_plan(plans, n, seen + at + (n + 1) / 2)
-                if seconds is None:
-                    return None
-                total += seconds
-        return total
-
-    def predict_plan(self, plans: PlanSet, tokens: int, depth: float, several: bool = False) -> float | None:
-        """Seconds of one pass."""
-        seconds = self.planner.pass_seconds(plans.plan(tokens), tokens, depth, several)
-        return None if seconds is None else seconds + self._executor.between_s
+        return self._in_force.predict(chunks)
 
     def save(self) -> None:
         """Keep what was measured for the next start."""
@@ -383,16 +376,6 @@ class Pilot:
             self.forecast.save(self._setup.memory)
         except OSError as e:
             log.debug("times are not kept: %s", e)
-
-
-def others_running() -> float:
-    """Threads of other programs that compute at this moment, on average over a few looks."""
-    looks = []
-    for _ in range(LOOKS):
-        with open("/proc/loadavg", encoding="ascii") as numbers:
-            looks.append(int(numbers.read().split()[3].split("/")[0]) - 1)
-        sleep(LOOKS_S / LOOKS)
-    return sum(looks) / LOOKS
 
 
 def _asked(trial: Trial) -> str:
