@@ -12,6 +12,9 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #endif
 
 #define STRINGS(...) #__VA_ARGS__
@@ -57,6 +60,18 @@ static inline int has_f16c(void) {
 static inline int has_avx_vnni(void) {
     unsigned a = 0, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 16);
+}
+#endif
+
+#if defined(__aarch64__)
+/* And instructions for atomics, which compilers use beside those for dot products. */
+static inline int has_dotprod(void) {
+#if defined(__linux__)
+    const unsigned long atomics = 1 << 8, dotprod = 1 << 20; /* as the kernel numbers them */
+    return (getauxval(AT_HWCAP) & (atomics | dotprod)) == (atomics | dotprod);
+#else
+    return 1; /* asked only if compilers take it for granted */
+#endif
 }
 #endif
 

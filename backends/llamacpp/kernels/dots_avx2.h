@@ -29,9 +29,10 @@ INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
     return (NAME(vi))_mm256_set1_epi32(start);
 }
 
-INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x) {
+INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x, const int k) {
     (void)type;
-    return (NAME(vi))_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, _mm256_set1_epi32(word_at(x)));
+    __m256i columns = _mm256_set1_epi32(word_at(x + 4 * k));
+    return (NAME(vi))_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weights, columns);
 }
 
 INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
@@ -47,8 +48,8 @@ INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
     return (NAME(vi))_mm256_set1_epi32(type == TYPE_Q6_K ? start : 0);
 }
 
-INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x) {
-    __m256i w = (__m256i)weights, columns = _mm256_set1_epi32(word_at(x));
+INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x, const int k) {
+    __m256i w = (__m256i)weights, columns = _mm256_set1_epi32(word_at(x + 4 * k));
     if (type == TYPE_Q8_0) {
         __m256i with_sign = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
         w = _mm256_abs_epi8(with_sign);

@@ -28,9 +28,10 @@ INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
     return (NAME(vi))_mm512_set1_epi32(start);
 }
 
-INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x) {
+INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x, const int k) {
     (void)type;
-    return (NAME(vi))_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(word_at(x)));
+    __m512i columns = _mm512_set1_epi32(word_at(x + 4 * k));
+    return (NAME(vi))_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, columns);
 }
 
 INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {

@@ -31,9 +31,9 @@ INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
     return (NAME(vi)){start, start, start, start};
 }
 
-INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x) {
+INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x, const int k) {
     (void)type;
-    for (int i = 0; i < 4; i++) sum += (NAME(vi))((weights >> (8 * i)) & 255) * x[i];
+    for (int i = 0; i < 4; i++) sum += (NAME(vi))((weights >> (8 * i)) & 255) * x[4 * k + i];
     return sum;
 }
 

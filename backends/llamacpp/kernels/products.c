@@ -11,6 +11,19 @@
 #define HAS_AVX_VNNI (__GNUC__ >= 11)
 #endif
 
+/* Those of arm64 can make a function for dot products if they are as new as this, or make all of them so. */
+#if defined(__ARM_FEATURE_DOTPROD)
+#define HAS_DOTPROD 1
+#elif defined(__aarch64__) && defined(__linux__)
+#if defined(__clang__)
+#define HAS_DOTPROD (__clang_major__ >= 16)
+#else
+#define HAS_DOTPROD (__GNUC__ >= 8)
+#endif
+#else
+#define HAS_DOTPROD 0
+#endif
+
 #define WHOLE 12582912.0f /* adding it leaves the nearest whole number in the lowest bits */
 #define LEAST 1e-36f      /* activations up to here are zero: 127 / x would not be a number */
 
@@ -179,6 +192,15 @@ BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 END_TARGET
 #endif
 
+#if HAS_DOTPROD
+BEGIN_TARGET("arch=armv8.2-a+dotprod")
+#define NAME(x) x##_dotprod
+#include "dots_neon.h"
+#include "products_body.h"
+#undef NAME
+END_TARGET
+#endif
+
 /* How weights are kept */
 
 /* One block of one row, as it is stored, to its place among its group's blocks, or back. */
@@ -307,6 +329,9 @@ int hetrun_products_level(void) {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         return HAS_AVX_VNNI && has_avx_vnni() ? LEVEL_AVX_VNNI : LEVEL_AVX2;
 #endif
+#if HAS_DOTPROD
+    if (has_dotprod()) return LEVEL_DOTPROD;
+#endif
     return LEVEL_PORTABLE;
 }
 
@@ -326,6 +351,9 @@ void hetrun_product(void *node, int ith, int nth, void *product) {
         case LEVEL_AVX_VNNI: product_avx_vnni(p, ith, nth); break;
 #endif
         case LEVEL_AVX2: product_avx2(p, ith, nth); break;
+#endif
+#if HAS_DOTPROD
+        case LEVEL_DOTPROD: product_dotprod(p, ith, nth); break;
 #endif
         default: product_portable(p, ith, nth);
     }

@@ -195,7 +195,7 @@ INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, 
     UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[0]);
     UNROLLED for (int k = 0; k < 8; k++) {
         vu w = NAME(word)(type, words, b, k);
-        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
+        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x, k);
     }
     UNROLLED for (int t = 0; t < n; t++) {
         vf dot = NAME(floats)(NAME(end)(type, dots[t], x[t].start[0]));
@@ -210,7 +210,7 @@ INLINE void NAME(dot_half)(const int type, const int n, const int b, const int h
     UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[half]);
     UNROLLED for (int k = 4 * half; k < 4 * half + 4; k++) {
         vu w = NAME(word)(type, words, b, k);
-        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x + 4 * k);
+        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x, k);
     }
     UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(end)(type, dots[t], x[t].start[half]);
 }

@@ -1,0 +1,62 @@
+/* Dot products of bytes in vectors of 4 lanes (arm64 with its instructions for them). */
+
+#undef LANES
+#undef BATCH
+#undef SMALL
+#undef UNROLLED
+#define LANES 4
+#define BATCH 8 /* rows of activations at once: their sums stay in registers */
+#define SMALL 0
+#define UNROLLED UNROLL
+
+typedef float NAME(vf) __attribute__((vector_size(16)));
+typedef int32_t NAME(vi) __attribute__((vector_size(16)));
+typedef uint32_t NAME(vu) __attribute__((vector_size(16)));
+
+INLINE NAME(vf) NAME(from_half)(const uint8_t *x) {
+    uint16x4_t halves;
+    memcpy(&halves, x, sizeof(halves));
+    return (NAME(vf))vcvt_f32_f16(vreinterpret_f16_u16(halves));
+}
+
+/* a * b + c, rounded once. */
+INLINE NAME(vf) NAME(fused)(NAME(vf) a, NAME(vf) b, NAME(vf) c) {
+    return (NAME(vf))vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+}
+
+/* A sum of products of weights of a type: its beginning, four more columns, and what it is in the end. Bytes
+   have signs here: those of 8 bits get theirs back, and have no offset, and others do not need one. */
+INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
+    return (NAME(vi))vdupq_n_s32(type == TYPE_Q8_0 ? 0 : start);
+}
+
+INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x, const int k) {
+    const int8x16_t columns = vld1q_s8(x + k / 4 * 16);
+    int8x16_t w = (int8x16_t)(type == TYPE_Q8_0 ? weights ^ 0x80808080 : weights);
+    switch (k % 4) {
+        case 0: return (NAME(vi))vdotq_laneq_s32((int32x4_t)sum, w, columns, 0);
+        case 1: return (NAME(vi))vdotq_laneq_s32((int32x4_t)sum, w, columns, 1);
+        case 2: return (NAME(vi))vdotq_laneq_s32((int32x4_t)sum, w, columns, 2);
+        default: return (NAME(vi))vdotq_laneq_s32((int32x4_t)sum, w, columns, 3);
+    }
+}
+
+INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
+    (void)type;
+    (void)start;
+    return sum;
+}
+
+/* The greater of each two, the greatest of all lanes, and their sum. */
+INLINE NAME(vi) NAME(greater)(NAME(vi) a, NAME(vi) b) { return (NAME(vi))vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
+
+INLINE int32_t NAME(greatest)(NAME(vi) x) { return vmaxvq_s32((int32x4_t)x); }
+
+INLINE int32_t NAME(total)(NAME(vi) x) { return vaddvq_s32((int32x4_t)x); }
+
+/* The lowest byte of each lane. */
+INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
+    int16x4_t low = vmovn_s32((int32x4_t)x);
+    int8x8_t bytes = vmovn_s16(vcombine_s16(low, low));
+    memcpy(out, &bytes, 4);
+}
