@@ -13,7 +13,6 @@
 enum {
     TILE = 16,      /* keys that are made floats at once; rows of floats are padded to a multiple of it */
     BATCH = 32,     /* the same where keys are turned (see `turns`) */
-    AHEAD = 24,     /* keys that memory is asked for ahead */
     BLOCK = 128,    /* keys of one step of the softmax */
     FINE = 4096,    /* up to this position a chunk is one block, so that short texts keep all threads busy, */
     COARSE = 1024,  /* and behind it so many keys, so that long texts have few partials */

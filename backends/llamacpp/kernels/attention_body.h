@@ -253,6 +253,12 @@ INLINE void NAME(fetch)(const uint8_t *row, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
+/* The same for what is needed some microseconds later: a block of keys or values does not fit beside others
+   into the cache of the first level. */
+INLINE void NAME(fetch_soon)(const uint8_t *row, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
 /* Whether lanes hold keys, and not the numbers of one: that saves most of the sums of lanes, and costs turning
    the keys of each batch once, for all queries. The heads of keys are taken one by one. */
 static int NAME(turns)(const struct layer *a, const struct sequence *s) {
@@ -326,18 +332,18 @@ static void NAME(soften)(const struct NAME(state) *t, int64_t n, int from, int t
     }
 }
 
-/* The scores of one block. Rows of a tile that are not among keys lo to hi are replaced by one that is. */
+/* The scores of one block. Rows of a tile that are not among keys lo to hi are replaced by one that is. Meanwhile
+   memory is asked for the values, a few rows at a time: who asks for many at once waits. */
 static void NAME(score_block)(const struct layer *a, const struct NAME(state) *t, const uint8_t *keys,
                               const uint8_t *values, int64_t heads, int64_t lo, int64_t hi) {
     const uint8_t *rows[BATCH];
     int64_t begin = lo / BLOCK * BLOCK, fetched = heads * a->head_bytes;
     int direct = NAME(direct)(a, t), halves = direct && a->type == TYPE_F16;
     for (int64_t tile = lo / TILE * TILE; tile < hi; tile += TILE) {
-        for (int64_t i = at_least(lo, tile); i < at_most(hi, tile + TILE); i++) {
-            if (i + AHEAD < hi) NAME(fetch)(keys + (i + AHEAD) * a->key_stride, fetched);
-            NAME(fetch)(values + i * a->value_stride, fetched);
-        }
         for (int64_t h = 0; h < heads; h++) {
+            int64_t first = tile + TILE * h / heads, last = tile + TILE * (h + 1) / heads;
+            for (int64_t i = at_least(lo, first); i < at_most(hi, last); i++)
+                NAME(fetch_soon)(values + i * a->value_stride, fetched);
             for (int64_t i = 0; i < TILE; i++)
                 rows[i] = keys + at_least(lo, at_most(hi - 1, tile + i)) * a->key_stride + h * a->head_bytes;
             if (!direct) NAME(unpack_tile)(a, t, rows, 0, TILE);
@@ -363,7 +369,8 @@ static void NAME(score_block_turned)(const struct layer *a, const struct NAME(st
 }
 #endif
 
-/* Keys lo to hi of one block, by position. `next`: the keys that come behind it, or some row. */
+/* Keys lo to hi of one block, by position. `next`: the keys that this thread most likely takes behind it; NULL:
+   none. */
 static void NAME(block)(const struct layer *a, const struct sequence *s, const struct NAME(state) *t,
                         int64_t from, int64_t to, int64_t lo, int64_t hi, const uint8_t *next) {
     const struct pass *p = a->pass;
@@ -392,6 +399,9 @@ static void NAME(block)(const struct layer *a, const struct sequence *s, const s
     for (int64_t tile = lo / step * step; tile < hi; tile += step) {
         int first = (int)(at_least(lo, tile) - tile), last = (int)(at_most(hi, tile + step) - tile);
         for (int64_t h = 0; h < to - from; h++) {
+            int64_t asked = tile - lo + step * h / (to - from), end = tile - lo + step * (h + 1) / (to - from);
+            for (int64_t i = asked; next && !turned && i < end; i++)
+                NAME(fetch_soon)(next + i * a->key_stride, (to - from) * a->head_bytes);
             for (int i = first; i < last; i++)
                 rows[i] = values + (tile + i) * a->value_stride + h * a->head_bytes;
             if (!direct) NAME(unpack_tile)(a, t, rows, first, last);
@@ -414,7 +424,7 @@ INLINE const uint8_t *NAME(key)(const struct layer *a, const struct sequence *s,
     return a->keys + (s->first - s->position + position) * a->key_stride + head * a->head_bytes;
 }
 
-/* One chunk of a sequence for heads from to to: fills in their partials. `next`: the keys behind it. */
+/* One chunk of a sequence for heads from to to: fills in their partials. `next`: as in `block`. */
 static void NAME(piece)(const struct layer *a, const struct sequence *s, int64_t chunk, int64_t from, int64_t to,
                         float *scratch, const uint8_t *next) {
     int64_t group = a->heads / a->kv_heads, width = padded(a->head_dim), size = partial_size(a->head_dim);
@@ -458,16 +468,16 @@ static void NAME(piece)(const struct layer *a, const struct sequence *s, int64_t
             }
 }
 
-/* One chunk of a sequence for heads from to to, together or one by one. */
+/* One chunk of a sequence for heads from to to, together or one by one. `next`: as above. */
 static void NAME(unit)(const struct layer *a, const struct sequence *s, int64_t chunk, int64_t from, int64_t to,
-                       float *scratch) {
+                       float *scratch, const uint8_t *next) {
     int64_t begin = first_of(s, chunk, a->pass->window), end = first_of(s, chunk + 1, a->pass->window);
     if (NAME(turns)(a, s))
         for (int64_t h = from; h < to; h++)
             NAME(piece)(a, s, chunk, h, h + 1, scratch,
                         h + 1 < to ? NAME(key)(a, s, begin, h + 1) : NAME(key)(a, s, end, from));
     else
-        NAME(piece)(a, s, chunk, from, to, scratch, a->keys);
+        NAME(piece)(a, s, chunk, from, to, scratch, next);
 }
 
 /* Adds up the partials of one head of keys, in the order of the text. */
@@ -524,7 +534,11 @@ static void NAME(attend)(const struct layer *a, int ith, int nth) {
         const struct sequence *s = &p->sequences[i];
         int64_t chunk = (unit - before) / parts; /* upwards: memory is read ahead */
         int64_t from = (unit - before) % parts * at_once, to = at_most(from + at_once, a->kv_heads);
-        NAME(unit)(a, s, chunk, from, to, scratch);
+        int64_t then = unit - before + nth; /* what this thread takes next, if all are as fast */
+        const uint8_t *soon = NULL;
+        if (then < s->chunks * parts)
+            soon = NAME(key)(a, s, first_of(s, then / parts, p->window), then % parts * at_once);
+        NAME(unit)(a, s, chunk, from, to, scratch, soon);
         for (int64_t h = from; h < to; h++) {
             int32_t *mine = done + i * a->kv_heads + h;
             if (__atomic_add_fetch(mine, 1, __ATOMIC_ACQ_REL) == s->chunks) {
