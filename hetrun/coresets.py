@@ -30,6 +30,11 @@ class CoreSet:
     cpus: tuple[int, ...]  # ascending
     threads: int
 
+    @property
+    def pinned(self) -> bool:
+        """Whether each thread has a CPU of its own."""
+        return self.threads == len(self.cpus) > 1
+
     def to_json(self) -> dict[str, Any]:
         """Everything, for programs."""
         return {"name": self.name, "threads": self.threads, "cpus": list(self.cpus)}
@@ -55,11 +60,16 @@ def counts(tree: TopoTree) -> tuple[int, ...]:
     return tuple(sorted(list(first)[:MOST_COUNTS]))
 
 
+def wide(tree: TopoTree) -> tuple[int, ...]:
+    """Those of the counts that leave no core idle: what is limited by computing wants one of them."""
+    return tuple(n for n in counts(tree) if n >= min(len(tree.cores), tree.threads))
+
+
 def to_text(tree: TopoTree, sets: Sequence[CoreSet]) -> Iterator[str]:
     """A line for the machine, one for each candidate, and one where that is all there is to say."""
     yield tree.to_text()
     for s in sets:
-        where = "anywhere" if s.cpus == tree.cpus else f"on CPU {in_ranges(s.cpus)}"
+        where = "anywhere" if s.cpus == tree.cpus and not s.pinned else f"on CPU {in_ranges(s.cpus)}"
         yield f"  {_count(s.threads, 'thread')}: {s.name}, {where}"
     if len(tree.cpus) == 2:
         yield "  so few cores leave nothing else to choose"

@@ -18,7 +18,7 @@ from hetrun.forms import coarse
 from hetrun.graph import Graph, kv_shapes
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK
-from hetrun.pilot import Pilot, Setup, planned, planner_for
+from hetrun.pilot import Pilot, Setup, planned, planner_for, recall_seats
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
 from hetrun.prefixes import CACHED
@@ -360,18 +360,18 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
     home = {coarse(op.scope): s.backend for s in plan.segments for op in s.ops}
     allowed = options.backends or ()
     chosen = [n for n in prepared.backends if known[n].preference or n in allowed or n in home.values()]
-    cores = this_machine().cores
-    threads = (wishes.threads,) if wishes.threads else tuple(sorted({1, cores}))
+    machine = this_machine()
     details = {n: str(known[n].probe()) for n in chosen}
     return Setup(
         home,
         tuple(chosen),
-        threads,
+        (wishes.threads,) if wishes.threads else machine.counts,
         prepared.room,
         prepared.context,
         options.eager,
-        path_of_machine(cores, details),
+        path_of_machine(machine.cores, details),
         options.precision,
+        () if wishes.threads else machine.wide,
     )
 
 
@@ -392,6 +392,7 @@ def describe(source: ModelSource, options: Options) -> PlanSet:
         if setup is None or setup.memory is None:
             return prepared.plans
         forecast = Forecast.load(setup.memory)
+        recall_seats(forecast, setup)
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         return planned(planner, prepared.plans, setup)
     finally:

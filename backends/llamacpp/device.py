@@ -18,6 +18,7 @@ from hetrun.backends.llamacpp.watching import GraphWatch
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op
 from hetrun.kv import KvCache
+from hetrun.seating import Team
 from hetrun.spent import Spent
 
 PRODUCTS = ("linear", "head", "moe")
@@ -46,6 +47,7 @@ class LlamacppBackend(Backend):
         self._watch: GraphWatch | None = None
         self._memory = WeightMemory(self.lib, self.products)
         self._tiles = amx.keeper()
+        self._team = Team(ctypes.CDLL(str(self.lib.folder / "libggml-cpu.so")))
         self._graph_bytes: dict[int, int] = {}
         self.set_threads(os.cpu_count() or 1)
 
@@ -116,17 +118,23 @@ class LlamacppBackend(Backend):
         start = perf_counter()
         if self._tiles:
             self._tiles.restore(self.threads)
-        if self._watch:
-            status = self._watch.run(graph, lambda: self.lib.ggml_backend_graph_compute(self._backend, graph))
-        else:
-            status = self.lib.ggml_backend_graph_compute(self._backend, graph)
+        with self._team.seated(self.threads):
+            status = self._run(graph)
         self.native_seconds += perf_counter() - start
         if status == native.ABORTED:
             raise Cancelled("the computation was stopped")
         if status != native.SUCCESS:
             raise BackendError(f"ggml ended a graph with status {status}: out of memory for its work buffer")
 
+    def _run(self, graph: int) -> int:
+        def run() -> int:
+            status: int = self.lib.ggml_backend_graph_compute(self._backend, graph)
+            return status
+
+        return self._watch.run(graph, run) if self._watch else run()
+
     def close(self) -> None:
+        self._team.rise()
         self._memory.close()
         if self._backend:
             self.lib.ggml_backend_free(self._backend)

@@ -8,14 +8,26 @@ from typing import Any
 from hetrun import registry
 from hetrun.backend import Available, Descriptor
 from hetrun.config import Settings
+from hetrun.coresets import core_sets, in_ranges, to_text
 from hetrun.llm import make_plan
+from hetrun.seating import chosen
+from hetrun.topology import this_machine
 from hetrun.visible import visible
 
 
 def print_plan(settings: Settings, as_json: bool) -> None:
     """The plan for the settings' model."""
     plans = make_plan(settings)
-    print(json.dumps(plans.to_json(), indent=1) if as_json else visible(plans.to_text()))
+    # Where so many threads run, unless the system puts them anywhere or there is one for each CPU.
+    used = {plan.threads: chosen().of(plan.threads) for plan in plans.plans.values()}
+    some = {n: cores for n, cores in used.items() if cores.cpus != this_machine().cpus}
+    if as_json:
+        cores = {"cores": [some[n].to_json() for n in sorted(some)]} if some else {}
+        print(json.dumps(plans.to_json() | cores, indent=1))
+        return
+    print(visible(plans.to_text()))
+    for n in sorted(some):
+        print(f"{n} threads: {some[n].name}, CPU {in_ranges(some[n].cpus)}")
 
 
 def print_devices(measure: bool, as_json: bool) -> None:
@@ -34,13 +46,17 @@ def print_devices(measure: bool, as_json: bool) -> None:
         if measure and ok and not descriptor.way_of and not descriptor.whole:
             row["peaks"] = _peaks(descriptor)
         rows.append(row)
+    tree = this_machine()
+    sets = core_sets(tree)
     if as_json:
-        print(json.dumps(rows, indent=1))
+        cores = tree.to_json() | {"sets": [s.to_json() for s in sets]}
+        print(json.dumps({"backends": rows, "cores": cores}, indent=1))
         return
     for row in rows:
         print(f"{row['backend']:<10} {'yes' if row['available'] else 'no ':<4} {row['detail']}")
         for kind, rate in row.get("peaks", {}).items():
             print(f"{'':<15} {kind} products: {rate / 1e9:,.0f} G operations/s, measured now")
+    print("", *to_text(tree, sets), sep="\n")
 
 
 def _peaks(descriptor: Descriptor) -> dict[str, float]:

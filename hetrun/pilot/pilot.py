@@ -24,6 +24,7 @@ from hetrun.pilot.aside import Aside
 from hetrun.pilot.crew import Crew
 from hetrun.pilot.inforce import InForce
 from hetrun.pilot.others import Others, others_running
+from hetrun.pilot.seats import take_seats
 from hetrun.pilot.setup import Setup, home_of, planner_for
 from hetrun.pilot.trying import Explorer
 from hetrun.pilot.watching import Watcher
@@ -115,6 +116,7 @@ class Pilot:
             names += [n for n in self._setup.candidates if n not in names]
         todo = {name: self._unknown(name) for name in names}
         wanted = [name for name in names if todo[name]]
+        take_seats(self.prober, self.planner, self.forecast, self._setup)
         spare = (cpu_count() or 1) - self._setup.threads[-1]  # cores on which others disturb nobody
         busy = bool(wanted) and others_running() >= spare + BUSY
         until = perf_counter() + (PROBE_BUSY_S if busy else PROBE_S)
@@ -140,7 +142,14 @@ class Pilot:
         s = self._setup
         home = name in s.home.values()
         trials = trials_of(
-            self._graph, self.planner.units, name, home, s.threads, s.context, self._executor.plans.ubatch
+            self._graph,
+            self.planner.units,
+            name,
+            home,
+            s.threads,
+            s.context,
+            self._executor.plans.ubatch,
+            s.wide,
         )
         able = self.planner.costs.able
         forms = {u.form for i, u in enumerate(self.planner.units) if name in able[i]}

@@ -26,6 +26,7 @@ class Setup:
     eager: bool  # bring in whatever pays in the long run, before the first request
     memory: Path | None  # where times are kept
     precision: Precision = "exact"
+    wide: tuple[int, ...] = ()  # of the threads those that keep all cores busy; empty: only the most do
 
 
 def planner_for(
@@ -35,7 +36,9 @@ def planner_for(
     kind = OnlinePlanner
     if any(backends[name].asynchronous for name in setup.candidates):
         from hetrun.planner.concurrent import ConcurrentPlanner as kind  # nobody else needs it
-    return kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
+    planner = kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
+    planner.wide = setup.wide or planner.wide
+    return planner
 
 
 def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:

@@ -95,6 +95,7 @@ class OnlinePlanner:
         self._graph = graph
         self._forecast = forecast
         self._threads = tuple(threads)
+        self.wide = self._threads[-1:]  # those that may be best where memory is not the limit
         self._ran: dict[str, dict[str, tuple[Segment, int]]] = {}  # bucket -> backend -> its longest, threads
         self.candidates = tuple(candidates)
         self._nbytes = self._sizes(backends)
@@ -208,7 +209,7 @@ class OnlinePlanner:
             weight = USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
             ways = {}
             # Fewer threads win where memory is the limit: larger passes are not measured with them.
-            for threads in self._threads if tokens <= SMALL else self._threads[-1:]:
+            for threads in self._threads if tokens <= SMALL else self.wide:
                 chain = self.costs.chain(self.candidates, threads, tokens, depth)
                 if all(chain.times):
                     chain = self.costs.scaled(chain, factors[bucket])

@@ -289,8 +289,12 @@ def trials_of(
     threads: Sequence[int],
     context: int,
     ubatch: int,
+    wide: Sequence[int] = (),
 ) -> list[Trial]:
-    """What to measure of a backend, the most telling first; `home` is where every weight lies already."""
+    """What to measure of a backend, the most telling first; `home` is where every weight lies already.
+
+    Of the numbers of threads, `wide` are those with which large passes are measured, besides the most.
+    """
     most = threads[-1]
     sizes = [n for n in (*TOKENS[:-1], min(TOKENS[-1], ubatch)) if n <= min(ubatch, context)]
     by_form: dict[str, list[Unit]] = {}
@@ -326,7 +330,7 @@ def trials_of(
         if seen >= 256:
             found.append(Trial("whole", *whole, backend, most, 1, seen))
         for fewer in threads[:-1]:
-            for tokens in [n for n in sizes if n <= SMALL]:
+            for tokens in [n for n in sizes if n <= SMALL or fewer in wide]:
                 add(tokens, fewer)
                 if seen >= 256:
                     add(tokens, fewer, seen, deep=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetrun import coresets, topology
 from hetrun.backend import Precision
 
 
@@ -13,7 +13,9 @@ from hetrun.backend import Precision
 class Machine:
     """What a planner knows of the machine."""
 
-    cores: int
+    cores: int  # threads that may run at once
+    counts: tuple[int, ...] = ()  # numbers of threads worth measuring
+    wide: tuple[int, ...] = ()  # of these the ones that leave no core idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +43,6 @@ class Options:
 
 
 def this_machine() -> Machine:
-    """The cores this process may use."""
-    return Machine(len(os.sched_getaffinity(0)))
+    """What this process may use of it, within a container's limits."""
+    tree = topology.this_machine()
+    return Machine(tree.threads, coresets.counts(tree), coresets.wide(tree))

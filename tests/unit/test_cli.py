@@ -23,7 +23,11 @@ from hetrun import cli, registry
 from hetrun.backend import InterpretingBackend
 from hetrun.cli import app as commands
 from hetrun.cli import reports
+from hetrun.coresets import core_sets
+from hetrun.seating import Chosen
+from hetrun.topology import read_topology, this_machine
 from tests.models.tiny import TinyLlama, write_gguf
+from tests.sysfs import EPYC, lay_out
 
 COMMANDS = ("run", "chat", "serve", "bench", "eval", "plan", "convert", "inspect", "check", "devices")
 TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=20_000)
@@ -399,19 +403,40 @@ def test_inspect(run: Run, tiny: str) -> None:
 
 
 def test_devices(run: Run) -> None:
-    rows = json.loads(run("devices", "--json").out)
+    told = json.loads(run("devices", "--json").out)
+    rows = told["backends"]
     reference = next(row for row in rows if row["backend"] == "reference")
     assert reference["available"] is True
     assert "numpy" in reference["detail"]
     assert "reference" in run("devices").out
     assert not any("peaks" in row for row in rows)
+    assert sorted(told["cores"]["cpus"]) == list(this_machine().cpus)
+    assert told["cores"]["sets"][-1]["threads"] == this_machine().threads
+
+
+def test_devices_and_plan_say_where_threads_run(
+    run: Run, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = read_topology(lay_out(tmp_path, EPYC))
+    monkeypatch.setattr(reports, "this_machine", lambda: tree)
+    out = run("devices").out
+    assert "48 cores, 96 hardware threads, 2 sockets, 8 NUMA nodes, 16 last-level caches of 3 cores" in out
+    assert "  24 threads: all cores of one socket, on CPU 0-23" in out
+    seats = Chosen(tree)
+    monkeypatch.setattr(reports, "chosen", lambda: seats)
+    options = ("plan", "-m", tiny, "--threads", "16")
+    assert "CPU" not in run(*options).out
+    seats.choose(next(s for s in core_sets(tree) if s.name == "1 core of each cache"))
+    assert "16 threads: 1 core of each cache, CPU 0,3,6,9" in run(*options).out
+    (cores,) = json.loads(run(*options, "--json").out)["cores"]
+    assert cores["cpus"] == list(range(0, 48, 3))
 
 
 def test_devices_measures_what_products_reach(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpretingBackend, "peaks", lambda self: {"float32": 2e9})
     known = {name: d for name, d in registry.backends().items() if name == "reference"}
     monkeypatch.setattr(registry, "backends", lambda: known)
-    (row,) = json.loads(run("devices", "--json", "--measure").out)
+    (row,) = json.loads(run("devices", "--json", "--measure").out)["backends"]
     assert row["peaks"] == {"float32": 2e9}
     assert "float32 products: 2 G operations/s" in run("devices", "--measure").out
 
