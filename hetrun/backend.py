@@ -234,6 +234,10 @@ class Backend(ABC):
     def set_threads(self, threads: int) -> None:  # noqa: B027 - most backends have no threads of their own
         """Compute with that many threads from now on."""
 
+    def alike(self, ops: Sequence[Op]) -> int:
+        """The most rows that a pass of these ops can have so that none of a row's bits tell how many there are."""
+        return 1
+
     def watch(self, spent: Spent | None) -> None:
         """Book what the ops of every run take, from now on or (None) no more. Runs may be slower meanwhile.
 

@@ -105,9 +105,10 @@ class Executor:
         self._store = store
         self._kv = kv
         self._stats = stats
-        # With one row in each pass there is one numeric path, whatever else is in the step.
-        self._most_tokens = 1 if deterministic else plans.ubatch
-        self._most_wanted = 1 if deterministic else max(SMALL, plans.ubatch // 4)
+        # There is one numeric path, whatever else is in the step, if no row can tell who is beside it.
+        self.most_alike = plans.most_alike(backends) if deterministic else 1
+        self._most_tokens = min(self.most_alike, plans.ubatch) if deterministic else plans.ubatch
+        self._most_wanted = self._most_tokens if deterministic else max(SMALL, plans.ubatch // 4)
         self._small: OrderedDict[Shape, Compiled] = OrderedDict()
         self._large: OrderedDict[Shape, Compiled] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set

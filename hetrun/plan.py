@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from hetrun.backend import Segment
+from hetrun.backend import Backend, Segment
 from hetrun.errors import OptionError
 from hetrun.files import read_text
 from hetrun.graph import Graph, Op, Value, in_scope
@@ -58,6 +58,11 @@ class Plan:
         """All segments in order."""
         return [s for stage in self.stages for s in stage]
 
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Which backend runs which segment."""
+        return [(s.name, s.backend) for s in self.segments]
+
 
 Times = Mapping[str, tuple[float, float | None]]  # segment -> seconds predicted, and measured if it ran
 
@@ -86,6 +91,13 @@ class PlanSet:
     def plan(self, tokens: int) -> Plan:
         """The plan for a pass of so many tokens."""
         return self.plans[bucket_of(tokens)]
+
+    def most_alike(self, backends: Mapping[str, Backend]) -> int:
+        """The most rows that may share a pass so that none of a row's bits tell who was beside it: they must run
+        where a single one does."""
+        single, places = self.plan(1).segments, self.plan(1).places
+        rows = min(backends[s.backend].alike(s.ops) for s in single)
+        return rows if all(self.plan(n).places == places for n in range(1, rows + 1)) else 1
 
     @property
     def backends(self) -> list[str]:

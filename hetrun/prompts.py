@@ -90,7 +90,7 @@ def one_path(model: PlannedModel) -> str:
     """With --deterministic rows must be the very bits that this process would compute."""
     from hetrun import __version__
 
-    places = [(s.name, s.backend) for s in model.plans.plan(1).segments]
+    places = model.plans.plan(1).places
     return f"{__version__} {model.plans.plan(1).threads} {places}"
 
 
