@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
-from hetrun.backends.llamacpp import amx, fusion, native
+from hetrun.backends.llamacpp import amx, few, fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
 from hetrun.backends.llamacpp.kernels import kernels
 from hetrun.backends.llamacpp.kernels.product import products
@@ -81,6 +81,14 @@ class LlamacppBackend(Backend):
         """Whether our own products multiply by this weight."""
         return bool(self._memory.packed_by(use))
 
+    def alike(self, ops: Sequence[Op]) -> int:
+        """Our own kernels compute each row by itself; ggml's products and attention do not."""
+        products = [
+            use for op in ops if op.kind in PRODUCTS for use in fusion.uses(op) if use.use != "vector"
+        ]
+        own = self.kernels is not None and all(self.packs(use) for use in products)
+        return few.MOST_ROWS if own else 1
+
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
         return GgmlRunner(self, segment, shape, buffers, kv)
 
@@ -116,7 +124,7 @@ class LlamacppBackend(Backend):
     def compute(self, graph: int) -> None:
         """Run a graph to its end, or to a cancel."""
         start = perf_counter()
-        if self._tiles:
+        if self._tiles and self._memory.tiled:
             self._tiles.restore(self.threads)
         with self._team.seated(self.threads):
             status = self._run(graph)
