@@ -67,6 +67,8 @@ def attend(e: Emitter, a: Attention, rows: Rows, q: Ref, spans: Sequence[Span], 
     assert e.kernels is not None
     group = e.kv.group(a.layer)
     keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
+    if e.shape.wanted == e.shape.tokens:
+        rows = "tokens"  # the same ones: the last layer has its tables in common with the others
     key = (group, rows, tuple(spans))
     if key not in e.inputs.few:
         e.inputs.few[key] = Common(group, e.kv.groups[group].window, rows, tuple(spans), q.rows)
