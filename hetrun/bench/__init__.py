@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 from hetrun.bench.beside import others
 from hetrun.bench.cases import BenchOptions as BenchOptions
@@ -82,7 +82,7 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
         ours = Ours(stack.enter_context(open_llm(settings, spec="off", eager=True)), look=options.explain)
         for case in cases:
             ours.check(case)
-        # Memory is measured now: while the sides take turns, nothing else may run.
+        # Memory is measured now and behind each case: while the sides take turns, nothing else may run.
         for case in cases:
             _limit(case, model, ours, ours.threads(case))
         chosen = _threads_of_peer(options)
@@ -142,12 +142,8 @@ def _theirs(peer: Peer, case: Case, duel: Duel, limit: Limit, chosen: PeersThrea
 def _limit(case: Case, model: Demands, ours: Ours, threads: int) -> Limit:
     """What no program could exceed here with so many threads while nothing else runs."""
     demand = model.of(case)
-    given = ours.alone(lambda: _memory(threads, demand.block))
+    given = ours.alone(lambda: memory(threads, demand.block))
     return limit_of(case, demand, given, ours.peak(case, threads))
-
-
-# The same size again is not measured again.
-_memory = cache(memory)
 
 
 def _ticks(tell: Tell | None, cases: Sequence[Case], each: int) -> Iterator[Tick]:

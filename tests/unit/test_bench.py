@@ -482,7 +482,7 @@ Bench = Callable[..., None]
 @pytest.fixture
 def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`bench.main` on the tiny model, with the memory of the machine not measured for seconds."""
-    monkeypatch.setattr(bench, "_memory", lambda n, nbytes: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
+    monkeypatch.setattr(bench, "memory", lambda n, nbytes: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
     monkeypatch.setattr(peak, "WIDTH", 256)
     monkeypatch.setattr(peak, "TOKENS", 16)
     settings = Settings.resolve(model=str(path), backends=["reference"], threads=1)

@@ -194,7 +194,7 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
 
     monkeypatch.setattr(rounds, "PAUSE_S", 0.0)
     monkeypatch.setattr(bench, "others", noted)
-    monkeypatch.setattr(bench, "_memory", memory)
+    monkeypatch.setattr(bench, "memory", memory)
     monkeypatch.setattr(bench, "default_threads", lambda: 1)
     monkeypatch.setattr(bench, "load_average", lambda: 0.0 if "begin 3" not in log else 9.0)
     settings = Settings.resolve(model=str(path), backends=["libllama"], threads=1)

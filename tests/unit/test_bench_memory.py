@@ -117,6 +117,14 @@ def test_the_fastest_way_counts_and_the_best_quarter_of_its_rounds(monkeypatch: 
         assert usual(way("w", 5.0, 1.0, 2.0, 3.0, 9.0, 9.0, 9.0, 9.0), block, 8) == 1.5
 
 
+def test_the_most_that_was_measured_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([3.0, 1.0, 5.0, 2.0])
+    monkeypatch.setattr(machine, "_most", {})
+    monkeypatch.setattr(machine, "bandwidth", lambda n, nbytes: next(found))
+    assert [machine._bandwidth(1, 8) for _ in range(3)] == [3.0, 3.0, 5.0]
+    assert machine._bandwidth(2, 8) == 2.0
+
+
 @given(st.floats(0, 1e12))
 def test_sizes_are_rounded_so_little_that_no_cache_notices(nbytes: float) -> None:
     found = rounded(nbytes)
