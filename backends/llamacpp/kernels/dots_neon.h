@@ -9,6 +9,11 @@
 #define SMALL 0
 #define UNROLLED UNROLL
 
+/* For all that compilers know memory has changed here. Otherwise they read what four parts of a step have in
+   common before the first, and what a block needs long before it, and run out of registers. */
+#undef READ_LATER
+#define READ_LATER(when) if (when) __asm__ volatile("" : : : "memory")
+
 typedef float NAME(vf) __attribute__((vector_size(16)));
 typedef int32_t NAME(vi) __attribute__((vector_size(16)));
 typedef uint32_t NAME(vu) __attribute__((vector_size(16)));

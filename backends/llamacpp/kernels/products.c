@@ -156,6 +156,8 @@ static void done(const struct product *p, int nth) {
     if (__atomic_add_fetch(p->counters + 1, 1, __ATOMIC_ACQ_REL) == nth) p->counters[0] = p->counters[1] = 0;
 }
 
+#define READ_LATER(when) /* for compilers that read too early (dots_neon.h) */
+
 typedef void multiplier(int64_t n, float *out, const uint8_t *weights, const struct rounded *x, int64_t cols);
 
 #define NAME(x) x##_portable

@@ -173,7 +173,12 @@ INLINE vu NAME(line)(const uint8_t *words, int i) {
     return v;
 }
 
-INLINE vu NAME(nibbles)(vu x, const int high) { return (high ? x >> 4 : x) & 0x0f0f0f0f; }
+INLINE vu NAME(nibbles)(vu x, const int high) {
+#if defined(__aarch64__) /* it shifts bytes */
+    if (high) return (vu)vshrq_n_u8((uint8x16_t)x, 4);
+#endif
+    return (high ? x >> 4 : x) & 0x0f0f0f0f;
+}
 
 /* Four columns of LANES rows as bytes: word k of block b of a step. */
 INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const int k) {
@@ -192,6 +197,7 @@ INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const in
 INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
                             const struct rounded *x, vf scale, const vf *low) {
     vi dots[BATCH];
+    READ_LATER(n > 4);
     UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[0]);
     UNROLLED for (int k = 0; k < 8; k++) {
         vu w = NAME(word)(type, words, b, k);
@@ -207,6 +213,7 @@ INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, 
 /* Half of 32 columns that have a scale for 16. */
 INLINE void NAME(dot_half)(const int type, const int n, const int b, const int half, vi *dots,
                            const uint8_t *words, const struct rounded *x) {
+    READ_LATER(n > 4);
     UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[half]);
     UNROLLED for (int k = 4 * half; k < 4 * half + 4; k++) {
         vu w = NAME(word)(type, words, b, k);
@@ -274,6 +281,7 @@ INLINE void NAME(multiply)(const int type, const int n, float *out, const uint8_
         UNROLLED for (int t = 0; t < n; t++) sums[part][t] = (vf){0};
     for (int64_t c = 0; c < cols; c += columns, weights += bytes, x += columns / BLOCK * n)
         for (int part = 0; part < 16 / LANES; part++) {
+            READ_LATER(1);
             const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
             if (type == TYPE_Q4_K)
                 NAME(step_q4_k)(n, sums[part], step, words, x);
