@@ -31,6 +31,8 @@ VERSION = 1  # of its structure
 WORD = 64  # CPUs in a word of a mask
 THEIRS = "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"  # who sets one has decided
 
+Masks = tuple[tuple[int, ...], ...]
+
 log = logging.getLogger(__name__)
 
 
@@ -102,31 +104,30 @@ class Team(threading.local):
     @contextmanager
     def seated(self, threads: int) -> Iterator[None]:
         """So many threads in their seats, for a computation."""
-        cores = self._run and chosen().of(threads)
-        if not cores:
+        if self._run is None:
             yield
             return
-        if cores != self._seated:
+        cores = chosen().of(threads)
+        # Always where each has a CPU of its own: what else computes here may have made some threads anew, and
+        # one that is made while the engine's thread has its seat would have the same.
+        if cores.pinned or cores != self._seated:
             self._sit(cores)
-        if not cores.pinned:
-            yield
-            return
-        _move(cores.cpus[:1])
         try:
             yield
         finally:
-            _move(cores.cpus)
+            if cores.pinned:
+                _move(cores.cpus)
 
     def _sit(self, cores: CoreSet) -> None:
         masks = seats(cores)
-        if self._run and (self._seated or masks != [this_machine().cpus]):
+        if self._run and (self._seated or masks != (this_machine().cpus,)):
             self._run(masks, cores.threads)
         self._seated = cores
 
     def rise(self) -> None:
         """Let all threads go wherever this process may."""
         if self._run and self._seated:
-            self._run([this_machine().cpus], self._seated.threads)
+            self._run((this_machine().cpus,), self._seated.threads)
         self._seated = None
 
 
@@ -136,14 +137,15 @@ def _move(cpus: Sequence[int]) -> None:
         os.sched_setaffinity(0, cpus)
 
 
-def seats(cores: CoreSet) -> list[Sequence[int]]:
+@cache
+def seats(cores: CoreSet) -> Masks:
     """The CPUs that each thread of a team may use, the engine's first; one entry is for all."""
     if not cores.pinned:
-        return [cores.cpus]  # the system moves them away from what else runs
-    return [cores.cpus, *[(cpu,) for cpu in cores.cpus[1:]]]
+        return (cores.cpus,)  # the system moves them away from what else runs
+    return tuple((cpu,) for cpu in cores.cpus)
 
 
-def _runner(library: ctypes.CDLL) -> Callable[[Sequence[Sequence[int]], int], None] | None:
+def _runner(library: ctypes.CDLL) -> Callable[[Masks, int], None] | None:
     """What has each thread of a team take its mask; None where that cannot or should not be done."""
     sit = _function()
     parallel = getattr(library, "GOMP_parallel", None)
@@ -153,18 +155,25 @@ def _runner(library: ctypes.CDLL) -> Callable[[Sequence[Sequence[int]], int], No
     start = CFUNCTYPE(None, c_void_p, c_void_p, c_uint, c_uint)(ctypes.cast(parallel, c_void_p).value or 0)
     asks = ctypes.cast(number, c_void_p).value
 
-    def run(masks: Sequence[Sequence[int]], threads: int) -> None:
-        words = 1 + max(max(mask) for mask in masks) // WORD
-        bits = (c_uint64 * (words * len(masks)))()
-        for at, mask in enumerate(masks):
-            for cpu in mask:
-                bits[at * words + cpu // WORD] |= 1 << cpu % WORD
+    def run(masks: Masks, threads: int) -> None:
+        bits, words = _bits(masks)
         asked = _Seats(asks, bits, words, len(masks), 0)
         start(sit, ctypes.addressof(asked), threads, 0)
         if asked.refused:
             log.debug("%d of %d threads could not be put on their CPUs", asked.refused, threads)
 
     return run
+
+
+@cache
+def _bits(masks: Masks) -> tuple[ctypes.Array[c_uint64], int]:
+    """As the system reads them, and how many words each has."""
+    words = 1 + max(max(mask) for mask in masks) // WORD
+    bits = (c_uint64 * (words * len(masks)))()
+    for at, mask in enumerate(masks):
+        for cpu in mask:
+            bits[at * words + cpu // WORD] |= 1 << cpu % WORD
+    return bits, words
 
 
 @cache
