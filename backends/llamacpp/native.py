@@ -11,7 +11,8 @@ import ctypes
 import ctypes.util
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from ctypes import (
     POINTER,
     Structure,
@@ -33,6 +34,7 @@ from hetrun.errors import BackendUnavailable
 
 TESTED = ("0.25.",)  # versions of ggml whose structures are the ones below
 INSTALL = "pip install 'llama-cpp-python>=0.3.36,<0.3.37' (it needs a C++ compiler and about three minutes)"
+SPINNING, SPINS = "GOMP_SPINCOUNT", "10000"  # half a millisecond or less
 
 F32, F16, I32, I64 = 0, 1, 26, 27
 ROPE_INTERLEAVED, ROPE_HALVES = 0, 2
@@ -281,9 +283,28 @@ def library() -> Library:
     # When ggml ends the process it would first start a debugger to print stacks, for seconds.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:
-        return Library(find_folder())
+        with _waiting_briefly():
+            return Library(find_folder())
     except OSError as e:
         raise BackendUnavailable(f"ggml's libraries do not load ({e}): reinstall with {INSTALL}") from e
+
+
+@contextmanager
+def _waiting_briefly() -> Iterator[None]:
+    """Threads that wait for each other go to sleep soon, where GNU's OpenMP is loaded in here.
+
+    By its default they spin for 300000 rounds, some milliseconds. Where another program has taken the core
+    of one of them, the others then keep it from running on theirs, at each of hundreds of barriers. It reads
+    this once; processes that we start are to have what their user gave them.
+    """
+    if SPINNING in os.environ or "OMP_WAIT_POLICY" in os.environ:
+        yield
+        return
+    os.environ[SPINNING] = SPINS
+    try:
+        yield
+    finally:
+        del os.environ[SPINNING]
 
 
 # Where fields of struct ggml_tensor lie, in words of 8 bytes: graphs are patched through numpy.
