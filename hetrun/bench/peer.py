@@ -76,7 +76,7 @@ class Peer:
         self._ask(Begin(case), type(None))
         if self._fixed is not None:
             self._threads[case] = self._fixed
-            self._run(self._fixed, 0)
+            self._run(self._fixed, 0, trial(case))
             return
         best, short = 0.0, trial(case)
         self._run(len(os.sched_getaffinity(0)), 0, short)  # what a step stands behind is read now

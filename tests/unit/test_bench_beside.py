@@ -143,7 +143,7 @@ def test_a_fixed_number_of_threads_is_not_searched_for(path: Path, monkeypatch: 
     with Peer(path, 2) as peer:
         peer.prepare(case)
         assert peer.threads(case) == 2
-        assert [(r.threads, r.case) for r in sent] == [(2, None)]
+        assert [(r.threads, r.case) for r in sent] == [(2, Case("decode", 16, 8))]
         assert peer.sample(case, 1) > 0
     sent.clear()
     with Peer(path) as peer:
