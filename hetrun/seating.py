@@ -2,7 +2,7 @@
 
 A library's threads are a team: the engine's thread, and others that its OpenMP made for it. Each of the
 others takes its own seat by calling a C function, and keeps it. The engine's thread has a seat only while a
-graph is computed: whatever it begins otherwise (a child, another library's threads) begins with its mask.
+graph is computed: whatever it begins otherwise (a child, another library's threads) begins where it is.
 
 Two threads of a team on one CPU wait for each other for a whole time slice, again and again. That is what the
 system makes of them when other programs want the same cores, and what seats prevent.
@@ -99,36 +99,34 @@ class Team(threading.local):
     def __init__(self, library: ctypes.CDLL) -> None:
         """A library that is linked to the OpenMP whose threads are meant."""
         self._run = _runner(library)
-        self._seated: CoreSet | None = None
+        self._seated = 0  # threads, at most
 
     @contextmanager
     def seated(self, threads: int) -> Iterator[None]:
         """So many threads in their seats, for a computation."""
-        if self._run is None:
+        cores = chosen().of(threads) if self._run else None
+        if cores is None or seats(cores) == (this_machine().cpus,):
+            self.rise()
             yield
             return
-        cores = chosen().of(threads)
-        # Always where each has a CPU of its own: what else computes here may have made some threads anew, and
-        # one that is made while the engine's thread has its seat would have the same.
-        if cores.pinned or cores != self._seated:
-            self._sit(cores)
+        # Each time: what else computes here may have ended some threads, and those that are made in their
+        # place begin where the engine's thread is.
+        self._sit(seats(cores), threads)
+        self._seated = max(self._seated, threads)
         try:
             yield
         finally:
-            if cores.pinned:
-                _move(cores.cpus)
+            _move(this_machine().cpus)
 
-    def _sit(self, cores: CoreSet) -> None:
-        masks = seats(cores)
-        if self._run and (self._seated or masks != (this_machine().cpus,)):
-            self._run(masks, cores.threads)
-        self._seated = cores
+    def _sit(self, masks: Masks, threads: int) -> None:
+        if self._run:
+            self._run(masks, threads)
 
     def rise(self) -> None:
         """Let all threads go wherever this process may."""
-        if self._run and self._seated:
-            self._run((this_machine().cpus,), self._seated.threads)
-        self._seated = None
+        if self._seated:
+            self._sit((this_machine().cpus,), self._seated)
+            self._seated = 0
 
 
 def _move(cpus: Sequence[int]) -> None:
