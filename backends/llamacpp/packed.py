@@ -45,11 +45,9 @@ class Node:
         if self.residual is not None:
             made.residual = native.tensor_at(self.residual).data
 
-    def learn_next(self, lib: product.Products, after: Node) -> None:
-        """What is read after this product."""
-        other = after.made
-        self.made.next = other.weights
-        self.made.next_bytes = lib.packed_bytes(other.type, (other.rows, other.cols))
+    def learn_next(self, after: Node) -> None:
+        """What is computed after this product."""
+        self.made.next = ctypes.addressof(after.made)
 
 
 @dataclass(slots=True)
@@ -145,7 +143,7 @@ class PackedProducts:
         if lib and nodes:
             self._share(lib, slots)
             for node, after in pairwise(nodes):
-                node.learn_next(lib, after)
+                node.learn_next(after)
 
     @property
     def nbytes(self) -> int:

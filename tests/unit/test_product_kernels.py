@@ -28,12 +28,13 @@ from hetrun.backends.llamacpp.kernels.product import (
 )
 from hetrun.quant import Bytes, Floats, QuantType, by_name
 
-BUILT = module.products()
+BUILT = module.library()
 pytestmark = pytest.mark.skipif(BUILT is None, reason="hetrun was installed without a C compiler")
 LEVELS = tuple(range(BUILT.best + 1)) if BUILT else ()
 # Types, where their blocks hold float16 numbers, and what numbers of columns they are taken with.
 SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 STEPS = {"Q4_0": 64, "Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256}
+Doubles = npt.NDArray[np.float64]
 NODE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 
 
@@ -158,13 +159,14 @@ def computed(
     return out[:, :width]
 
 
-def rounded(x: Floats) -> npt.NDArray[np.float64]:
+def rounded(x: Floats) -> Doubles:
     """Activations as they are multiplied: 8 bits, one scale for 32 columns."""
     blocks = x.reshape(len(x), -1, 32)
     top = np.abs(blocks).max(axis=2, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         whole = np.where(top > 0, np.rint(blocks * (np.float32(127) / top)), 0)
-    return (whole.astype(np.float64) * (top / np.float32(127))).reshape(x.shape)
+    back: Doubles = whole.astype(np.float64) * (top / np.float32(127))
+    return back.reshape(x.shape)
 
 
 def apart(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> float:
@@ -263,23 +265,24 @@ def test_norm_bias_and_residual(level: int) -> None:
     assert apart(got, rounded(in_single) @ w.floats.T.astype(np.float64) + bias + residual) < 1e-6
 
 
-def silu(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return x / (1 + np.exp(-x))
+def silu(x: Doubles) -> Doubles:
+    y: Doubles = x / (1 + np.exp(-x))
+    return y
 
 
-def gelu(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+def gelu(x: Doubles) -> Doubles:
+    y: Doubles = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return y
 
 
-def gelu_erf(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return 0.5 * x * (1 + np.array([math.erf(v / math.sqrt(2)) for v in x]))
+def gelu_erf(x: Doubles) -> Doubles:
+    y: Doubles = 0.5 * x * (1 + np.array([math.erf(v / math.sqrt(2)) for v in x]))
+    return y
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("activation", "f"), [(SWIGLU, silu), (GEGLU, gelu), (GEGLU_ERF, gelu_erf)])
-def test_activations(
-    activation: int, f: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]], level: int
-) -> None:
+def test_activations(activation: int, f: Callable[[Doubles], Doubles], level: int) -> None:
     """A weight of zeros leaves the biases: of the rows that go through the function, and of their factors."""
     x = np.concatenate([np.linspace(-12, 12, 480), np.geomspace(1e-6, 300, 16), -np.geomspace(1e-6, 300, 16)])
     quant, rows = by_name("Q4_0"), 2 * len(x)

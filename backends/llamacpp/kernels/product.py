@@ -40,7 +40,6 @@ class Product(Structure):
         ("counters", c_void_p),
         ("level", c_int64),
         ("next", c_void_p),
-        ("next_bytes", c_int64),
     )
 
 

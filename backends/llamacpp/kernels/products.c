@@ -29,7 +29,8 @@
 
 enum {
     TILE_BYTES = 256 << 10, /* of activations that are gone through for each group of weights */
-    MOST_BLOCK = 210        /* bytes of a stored block */
+    MOST_BLOCK = 210,       /* bytes of a stored block */
+    BEGINNING = 4096        /* bytes of the next product that a thread asks memory for */
 };
 
 /* 32 columns of a row of activations. */
@@ -154,6 +155,35 @@ static int take(const struct product *p, struct work *w) {
 /* Nobody takes a unit any more once all are here: the counters are ready for the next call. */
 static void done(const struct product *p, int nth) {
     if (__atomic_add_fetch(p->counters + 1, 1, __ATOMIC_ACQ_REL) == nth) p->counters[0] = p->counters[1] = 0;
+}
+
+/* Inlined: compilers drop calls of functions that do nothing but ask for memory. */
+INLINE void fetch(const uint8_t *x, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i, 0, 2);
+}
+
+/* Asks memory for what this thread begins with in the next product, while it waits for the others. */
+static void fetch_beginning(const struct product *p, int ith, int nth) {
+    struct work w = work_of(p, ith, nth);
+    if (w.mine < 0) return;
+    int64_t bytes = group_bytes(p->type, p->cols), all = w.groups * bytes, at = w.mine * w.fixed % w.groups * bytes;
+    if (p->activation == PLAIN) {
+        fetch(p->weights + at, at_most(BEGINNING, all - at));
+    } else { /* it takes turns with groups of both halves */
+        fetch(p->weights + at, at_most(bytes, BEGINNING / 2));
+        fetch(p->weights + all + at, at_most(bytes, BEGINNING / 2));
+    }
+}
+
+/* How far ahead in a group memory is asked, in bytes, and whether it need not come nearer than the second
+   cache: measured for each type. */
+INLINE int64_t ahead(int type) { return type == TYPE_Q6_K ? 3072 : type == TYPE_Q4_K ? 1280 : 2048; }
+
+INLINE void ask(int type, const uint8_t *x) {
+    if (type == TYPE_Q4_K || type == TYPE_Q6_K)
+        __builtin_prefetch(x + ahead(type), 0, 2);
+    else
+        __builtin_prefetch(x + ahead(type), 0, 3);
 }
 
 #define READ_LATER(when) /* for compilers that read too early (dots_neon.h) */

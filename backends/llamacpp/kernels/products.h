@@ -41,8 +41,7 @@ struct product {
     int64_t slots;        /* threads that there is scratch memory for; more have nothing to do */
     int32_t *counters;    /* two, zero before the first call: the next group of rows, threads that are done */
     int64_t level;
-    const uint8_t *next; /* what is read after this, if known: memory is asked for its beginning */
-    int64_t next_bytes;
+    const struct product *next; /* what is computed after this, if known: memory is asked for its beginning */
 };
 
 /* Some rows of a packed weight as floats: what an embedding looks up. */

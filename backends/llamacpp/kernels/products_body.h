@@ -238,9 +238,17 @@ INLINE vf NAME(byte)(vu x, const int i) { return NAME(floats)((vi)((x >> (8 * i)
 
 INLINE vf NAME(signed_byte)(vu x, const int i) { return NAME(floats)((vi)(x << (24 - 8 * i)) >> 24); }
 
+/* Asks memory for part b of `parts` of what lies ahead of a step: a little at a time. */
+INLINE void NAME(ask)(const int type, const uint8_t *step, const int b, const int parts) {
+    const int lines = (int)step_bytes(form_of(type)) / 64;
+    UNROLLED for (int i = lines * b / parts; i < lines * (b + 1) / parts; i++)
+        ask(type, step + 64 * i);
+}
+
 INLINE void NAME(step_simple)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
                               const struct rounded *x) {
     UNROLLED for (int b = 0; b < 2; b++) {
+        NAME(ask)(type, step, b, 2);
         vf low, scale = NAME(from_half)(step + 32 * b);
         if (type == TYPE_Q4_1) low = NAME(from_half)(step + 64 + 32 * b);
         NAME(add_block)(type, n, b, sums, words, x + b * n, scale, type == TYPE_Q4_1 ? &low : NULL);
@@ -256,6 +264,7 @@ INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const ui
     vu scales[2] = {first & 0x3f3f3f3f, (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030)};
     vu minima[2] = {second & 0x3f3f3f3f, ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030)};
     UNROLLED for (int b = 0; b < 8; b++) {
+        NAME(ask)(TYPE_Q4_K, step, b, 8);
         vf low = minimum * NAME(byte)(minima[b / 4], b % 4);
         NAME(add_block)(TYPE_Q4_K, n, b, sums, words, x + b * n, scale * NAME(byte)(scales[b / 4], b % 4), &low);
     }
@@ -265,6 +274,7 @@ INLINE void NAME(step_q6_k)(const int n, vf *sums, const uint8_t *step, const ui
                             const struct rounded *x) {
     vf scale = NAME(from_half)(step);
     UNROLLED for (int b = 0; b < 8; b++) {
+        NAME(ask)(TYPE_Q6_K, step, b, 8);
         vu scales = NAME(line)(words, 48 + b / 2);
         vf s = scale * NAME(signed_byte)(scales, 2 * b % 4), other = scale * NAME(signed_byte)(scales, 2 * b % 4 + 1);
         NAME(add_halves)(TYPE_Q6_K, n, b, sums, words, x + b * n, s, other);
@@ -372,6 +382,7 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
             tile = unit / w.groups;
             NAME(group)(p, multiply, unit % w.groups, first, end, x);
         }
+    if (p->next) fetch_beginning(p->next, ith, nth);
     done(p, nth);
 }
 
