@@ -98,6 +98,7 @@ class Crew:
         self._trial: Trial | None = None
         self._believed = 0  # passes that are learnt from whatever they take
         self._looked = self._next = 0.0  # when the system was asked, and when there is something to decide
+        self._before = 0.0  # cores that others took then
         self._ran = 0.0  # seconds of passes since the system was asked
         self._calm, self._patience = 0, CALM
         self._came = -SETTLED_S  # when all threads were there again
@@ -200,12 +201,19 @@ class Crew:
         recent = since <= LONG_AGO_S + self._ran
         self._looked, self._ran, self._next = at, 0.0, at + LOOK_S
         if slow.alarming and self.now > 1 and recent:
-            if others is not None and slow.seconds < since:  # all that others did, they did then
-                others = min(self._cores, others * since / slow.seconds)
-            return self._alarmed(others, at)
+            return self._alarmed(self._meanwhile(others, since), at)
+        self._before = others or 0.0
         if self.crowded:
             self._watch(others if recent else None, at)
         return ""
+
+    def _meanwhile(self, others: float | None, since: float) -> float | None:
+        """What others took while passes were slow, if before that it was what it had been."""
+        slow = self._slowness.seconds
+        if others is None or slow >= since:
+            return others
+        found = (others * since - self._before * (since - slow)) / slow
+        return min(max(found, 0.0), float(self._cores))
 
     def _alarmed(self, others: float | None, at: float) -> str:
         """Passes are slow: by others, or by themselves."""
