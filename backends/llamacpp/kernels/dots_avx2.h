@@ -87,6 +87,7 @@ INLINE int32_t NAME(total)(NAME(vi) x) {
 /* The lowest byte of each lane. */
 INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
     const __m256i lowest = _mm256_set1_epi64x(0x0c080400);
-    __m256i y = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8((__m256i)x, lowest), _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
+    __m256i y = _mm256_shuffle_epi8((__m256i)x, lowest);
+    y = _mm256_permutevar8x32_epi32(y, _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
     _mm_storel_epi64((__m128i *)out, _mm256_castsi256_si128(y));
 }

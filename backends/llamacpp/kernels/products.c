@@ -44,6 +44,7 @@ struct rounded {
 /* How GGUF stores a type, and how blocks become steps of a packed group. Of each block halves (scales) come
    first in a step, [half][block][row], in whole lines of 64 bytes; then its words, [block][word][row]. */
 struct form {
+    int type;
     int block, bytes;    /* columns of a stored block, and what it takes */
     int blocks;          /* that make one step */
     int halves, half_at; /* how many, and where they are stored */
@@ -53,11 +54,11 @@ struct form {
 
 INLINE struct form form_of(int64_t type) {
     switch (type) {
-        case TYPE_Q4_0: return (struct form){32, 18, 2, 1, 0, 4, 2, 0};
-        case TYPE_Q4_1: return (struct form){32, 20, 2, 2, 0, 4, 4, 0};
-        case TYPE_Q8_0: return (struct form){32, 34, 2, 1, 0, 8, 2, 0x80808080};
-        case TYPE_Q4_K: return (struct form){256, 144, 1, 2, 0, 35, 4, 0};
-        case TYPE_Q6_K: return (struct form){256, 210, 1, 1, 208, 52, 0, 0};
+        case TYPE_Q4_0: return (struct form){TYPE_Q4_0, 32, 18, 2, 1, 0, 4, 2, 0};
+        case TYPE_Q4_1: return (struct form){TYPE_Q4_1, 32, 20, 2, 2, 0, 4, 4, 0};
+        case TYPE_Q8_0: return (struct form){TYPE_Q8_0, 32, 34, 2, 1, 0, 8, 2, 0x80808080};
+        case TYPE_Q4_K: return (struct form){TYPE_Q4_K, 256, 144, 1, 2, 0, 35, 4, 0};
+        case TYPE_Q6_K: return (struct form){TYPE_Q6_K, 256, 210, 1, 1, 208, 52, 0, 0};
         default: return (struct form){0};
     }
 }
@@ -81,8 +82,18 @@ INLINE int64_t half_at(struct form f, int half, int block, int row) {
     return (half * f.blocks + block) * 32 + row * 2;
 }
 
+/* Which line of a block a word of each row lies in: memory likes it best when lines are read one behind the
+   other. Of Q6_K's words 0 to 31 are nibbles, 32 to 47 pairs of bits, 48 to 51 scales. The scales go first; then
+   for each half of the columns 8 words of nibbles beside those of bits, and the other 8. */
+INLINE int line_of(int type, int word) {
+    if (type != TYPE_Q6_K) return word;
+    if (word >= 48) return word - 48;
+    if (word >= 32) return 4 + (word - 32) / 8 * 24 + word % 8 * 2 + 1;
+    return 4 + word / 16 * 24 + (word % 16 < 8 ? word % 8 * 2 : word % 16 + 8);
+}
+
 INLINE int64_t word_in(struct form f, int word, int block, int row) {
-    return head(f) + (block * f.words + word) * 64 + row * 4;
+    return head(f) + (block * f.words + line_of(f.type, word)) * 64 + row * 4;
 }
 
 INLINE int32_t word_at(const void *x) {
@@ -166,7 +177,8 @@ INLINE void fetch(const uint8_t *x, int64_t bytes) {
 static void fetch_beginning(const struct product *p, int ith, int nth) {
     struct work w = work_of(p, ith, nth);
     if (w.mine < 0) return;
-    int64_t bytes = group_bytes(p->type, p->cols), all = w.groups * bytes, at = w.mine * w.fixed % w.groups * bytes;
+    int64_t bytes = group_bytes(p->type, p->cols), all = w.groups * bytes;
+    int64_t at = w.mine * w.fixed % w.groups * bytes;
     if (p->activation == PLAIN) {
         fetch(p->weights + at, at_most(BEGINNING, all - at));
     } else { /* it takes turns with groups of both halves */
@@ -175,15 +187,13 @@ static void fetch_beginning(const struct product *p, int ith, int nth) {
     }
 }
 
-/* How far ahead in a group memory is asked, in bytes, and whether it need not come nearer than the second
-   cache: measured for each type. */
-INLINE int64_t ahead(int type) { return type == TYPE_Q6_K ? 3072 : type == TYPE_Q4_K ? 1280 : 2048; }
-
+/* Asks memory for a line of what lies ahead in a group. How far ahead, and that Q4_K's lines need not come
+   nearer than the second cache, was measured. */
 INLINE void ask(int type, const uint8_t *x) {
-    if (type == TYPE_Q4_K || type == TYPE_Q6_K)
-        __builtin_prefetch(x + ahead(type), 0, 2);
+    if (type == TYPE_Q4_K)
+        __builtin_prefetch(x + 1280, 0, 2);
     else
-        __builtin_prefetch(x + ahead(type), 0, 3);
+        __builtin_prefetch(x + (type == TYPE_Q6_K ? 2304 : 2048), 0, 3);
 }
 
 #define READ_LATER(when) /* for compilers that read too early (dots_neon.h) */
@@ -302,7 +312,8 @@ static void q4_k_to_floats(const uint8_t *x, float *out) {
         int six = b < 4 ? s[b] & 63 : (s[b + 4] & 15) | (s[b - 4] >> 6 << 4);
         int low = b < 4 ? s[b + 4] & 63 : (s[b + 4] >> 4) | (s[b] >> 6 << 4);
         float d = scale * (float)six, m = minimum * (float)low;
-        for (int i = 0; i < 32; i++) out[32 * b + i] = (float)(nibbles[b / 2 * 32 + i] >> (b % 2 * 4) & 15) * d - m;
+        for (int i = 0; i < 32; i++)
+            out[32 * b + i] = (float)(nibbles[b / 2 * 32 + i] >> (b % 2 * 4) & 15) * d - m;
     }
 }
 
@@ -310,7 +321,8 @@ static void q6_k_to_floats(const uint8_t *x, float *out) {
     const int8_t *scales = (const int8_t *)x + 192;
     float scale = half_in(x + 208);
     for (int i = 0; i < 256; i++) {
-        int half = i / 128, run = i % 128 / 32, low = x[half * 64 + run % 2 * 32 + i % 32] >> (run / 2 * 4) & 15;
+        int half = i / 128, run = i % 128 / 32;
+        int low = x[half * 64 + run % 2 * 32 + i % 32] >> (run / 2 * 4) & 15;
         int high = x[128 + half * 32 + i % 32] >> (2 * run) & 3;
         out[i] = (float)((low | high << 4) - 32) * ((float)scales[i / 16] * scale);
     }

@@ -185,10 +185,10 @@ INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const in
     if (type == TYPE_Q4_0 || type == TYPE_Q4_1) return NAME(nibbles)(NAME(line)(words, 4 * b + k % 4), k / 4);
     if (type == TYPE_Q8_0) return NAME(line)(words, 8 * b + k);
     if (type == TYPE_Q4_K) return NAME(nibbles)(NAME(line)(words, 3 + b / 2 * 8 + k), b % 2);
-    /* Q6_K: 128 columns have 16 lines of low nibbles, and 8 lines of pairs of high bits behind all of those. */
+    /* Q6_K: 128 columns have 16 words of nibbles, two runs of 32 columns in each, and 8 of pairs of bits. */
     const int run = b % 4;
-    vu low = NAME(nibbles)(NAME(line)(words, b / 4 * 16 + run % 2 * 8 + k), run / 2);
-    vu high = NAME(line)(words, 32 + b / 4 * 8 + k);
+    vu low = NAME(nibbles)(NAME(line)(words, line_of(type, b / 4 * 16 + run % 2 * 8 + k)), run / 2);
+    vu high = NAME(line)(words, line_of(type, 32 + b / 4 * 8 + k));
     high = run < 2 ? high << (4 - 2 * run) : high >> (2 * run - 4);
     return low | (high & 0x30303030);
 }
@@ -266,7 +266,8 @@ INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const ui
     UNROLLED for (int b = 0; b < 8; b++) {
         NAME(ask)(TYPE_Q4_K, step, b, 8);
         vf low = minimum * NAME(byte)(minima[b / 4], b % 4);
-        NAME(add_block)(TYPE_Q4_K, n, b, sums, words, x + b * n, scale * NAME(byte)(scales[b / 4], b % 4), &low);
+        vf s = scale * NAME(byte)(scales[b / 4], b % 4);
+        NAME(add_block)(TYPE_Q4_K, n, b, sums, words, x + b * n, s, &low);
     }
 }
 
@@ -275,9 +276,10 @@ INLINE void NAME(step_q6_k)(const int n, vf *sums, const uint8_t *step, const ui
     vf scale = NAME(from_half)(step);
     UNROLLED for (int b = 0; b < 8; b++) {
         NAME(ask)(TYPE_Q6_K, step, b, 8);
-        vu scales = NAME(line)(words, 48 + b / 2);
-        vf s = scale * NAME(signed_byte)(scales, 2 * b % 4), other = scale * NAME(signed_byte)(scales, 2 * b % 4 + 1);
-        NAME(add_halves)(TYPE_Q6_K, n, b, sums, words, x + b * n, s, other);
+        vu scales = NAME(line)(words, line_of(TYPE_Q6_K, 48 + b / 2));
+        vf s = scale * NAME(signed_byte)(scales, 2 * b % 4);
+        NAME(add_halves)(TYPE_Q6_K, n, b, sums, words, x + b * n, s,
+                         scale * NAME(signed_byte)(scales, 2 * b % 4 + 1));
     }
 }
 
