@@ -10,6 +10,7 @@ from hetrun.plan import PlanSet
 from hetrun.planner.online import OnlinePlanner
 
 DEPTHS = 8  # bits of a depth: passes that see about as many tokens take about as long
+FRESH = 4  # looks for which a prediction is good: it takes half a millisecond to make
 
 
 class InForce:
@@ -22,6 +23,7 @@ class InForce:
         self._planner, self._executor, self._alters = planner, executor, alters
         self._why = ""  # the threads are others than planned
         self._expected: dict[tuple[int, bool, int], float | None] = {}
+        self._looks = 0
         if alters:
             executor.hear = self._hear
 
@@ -37,8 +39,10 @@ class InForce:
         """See whether others take cores or gave them back; the reason if there are other threads now."""
         if not self._alters or not self.crew.due(at):
             return ""
-        self._expected.clear()
         why = self.crew.decide(at)
+        self._looks += 1
+        if why or self._looks % FRESH == 0:
+            self._expected.clear()
         self._why = why or self._why
         plans = manned(self.planned, self.crew, self._why)
         if _threads(plans) != _threads(self._executor.plans):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from os import cpu_count
 from time import perf_counter
 
@@ -26,6 +25,7 @@ from hetrun.pilot.inforce import InForce
 from hetrun.pilot.others import Others, others_running
 from hetrun.pilot.seats import take_seats
 from hetrun.pilot.setup import Setup, home_of, planner_for
+from hetrun.pilot.state import LEAST_WAITING, Change, State
 from hetrun.pilot.trying import Explorer
 from hetrun.pilot.watching import Watcher
 from hetrun.planner.costs import CALL
@@ -44,31 +44,8 @@ SHARE = 0.01  # of the time goes into trying what is not in use
 PLANNING = 0.02  # of the time goes into planning anew
 UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
 MOST_CHANGES = 100  # that are remembered
+AGAIN_S = 5.0  # until it is seen whether others still compute, where they disturbed the probe
 BUSY = 0.5  # threads of others: times would say more about them
-LEAST_WAITING = 64  # tokens that are read in no time anyway
-
-
-@dataclass(slots=True)
-class Change:
-    """One plan that took the place of another."""
-
-    at: float
-    reason: str
-
-
-@dataclass(slots=True)
-class State:
-    """What changes while the model runs."""
-
-    held: set[Copy]
-    started: set[str]
-    refused: set[str] = field(default_factory=set)  # backends that failed: not asked again
-    parts: Parts = frozenset()  # weights besides those of whole units
-    changes: list[Change] = field(default_factory=list)
-    next_look: float = 0.0
-    next_trial: float = 0.0
-    asked: int = LEAST_WAITING  # tokens for which nothing was worth bringing in
-    cause: str = ""  # of the last new plan, if nobody has looked since whether more weights would pay
 
 
 class Pilot:
@@ -94,7 +71,7 @@ class Pilot:
         held = set(self._home)
         started = {name for name, backend in backends.items() if backend.started}
         self._state = State(held, started)
-        self._keep = True
+        self._keep, self._again_at = True, 0.0
         self.aside = Aside(executor)
         others = Others()
         crew = Crew(setup.threads[-1], others.look, others.count)
@@ -117,8 +94,7 @@ class Pilot:
         todo = {name: self._unknown(name) for name in names}
         wanted = [name for name in names if todo[name]]
         take_seats(self.prober, self.planner, self.forecast, self._setup)
-        spare = (cpu_count() or 1) - self._setup.threads[-1]  # cores on which others disturb nobody
-        busy = bool(wanted) and others_running() >= spare + BUSY
+        busy = bool(wanted) and self._disturbed()
         until = perf_counter() + (PROBE_BUSY_S if busy else PROBE_S)
         for at, name in enumerate(wanted):
             left = until - perf_counter()
@@ -137,8 +113,29 @@ class Pilot:
             progress(1.0)
         self.replan("the first plan", eager=self._setup.eager)
 
+    def _disturbed(self) -> bool:
+        """Whether others compute, and not only on cores that nobody uses here."""
+        return others_running() >= (cpu_count() or 1) - self._setup.threads[-1] + BUSY
+
+    def _measure_again(self) -> None:
+        """What was measured while others computed, if they do not any more: the most telling of it."""
+        if self._disturbed():
+            return
+        names = [n for n in self._candidates() if n in self._state.started]
+        for name in names:
+            until = perf_counter() + PROBE_S / 4 / len(names)
+            self._probe(name, self._trials(name), until, self.aside)
+        self._executor.forget_threads()
+        self._again_at = float("inf")
+        self.replan("measured again without other programs", eager=self._setup.eager)
+
     def _unknown(self, name: str) -> list[Trial]:
         """What should be measured of a backend: nothing, if it was."""
+        trials = self._trials(name)
+        return [] if all(self._known(t) for t in trials) else trials
+
+    def _trials(self, name: str) -> list[Trial]:
+        """What can be measured of a backend."""
         s = self._setup
         home = name in s.home.values()
         trials = trials_of(
@@ -155,8 +152,7 @@ class Pilot:
         forms = {u.form for i, u in enumerate(self.planner.units) if name in able[i]}
         whole = all(name in some for some in able)
         mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
-        mine += self.planner.more_trials(name, s.context, self._executor.plans.ubatch)
-        return [] if all(self._known(t) for t in mine) else mine
+        return mine + self.planner.more_trials(name, s.context, self._executor.plans.ubatch)
 
     def _known(self, trial: Trial) -> bool:
         """Whether something was measured, or was to be and took too long."""
@@ -237,6 +233,9 @@ class Pilot:
         if idle and state.cause and self._setup.eager:
             cause, state.cause = state.cause, ""
             self.replan(cause, eager=True)
+        if idle and not self._keep and now >= self._again_at:
+            self._again_at = now + AGAIN_S
+            self._measure_again()
         if cause := self._in_force.look(now):
             self._note(Change(now, cause))
         if now < state.next_look or self._in_force.crew.crowded:

@@ -206,6 +206,39 @@ def test_others_on_cores_that_are_not_used_here_disturb_nobody(
     assert bool(list((dirs().cache / "times").glob("*.json"))) == kept
 
 
+def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
+    model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [1.0]
+    monkeypatch.setattr("hetrun.pilot.pilot.PROBE_BUSY_S", 1e4)
+    monkeypatch.setattr("hetrun.pilot.pilot.cpu_count", lambda: 1)
+    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: others[0])
+
+    def look(loaded: Loaded) -> None:
+        assert loaded.model.plans.backends == ["two"]
+        loaded.model.tend(idle=True)
+        assert loaded.model.plans.backends == ["two"], "the others are still there"
+        others[0] = 0.0
+        clock.speed = lambda at, name, segment: 1.0 if name == "one" else 2.0
+        clock.now += 6
+        loaded.model.tend(idle=False)
+        assert loaded.model.plans.backends == ["two"], "somebody waits"
+        loaded.model.tend(idle=True)
+        assert loaded.model.plans.backends == ["one"]
+        assert "measured again" in pilot_reason(loaded)
+
+    clock.speed = lambda at, name, segment: 1.0 if name == "two" else 9.0
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+        llm.call(look)
+
+
+def pilot_reason(loaded: Loaded) -> str:
+    model = loaded.model
+    assert isinstance(model, PlannedModel)
+    assert model.pilot is not None
+    return model.pilot.changes[-1].reason
+
+
 def noisy(slower: float, noise: float, wild: float = 0.0) -> Speed:
     """Nobody makes work faster than it is; others make it slower, sometimes by far."""
     chance = random.Random(1)
