@@ -152,6 +152,8 @@ def computed(
         counters=counters.ctypes.data,
         level=level,
     )
+    if gap:  # memory is asked for what is computed next, which changes nothing
+        product.next = ctypes.addressof(product)
     call = NODE(lib.product_address)
     list(pool().map(lambda i: call(None, i, threads, ctypes.addressof(product)), range(threads)))
     assert not counters.any()  # ready for the next call
