@@ -238,17 +238,18 @@ INLINE vf NAME(byte)(vu x, const int i) { return NAME(floats)((vi)((x >> (8 * i)
 
 INLINE vf NAME(signed_byte)(vu x, const int i) { return NAME(floats)((vi)(x << (24 - 8 * i)) >> 24); }
 
-/* Asks memory for part b of `parts` of what lies ahead of a step: a little at a time. */
-INLINE void NAME(ask)(const int type, const uint8_t *step, const int b, const int parts) {
-    const int lines = (int)step_bytes(form_of(type)) / 64;
-    UNROLLED for (int i = lines * b / parts; i < lines * (b + 1) / parts; i++)
-        ask(type, step + 64 * i);
+/* Asks memory for some of what lies ahead of a step, with block b of so many: a little at a time. Parts of a
+   step take turns with its lines: `mine` is the first that falls to this one. */
+INLINE void NAME(ask)(const int type, const uint8_t *mine, const int b, const int blocks) {
+    const int turns = 16 / LANES, lines = ((int)step_bytes(form_of(type)) / 64 + turns - 1) / turns;
+    UNROLLED for (int i = lines * b / blocks; i < lines * (b + 1) / blocks; i++)
+        ask(type, mine + 64 * turns * i);
 }
 
 INLINE void NAME(step_simple)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
-                              const struct rounded *x) {
+                              const struct rounded *x, const uint8_t *mine) {
     UNROLLED for (int b = 0; b < 2; b++) {
-        NAME(ask)(type, step, b, 2);
+        NAME(ask)(type, mine, b, 2);
         vf low, scale = NAME(from_half)(step + 32 * b);
         if (type == TYPE_Q4_1) low = NAME(from_half)(step + 64 + 32 * b);
         NAME(add_block)(type, n, b, sums, words, x + b * n, scale, type == TYPE_Q4_1 ? &low : NULL);
@@ -258,13 +259,13 @@ INLINE void NAME(step_simple)(const int type, const int n, vf *sums, const uint8
 /* Scales and minima of 8 blocks have six bits each: words 0 and 1 hold those of the first four and the upper
    bits of the others, word 2 the others' lower bits. */
 INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const uint8_t *words,
-                            const struct rounded *x) {
+                            const struct rounded *x, const uint8_t *mine) {
     vf scale = NAME(from_half)(step), minimum = -NAME(from_half)(step + 32);
     vu first = NAME(line)(words, 0), second = NAME(line)(words, 1), lower = NAME(line)(words, 2);
     vu scales[2] = {first & 0x3f3f3f3f, (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030)};
     vu minima[2] = {second & 0x3f3f3f3f, ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030)};
     UNROLLED for (int b = 0; b < 8; b++) {
-        NAME(ask)(TYPE_Q4_K, step, b, 8);
+        NAME(ask)(TYPE_Q4_K, mine, b, 8);
         vf low = minimum * NAME(byte)(minima[b / 4], b % 4);
         vf s = scale * NAME(byte)(scales[b / 4], b % 4);
         NAME(add_block)(TYPE_Q4_K, n, b, sums, words, x + b * n, s, &low);
@@ -272,10 +273,10 @@ INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const ui
 }
 
 INLINE void NAME(step_q6_k)(const int n, vf *sums, const uint8_t *step, const uint8_t *words,
-                            const struct rounded *x) {
+                            const struct rounded *x, const uint8_t *mine) {
     vf scale = NAME(from_half)(step);
     UNROLLED for (int b = 0; b < 8; b++) {
-        NAME(ask)(TYPE_Q6_K, step, b, 8);
+        NAME(ask)(TYPE_Q6_K, mine, b, 8);
         vu scales = NAME(line)(words, line_of(TYPE_Q6_K, 48 + b / 2));
         vf s = scale * NAME(signed_byte)(scales, 2 * b % 4);
         NAME(add_halves)(TYPE_Q6_K, n, b, sums, words, x + b * n, s,
@@ -295,12 +296,13 @@ INLINE void NAME(multiply)(const int type, const int n, float *out, const uint8_
         for (int part = 0; part < 16 / LANES; part++) {
             READ_LATER(1);
             const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
+            const uint8_t *mine = weights + part * 64;
             if (type == TYPE_Q4_K)
-                NAME(step_q4_k)(n, sums[part], step, words, x);
+                NAME(step_q4_k)(n, sums[part], step, words, x, mine);
             else if (type == TYPE_Q6_K)
-                NAME(step_q6_k)(n, sums[part], step, words, x);
+                NAME(step_q6_k)(n, sums[part], step, words, x, mine);
             else
-                NAME(step_simple)(type, n, sums[part], step, words, x);
+                NAME(step_simple)(type, n, sums[part], step, words, x, mine);
         }
     for (int t = 0; t < n; t++)
         for (int part = 0; part < 16 / LANES; part++)
