@@ -187,13 +187,13 @@ static void fetch_beginning(const struct product *p, int ith, int nth) {
     }
 }
 
-/* Asks memory for a line of what lies ahead in a group. How far ahead, and that Q4_K's lines need not come
+/* Asks memory for a line of what lies ahead in a group. How far ahead, and that only Q6_K's lines should come
    nearer than the second cache, was measured. */
 INLINE void ask(int type, const uint8_t *x) {
-    if (type == TYPE_Q4_K)
-        __builtin_prefetch(x + 1280, 0, 2);
+    if (type == TYPE_Q6_K)
+        __builtin_prefetch(x + 2304, 0, 3);
     else
-        __builtin_prefetch(x + (type == TYPE_Q6_K ? 2304 : 2048), 0, 3);
+        __builtin_prefetch(x + (type == TYPE_Q4_K ? 1280 : 3072), 0, 2);
 }
 
 #define READ_LATER(when) /* for compilers that read too early (dots_neon.h) */
