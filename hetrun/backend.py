@@ -235,7 +235,7 @@ class Backend(ABC):
         """Compute with that many threads from now on."""
 
     def alike(self, ops: Sequence[Op]) -> int:
-        """The most rows that a pass of these ops can have so that none of a row's bits tell how many there are."""
+        """The most rows of a pass of these ops whose bits do not tell how many rows there are."""
         return 1
 
     def watch(self, spent: Spent | None) -> None:

@@ -93,8 +93,9 @@ class PlanSet:
         return self.plans[bucket_of(tokens)]
 
     def most_alike(self, backends: Mapping[str, Backend]) -> int:
-        """The most rows that may share a pass so that none of a row's bits tell who was beside it: they must run
-        where a single one does."""
+        """The most rows that may share a pass so that none of a row's bits tell who was beside it.
+
+        They must run where a single one does."""
         single, places = self.plan(1).segments, self.plan(1).places
         rows = min(backends[s.backend].alike(s.ops) for s in single)
         return rows if all(self.plan(n).places == places for n in range(1, rows + 1)) else 1
