@@ -198,7 +198,8 @@ INLINE void ask(int type, const uint8_t *x) {
 
 #define READ_LATER(when) /* for compilers that read too early (dots_neon.h) */
 
-typedef void multiplier(int64_t n, float *out, const uint8_t *weights, const struct rounded *x, int64_t cols);
+typedef void multiplier(int64_t n, float *out, const uint8_t *weights, const uint8_t *others,
+                        const struct rounded *x, int64_t cols);
 
 #define NAME(x) x##_portable
 #include "dots_portable.h"

@@ -284,55 +284,76 @@ INLINE void NAME(step_q6_k)(const int n, vf *sums, const uint8_t *step, const ui
     }
 }
 
-/* A group of rows times n rows of activations: out[n][ROWS]. */
-INLINE void NAME(multiply)(const int type, const int n, float *out, const uint8_t *weights,
-                           const struct rounded *x, int64_t cols) {
+/* One step of a group of rows. */
+INLINE void NAME(step)(const int type, const int n, vf sums[16 / LANES][BATCH], const uint8_t *weights,
+                       const struct rounded *x) {
     const struct form f = form_of(type);
-    const int64_t columns = f.block * f.blocks, bytes = step_bytes(f);
-    vf sums[16 / LANES][BATCH];
-    for (int part = 0; part < 16 / LANES; part++)
-        UNROLLED for (int t = 0; t < n; t++) sums[part][t] = (vf){0};
-    for (int64_t c = 0; c < cols; c += columns, weights += bytes, x += columns / BLOCK * n)
-        for (int part = 0; part < 16 / LANES; part++) {
-            READ_LATER(1);
-            const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
-            const uint8_t *mine = weights + part * 64;
-            if (type == TYPE_Q4_K)
-                NAME(step_q4_k)(n, sums[part], step, words, x, mine);
-            else if (type == TYPE_Q6_K)
-                NAME(step_q6_k)(n, sums[part], step, words, x, mine);
-            else
-                NAME(step_simple)(type, n, sums[part], step, words, x, mine);
-        }
-    for (int t = 0; t < n; t++)
-        for (int part = 0; part < 16 / LANES; part++)
-            NAME(store)(out + t * ROWS + part * LANES, sums[part][t]);
+    for (int part = 0; part < 16 / LANES; part++) {
+        READ_LATER(1);
+        const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
+        const uint8_t *mine = weights + part * 64;
+        if (type == TYPE_Q4_K)
+            NAME(step_q4_k)(n, sums[part], step, words, x, mine);
+        else if (type == TYPE_Q6_K)
+            NAME(step_q6_k)(n, sums[part], step, words, x, mine);
+        else
+            NAME(step_simple)(type, n, sums[part], step, words, x, mine);
+    }
 }
 
+/* One or two groups of rows times n rows of activations: out[n][ROWS] of each, one behind the other. Memory
+   gives more when it is read in two places at once. */
+INLINE void NAME(multiply)(const int type, const int n, const int groups, float *out, const uint8_t *weights,
+                           const uint8_t *others, const struct rounded *x, int64_t cols) {
+    const struct form f = form_of(type);
+    const int64_t columns = f.block * f.blocks, bytes = step_bytes(f);
+    vf sums[2][16 / LANES][BATCH];
+    for (int g = 0; g < groups; g++)
+        for (int part = 0; part < 16 / LANES; part++)
+            UNROLLED for (int t = 0; t < n; t++) sums[g][part][t] = (vf){0};
+    for (int64_t c = 0; c < cols; c += columns, weights += bytes, others += bytes, x += columns / BLOCK * n) {
+        NAME(step)(type, n, sums[0], weights, x);
+        if (groups == 2) NAME(step)(type, n, sums[1], others, x);
+    }
+    for (int g = 0; g < groups; g++)
+        for (int t = 0; t < n; t++)
+            for (int part = 0; part < 16 / LANES; part++)
+                NAME(store)(out + (g * BATCH + t) * ROWS + part * LANES, sums[g][part][t]);
+}
+
+/* One group of rows, or two. */
 INLINE void NAME(multiply_some)(const int type, int64_t n, float *out, const uint8_t *weights,
-                                const struct rounded *x, int64_t cols) {
-#if SMALL
-    NAME(multiply)(type, (int)n, out, weights, x, cols);
-#else
-    switch (n) {
-        case 1: NAME(multiply)(type, 1, out, weights, x, cols); break;
-        case 2: NAME(multiply)(type, 2, out, weights, x, cols); break;
-        case 3: NAME(multiply)(type, 3, out, weights, x, cols); break;
-        case 4: NAME(multiply)(type, 4, out, weights, x, cols); break;
-#if BATCH == 8
-        case 5: NAME(multiply)(type, 5, out, weights, x, cols); break;
-        case 6: NAME(multiply)(type, 6, out, weights, x, cols); break;
-        case 7: NAME(multiply)(type, 7, out, weights, x, cols); break;
-        case 8: NAME(multiply)(type, 8, out, weights, x, cols); break;
-#endif
+                                const uint8_t *others, const struct rounded *x, int64_t cols) {
+#if !SMALL
+    if (n == 1 && others) {
+        NAME(multiply)(type, 1, 2, out, weights, others, x, cols);
+        return;
     }
 #endif
+    for (int g = 0; g < (others ? 2 : 1); g++, weights = others, out += BATCH * ROWS) {
+#if SMALL
+        NAME(multiply)(type, (int)n, 1, out, weights, weights, x, cols);
+#else
+        switch (n) {
+            case 1: NAME(multiply)(type, 1, 1, out, weights, weights, x, cols); break;
+            case 2: NAME(multiply)(type, 2, 1, out, weights, weights, x, cols); break;
+            case 3: NAME(multiply)(type, 3, 1, out, weights, weights, x, cols); break;
+            case 4: NAME(multiply)(type, 4, 1, out, weights, weights, x, cols); break;
+#if BATCH == 8
+            case 5: NAME(multiply)(type, 5, 1, out, weights, weights, x, cols); break;
+            case 6: NAME(multiply)(type, 6, 1, out, weights, weights, x, cols); break;
+            case 7: NAME(multiply)(type, 7, 1, out, weights, weights, x, cols); break;
+            case 8: NAME(multiply)(type, 8, 1, out, weights, weights, x, cols); break;
+#endif
+        }
+#endif
+    }
 }
 
 #define MULTIPLY(name, type)                                                                                  \
-    static void NAME(name)(int64_t n, float *out, const uint8_t *weights, const struct rounded *x,            \
-                           int64_t cols) {                                                                    \
-        NAME(multiply_some)(type, n, out, weights, x, cols);                                                  \
+    static void NAME(name)(int64_t n, float *out, const uint8_t *weights, const uint8_t *others,              \
+                           const struct rounded *x, int64_t cols) {                                           \
+        NAME(multiply_some)(type, n, out, weights, others, x, cols);                                          \
     }
 MULTIPLY(multiply_q4_0, TYPE_Q4_0)
 MULTIPLY(multiply_q4_1, TYPE_Q4_1)
@@ -360,32 +381,48 @@ static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end
     }
 }
 
-/* One group of columns of `out`, for rows of activations from `first` to `end`. */
-static void NAME(group)(const struct product *p, multiplier *multiply, int64_t group, int64_t first, int64_t end,
-                        const struct rounded *x) {
-    float results[BATCH * ROWS], gated[BATCH * ROWS];
-    int64_t bytes = group_bytes(p->type, p->cols);
-    const uint8_t *weights = p->weights + group * bytes, *second = weights + columns_out(p) / ROWS * bytes;
+/* A group of columns of `out`, for rows of activations from `first` to `end`. `also`: another one, if there is no
+   activation; the same one: none. */
+static void NAME(group)(const struct product *p, multiplier *multiply, int64_t group, int64_t also, int64_t first,
+                        int64_t end, const struct rounded *x) {
+    float results[2 * BATCH * ROWS], *others = results + BATCH * ROWS;
+    int64_t bytes = group_bytes(p->type, p->cols), gated = p->activation == PLAIN ? 0 : columns_out(p) / ROWS;
+    const uint8_t *weights = p->weights + group * bytes, *second = p->weights + (also + gated) * bytes;
+    if (second == weights) second = NULL;
     for (int64_t t = first; t < end; t += BATCH) {
         int64_t n = at_most(BATCH, end - t);
-        const struct rounded *batch = x + (t - first) * (p->cols / BLOCK);
-        multiply(n, results, weights, batch, p->cols);
-        if (p->activation != PLAIN) multiply(n, gated, second, batch, p->cols);
-        NAME(finish)(p, t, n, group * ROWS, results, gated);
+        multiply(n, results, weights, second, x + (t - first) * (p->cols / BLOCK), p->cols);
+        NAME(finish)(p, t, n, group * ROWS, results, others);
+        if (also != group) NAME(finish)(p, t, n, also * ROWS, others, NULL);
     }
+}
+
+/* What a thread took, for a single row of activations: both halves of it at once. */
+static void NAME(halves)(const struct product *p, multiplier *multiply, int64_t from, int64_t to,
+                         const struct rounded *x) {
+    int64_t half = p->activation == PLAIN ? (to - from) / 2 : 0;
+    for (int64_t i = from; i < from + half; i++) NAME(group)(p, multiply, i, i + half, 0, 1, x);
+    for (int64_t i = from + 2 * half; i < to; i++) NAME(group)(p, multiply, i, i, 0, 1, x);
 }
 
 static void NAME(product)(const struct product *p, int ith, int nth) {
     struct work w = work_of(p, ith, nth);
     multiplier *multiply = NAME(multiplier_of)(p->type);
     struct rounded *x = (struct rounded *)(p->scratch + ith * p->scratch_size);
-    for (int64_t tile = -1; take(p, &w);)
+    for (int64_t tile = -1; take(p, &w);) {
+        if (p->n == 1) {
+            if (tile < 0) NAME(round_tile)(p, 0, 1, x);
+            tile = 0;
+            NAME(halves)(p, multiply, w.from, w.to, x);
+            continue;
+        }
         for (int64_t unit = w.from; unit < w.to; unit++) {
             int64_t first = unit / w.groups * w.tile, end = at_most(first + w.tile, p->n);
             if (unit / w.groups != tile) NAME(round_tile)(p, first, end, x);
             tile = unit / w.groups;
-            NAME(group)(p, multiply, unit % w.groups, first, end, x);
+            NAME(group)(p, multiply, unit % w.groups, unit % w.groups, first, end, x);
         }
+    }
     if (p->next) fetch_beginning(p->next, ith, nth);
     done(p, nth);
 }
