@@ -119,7 +119,7 @@ def test_rows_of_quantised_products_are_the_same_rows(quant: str, name: str) -> 
     case = next(c for c in cases.QUANTISED if c.name == quant)
     expected = teacher_forced(rig(case, devices([name])), (30, 1, 1, 8), TOKENS)
 
-    # A gate inside of a product of llamacpp's own rounds otherwise than ggml's, which joins shares of the halves.
+    # A gate inside of llamacpp's own products rounds otherwise than ggml's, which joins shares of halves.
     graph = rows_only(graph_of(case), gated=name != "llamacpp")
 
     @given(sharings(graph, [name], step=64))
