@@ -19,7 +19,7 @@ How the engine uses it; all of it on its own thread:
   about to compute what it would compute as well.
 - Before a step, where memory is short: `while not model.fits(chunks) and prefixes.drop_one(): pass`.
 
-With --deterministic rows are computed one in a pass, whatever runs beside, so that those of an entry are the
+With --deterministic a row has the same bits whatever runs beside, so that those of an entry are the
 very bits that computing them again would give.
 """
 
