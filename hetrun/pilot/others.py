@@ -8,14 +8,8 @@ from pathlib import Path
 from time import process_time, sleep
 
 LOOKS, LOOKS_S = 10, 0.05  # looks at what else runs, and how long they take in all
-BUSY = (
-    1,
-    2,
-    3,
-    6,
-    7,
-    8,
-)  # columns of a line of /proc/stat: user, nice, system, interrupts, taken by a hypervisor
+# Columns of a line of /proc/stat: user, nice, system, interrupts (two kinds), taken by a hypervisor.
+BUSY = (1, 2, 3, 6, 7, 8)
 WRONG = 0.5  # cores: so much more than all that runs cannot be our own
 
 
