@@ -14,8 +14,9 @@ core = find_packages(
 )
 mapped = [f"hetrun.{name}" for f in FOLDERS for name in find_packages(include=[f, f"{f}.*"])]
 
-# One C file is one library, called as the file. Each has headers in its folder only.
+# One C file is one library, called as the file. Each has headers in its folder, and what they share is here.
 SOURCES = sorted(path for folder in (*FOLDERS, "hetrun") for path in Path(folder).rglob("*.c"))
+SHARED = Path("hetrun/prefetch/supply.h")
 
 # What a library needs beside optimisation. Products have the same bits for every set of instructions, so a
 # compiler must not join multiplications and additions by itself.
@@ -37,7 +38,8 @@ setup(
         Extension(
             "hetrun." + ".".join(path.with_suffix("").parts).removeprefix("hetrun."),
             [path.as_posix()],
-            depends=sorted(header.as_posix() for header in path.parent.glob("*.h")),
+            include_dirs=[SHARED.parent.as_posix()],
+            depends=sorted(header.as_posix() for header in (SHARED, *path.parent.glob("*.h"))),
             extra_compile_args=["-O3", *FLAGS.get(path.name, [])],
             libraries=[] if os.name == "nt" else ["m"],
             optional=True,  # without a C compiler everything works, more slowly

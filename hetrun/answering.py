@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from hetrun.backend import Floats
@@ -17,6 +17,9 @@ from hetrun.sampling import Choice, choose, of_prompt
 
 log = logging.getLogger(__name__)
 
+Draft = Sequence[int]  # guesses that were tried
+Drafts = Mapping[int, Draft]  # by request
+Choices = Sequence[Choice | None]
 Ending = FinishReason | Literal["gone"]  # gone: whoever asked does not listen any more
 
 
@@ -27,17 +30,26 @@ class Answering:
         self._loaded = loaded
 
     def took(
-        self, r: Running, n: int, rows: Floats, now: float, choice: Choice | None = None
+        self, r: Running, n: int, rows: Floats, now: float, choices: Choices = (None,), draft: Draft = ()
     ) -> Ending | None:
-        """A step has seen n more tokens of a sequence, and gave these rows; how the request ends by that.
+        """A step has seen n more tokens of a sequence, and a draft; how the request ends by the rows it gave.
 
-        `choice`: its next token, where that was found for all together.
+        `choices`: the token that follows each, where those were found for all together.
         """
         if r.wants_scores and not self._score(r, n, rows):
             return "gone"
         if r.missing:
             return None
-        return self._next(r, choice or r.sampler.sample(rows[-1]), now) if r.limit else "length"
+        if not r.limit:
+            return "length"
+        for row, choice, guess in zip(rows[-1 - len(draft) :], choices, (*draft, None), strict=True):
+            choice = choice or r.sampler.sample(row)
+            ending = self._next(r, choice, now)
+            if ending or choice.token != guess:
+                return ending
+            r.computed += 1  # the next row is the one behind this token
+            r.accepted += 1
+        return None
 
     def _score(self, r: Running, n: int, rows: Floats) -> bool:
         """How probable the prompt's own tokens were behind each other."""
@@ -94,11 +106,17 @@ class Answering:
         return (isinstance(error, BackendError) and self._loaded.diagnose()) or error
 
 
-def together(running: Sequence[Running], step: Step, logits: Floats) -> Sequence[Choice | None]:
-    """The next token of each sequence, where samplers can look at all rows of a step at once."""
-    if len(running) == 1 or any(len(chunk.wanted) != 1 for chunk in step.chunks):
-        return [None] * len(running)
-    return choose([r.sampler for r in running], logits)
+def together(running: Sequence[Running], step: Step, drafts: Drafts, logits: Floats) -> Iterator[Choices]:
+    """The next tokens of each sequence, where samplers can look at all rows of a step at once."""
+    counts = [1 + len(drafts.get(r.id, ())) for r in running]
+    found: Choices = (None,) * sum(counts)
+    answers = all([len(chunk.wanted) == n for chunk, n in zip(step.chunks, counts, strict=True)])
+    if len(logits) > 1 and answers:
+        found = choose([r.sampler for r, n in zip(running, counts, strict=True) for _ in range(n)], logits)
+    at = 0
+    for n in counts:
+        yield found[at : at + n]
+        at += n
 
 
 def tell(r: Running | Request, event: Event) -> bool:

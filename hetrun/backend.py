@@ -1,27 +1,25 @@
 """The contract between the runtime and what computes: backends, their buffers and their runners.
 
-A backend starts as one file: a table of op functions and the interpreting base class below. A fast one
+A backend starts as one file: a table of op functions and the base class in `hetrun.interpreting`. A fast one
 overrides `wants` (how it would like its weights) and `compile` (a segment as one native call).
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.errors import Cancelled
 from hetrun.graph import Op, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.kvrows import KvView
 from hetrun.ops import Moe
-from hetrun.spent import Spent, activity
+from hetrun.pieces import Mappable, Partial
+from hetrun.spent import Spent
 from hetrun.whole_backend import Whole
 
 Floats = NDArray[np.float32]
@@ -224,6 +222,14 @@ class Backend(ABC):
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         """Bring a weight in; `read` fills a buffer with the stored bytes of a weight, or of rows of it."""
 
+    def partial(self) -> Partial | None:
+        """How it computes with weights of which only a part is in memory; None if it cannot."""
+        return None
+
+    def mapping(self) -> Mappable | None:
+        """How it computes with weights that lie in their files, mapped; None if it cannot."""
+        return None
+
     def release(self, buffer: Buffer) -> None:  # noqa: B027 - where a buffer's memory ends with the object
         """Give the memory of a weight back; nothing that was compiled with it runs any more."""
 
@@ -290,104 +296,3 @@ class Descriptor:
     precision: Precision = "exact"  # a fast one is only there if the user wants it fast
     by_name: bool = False  # only there if the user names it: naming what it is a way of is not enough
     whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it
-
-
-class ArrayBuffer:
-    """A weight as a float32 matrix in host memory."""
-
-    def __init__(self, array: Floats) -> None:
-        self.array = array
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return int(self.array.nbytes)
-
-
-OpFunction = Callable[[Op, list[Floats], list[Floats], Pass, KvCache], Floats]
-
-
-class InterpretingBackend(Backend):
-    """Runs a segment op by op from a table of functions: all that a new backend needs to begin with."""
-
-    def __init__(self, name: str, table: Mapping[str, OpFunction]) -> None:
-        self.name = name
-        self._table = table
-        self.cancelled = threading.Event()
-
-    def supports(self, op: Op) -> bool:
-        return op.kind in self._table
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-
-    def rearm(self) -> None:
-        self.cancelled.clear()
-
-    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
-        return sum(FLOAT_BYTES * use.weight.shape[0] * use.weight.shape[1] for use in wanted)
-
-    def upload(self, wanted: WeightUse, read: ReadInto) -> ArrayBuffer:
-        weight = wanted.weight
-        rows, cols = weight.shape
-        array = np.empty((rows, cols), np.float32)
-        step = max(1, (16 << 20) // weight.quant.row_bytes(cols))
-        for a in range(0, rows, step):
-            b = min(a + step, rows)
-            raw = np.empty((b - a, weight.quant.row_bytes(cols)), np.uint8)
-            read(weight.rows(a, b), raw.reshape(-1))
-            array[a:b] = weight.quant.dequantise(raw, cols)
-        return ArrayBuffer(array)
-
-    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
-        steps = []
-        for op in segment.ops:
-            weights = [_array(buffers, op, i) for i in range(len(op.weights))]
-            steps.append((op, self._table[op.kind], weights))
-        return InterpretedRunner(segment, steps, kv, self)
-
-
-def _array(buffers: Buffers, op: Op, index: int) -> Floats:
-    buffer = buffers[use_of(op, index)]
-    assert isinstance(buffer, ArrayBuffer)
-    return buffer.array
-
-
-class InterpretedRunner:
-    """Calls one function for each op, until somebody cancels."""
-
-    def __init__(
-        self,
-        segment: Segment,
-        steps: Sequence[tuple[Op, OpFunction, list[Floats]]],
-        kv: KvCache,
-        backend: InterpretingBackend,
-    ) -> None:
-        self._segment = segment
-        self._steps = steps
-        self._kv = kv
-        self._backend = backend
-
-    def submit(self, work: Pass) -> Done:
-        local = {v.name: self._read(v, work) for v in self._segment.reads}
-        spent = self._backend.spent
-        for op, function, weights in self._steps:
-            if self._backend.cancelled.is_set():
-                raise Cancelled("the computation was stopped")
-            if work.between:
-                work.between()
-            start = perf_counter()
-            local[op.out.name] = function(op, [local[v.name] for v in op.inputs], weights, work, self._kv)
-            if spent:
-                spent.add(activity(op.kind), perf_counter() - start)
-        for value in self._segment.writes:
-            work.values[value.name] = local[value.name]
-        return FINISHED
-
-    def _read(self, value: Value, work: Pass) -> Floats:
-        if value.rows == "wanted" and not len(work.wanted):
-            return np.empty((0, value.width), np.float32)  # whoever makes it may leave it out then
-        return work.values[value.name]
-
-    def close(self) -> None:
-        """Nothing to give back."""

@@ -1,4 +1,4 @@
-"""What a container may have of the machine's CPUs: which ones, and how much time of them.
+"""What a container may have of the machine: which CPUs, how much time of them, and how much memory.
 
 Groups of processes lie in a tree, and every group above counts. Version 2 has one tree for everything; of
 version 1 each kind of limit has a tree of its own. Where a group lies under a mount point is said by /proc.
@@ -7,13 +7,19 @@ version 1 each kind of limit has a tree of its own. Where a group lies under a m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from hetrun.sysfiles import cpu_list, line_of, lines_of
+from hetrun.sysfiles import cpu_list, line_of, lines_of, number_of
 
 MOST_DEPTH = 64  # groups above each other
+CPU = "cpu", "cpuset"
+MEMORY = ("memory",)
+NO_LIMIT = 1 << 56  # bytes: version 1 writes a huge number for none
+# Of memory.stat: pages of files that were not used for a while. The kernel takes them when memory is wanted,
+# so they are as good as free, and right after a model was read they are the larger part of what is in use.
+CACHED_1, CACHED_2 = "total_inactive_file", "inactive_file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ def read_limits(root: Path) -> Limits:
     """The limits of the process that /proc/self names, under a root that may be a recording."""
     cpus: frozenset[int] | None = None
     shares: list[float] = []
-    for folder in _groups(root):
+    for folder in groups(root, CPU):
         shares += _shares(folder)
         if cpus is None:  # the nearest group that says so: those above it have no fewer
             names = "cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"
@@ -48,7 +54,47 @@ def _shares(folder: Path) -> Iterator[float]:
             yield share
 
 
-def _groups(root: Path) -> Iterator[Path]:
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A limit on the memory of a group, and what counts against it; both in bytes."""
+
+    limit: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        """What the group can still get."""
+        return max(0, self.limit - self.used)
+
+
+def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
+    """The limit that leaves this process least, of all groups above it; None: there is no limit."""
+    found = [limit for folder in groups(root, MEMORY) for limit in _memory_limits(folder)]
+    return min(found, key=lambda limit: limit.left, default=None)
+
+
+def _memory_limits(folder: Path) -> Iterator[MemoryLimit]:
+    """Above memory.high a group is not killed, but slowed until it is of no use: that is a limit, too."""
+    for names, usage, cached in (
+        (("memory.max", "memory.high"), "memory.current", CACHED_2),
+        (("memory.limit_in_bytes",), "memory.usage_in_bytes", CACHED_1),
+    ):
+        limits = [number_of(folder / name) for name in names]
+        known = [limit for limit in limits if limit is not None and 0 <= limit < NO_LIMIT]
+        if known:
+            used = number_of(folder / usage) or 0
+            yield MemoryLimit(min(known), max(0, used - _cached(folder, cached)))
+
+
+def _cached(folder: Path, name: str) -> int:
+    for line in lines_of(folder / "memory.stat"):
+        key, _, value = line.partition(" ")
+        if key == name and value.isascii() and value.isdigit() and len(value) < 19:
+            return int(value)
+    return 0
+
+
+def groups(root: Path, kinds: Collection[str]) -> Iterator[Path]:
     """The folders of this process's groups, from each upwards to where its tree is mounted."""
     mine = dict(_memberships(root))
     for line in lines_of(root / "proc/self/mountinfo"):
@@ -56,7 +102,7 @@ def _groups(root: Path) -> Iterator[Path]:
         if len(words) < 10 or "-" not in words[6:]:
             continue
         kind, options = words[words.index("-", 6) + 1], words[-1].split(",")
-        names = [""] if kind == "cgroup2" else [o for o in options if o in ("cpu", "cpuset")]
+        names = [""] if kind == "cgroup2" else [o for o in options if o in kinds]
         if not kind.startswith("cgroup") or not any(name in mine for name in names):
             continue
         group = next(mine[name] for name in names if name in mine)

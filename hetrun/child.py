@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from hetrun.errors import BackendUnavailable, HetrunError, ModelFileError
@@ -31,11 +31,16 @@ def python(code: str, *arguments: str) -> list[str]:
 
 
 def begin(
-    code: str, out: int, env: Mapping[str, str] | None = None, own_session: bool = False
+    code: str,
+    out: int,
+    env: Mapping[str, str] | None = None,
+    own_session: bool = False,
+    prefix: Sequence[str] = (),
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a child on `code`, in which {pipe} stands for its end of a pipe; the other end is ours.
 
     What it prints goes to `out`. In a session of its own it does not hear Ctrl-C, which goes to all of ours.
+    `prefix` is a command that runs the one behind it.
     """
     import socket  # on use: whatever begins with a child of ours imports this module
     import subprocess
@@ -44,7 +49,7 @@ def begin(
     with theirs:
         try:
             process = subprocess.Popen(
-                python(code.format(pipe=theirs.fileno())),
+                [*prefix, *python(code.format(pipe=theirs.fileno()))],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

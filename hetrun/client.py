@@ -7,7 +7,7 @@ costs a restart instead of the front, and the front's event loop does not share 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from time import monotonic
 from typing import BinaryIO, Protocol
@@ -42,6 +42,12 @@ class ChatClient(Protocol):
     def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """The request's events; the last is `done` or `error`. Closing the generator cancels the request."""
 
+    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
+        """Have the engine take at most so many bytes from now on; what it takes then, by what it is for.
+
+        An error says why nothing has changed: a BudgetError that what runs needs more.
+        """
+
     async def close(self) -> None:
         """Cancel what runs and let go of the engine."""
 
@@ -59,7 +65,7 @@ class LocalClient:
 
     @property
     def health(self) -> Health:
-        return Health("ok")
+        return Health("ok", streaming=self._engine.streaming)
 
     async def info(self) -> ModelInfo:
         return self._engine.info
@@ -81,6 +87,9 @@ class LocalClient:
         finally:
             if not ended:
                 self._engine.cancel(request_id)
+
+    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
+        return (await asyncio.to_thread(self._engine.set_ram, nbytes)).memory
 
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.close)
@@ -160,6 +169,15 @@ class WorkerClient:
             if sent or deaths == MOST_DEATHS:
                 yield Event("error", error=self._farewell(death, sent))
                 return
+
+    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
+        """Not asked again if the worker dies: it may have died of it."""
+        try:
+            return await self._supervisor.set_ram(nbytes)
+        except Died as death:
+            if self._supervisor.failed is not None:
+                raise self._supervisor.failed from death
+            raise EngineStopped(f"{death}. It starts again with the memory that it had") from death
 
     async def close(self) -> None:
         await asyncio.to_thread(self._supervisor.close)

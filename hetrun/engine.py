@@ -21,6 +21,7 @@ from hetrun.inbox import Cancel, Close, Gate, Item, Job, Request
 from hetrun.loaded import Loaded
 from hetrun.loop import Loop
 from hetrun.running import OnEvent as OnEvent
+from hetrun.stats import Streaming
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,12 @@ class Engine:
     def doing(self) -> Doing | None:
         """What the engine thread is in the middle of; from any thread."""
         return self._gate.doing
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """What the last passes were like that read weights from disk; from any thread."""
+        loaded = self._loaded
+        return loaded.model.stats.streaming if loaded else None
 
     def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
         """Begin a request; `on_event` is called on the engine thread."""
@@ -145,5 +152,7 @@ class Engine:
             # Whoever keeps the engine does not keep the model's memory.
             self._loaded = self._gate.model = None
             loaded.model.close()
+            if loaded.speculation:
+                loaded.speculation.close()
             if loaded.tokenizer:
                 loaded.tokenizer.close()

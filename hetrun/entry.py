@@ -36,6 +36,7 @@ class Entry:
 
     def full(self) -> Overloaded | None:
         """Why one more request cannot wait, unless another one gives way."""
+        self._admission.places = self._model.max_sequences
         held = len(self._running) + len(self._displaced) + len(self._waiting)
         return self._admission.refuse_arrival(held, self._begun())
 
@@ -44,6 +45,7 @@ class Entry:
         request = w.asked.request
         if request.deadline_s is None:
             return None
+        self._admission.places = self._model.max_sequences  # which another budget may have changed
         others = [*self._begun(), *(self._ahead(o) for o in self._waiting if o is not w)]
         left_s = request.deadline_s - (perf_counter() - w.arrived)
         whole = request.whole or request.params.max_tokens is not None
@@ -57,6 +59,10 @@ class Entry:
         """A step, of which its sequences do not know yet, took so long without the steps inside of it."""
         answers = sum(r.missing == 1 for r, _ in chosen)
         self._admission.saw_step(answers, sum(n for _, n in chosen) - answers, seconds)
+
+    def saw_answers(self, answers: int, seconds: float) -> None:
+        """So many answers got a token each in that time, on an average of a step that gave several."""
+        self._admission.saw_step(answers, 0, seconds)
 
     def ended(self, r: Running) -> None:
         """An answer is complete."""

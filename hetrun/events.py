@@ -57,6 +57,13 @@ class Timings:
     ttft_s: float = 0.0
     prompt_tok_s: float = 0.0
     decode_tok_s: float = 0.0
+    drafted: int = 0  # tokens that were guessed and tried
+    accepted: int = 0  # of these, so many were right
+
+
+def accepted(t: Timings) -> str:
+    """What became of guesses, in words."""
+    return f"accepted {100 * t.accepted / t.drafted:.0f} % of {t.drafted} guessed" if t.drafted else ""
 
 
 @dataclass(frozen=True, slots=True)

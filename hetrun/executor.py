@@ -21,7 +21,7 @@ from hetrun.weights import WeightStore
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
 SMOOTHING, MOST_BETWEEN_S = 0.1, 0.002
-KEPT_SMALL, KEPT_LARGE = 64, 4  # compiled shapes kept
+KEPT, KEPT_FEW = (64, 4), (16, 1)  # compiled shapes, of small passes and large ones; where memory is scarce
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Step:
     """What the model does next: tokens of several sequences, each as long as it likes."""
 
     chunks: tuple[Chunk, ...]
+    drafted: int = 0  # of their tokens, so many are guesses
 
     @property
     def tokens(self) -> int:
@@ -92,6 +93,7 @@ class Executor:
         forecast: Forecast | None = None,
     ) -> None:
         """Times of segments go into the stats, and into the forecast where there is one."""
+        self.kept = KEPT
         self.plans = plans
         self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
         # Who is told of each pass, and decides whether anything is learnt from it.
@@ -285,7 +287,7 @@ class Executor:
             raise failed
 
     def _compiled(self, plan: Plan, shape: PassShape) -> tuple[Shape, Compiled]:
-        cache, most = (self._small, KEPT_SMALL) if shape.tokens <= SMALL else (self._large, KEPT_LARGE)
+        cache, most = (self._small, self.kept[0]) if shape.tokens <= SMALL else (self._large, self.kept[1])
         self._set_threads(plan)  # before compiling: a backend may lay work out by it
         # A runner keeps its values in memory of its own, so none runs while it stands still.
         mine = (id(plan.stages), plan.threads, shape)

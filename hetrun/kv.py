@@ -9,91 +9,23 @@ share memory all the same is `hetrun.kvmemory`'s.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
-from hetrun.kvmemory import Memory, most_mappings
+from hetrun.kvmemory import most_mappings, reserve, whole_pages
 from hetrun.kvrows import BLOCK, Group, KvView, Paged, RowIndex, region_rows
 from hetrun.kvruns import Runs
+from hetrun.kvtables import KvTable as KvTable
+from hetrun.kvtables import Tables
 from hetrun.quant import QuantType
 
 MOST_UNITS = 1 << 21  # of addresses, of which each takes some bytes of our own
-
-
-@dataclass(frozen=True, slots=True)
-class KvTable:
-    """The K or the V rows of one layer."""
-
-    raw: NDArray[np.uint8]  # [rows, bytes of these heads]
-    quant: QuantType
-    n_heads: int
-    head_dim: int
-
-    @property
-    def address(self) -> int:
-        """Where the first row lies."""
-        return int(self.raw.ctypes.data)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes from one row to the next."""
-        return int(self.raw.strides[0])
-
-    def heads(self, first: int, n: int) -> KvTable:
-        """The same rows, and of their columns those of some heads; a head is whole blocks of the type."""
-        if n == self.n_heads:
-            return self
-        size = self.quant.row_bytes(self.head_dim)
-        return KvTable(self.raw[:, first * size : (first + n) * size], self.quant, n, self.head_dim)
-
-    def read(self, rows: RowIndex) -> NDArray[np.float32]:
-        """Rows as float32 [n, n_heads, head_dim]."""
-        flat = self.quant.dequantise(self.raw[rows], self.n_heads * self.head_dim)
-        return flat.reshape(len(rows), self.n_heads, self.head_dim)
-
-    def write(self, rows: RowIndex, x: NDArray[np.float32]) -> None:
-        """Store one row of n_heads * head_dim numbers for each index."""
-        self.raw[rows] = self.quant.quantise(np.ascontiguousarray(x))
-
-
-class Tables:
-    """The tables of one group of layers in the cache's memory: what groups do with their rows."""
-
-    def __init__(self, memory: Memory, tables: Sequence[KvTable]) -> None:
-        self._memory = memory
-        self._tables = tables
-        # Where each begins and the bytes of its rows: to ask numpy takes longer than what is done with them.
-        self._places = [(t.address, t.row_bytes) for t in tables]
-        self.row_bytes = sum(t.row_bytes for t in tables)
-
-    def move(self, source: int, target: int, n: int) -> None:
-        """Copy n rows; they may overlap, which numpy would buffer."""
-        for address, size in self._places:
-            ctypes.memmove(address + target * size, address + source * size, n * size)
-
-    def show(self, at: int, rows: int, n: int, keep: int = 0) -> None:
-        """See other memory from row `at` on, and in it the first `keep` rows as they were."""
-        for table, (address, size) in zip(self._tables, self._places, strict=True):
-            kept = table.raw[at : at + keep].copy() if keep else None
-            offset = address - self._memory.address
-            self._memory.show(offset + at * size, offset + rows * size, n * size)
-            if kept is not None:
-                table.raw[at : at + keep] = kept
-
-    def drop(self, rows: int, n: int) -> None:
-        """Give the memory that these rows had at first back to the system."""
-        for address, size in self._places:
-            self._memory.drop(address - self._memory.address + rows * size, n * size)
+STEP = 8 << 20  # bytes by which the cache asks for more memory: so seldom that it costs nothing
 
 
 def token_bytes(shape: KvShape, quant: QuantType) -> int:
@@ -143,20 +75,11 @@ class KvCache:
         each = {layer: regions[self._group_of[layer]] * row_bytes[layer] for layer in shapes}
         units = -(-whole // unit) if 0 in order else 1
         fewer = min(max_sequences, max(2, MOST_UNITS // units))  # for texts of millions of tokens
-        memory, self.max_sequences = _reserve(each.values(), fewer)
+        memory, self.max_sequences = reserve(each.values(), fewer)
         self._memory = memory
         self.tables: dict[int, tuple[KvTable, KvTable]] = {}
         self._tables: list[list[KvTable]] = [[] for _ in order]
-        at = 0
-        for layer, shape in shapes.items():
-            rows = self.max_sequences * regions[self._group_of[layer]]
-            pair = []
-            for _ in range(2):
-                raw = memory.bytes[at : at + rows * row_bytes[layer]].reshape(rows, row_bytes[layer])
-                pair.append(KvTable(raw, quant, shape.n_heads, shape.head_dim))
-                at += _pages(raw.nbytes)
-            self.tables[layer] = pair[0], pair[1]
-            self._tables[self._group_of[layer]] += pair
+        self._make_tables(shapes, regions)
         backing = [Tables(memory, tables) for tables in self._tables]
         most = most_mappings() // 2 // sum(map(len, self._tables)) if memory.can_show and order else 0
         self.groups: tuple[Group, ...] = tuple(
@@ -166,12 +89,33 @@ class KvCache:
             for window, region, rows in zip(order, regions, backing, strict=True)
         )
         self._row_bytes = [rows.row_bytes for rows in backing]
-        one = sum(region * size for region, size in zip(regions, self._row_bytes, strict=True))
-        self.limit_bytes = None if limit_bytes is None else max(limit_bytes, one)
+        # Windows' rows begin and end anywhere in a page, and none of it goes while a neighbour has the rest.
+        self._edges = sum(2 * mmap.PAGESIZE * len(t) for t, w in zip(self._tables, order, strict=True) if w)
+        self._most_sequences = 0  # that there ever were at once
+        self._one = sum(region * size for region, size in zip(regions, self._row_bytes, strict=True))
+        self._limit = None if limit_bytes is None else max(limit_bytes, self._one)
+        self._promised = 0
+        # Called with the bytes that the cache may hold from now on, before it does: who has memory to spare
+        # gives it up here. If it raises, who asked for rows gets none.
+        self.before_growth: Callable[[int], None] | None = None
         # A window moves along: what comes in at once must leave room for what it sees.
         self.most_at_once = most_tokens if any(order) else sys.maxsize
         self._lengths: dict[int, int] = {}
         self._ids = count()
+
+    def _make_tables(self, shapes: Mapping[int, KvShape], regions: Sequence[int]) -> None:
+        """K and V of each layer, one table behind the other."""
+        at = 0
+        for layer, shape in shapes.items():
+            rows = self.max_sequences * regions[self._group_of[layer]]
+            size = token_bytes(shape, self.quant) // 2
+            pair = []
+            for _ in range(2):
+                raw = self._memory.bytes[at : at + rows * size].reshape(rows, size)
+                pair.append(KvTable(raw, self.quant, shape.n_heads, shape.head_dim))
+                at += whole_pages(raw.nbytes)
+            self.tables[layer] = pair[0], pair[1]
+            self._tables[self._group_of[layer]] += pair
 
     def group(self, layer: int) -> int:
         """The number of a layer's group."""
@@ -188,12 +132,45 @@ class KvCache:
         return sum(g.touched_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
 
     @property
+    def held_bytes(self) -> int:
+        """Memory that the system has given: less than what is touched while rows are not yet written."""
+        held = self._memory.held_bytes
+        return self.touched_bytes if held is None else held
+
+    @property
+    def promised_bytes(self) -> int:
+        """What the cache may hold before it asks `before_growth` again; what is given back is taken off."""
+        return self._promised
+
+    @property
+    def least_bytes(self) -> int:
+        """The lowest limit that there could be now: what is in use, or room for one of full length."""
+        return max(self._one, self.used_bytes)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What all sequences together may have; None: as much as there is."""
+        return self._limit
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit: int | None) -> None:
+        """From now on; as low as `least_bytes` at most, and who wants less drops sequences first."""
+        self._limit = None if limit is None else max(limit, self.least_bytes)
+        if self._limit is not None and max(self.touched_bytes, self._promised) > self._limit:
+            self.trim()
+
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one more token, as long as no window moves along."""
+        return sum(self._row_bytes)
+
+    @property
     def room(self) -> int:
         """How many more tokens one sequence could get for sure, if it were not for its length."""
-        if self.limit_bytes is None:
+        if self._limit is None:
             return sys.maxsize
         unit = max((g.unit for g in self.groups if isinstance(g, Paged)), default=1)
-        return max(0, self.limit_bytes - self.used_bytes) // sum(self._row_bytes) // unit * unit
+        return max(0, self._limit - self.used_bytes) // sum(self._row_bytes) // unit * unit
 
     @property
     def layout(self) -> str:
@@ -217,6 +194,7 @@ class KvCache:
             )
         seq = next(self._ids)
         self._lengths[seq] = 0
+        self._most_sequences = max(self._most_sequences, len(self._lengths))
         for g in self.groups:
             g.alloc(seq)
         return seq
@@ -230,28 +208,31 @@ class KvCache:
         if n > self.most_at_once:
             raise ValueError(f"{n} tokens are more than the {self.most_at_once} that may come at once")
         length = self._lengths[seq]
-        wanted = self._check_room([g.wants(seq, length, n) for g in self.groups])
+        wanted = [g.wants(seq, length, n) for g in self.groups]
+        grows = self._check_room(wanted)
+        if grows and any(g.copies(seq, length) for g in self.groups):
+            self._keep_within(self._bytes_of(wanted))
         try:
             rows = tuple([g.extend(seq, length, n) for g in self.groups])
-        except BudgetError:
+            if grows or self.before_growth:
+                self._keep_within()
+        except BaseException:
             for g in self.groups:
                 g.truncate(seq, length)
             raise
         self._lengths[seq] = length + n
-        if wanted:
-            self._keep_within()
         return rows
 
     def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
         """Whether there is memory for so many more tokens of each of these sequences."""
-        if self.limit_bytes is None:
+        if self._limit is None:
             return True
         wanted = sum(
             g.wants(seq, self._lengths[seq], n) * size
             for seq, n in chunks
             for g, size in zip(self.groups, self._row_bytes, strict=True)
         )
-        return not wanted or self.used_bytes + wanted <= self.limit_bytes
+        return not wanted or self.used_bytes + wanted <= self._limit
 
     def shareable(self, seq: int, n: int) -> int:
         """How many of a sequence's first n tokens a new one could begin with: all, or none where a window
@@ -269,13 +250,13 @@ class KvCache:
         new = self.alloc()
         try:
             self._check_room(wanted)
+            self._keep_within(self._bytes_of(wanted))  # before rows are copied
             for g in self.groups:
                 g.fork(seq, new, n)
-        except BudgetError:
+        except BaseException:
             self.free(new)
             raise
         self._lengths[new] = n
-        self._keep_within()
         return new
 
     def keepable(self, seq: int, n: int) -> bool:
@@ -307,6 +288,7 @@ class KvCache:
         """Give the system back the memory that no sequence has."""
         for g in self.groups:
             g.trim()
+        self._promised = min(self._promised, self._in_steps(self._most_held()))
 
     def export(self, seq: int, n: int) -> Iterator[memoryview]:
         """The bytes of what the token at position n sees, which must be keepable: table after table, good
@@ -340,40 +322,40 @@ class KvCache:
         """Whether anything is wanted at all; BudgetError if it is more than there is."""
         if not any(rows):
             return False
-        wanted = sum(n * size for n, size in zip(rows, self._row_bytes, strict=True))
-        if self.limit_bytes is not None and self.used_bytes + wanted > self.limit_bytes:
+        if self._limit is not None and self.used_bytes + self._bytes_of(rows) > self._limit:
             raise BudgetError(
-                f"the KV cache of {self.limit_bytes / 2**20:.0f} MiB is full; "
+                f"the KV cache of {self._limit / 2**20:.0f} MiB is full; "
                 "ask for fewer sequences or a smaller --ctx"
             )
         return True
 
-    def _keep_within(self) -> None:
-        """What nobody uses any more goes before the limit is passed: new rows are not yet written."""
-        if self.limit_bytes is not None and self.touched_bytes > self.limit_bytes:
+    def _keep_within(self, more: int = 0) -> None:
+        """What nobody uses any more goes before the limit is passed, and before others give memory up for
+        what is about to be written."""
+        if self._limit is not None and self.touched_bytes + more > self._limit:
             self.trim()
+        if self.before_growth is None or self._most_held() + more <= self._promised:
+            return
+        if self.touched_bytes > self.used_bytes:
+            self.trim()
+        if (most := self._most_held() + more) > self._promised:
+            promised = self._in_steps(most)
+            self.before_growth(promised)
+            self._promised = promised
+
+    def _most_held(self) -> int:
+        """What is held when every row that is touched has been written."""
+        return self.touched_bytes + self._edges * self._most_sequences
+
+    def _in_steps(self, nbytes: int) -> int:
+        """What is asked for at once, up to the limit."""
+        steps = -(-nbytes // STEP) * STEP
+        return steps if self._limit is None else max(nbytes, min(steps, self._limit))
+
+    def _bytes_of(self, rows: Sequence[int]) -> int:
+        return sum(n * size for n, size in zip(rows, self._row_bytes, strict=True))
 
     def _not_there(self, seq: int, n: int, done: str) -> ValueError:
         length = self._lengths[seq]
         moved = "; its windows have moved on" if 0 <= n <= length else ""
         return ValueError(f"sequence {seq} has {length} tokens and cannot be {done} {n}{moved}")
-
-
-def _pages(size: int) -> int:
-    """Bytes of the whole pages that so many bytes lie in."""
-    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _reserve(each: Iterable[int], sequences: int) -> tuple[Memory, int]:
-    """Address space for two tables of each layer, and for how many sequences that is."""
-    each = list(each)
-    while True:
-        try:
-            return Memory(2 * sum(_pages(sequences * size) for size in each)), sequences
-        except (OSError, OverflowError, ValueError) as e:
-            if sequences == 1:
-                raise BudgetError(
-                    f"the system has no address space for {sum(each) * 2 / 2**30:.1f} GiB "
-                    "of keys and values; use a smaller --ctx"
-                ) from e
-            sequences = -(-sequences // 2)

@@ -13,9 +13,12 @@ import os
 import platform
 import sys
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+
+from hetrun.errors import BudgetError
 
 MAP_FIXED = 0x10  # Linux; Python has no name for it
 PUNCH_HOLE = 0x1 | 0x2  # of fallocate: FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
@@ -46,6 +49,11 @@ class Memory:
         """Whether pages can be seen in several places."""
         return self._fd is not None
 
+    @property
+    def held_bytes(self) -> int | None:
+        """Memory that the system has given, however often it is seen; None where that cannot be told."""
+        return None if self._fd is None else os.fstat(self._fd).st_blocks * 512
+
     def show(self, at: int, pages: int, size: int) -> None:
         """From `at` on, see what was first seen from `pages` on: whole pages all three; OSError if not."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | MAP_FIXED | NO_RESERVE
@@ -63,6 +71,26 @@ class Memory:
             _system().fallocate(self._fd, PUNCH_HOLE, pages, end - pages)
         elif hasattr(mmap, "MADV_DONTNEED"):
             self._mapping.madvise(mmap.MADV_DONTNEED, pages, end - pages)
+
+
+def whole_pages(size: int) -> int:
+    """Bytes of the whole pages that so many bytes lie in."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def reserve(each: Iterable[int], sequences: int) -> tuple[Memory, int]:
+    """Address space for two tables of each layer, and for how many sequences that is."""
+    each = list(each)
+    while True:
+        try:
+            return Memory(2 * sum(whole_pages(sequences * size) for size in each)), sequences
+        except (OSError, OverflowError, ValueError) as e:
+            if sequences == 1:
+                raise BudgetError(
+                    f"the system has no address space for {sum(each) * 2 / 2**30:.1f} GiB "
+                    "of keys and values; use a smaller --ctx"
+                ) from e
+            sequences = -(-sequences // 2)
 
 
 def most_mappings() -> int:

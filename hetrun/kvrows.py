@@ -93,6 +93,10 @@ class Group(ABC):
     def wants(self, seq: int, length: int, n: int) -> int:
         """By how many the used rows grow with n more tokens, at most."""
 
+    def copies(self, seq: int, length: int) -> bool:
+        """Whether rows are copied to other memory when the sequence gets more tokens."""
+        return False
+
     @abstractmethod
     def extend(self, seq: int, length: int, n: int) -> RowIndex:
         """Rows for n more tokens. BudgetError without room: cut to `length`, it reads as before."""
@@ -169,6 +173,7 @@ class Paged(Group):
         self._shown = np.arange(n)  # the unit of memory that each unit of addresses shows; -1: unknown
         self._holders = np.zeros(n, np.int32)  # of each unit of memory
         self._touched = np.zeros(n, np.bool_)  # memory that was ever held since the system had it
+        self._n_touched = 0
         self._used = 0
         self._runs = 1
         self._free = list(range(0, n, self._region))[::-1]
@@ -180,7 +185,7 @@ class Paged(Group):
 
     @property
     def touched_rows(self) -> int:
-        return int(np.count_nonzero(self._touched)) * self.unit
+        return self._n_touched * self.unit
 
     def alloc(self, seq: int) -> None:
         """In a region whose memory nobody else sees, if there is one."""
@@ -195,6 +200,9 @@ class Paged(Group):
             return 0
         s = self._held[seq]
         return (self._units(length + n) - s.units + self._is_shared(s, length)) * self.unit
+
+    def copies(self, seq: int, length: int) -> bool:
+        return self._is_shared(self._held[seq], length)
 
     def extend(self, seq: int, length: int, n: int) -> RowIndex:
         s = self._held[seq]
@@ -253,6 +261,7 @@ class Paged(Group):
     def trim(self) -> None:
         left = np.flatnonzero(self._touched & (self._holders == 0))
         self._touched[left] = False
+        self._n_touched -= len(left)
         for lo, hi in _runs_of(left):
             self._memory.drop(int(left[lo]) * self.unit, (hi - lo) * self.unit)
 
@@ -292,6 +301,7 @@ class Paged(Group):
 
     def _hold(self, memory: int) -> None:
         self._holders[memory] = 1
+        self._n_touched += not self._touched[memory]
         self._touched[memory] = True
         self._used += 1
 

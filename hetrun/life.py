@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import BinaryIO
@@ -18,6 +20,7 @@ from typing import BinaryIO
 from hetrun import child
 from hetrun.errors import EngineStopped
 from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.stats import Streaming
 from hetrun.wire import (
     ASK_FOR_STACKS,
     Answer,
@@ -28,7 +31,10 @@ from hetrun.wire import (
     Load,
     Message,
     Progress,
+    Pulse,
+    RamSet,
     Ready,
+    SetRam,
     Stuck,
     Submit,
     Unstuck,
@@ -58,6 +64,8 @@ class Life:
         self.info: ModelInfo | None = None  # once it is ready
         self.error: Exception | None = None  # why it cannot work
         self.answered = False  # whether anything came of any request
+        self.streaming: Streaming | None = None  # as it said last
+        self.load = load  # what a process is to be told that shall be like this one is now
         self._log = log
         self._log_began = 0 if log is None else os.fstat(log.fileno()).st_size
         self._patience = load.patience
@@ -65,6 +73,7 @@ class Life:
         self._lock = threading.Lock()
         self._born = monotonic()
         self._running: dict[int, OnEvents] = {}
+        self._budgets: dict[int, Future[Mapping[str, int]]] = {}
         self._over = False
         self._closing = False
         self._end: str | None = None  # why we ended it
@@ -108,6 +117,20 @@ class Life:
         self._channel.send(Submit(key, request, asked))
         return key
 
+    def set_ram(self, nbytes: int) -> Future[Mapping[str, int]] | None:
+        """Have it take at most so many bytes, and hear what it takes then; None if it is over.
+
+        If it dies the answer is a `Died`, and its `load` is as it was.
+        """
+        key, answer = next(self._keys), Future[Mapping[str, int]]()
+        answer.set_running_or_notify_cancel()  # who does not wait any more cancels nothing
+        with self._lock:
+            if self._over:
+                return None
+            self._budgets[key] = answer
+        self._channel.send(SetRam(key, nbytes))
+        return answer
+
     def cancel(self, key: int) -> None:
         self._channel.send(Cancel(key))
 
@@ -129,12 +152,17 @@ class Life:
 
     def bury(self) -> None:
         """Say to whoever waits for it that nothing comes any more, and take no request; it has ended."""
-        death = (Event("error", error=Died(self.obituary)),)
+        died = Died(self.obituary)
+        death = (Event("error", error=died),)
         self.progress = 0.0
         with self._lock:
             self._over = True
             orphans = list(self._running.values())
             self._running.clear()
+            changes = list(self._budgets.values())
+            self._budgets.clear()
+        for change in changes:
+            change.set_exception(died)
         for on_events in orphans:
             on_events(death)
 
@@ -185,6 +213,10 @@ class Life:
                 with self._lock:
                     on_events = self._running.pop(key) if events[-1].last else self._running[key]
                 on_events(events)
+            case RamSet():
+                self._ram_set(message)
+            case Pulse(streaming):
+                self.streaming = streaming
             case Stuck():
                 self._step = message
             case Unstuck():
@@ -196,6 +228,16 @@ class Life:
                 self.info = info
             case Failed(error):
                 self.error = error
+
+    def _ram_set(self, said: RamSet) -> None:
+        with self._lock:
+            answer = self._budgets.pop(said.key)
+        if said.error is not None:
+            answer.set_exception(said.error)
+        else:
+            # First: whoever hears that it is so may rely on it, also where the process dies now.
+            self.load = replace(self.load, options={**self.load.options, "ram": said.nbytes})
+            answer.set_result(said.memory)
 
     def _reap(self) -> None:
         """It hung up: it ends now, or is ended, for nobody can talk to it any more."""

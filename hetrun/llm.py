@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +16,10 @@ import numpy as np
 
 from hetrun import model as models
 from hetrun.backend import Floats, Precision
+from hetrun.budget import look, set_ram
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.completion import Completion, Prompt, as_prompts, completion, prompt_request
-from hetrun.config import Settings, default_model
+from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError, UserError
 from hetrun.events import Doing, Event, GenerateRequest, Message
@@ -28,7 +30,7 @@ from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
 from hetrun.source import open_model
-from hetrun.stats import Stats
+from hetrun.stats import Stats, Streaming
 from hetrun.weights import Progress
 
 R = TypeVar("R")
@@ -98,12 +100,18 @@ class LLM:
     @property
     def stats(self) -> Stats:
         """What was measured so far."""
-        return self.call(lambda loaded: loaded.model.stats)
+        return self.call(lambda loaded: look(loaded.model))
 
     @property
     def doing(self) -> Doing | None:
         """What the engine thread is in the middle of; None while it waits. From any thread, at once."""
         return self._engine.doing
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """What passes are like that read weights from disk, as of the last; None: all weights are in memory.
+        From any thread, at once."""
+        return self._engine.streaming
 
     @property
     def n_vocab(self) -> int:
@@ -168,6 +176,28 @@ class LLM:
         """Read prompts that were saved, and say how many those were. UserError if it cannot be used: the file
         of another model, of other options, or a damaged one."""
         return self.call(lambda loaded: prompts_of(loaded).load(Path(path)))
+
+    def set_ram(self, ram: int | str) -> PlanSet:
+        """Take at most so much memory from now on, as 1.5GiB or in bytes; what runs where then.
+
+        It happens between two steps, and no answer is lost by it. BudgetError says that what runs now needs
+        more, and how much; nothing has changed then.
+        """
+        nbytes = OPTIONS["ram"].parse(ram, "ram")
+
+        def change(loaded: Loaded) -> PlanSet:
+            set_ram(loaded.model, nbytes, loaded.prefixes)
+            look(loaded.model)
+            return loaded.model.plans
+
+        plans = self.call(change)
+        self.settings = replace(self.settings, ram=nbytes)
+        return plans
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """What takes how much memory now, in bytes by name; `limit` and `left` as well."""
+        return self.call(lambda loaded: loaded.model.bill())
 
     def check_template(self) -> None:
         """Raise what is wrong with the chat template, as far as it shows before there are messages."""
@@ -258,6 +288,7 @@ def as_options(settings: Settings, eager: bool = False) -> Options:
         ram=settings.ram,
         precision=cast("Precision", settings.precision),
         planner=settings.planner,
+        streaming=settings.streaming,
         eager=eager,
     )
 

@@ -11,6 +11,7 @@ from hetrun.model import Model
 from hetrun.prefixes import Prefixes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts
+from hetrun.speculation.roles import Speculation
 from hetrun.tokenizer import Tokenizer
 
 MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
@@ -29,6 +30,7 @@ class Loaded:
     prefixes: Prefixes | None = None  # None: nothing is kept, and every prompt is computed
     prompts: Prompts | None = None  # None: they cannot be saved
     ending: Callable[[], None] = lambda: None  # what is to be done before the model goes
+    speculation: Speculation | None = None  # None: a step gives each sequence one token
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from hetrun.config import Settings
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.events import Message, ModelInfo
 from hetrun.loaded import Loaded
-from hetrun.planner import Options
+from hetrun.planner import Options, Wishes
 from hetrun.prefixes import CACHED, Prefixes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts, check_place
-from hetrun.source import ModelSource, open_vocabulary
+from hetrun.source import ModelSource, open_model, open_vocabulary
+from hetrun.speculation import DraftModel, Speculation, drafted, lookup
 from hetrun.tokenizer import Tokenizer
 from hetrun.weights import Progress
 from hetrun.whole import WholeModel
@@ -42,15 +45,18 @@ def load(
     if settings.prompt_cache:
         check_place(settings.prompt_cache)
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
-    try:
-        model = models.open_planned(source, options, progress)
-    except BaseException:
+    with ExitStack() as undo:
         if tokenizer:
-            tokenizer.close()
-        raise
+            undo.callback(tokenizer.close)
+        speculation = speculation_of(settings, options, tokenizer)
+        if speculation:
+            undo.callback(speculation.close)
+        model = models.open_planned(source, options, progress)
+        undo.pop_all()
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     render = renderer(templates, tokenizer)
-    prefixes = Prefixes(model, most_kept(model))
+    most_tokens = model.most_cached if isinstance(model, models.PlannedModel) else None
+    prefixes = Prefixes(model, most_kept(model), most_tokens)
     prompts = Prompts(model, prefixes, options) if isinstance(model, models.PlannedModel) else None
     return Loaded(
         model,
@@ -61,8 +67,38 @@ def load(
         most_waiting=most_waiting,
         prefixes=prefixes,
         prompts=prompts,
+        speculation=speculation,
         ending=remembering(prompts, settings.prompt_cache),
     )
+
+
+def speculation_of(settings: Settings, options: Options, tokenizer: Tokenizer | None) -> Speculation | None:
+    """How tokens are guessed. What nobody asked for by name changes no text, and neither does anything with
+    --deterministic."""
+    kind, _, path = settings.spec.partition(":")
+    if kind == "off":
+        return None
+    exact = kind == "auto" or settings.deterministic
+    return drafted(draft_model(Path(path).expanduser(), options, tokenizer), exact) if path else lookup(exact)
+
+
+def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> DraftModel:
+    """A model that guesses for another one. It is opened first, so that the other's books count it."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; --spec draft:MODEL takes a .gguf file or a folder")
+    source = open_model(path)
+    own = open_tokenizer(source)
+    if own is None or tokenizer is None:
+        raise UserError(f"{path} cannot be the draft model: both models need a vocabulary, to be compared")
+    try:
+        if own.pieces() != tokenizer.pieces():
+            raise UserError(f"{path} cannot be the draft model: its vocabulary is another one")
+        n_tokens = own.n_tokens
+    finally:
+        own.close()
+    wishes = Wishes(options.wishes.threads)
+    small = replace(options, wishes=wishes, ram=None, planner="static", streaming="off", eager=False)
+    return DraftModel(models.open_planned(source, small), n_tokens)
 
 
 def remembering(prompts: Prompts | None, path: Path | None) -> Callable[[], None]:

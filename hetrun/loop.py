@@ -13,8 +13,10 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from hetrun.answering import Answering, Ending, logged, tell, together
+from hetrun.answering import Answering, Drafts, Ending, logged, tell, together
+from hetrun.backend import Floats
 from hetrun.beginning import begun
+from hetrun.budget import look
 from hetrun.entry import Entry, gives_way
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
@@ -28,6 +30,7 @@ from hetrun.places import Places
 from hetrun.prepare import Prepared, Preparer
 from hetrun.running import Chosen, Running
 from hetrun.scheduler import Shares
+from hetrun.speculation.speculating import Speculating
 from hetrun.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -57,7 +60,9 @@ class Loop:
         self._mixing = Mixing(loaded.model, self._shares, self._pace)
         self._places = Places(loaded, self._running, self._displaced)
         self._answering = Answering(loaded)
+        self._speculating = Speculating(loaded.model, loaded.speculation)
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
+        look(self._model)
         self._turn = 0
         self._tended = 0.0
         self._newcomers = False  # since the model last heard what to expect
@@ -296,6 +301,7 @@ class Loop:
     def _run(self, chosen: Chosen, stands_aside: bool = False) -> None:
         """One step, and what comes of it."""
         chosen = self._places.make_room(chosen, self._standing)
+        chosen, drafts = self._speculating.add(chosen)
         ids = frozenset(r.id for r, _ in chosen)
         if not chosen or not self._gate.enter(ids, self._pace.seconds(chosen)):
             return  # who must end is in the inbox
@@ -304,7 +310,8 @@ class Loop:
         if stands_aside:
             self._standing = ids
             self._due = self._answered + self._mixing.patience(self._running, ids)
-        step = Step(tuple([r.chunk(n) for r, n in chosen]))
+        chunks = tuple([r.chunk(n, drafts.get(r.id, ())) for r, n in chosen])
+        step = Step(chunks, sum(map(len, drafts.values())))
         try:
             logits = self._model.step(step, self._between if stands_aside else None)
         except Cancelled:
@@ -317,26 +324,43 @@ class Loop:
             self._standing = outer
             self._gate.leave()
         seconds = clock.seconds()
-        self._pace.saw(chosen, seconds)
-        self._entry.saw(chosen, seconds)
-        now, row = perf_counter(), 0
-        self._answered = self._answered if stands_aside else now
-        choices = together([r for r, _ in chosen], step, logits)
-        for (r, n), chunk, choice in zip(chosen, step.chunks, choices, strict=True):
+        self._speculating.saw(chosen, drafts, seconds)
+        if not drafts:
+            self._pace.saw(chosen, seconds)
+            self._entry.saw(chosen, seconds)
+        self._answered = self._answered if stands_aside else perf_counter()
+        given = self._take_rows(chosen, drafts, step, logits)
+        if drafts:
+            self._speculating.took(given - len(chosen))
+            self._model.stats.accepted += given - len(chosen)
+            self._entry.saw_answers(len(chosen), seconds * len(chosen) / given)
+        look(self._model)
+        clock.stop()
+
+    def _take_rows(self, chosen: Chosen, drafts: Drafts, step: Step, logits: Floats) -> int:
+        """What a step gave: tokens to those in it. How many of theirs the model has seen for good by it."""
+        now, row, given = perf_counter(), 0, 0
+        choices = together([r for r, _ in chosen], step, drafts, logits)
+        for (r, n), chunk, mine in zip(chosen, step.chunks, choices, strict=True):
             rows = logits[row : row + len(chunk.wanted)]
             row += len(rows)
             self._turn += 1
             r.turn = self._turn
+            before, draft = r.computed, drafts.get(r.id, ())
             r.computed += n
-            self._places.saw(r)
-            self._shares.gave(r.client, n)
+            r.drafted += len(draft)
             try:
-                ending = self._answering.took(r, n, rows, now, choice)
+                ending = self._answering.took(r, n, rows, now, mine, draft)
+                if draft:
+                    self._model.truncate(r.seq, r.computed)
             except Exception as e:
                 self._fail(r, self._answering.explained(e))
-            else:
-                self._ended(r, ending)
-        clock.stop()
+                continue
+            self._places.saw(r)
+            self._shares.gave(r.client, r.computed - before)
+            given += r.computed - before
+            self._ended(r, ending)
+        return given or 1
 
     def _ended(self, r: Running, ending: Ending | None) -> None:
         if ending == "gone":
@@ -359,6 +383,7 @@ class Loop:
         if r in self._displaced:
             self._displaced.remove(r)
         else:
+            self._speculating.ended(r)
             self._places.end(r, keep)  # if that fails, it is still among those who hear that all is over
             self._running.remove(r)
         self._shares.left(r.client)

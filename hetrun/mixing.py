@@ -36,6 +36,8 @@ class Mixing:
             return together, False
         if self._model.stands_aside:
             return share_out((), prompts, budget), True
+        if not answers and self._model.streaming():  # a pass reads as much, however few tokens it has
+            return together, False
         return self._with_few(answers, prompts, (budget, *BESIDE)), False
 
     def beside(self, running: Sequence[Running], standing: Collection[int]) -> Chosen:

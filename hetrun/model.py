@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Protocol
 
-from hetrun import registry
-from hetrun.backend import Backend, Floats, WeightUse
-from hetrun.errors import BudgetError, OptionError
-from hetrun.executor import Between, Executor, Step
+from hetrun import bill, registry
+from hetrun.backend import Backend, Floats
+from hetrun.books import Books, granted
+from hetrun.budget import Budgeted
+from hetrun.decisions import MARGIN, Prepared, prepare
+from hetrun.estimates import MAX_SEQUENCES, kv_of_all
+from hetrun.executor import KEPT_FEW, Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
 from hetrun.forms import coarse
-from hetrun.graph import Graph, kv_shapes
-from hetrun.kv import KvCache, sequence_bytes
-from hetrun.kvrows import BLOCK
+from hetrun.graph import kv_shapes
+from hetrun.inmemory import InMemory
+from hetrun.kv import KvCache
 from hetrun.pilot import Pilot, Setup, planned, planner_for, recall_seats
 from hetrun.plan import PlanSet
-from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
+from hetrun.planner import Options, this_machine
+from hetrun.prefetch.fromdisk import FromDisk
+from hetrun.prefetch.frommaps import FromMaps
 from hetrun.prefixes import CACHED
-from hetrun.quant import QuantType, by_name
-from hetrun.source import ModelSource, build_graph
-from hetrun.stats import Stats
-from hetrun.weights import Progress, WeightStore, available_memory, stretch
+from hetrun.source import ModelSource
+from hetrun.stats import Stats, Streaming
+from hetrun.weights import Progress, WeightStore, stretch
 from hetrun.whole import WholeModel
 from hetrun.whole_plan import backend_for
 from hetrun.whole_plan import prepare as prepare_whole
 
-MAX_SEQUENCES = 64
-MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
 LEAST_MEASURED = 8 << 20  # bytes of weights: measuring a smaller model takes longer than it could win
+CACHED_SHARE = 1 / 16  # of a budget that does not hold all weights, for prompts that may come again
 LOADING = 0.6  # of the progress of opening a model; the rest is measuring
-KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
-KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where one of full length takes less
 
 
-class Model(Protocol):
+class Model(Budgeted, Protocol):
     """What the engine knows of a model."""
 
     n_vocab: int
@@ -71,6 +72,12 @@ class Model(Protocol):
 
     def shareable(self, seq: int, n: int) -> int:
         """How many of a sequence's first n tokens a new one could begin with."""
+        ...
+
+    @property
+    def alike(self) -> int:
+        """The most tokens of a step whose rows have the bits that they have one by one; 0: several at once
+        are no use."""
         ...
 
     @property
@@ -111,7 +118,6 @@ class PlannedModel:
     """Graph, plan and executor."""
 
     max_sequences = MAX_SEQUENCES
-    stands_aside = True
 
     def __init__(self, source: ModelSource, options: Options, progress: Progress | None = None) -> None:
         self.stats = Stats()
@@ -130,10 +136,23 @@ class PlannedModel:
                 prepared.plans.ubatch,
                 prepared.kv_bytes,
             )
+            self.books = Books(prepared.granted)
+            self.books.opened()
+            self._accepted = 0  # guesses that were right, when the last pass began
+            self._streamed = prepared.streamed
+            # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
+            self.stands_aside = not prepared.streamed and not prepared.mapped
+            self._disk: FromDisk | None = None
+            self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
-            store = WeightStore(self._backends)
+            self._store = store = WeightStore(self._backends)
             setup = _setup(prepared, options)
-            store.load(prepared.wanted, stretch(progress, 0, LOADING if setup else 1))
+            if prepared.streamed:
+                backend = prepared.backends[prepared.streamed.backend]
+                self._disk = FromDisk(prepared.streamed, backend, self._kv, self.books)
+                undo.callback(self._disk.close)
+            end = 0.1 if self._disk else LOADING if setup else 1
+            self._load(prepared, stretch(progress, 0, end))
             forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
             self._executor = Executor(
                 self.graph,
@@ -151,10 +170,26 @@ class PlannedModel:
                     self.graph, self._backends, store, self._kv, self._executor, forecast, setup
                 )
                 self.pilot.begin(stretch(progress, LOADING, 1))
+            self._budget = self._disk or self._in_memory(prepared)
+            if self._disk:
+                self._executor.kept = KEPT_FEW
+                self._disk.open(stretch(progress, 0.1, 1))
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.truncate
             self.free, self.length = self._kv.free, self._kv.length
             self.fits, self.shareable = self._kv.fits, self._kv.shareable
             undo.pop_all()
+
+    def _load(self, prepared: Prepared, progress: Progress) -> None:
+        """The weights that are there as a whole: booked before they are read."""
+        load = partial(self._store.load, prepared.wanted, progress)
+        self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
+
+    def _in_memory(self, prepared: Prepared) -> InMemory:
+        mapped, store = prepared.mapped, self._store
+        return InMemory(
+            *(self.books, self._kv, lambda: mapped.left if mapped else store.resident_bytes),
+            *(partial(kv_of_all, prepared.kv_one), mapped),
+        )
 
     @property
     def plans(self) -> PlanSet:
@@ -163,7 +198,17 @@ class PlannedModel:
 
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens; good until the next step."""
-        return self._executor.run(step, between)
+        if (reading := self._disk or self._maps) is None:
+            return self._executor.run(step, between)
+        start = perf_counter()
+        rows = self._executor.run(step)
+        certain = step.tokens - step.drafted
+        accepted, self._accepted = self.stats.accepted - self._accepted, self.stats.accepted
+        # What became of the guesses shows only behind a pass: here those of the last one count.
+        reading.ran(
+            perf_counter() - start, step.tokens, certain + accepted, answering=certain == len(step.chunks)
+        )
+        return rows
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
@@ -174,6 +219,24 @@ class PlannedModel:
         """Between two steps: look after the plan."""
         if self.pilot:
             self.pilot.tend(idle, between)
+        self._budget.tend()
+
+    def set_ram(self, nbytes: int) -> None:
+        """Take at most so many bytes from now on."""
+        limit = granted(nbytes, MARGIN)
+        self._budget.set_limit(limit)
+        within = self._streamed and self._streamed.within
+        self._executor.adopt(within(limit) if within else replace(self.plans, memory=self.bill()))
+
+    def bill(self) -> Mapping[str, int]:
+        """What takes how much now."""
+        self._budget.look()
+        return self.books.bill()
+
+    def streaming(self) -> Streaming | None:
+        """What passes are like that read weights from disk."""
+        reading = self._disk or self._maps
+        return reading.report() if reading else None
 
     def rest(self) -> None:
         """Nothing has come for a while: memory of keys and values that nobody needs goes to the system."""
@@ -181,7 +244,23 @@ class PlannedModel:
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
+        if self._disk:
+            return self._disk.predict(sum(n for n, _ in chunks))
         return self.pilot.predict(chunks) if self.pilot else None
+
+    @property
+    def alike(self) -> int:
+        """The most tokens of a step whose rows have the bits that they have one by one."""
+        return self.plans.alike(self._backends)
+
+    @property
+    def most_cached(self) -> int | None:
+        """Tokens of prompts that are worth keeping for later, beside the last one; None: all there is room
+        for. While weights come from disk each byte of them is one that every pass reads."""
+        if self._disk is None:
+            return None
+        each = self._kv.token_bytes
+        return int(CACHED_SHARE * self._disk.granted.nbytes) // each if each else None
 
     @property
     def native_seconds(self) -> float:
@@ -227,6 +306,8 @@ class PlannedModel:
         if self.pilot:
             self.pilot.save()
         self._executor.close()
+        if self._disk:
+            self._disk.close()
         self._close_backends()
 
     def _close_backends(self) -> None:
@@ -234,129 +315,16 @@ class PlannedModel:
             backend.close()
 
 
-def create_backends(options: Options) -> dict[str, Backend]:
-    """The backends asked for, or all that work here, the most wanted first."""
-    known = registry.backends()
-    names = registry.choose(list(options.backends) if options.backends else None, options.precision)
-    return {name: known[name].create() for name in names}
-
-
-def plan_graph(
-    graph: Graph, backends: Mapping[str, Backend], wishes: Wishes
-) -> tuple[PlanSet, dict[str, list[WeightUse]]]:
-    """The plan set, and which weights each backend must hold for it."""
-    plans = StaticPlanner(backends, list(backends)).plan(graph, this_machine(), wishes)
-    wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
-    for segment in dict.fromkeys(
-        s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
-    ):
-        wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
-    return plans, {name: list(uses) for name, uses in wanted.items()}
-
-
-def kv_quant(graph: Graph, name: str) -> QuantType:
-    """The type of KV rows, which must divide the model's heads into whole blocks."""
-    quant = by_name(name.upper())
-    for shape in kv_shapes(graph).values():
-        if shape.head_dim % quant.block:
-            raise OptionError(
-                f"--kv-type {name} needs heads of a multiple of {quant.block}, not {shape.head_dim}"
-            )
-    return quant
-
-
-KvBytes = Callable[[int], int]  # of one sequence of so many tokens
-
-
-def choose_context(source: ModelSource, options: Options, weights: int, kv_bytes: KvBytes) -> int:
-    """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
-    trained = source.require_int("context_length", 1, 1 << 31)
-    if options.ram is not None:
-        room = options.ram - weights
-        least = weights + kv_bytes(options.ctx or BLOCK)
-        if least > options.ram:
-            raise BudgetError(
-                f"--ram {options.ram / 2**20:.0f} MiB is too little: "
-                f"this model needs at least {least / 2**20:.0f} MiB"
-            )
-    else:
-        room = int(KV_SHARE * max(0, available_memory() - weights))
-    if options.ctx is not None:
-        _check_context(options.ctx, kv_bytes)
-        return options.ctx
-    return min(trained, max(BLOCK, _longest(trained, kv_bytes, room)))
-
-
-def _longest(most: int, kv_bytes: KvBytes, room: int) -> int:
-    """The longest sequence that fits."""
-    return bisect_right(range(most + 1), room, key=kv_bytes) - 1
-
-
-def _check_context(ctx: int, kv_bytes: KvBytes) -> None:
-    """A context that memory cannot hold is refused now, and not in the middle of an answer."""
-    needed, free = kv_bytes(ctx), available_memory()
-    if needed > free:
-        raise BudgetError(
-            f"--ctx {ctx} needs {needed / 2**30:.1f} GiB for keys and values, "
-            f"but {free / 2**30:.1f} GiB are free; up to {_longest(ctx, kv_bytes, free)} tokens would fit"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything that is decided about a model before its weights are read."""
-
-    graph: Graph
-    backends: dict[str, Backend]
-    plans: PlanSet
-    wanted: dict[str, list[WeightUse]]
-    quant: QuantType
-    context: int
-    kv_bytes: int  # that all sequences together may take
-    room: int  # bytes that weights may take, and what backends hold besides
-
-
-def prepare(source: ModelSource, options: Options) -> Prepared:
-    """Decide; the backends are the caller's to close."""
-    graph = build_graph(source, options.ctx)
-    quant = kv_quant(graph, options.kv_type)
-    backends = create_backends(options)
-    try:
-        plans, wanted = plan_graph(graph, backends, options.wishes)
-        weights = sum(backends[name].resident_bytes(uses) for name, uses in wanted.items())
-        kv_bytes = partial(sequence_bytes, kv_shapes(graph), quant, plans.ubatch)
-        context = choose_context(source, options, weights, kv_bytes)
-        built_for = options.ctx or source.require_int("context_length", 1, 1 << 31)
-        # Some models compute differently for sequences that stay shorter than they were built for.
-        if context != built_for and (shorter := build_graph(source, context)) != graph:
-            graph = shorter
-            plans, wanted = plan_graph(graph, backends, options.wishes)
-    except BaseException:
-        for backend in backends.values():
-            backend.close()
-        raise
-    free = options.ram if options.ram is not None else int(available_memory() * (1 - MARGIN))
-    one = kv_bytes(context)
-    of_all = kv_of_all(one, free - weights)
-    bill = {"weights": weights, "KV of one full sequence": one, "KV of all, at most": of_all}
-    room = max(weights, free - of_all)
-    return Prepared(graph, backends, replace(plans, memory=bill), wanted, quant, context, of_all, room)
-
-
-def kv_of_all(one: int, room: int) -> int:
-    """Bytes that the keys and values of all sequences may take: one of full length fits in any case."""
-    return max(one, min(MAX_SEQUENCES * one, int(KV_OF_ALL * max(0, room))))
-
-
 def _setup(prepared: Prepared, options: Options) -> Setup | None:
     """What a pilot needs; None where nothing is to be decided while the model runs."""
     wishes = options.wishes
     if options.planner == "static" or wishes.plan or wishes.deterministic:
         return None
+    if prepared.streamed or prepared.mapped:
+        return None
     if sum(w.nbytes for w in prepared.graph.weights().values()) < LEAST_MEASURED:
         return None
-    known = registry.backends()
-    plan = prepared.plans.plan(1)
+    known, plan = registry.backends(), prepared.plans.plan(1)
     home = {coarse(op.scope): s.backend for s in plan.segments for op in s.ops}
     allowed = options.backends or ()
     chosen = [n for n in prepared.backends if known[n].preference or n in allowed or n in home.values()]

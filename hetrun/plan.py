@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from itertools import takewhile
 from textwrap import wrap
 from typing import Any
 
 from hetrun.backend import Backend, Segment
+from hetrun.bill import settled, table
 from hetrun.errors import OptionError
-from hetrun.files import read_text
 from hetrun.graph import Graph, Op, Value, in_scope
-from hetrun.shares import KINDS, Share, divide
+from hetrun.shares import Share, divide
 
 BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-32", "33-64", "65-256", "257+")
 _ENDS = (1, 4, 8, 16, 32, 64, 256)
 FORMAT = 1
-MOST_BYTES = 16 << 20  # of a file with a plan
-MOST_THREADS, MOST_TOKENS = 1 << 12, 1 << 20  # in it, as for --threads and --ubatch
 
 
 def bucket_of(tokens: int) -> str:
@@ -87,6 +84,7 @@ class PlanSet:
     promises_off: tuple[str, ...] = ()
     expected: Mapping[str, Expected] = field(default_factory=dict)  # by bucket; empty: nothing was measured
     reason: str = ""  # why this set took the place of another
+    notes: tuple[str, ...] = ()  # what else was decided and why: of weights that come from disk
 
     def plan(self, tokens: int) -> Plan:
         """The plan for a pass of so many tokens."""
@@ -100,6 +98,14 @@ class PlanSet:
         rows = min(backends[s.backend].alike(s.ops) for s in single)
         return rows if all(self.plan(n).places == places for n in range(1, rows + 1)) else 1
 
+    def alike(self, backends: Mapping[str, Backend]) -> int:
+        """The most rows of a pass that have the bits that each has in a pass of its own: in plans for more,
+        other backends may run."""
+        single, places = self.plan(1).segments, self.plan(1).places
+        rows = min(backends[s.backend].alike(s.ops) for s in single)
+        ends = [end for end in (*_ENDS, rows) if end <= rows]
+        return max((end for end in takewhile(lambda end: self.plan(end).places == places, ends)), default=1)
+
     @property
     def backends(self) -> list[str]:
         """The backends in use."""
@@ -111,9 +117,10 @@ class PlanSet:
             "format": FORMAT,
             "ubatch": self.ubatch,
             "ubatch_why": self.ubatch_why,
-            "memory": dict(self.memory),
+            "memory": settled(self.memory),
             "promises_off": list(self.promises_off),
             "reason": self.reason,
+            "notes": list(self.notes),
             "plans": [self._plan_json(p) for p in self.plans.values()],
         }
 
@@ -137,10 +144,9 @@ class PlanSet:
             ]
         if self.reason:
             lines.append(f"last change: {self.reason}")
-        lines.append(f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}")
-        lines += [f"{name:>22}: {size / 2**20:10.1f} MiB" for name, size in self.memory.items()]
-        for x in self.promises_off:
-            lines += wrap(f"not promised: {x}", 80, subsequent_indent="  ", break_on_hyphens=False)
+        lines += [f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}", *table(self.memory)]
+        for x in (*self.notes, *[f"not promised: {x}" for x in self.promises_off]):
+            lines += wrap(x, 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(lines)
 
 
@@ -207,73 +213,6 @@ def make_plans(graph: Graph, buckets: Buckets, alone: Collection[str] = ()) -> d
         if placements not in cuts:
             cuts[placements] = cut(graph, placements, alone)
     return {b: Plan(b, threads, placed, cuts[placed]) for b, (threads, placed) in buckets.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPlan:
-    """What a file with a plan decides; the segments follow from it."""
-
-    ubatch: int
-    buckets: Buckets
-
-
-def load_plan(path: Path, graph: Graph) -> SavedPlan:
-    """A plan as `hetrun plan --json` writes it, for this graph."""
-    try:
-        data = json.loads(read_text(path, MOST_BYTES))
-        if data["format"] != FORMAT:
-            raise OptionError(
-                f"{path}: plan format {data['format']} is not known; this version reads {FORMAT}"
-            )
-        buckets = {
-            str(p["bucket"]): (_count(p, "threads", MOST_THREADS), _placements(p)) for p in data["plans"]
-        }
-        saved = SavedPlan(
-            _count(data, "ubatch", MOST_TOKENS), {b: buckets[b] for b in BUCKETS if b in buckets}
-        )
-    except KeyError as e:
-        raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: it lacks {e}") from e
-    except (ValueError, TypeError, AttributeError, RecursionError) as e:
-        raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: {e}") from e
-    if missing := [b for b in BUCKETS if b not in buckets]:
-        raise OptionError(f"{path} has no plan for steps of {', '.join(missing)} tokens")
-    if unknown := [b for b in buckets if b not in BUCKETS]:
-        raise OptionError(
-            f"{path}: steps of {unknown[0]} tokens are no bucket; those are {', '.join(BUCKETS)}"
-        )
-    for placement in dict.fromkeys(p for _, placements in buckets.values() for p in placements):
-        if not any(in_scope(op.scope, placement.scope) for op in graph.ops):
-            raise OptionError(f"{path} places {placement.scope}, and the model has nothing of that name")
-    for _, placements in buckets.values():
-        share_out(graph, placements)  # which refuses shares that the model cannot be cut into
-    return saved
-
-
-def _count(data: Mapping[str, object], key: str, most: int) -> int:
-    value = data[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"{key} must be a number from 1 to {most}, not {value!r}")
-    return value
-
-
-def _placements(plan: Mapping[str, Any]) -> tuple[Placement, ...]:
-    found = tuple(_placement(dict(facts)) for facts in plan["placements"])
-    for value in (text for p in found for text in (p.scope, p.backend, p.why)):
-        if not isinstance(value, str):
-            raise ValueError(f"a placement is made of texts, not of {value!r}")
-    return found
-
-
-def _placement(facts: dict[str, Any]) -> Placement:
-    share = facts.pop("share", None)
-    if share is None:
-        return Placement(**facts)
-    if share.get("kind") not in KINDS:
-        raise ValueError(f"a share is of {', '.join(KINDS)}, not of {share.get('kind')!r}")
-    for name in ("a", "b", "of"):
-        if type(share.get(name)) is not int:
-            raise ValueError(f"a share has numbers a, b and of, not {share.get(name)!r}")
-    return Placement(**facts, share=Share(**share))
 
 
 def share_out(graph: Graph, placements: Sequence[Placement]) -> tuple[Graph, tuple[Placement, ...]]:

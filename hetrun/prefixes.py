@@ -63,10 +63,11 @@ class Entry:
 class Prefixes:
     """Sequences that have finished, and the prompts of those that run."""
 
-    def __init__(self, model: Sequences, most: int = CACHED) -> None:
-        """At most so many entries; with 0 beginnings are shared only with what runs."""
+    def __init__(self, model: Sequences, most: int = CACHED, most_tokens: int | None = None) -> None:
+        """At most so many entries; with 0 beginnings are shared only with what runs. Together they hold at
+        most so many tokens, but for the last used, which may be longer; None: as many as find room."""
         self._model = model
-        self._most = most
+        self._most, self._most_tokens = most, most_tokens
         self._tree = TokenTree()  # entries with all that they hold, running ones with their prompts
         self._used: dict[int, int] = {}  # of each entry: when it was used last
         self._running: dict[int, int] = {}  # how much of each is computed
@@ -156,6 +157,8 @@ class Prefixes:
             self.drop_one()
         self._tree.add(seq, held)
         self._used[seq] = next(self._clock)
+        while self._most_tokens is not None and self.n_entries > 1 and self.n_tokens > self._most_tokens:
+            self.drop_one()
 
     def drop_one(self) -> bool:
         """Free the entry that was not used for the longest time; False if there is none."""

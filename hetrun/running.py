@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,8 @@ class Running:
     turn: int = 0  # grows whenever a sequence has its turn
     first: float = 0.0  # when the first token came
     last: float = 0.0
+    drafted: int = 0  # tokens of the answer that were guessed and tried
+    accepted: int = 0  # of these, so many were right
 
     @property
     def n_prompt(self) -> int:
@@ -72,8 +74,10 @@ class Running:
         """Tokens of the answer."""
         return len(self.tokens) - self.n_prompt
 
-    def chunk(self, n: int) -> Chunk:
-        """The next n tokens, as the model takes them."""
+    def chunk(self, n: int, draft: Sequence[int] = ()) -> Chunk:
+        """The next n tokens, as the model takes them; behind the last one a draft of what may follow."""
+        if draft:
+            return Chunk(self.seq, np.array([self.tokens[-1], *draft], np.int64), np.arange(1 + len(draft)))
         tokens = np.array(self.tokens[self.computed : self.computed + n], np.int64)
         if self.wants_scores:
             return Chunk(self.seq, tokens, np.arange(n))
@@ -93,6 +97,8 @@ class Running:
             ttft_s=self.first - self.arrived if self.first else 0.0,
             prompt_tok_s=(self.n_prompt - self.cached) / prompt_s if prompt_s > 0 else 0.0,
             decode_tok_s=(self.generated - 1) / decode_s if self.generated > 1 and decode_s > 0 else 0.0,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
 

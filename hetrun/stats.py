@@ -1,4 +1,4 @@
-"""What was measured: one record for each segment that ran."""
+"""What was measured: one record for each segment that ran, and the disk where weights come from there."""
 
 from __future__ import annotations
 
@@ -55,6 +55,21 @@ class Recent:
         self.depth += (depth - self.depth) / min(self.passes, 20)
 
 
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """What passes are like that read a part of the weights from disk; plain data that can cross a pipe."""
+
+    passes: int
+    bytes_read: int
+    disk_bytes_s: float  # of late, as the next two; 0 before the first pass
+    waiting: float  # the share of a pass's time that is spent waiting for the disk
+    bytes_per_token: float
+    locked_bytes: int  # of weights that stay in memory
+    streamed_bytes: int  # of weights that every pass reads
+    budget: int  # bytes that everything may take
+    least: int  # the smallest budget that would do
+
+
 class Stats:
     """All records; written by the engine thread only."""
 
@@ -64,6 +79,8 @@ class Stats:
         self.step_seconds = 0.0  # steps of the engine from end to end
         self.wait_seconds = 0.0  # of the engine's thread, for those that work by themselves
         self.steps = 0
+        self.accepted = 0  # guesses of tokens that were right
+        self.streaming: Streaming | None = None  # None: all weights are in memory
 
     def record(self, key: Key) -> Record:
         """Where the runs of a segment are counted; it stays the same for ever."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
@@ -18,6 +19,7 @@ from typing import BinaryIO, Literal
 from hetrun.errors import EngineStopped
 from hetrun.events import ModelInfo
 from hetrun.life import Life
+from hetrun.stats import Streaming
 from hetrun.wire import Load, Stuck
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class Health:
     progress: float = 1.0
     reason: str = ""  # why the last process ended, or why there is none any more
     stuck: Stuck | None = None
+    streaming: Streaming | None = None  # what passes are like where weights come from disk
 
 
 class Supervisor:
@@ -76,8 +79,8 @@ class Supervisor:
         if not self._ready.done():
             return Health("loading", life.progress, self._reason)
         if stuck := life.stuck:
-            return Health("stuck", reason=self._reason, stuck=stuck)
-        return Health("ok", reason=self._reason)
+            return Health("stuck", reason=self._reason, stuck=stuck, streaming=life.streaming)
+        return Health("ok", reason=self._reason, streaming=life.streaming)
 
     async def info(self) -> ModelInfo:
         """What runs, or ran last while it begins again; raises why there is nothing (any more)."""
@@ -97,6 +100,13 @@ class Supervisor:
         answer = asyncio.wrap_future(ready)
         answer.add_done_callback(_looked_at)
         return await asyncio.shield(answer)
+
+    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
+        """Change the budget of the present life and of those that follow, and hear what it takes then."""
+        while True:
+            life = await self.ready()
+            if (answer := life.set_ram(nbytes)) is not None:
+                return await asyncio.wrap_future(answer)
 
     def close(self) -> None:
         """End what runs; nothing begins any more."""
@@ -136,6 +146,7 @@ class Supervisor:
 
     def _next(self, life: Life) -> Life | None:
         """The life that follows; None if there is none."""
+        self._load = life.load
         self._count(life)
         if (end := self._end(life)) is not None:
             self._give_up(end)

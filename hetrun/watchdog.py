@@ -31,9 +31,15 @@ class Watchdog:
     """Compares how long the engine's step takes with what was predicted for it."""
 
     def __init__(
-        self, doing: Callable[[], Doing | None], patience: Patience, tell: Callable[[Message], None]
+        self,
+        doing: Callable[[], Doing | None],
+        patience: Patience,
+        tell: Callable[[Message], None],
+        pulse: Callable[[], Pulse] = Pulse,
     ) -> None:
+        """`doing`: what the engine is in the middle of; `pulse`: what is said at each look."""
         self._doing = doing
+        self._pulse = pulse
         self._patience = patience
         self._tell = tell
         self._since: float | None = None  # which step it looks at
@@ -50,7 +56,7 @@ class Watchdog:
 
     def look(self, elapsed: float) -> None:
         """`elapsed` seconds after the last look."""
-        self._tell(Pulse())
+        self._tell(self._pulse())
         doing = self._doing()
         since = doing.since if doing else None
         if doing is None or since != self._since:

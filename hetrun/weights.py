@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from hetrun.backend import Backend, Buffer, Buffers, WeightUse
+from hetrun.cgroups import memory_limit
+from hetrun.config.values import size_in_words
 from hetrun.graph import Constant, Weight
 from hetrun.reader import FileReader
+from hetrun.sysfiles import lines_of
 
 Progress = Callable[[float], None]
 
@@ -71,12 +76,39 @@ def _place(weight: Weight) -> tuple[str, int]:
     return ("", 0) if isinstance(first, Constant) else (first.path, first.offset)
 
 
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Memory that a new allocation could take without swapping."""
+
+    nbytes: int
+    limit: int | None = None  # of the container, where that is what there is least of
+
+    @property
+    def of(self) -> str:
+        """What it is free of, in words."""
+        return (
+            "the machine's memory"
+            if self.limit is None
+            else f"the container's limit of {size_in_words(self.limit)}"
+        )
+
+
+def free_memory(root: Path = Path("/")) -> Free:
+    """What is free on the machine, or of a container's limit where that is less."""
+    machine, group = _machine_memory(root), memory_limit(root)
+    return Free(machine) if group is None or group.left >= machine else Free(group.left, group.limit)
+
+
 def available_memory() -> int:
-    """Bytes that a new allocation could take without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    """Bytes that a new allocation could take without swapping, or passing a container's limit."""
+    return free_memory().nbytes
+
+
+def _machine_memory(root: Path) -> int:
+    for line in lines_of(root / "proc/meminfo"):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdecimal():
+            return int(value.split()[0]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import Descriptor, Floats
-from hetrun.errors import BudgetError
+from hetrun.errors import BudgetError, OptionError
 from hetrun.executor import Between, Chunk, Step
 from hetrun.kvrows import too_long
 from hetrun.plan import bucket_of
 from hetrun.planner import Options
 from hetrun.source import ModelSource
-from hetrun.stats import Key, Stats
+from hetrun.stats import Key, Stats, Streaming
 from hetrun.weights import Progress
 from hetrun.whole_backend import WholeRunner
 from hetrun.whole_plan import prepare
@@ -37,6 +37,7 @@ class WholeModel:
     """A `Model` over a library's own."""
 
     stands_aside = False
+    alike = 0  # what is taken back, the library may have to compute again from the beginning
 
     def __init__(
         self, source: ModelSource, backend: Descriptor, options: Options, progress: Progress | None = None
@@ -201,6 +202,21 @@ class WholeModel:
 
     def rest(self) -> None:
         """The library keeps what it has."""
+
+    def set_ram(self, nbytes: int) -> None:
+        """Refused."""
+        raise OptionError(
+            f"the memory of this model cannot be changed while it runs: {self._segment.backend} holds the "
+            "whole model; open it again with another --ram"
+        )
+
+    def bill(self) -> Mapping[str, int]:
+        """As it was planned: the library does not say what it takes."""
+        return self.plans.memory
+
+    def streaming(self) -> Streaming | None:
+        """The library holds everything."""
+        return None
 
     def close(self) -> None:
         """Give everything back."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hetrun import registry
 from hetrun.backend import Available, Descriptor, Segment
+from hetrun.bill import complete
 from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor import SMALL
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
@@ -18,7 +19,7 @@ from hetrun.planner import LARGEST_UBATCH, Options, this_machine
 from hetrun.quant import by_name
 from hetrun.source import GGUFModel, ModelSource, is_known
 from hetrun.stamp import Stamp
-from hetrun.weights import available_memory
+from hetrun.weights import free_memory
 from hetrun.whole_backend import Whole, WholeSetup
 
 EVERYTHING = "everything"
@@ -120,10 +121,12 @@ def _most_wanted(ubatch: int) -> int:
 def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int) -> WholeSetup:
     """How many sequences of how many tokens; all of their memory is taken when the model is loaded."""
     trained = source.require_int("context_length", 1, MOST_CONTEXT)
-    fixed, free = need.weights + need.per_run, available_memory()
-    if options.ram is None and fixed > free:  # the weights are no mapped file that could be read again
-        raise BudgetError(f"this model needs {_mib(fixed)} for its weights, but {_mib(free)} are free")
-    room = int(KV_SHARE * (free - fixed)) if options.ram is None else options.ram - fixed
+    fixed, free = need.weights + need.per_run, free_memory()
+    if options.ram is None and fixed > free.nbytes:  # they are no mapped file that could be read again
+        raise BudgetError(
+            f"this model needs {_mib(fixed)} for its weights, but {_mib(free.nbytes)} are free of {free.of}"
+        )
+    room = int(KV_SHARE * (free.nbytes - fixed)) if options.ram is None else options.ram - fixed
     wish = options.ctx or min(trained, CONTEXT)
     least = options.ctx or min(wish, LEAST_CONTEXT)
     for sequences in SEQUENCES:
@@ -178,6 +181,10 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepa
         raise OptionError(
             f"--plan cannot be followed here: {backend.name} runs the whole model, and there are no parts"
         )
+    if options.streaming not in ("balanced", "off"):
+        raise OptionError(
+            f"--streaming {options.streaming} cannot be had here: {backend.name} reads the whole model itself"
+        )
     ubatch = options.wishes.ubatch or LARGEST_UBATCH
     need = needs(source, options.kv_type, ubatch)
     setup = choose_setup(source, options, need, ubatch)
@@ -204,11 +211,14 @@ def _plans(
         {bucket: Plan(bucket, setup.threads, placed, stages) for bucket in BUCKETS},
         setup.ubatch,
         "as asked for" if options.wishes.ubatch else "more tokens at once are no faster",
-        {
-            "weights, estimated": need.weights,
-            "KV, estimated": need.reserved(setup.context, setup.sequences),
-            "work, estimated": need.per_run,
-        },
+        complete(
+            {
+                "weights, estimated": need.weights,
+                "KV, estimated": need.reserved(setup.context, setup.sequences),
+                "work, estimated": need.per_run,
+            },
+            options.ram,
+        ),
         (
             f"memory for keys and values as it is needed: that of {reserved} is taken at the start; "
             "further requests wait",

@@ -1,7 +1,8 @@
 """What crosses the pipe between a front and the engine's process, and how.
 
-The parent sends one `Load`, then any number of `Submit` and `Cancel`, then `Close`. The child answers with
-`Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, and a `Pulse` from time to time.
+The parent sends one `Load`, then any number of `Submit`, `Cancel` and `SetRam`, then `Close`. The child
+answers with `Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, a `RamSet` for each
+`SetRam`, and a `Pulse` from time to time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import cast
 
 from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.stats import Streaming
 
 # A step gives its tokens one by one, over a millisecond or so: one message carries them all.
 LINGER_S = 0.002
@@ -94,8 +96,28 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class SetRam:
+    """Take at most so many bytes from now on."""
+
+    key: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RamSet:
+    """What the model takes now, or why nothing has changed."""
+
+    key: int
+    nbytes: int
+    memory: Mapping[str, int]
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """The process is alive."""
+
+    streaming: Streaming | None = None  # what its last passes were like that read weights from disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +143,9 @@ class Answer:
     events: tuple[Event, ...]
 
 
-Message = Load | Submit | Cancel | Close | Progress | Ready | Failed | Pulse | Stuck | Unstuck | Answer
+ToWorker = Load | Submit | Cancel | SetRam | Close
+FromWorker = Progress | Ready | Failed | Answer | RamSet | Pulse | Stuck | Unstuck
+Message = ToWorker | FromWorker
 
 
 class Channel:

@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -19,6 +19,7 @@ from typing import Protocol
 
 from hetrun.errors import DeadlineExceeded, EngineStopped, HetrunError, Overloaded, UserError
 from hetrun.events import Doing, Event, GenerateRequest, ModelInfo
+from hetrun.stats import Streaming
 from hetrun.watchdog import Watchdog, write_stacks
 from hetrun.wire import (
     LINGER_S,
@@ -30,7 +31,10 @@ from hetrun.wire import (
     Load,
     Message,
     Progress,
+    Pulse,
+    RamSet,
     Ready,
+    SetRam,
     Submit,
 )
 
@@ -40,6 +44,14 @@ ENGINE = "hetrun.llm:for_conversations"
 # The first token of an answer has some way to go, through the front to whoever asked. If the next step began
 # at once, on all cores, they would wait for one: 8 ms on two cores, 2 with ours left to them for a moment.
 HEAD_START_S = 0.002
+
+
+class Billed(Protocol):
+    """The part of a plan that says what it takes."""
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes, by what they are for."""
 
 
 class Answerer(Protocol):
@@ -52,9 +64,16 @@ class Answerer(Protocol):
     def doing(self) -> Doing | None:
         """What the engine is in the middle of; None while it waits, or between two steps."""
 
+    @property
+    def streaming(self) -> Streaming | None:
+        """What its last passes were like that read weights from disk; from any thread, at once."""
+
     def submit(self, request: GenerateRequest, on_event: Callable[[Event], None]) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
+
+    def set_ram(self, ram: int) -> Billed:
+        """Take at most so many bytes from now on; waits until the step that runs has ended."""
 
     def close(self) -> None: ...
 
@@ -94,10 +113,16 @@ def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> N
     except Exception as error:
         channel.send(Failed(portable(error)))
         return
-    watchdog, closed = Watchdog(lambda: engine.doing, load.patience, channel.send), threading.Event()
-    threading.Thread(target=watchdog.run, args=(closed,), name="hetrun-watchdog", daemon=True).start()
+    closed, budgets = threading.Event(), queue.SimpleQueue[SetRam]()
+    watchdog = Watchdog(lambda: engine.doing, load.patience, channel.send, lambda: Pulse(engine.streaming))
+    # Budgets on a thread of their own: a change waits for a step's end, and requests must not wait behind it.
+    for name, work, args in (
+        ("watchdog", watchdog.run, (closed,)),
+        ("budget", _change_budgets, (engine, channel, budgets)),
+    ):
+        threading.Thread(target=work, args=args, name=f"hetrun-{name}", daemon=True).start()
     try:
-        _serve(engine, channel, orders)
+        _serve(engine, channel, orders, budgets)
     finally:
         closed.set()
         engine.close()
@@ -117,7 +142,24 @@ def _build(load: Load, channel: Channel) -> Answerer:
     return build(**load.options, progress=progress)
 
 
-def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
+def _change_budgets(engine: Answerer, channel: Channel, budgets: queue.SimpleQueue[SetRam]) -> None:
+    """One behind the other, so that the last that is said to be set is the one in force."""
+    while True:
+        order = budgets.get()
+        try:
+            memory = dict(engine.set_ram(order.nbytes).memory)
+        except Exception as error:
+            channel.send(RamSet(order.key, order.nbytes, {}, portable(error)))
+        else:
+            channel.send(RamSet(order.key, order.nbytes, memory))
+
+
+def _serve(
+    engine: Answerer,
+    channel: Channel,
+    orders: queue.SimpleQueue[Message],
+    budgets: queue.SimpleQueue[SetRam],
+) -> None:
     running: dict[int, int] = {}
     begun: set[int] = set()  # those of which a part was sent
 
@@ -157,6 +199,8 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
                     answer(key, Event("error", error=error))
             case Cancel(key) if key in running:
                 engine.cancel(running[key])
+            case SetRam() as order:
+                budgets.put(order)
             case Answer(key):
                 running.pop(key, None)
             case Failed(error):

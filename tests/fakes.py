@@ -29,7 +29,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError, OptionError
+from hetrun.errors import (
+    BackendError,
+    BudgetError,
+    ContextFull,
+    EngineStopped,
+    HetrunError,
+    ModelFileError,
+    OptionError,
+)
 from hetrun.events import (
     Doing,
     Event,
@@ -40,6 +48,8 @@ from hetrun.events import (
     TokenLogprob,
     Usage,
 )
+from hetrun.plan import PlanSet
+from hetrun.stats import Streaming
 
 INFO = ModelInfo(
     name="Fake by Nobody v2",
@@ -53,6 +63,7 @@ INFO = ModelInfo(
     load_s=0.5,
 )
 REFUSED, ENDLESS = "/models/bad.gguf", "/models/endless.gguf"  # one cannot be loaded, the other is never
+LEAST_RAM, DEADLY_RAM = 1 << 20, 13 << 20  # less is refused; with so much the process dies
 TIMINGS = Timings(load_s=0.5, ttft_s=0.12, prompt_tok_s=800.0, decode_tok_s=150.0)
 
 
@@ -128,6 +139,21 @@ class FakeEngine:
         self.idle.clear()
         self._orders.put(job)
         return number
+
+    def set_ram(self, ram: int) -> PlanSet:
+        if ram == DEADLY_RAM:
+            os.kill(os.getpid(), signal.SIGABRT)
+            threading.Event().wait()  # another thread may be the one that dies of it, later
+        if ram < LEAST_RAM:
+            raise BudgetError(f"{ram} bytes are too little: this model needs at least {LEAST_RAM}")
+        self.options["ram"] = ram
+        return PlanSet({}, 64, "a test", {"weights": ram - 1000, "KV": 1000})
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """Weights come from disk where there is a budget."""
+        ram = self.options.get("ram")
+        return Streaming(3, 300, 2e9, 0.25, 100.0, 900, 100, ram, LEAST_RAM) if isinstance(ram, int) else None
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)

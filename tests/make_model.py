@@ -51,14 +51,41 @@ class Shape:
     vocab: int
     context: int = 8192
     rope_base: float = 500000.0
+    experts: int = 0  # of each layer; 0: it is no mixture
+    used: int = 0
 
 
 # 49152 tokens, tied embeddings: 1b has 632 MB in Q4_0, 669 MB in Q4_K_M, 1143 MB in Q8_0; 8b 4.09 GB in Q4_0.
+# moe has 2.94 GB in Q4_0, 2.72 of them in experts, of which a token needs an eighth.
 SHAPES = {
     s.name: s
     for s in (
         Shape("tiny", embd=256, layers=2, ffn=512, heads=4, kv_heads=2, head_dim=64, vocab=4096),
         Shape("1b", embd=2048, layers=16, ffn=8192, heads=32, kv_heads=8, head_dim=64, vocab=49152),
+        Shape(
+            "moe-tiny",
+            embd=256,
+            layers=2,
+            ffn=256,
+            heads=4,
+            kv_heads=2,
+            head_dim=64,
+            vocab=4096,
+            experts=8,
+            used=2,
+        ),
+        Shape(
+            "moe",
+            embd=2048,
+            layers=24,
+            ffn=1024,
+            heads=32,
+            kv_heads=8,
+            head_dim=64,
+            vocab=49152,
+            experts=32,
+            used=4,
+        ),
         Shape("8b", embd=4096, layers=32, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=49152),
     )
 }
@@ -100,7 +127,10 @@ MIXES = {
 
 @dataclass(frozen=True)
 class Matrix:
-    """One tensor to be written: `rows` x `cols`, gaussian with this deviation around this mean."""
+    """One tensor to be written: `rows` x `cols`, gaussian with this deviation around this mean.
+
+    The matrices of all experts lie on top of each other.
+    """
 
     name: str
     type: GGMLQuantizationType
@@ -108,9 +138,12 @@ class Matrix:
     cols: int
     std: float
     mean: float = 0.0
+    experts: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.experts:
+            return (self.experts, self.rows // self.experts, self.cols)
         return (self.cols,) if self.name.endswith("norm.weight") else (self.rows, self.cols)
 
     @property
@@ -146,9 +179,17 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
         yield matrix("attn_v", i, kv, n)
         yield matrix("attn_output", i, n, q)
         yield norm(f"blk.{i}.ffn_norm")
-        yield matrix("ffn_gate", i, shape.ffn, n)
-        yield matrix("ffn_up", i, shape.ffn, n)
-        yield matrix("ffn_down", i, n, shape.ffn)
+        parts = (("gate", shape.ffn, n), ("up", shape.ffn, n), ("down", n, shape.ffn))
+        if shape.experts:
+            # A router is never quantised, and decides clearly: by a few, as a trained one does.
+            yield Matrix(f"blk.{i}.ffn_gate_inp.weight", Qt.F32, shape.experts, n, 2 * n**-0.5)
+        for part, rows, cols in parts:
+            if not shape.experts:
+                yield matrix(f"ffn_{part}", i, rows, cols)
+                continue
+            kind = mix.type_of(f"ffn_{part}", i, shape.layers)
+            name = f"blk.{i}.ffn_{part}_exps.weight"
+            yield Matrix(name, kind, shape.experts * rows, cols, cols**-0.5, experts=shape.experts)
     yield norm("output_norm")
 
 
@@ -266,6 +307,9 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str) -> None:
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
     add_tokenizer(writer, shape.vocab)
 
 

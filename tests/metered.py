@@ -30,8 +30,6 @@ from hetrun.backend import (
     Buffers,
     Done,
     Floats,
-    InterpretingBackend,
-    OpFunction,
     Pass,
     PassShape,
     ReadInto,
@@ -43,6 +41,7 @@ from hetrun.backend import (
 from hetrun.backends.reference.functions import TABLE
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Value, Weight
+from hetrun.interpreting import InterpretingBackend, OpFunction
 from hetrun.kv import KvCache, KvTable
 from hetrun.ops import Attention
 from hetrun.planner.balance import Link

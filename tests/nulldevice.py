@@ -10,13 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from hetrun.backend import (
-    ArrayBuffer,
     Buffers,
     Done,
     Floats,
-    InterpretedRunner,
-    InterpretingBackend,
-    OpFunction,
     Pass,
     PassShape,
     ReadInto,
@@ -25,6 +21,7 @@ from hetrun.backend import (
     WeightUse,
 )
 from hetrun.graph import Op
+from hetrun.interpreting import ArrayBuffer, InterpretedRunner, InterpretingBackend, OpFunction
 from hetrun.kv import KvCache
 from hetrun.ops import OPS, Attention
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetrun.backend import Floats, InterpretingBackend, OpFunction, Pass
+from hetrun.backend import Floats, Pass
 from hetrun.backends.reference.functions import TABLE
 from hetrun.forms import form_of
 from hetrun.graph import Op
+from hetrun.interpreting import InterpretingBackend, OpFunction
 from hetrun.kv import KvCache
 from hetrun.planner.balance import Link
 

@@ -21,6 +21,7 @@ class Measured(Message):
     tokens_per_s: float = 0.0
     first_token_s: float = 0.0
     tokens_used: int = 0
+    disk_bytes_s: float = 0.0  # where weights come from disk
 
     def can_replace(self, message: Message) -> bool:
         """A flood of figures collapses into the newest."""

@@ -51,11 +51,13 @@ def _mask(e: Emitter, group: int, part: int, rows: Rows, made: Layout) -> int | 
     return e.inputs.masks[key].tensor
 
 
-def _gathered(e: Emitter, width: int, rows: int) -> Ref:
-    """Where the attention results of several sequences meet; every layer uses the same memory."""
-    if (width, rows) not in e.gathered:
-        e.gathered[width, rows] = e.w.matrix(width, rows)
-    return e.gathered[width, rows]
+def _gathered(e: Emitter, width: int, rows: int, first_head: int) -> Ref:
+    """Where the attention results of some rows meet. Every layer uses the same memory; shares of one layer
+    have their own, as their results are used together."""
+    key = width, rows, first_head
+    if key not in e.gathered:
+        e.gathered[key] = e.w.matrix(width, rows)
+    return e.gathered[key]
 
 
 def attention(e: Emitter, op: Op) -> None:
@@ -75,16 +77,26 @@ def attention(e: Emitter, op: Op) -> None:
     if small and len(small) == len(spans):
         e.values[op.out] = few.attend(e, a, op.rows, q, small, None)
         return
-    results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in spans if (i, span) not in small]
-    if len(spans) == 1:
+    large = [s for s in spans if s not in small]
+    nodes = [small] if small else []
+    if few.takes_many(e.kernels, keys, _is_tiled(keys, values)):
+        nodes += [[piece] for s in large for piece in few.pieces(s)]
+        large = []
+    results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in large]
+    if len(spans) == 1 and results:
         e.values[op.out] = results[0][1]
         return
-    whole = _gathered(e, op.out.width, q.rows)
-    if small:
-        few.attend(e, a, op.rows, q, small, whole)
+    whole = _gathered(e, op.out.width, q.rows, a.first)
+    for node in nodes:
+        few.attend(e, a, op.rows, q, node, whole)
     for (lo, hi), result in results:
         e.w.expand(e.lib.ggml_cpy(e.ctx, e.w.plain(result), e.w.plain(whole.part(lo, hi))))
     e.values[op.out] = whole
+
+
+def _is_tiled(keys: KvTable, values: KvTable) -> bool:
+    """Whether ggml has tiles for these; if not, it computes row by row."""
+    return keys.quant.ggml_id == values.quant.ggml_id and keys.quant.ggml_id in TILED
 
 
 def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
@@ -103,7 +115,7 @@ def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple
     keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
     n = span[1] - span[0]
     made = Layout(1, n)
-    if keys.quant.ggml_id == values.quant.ggml_id and keys.quant.ggml_id in TILED:
+    if _is_tiled(keys, values):
         left_over = keys.quant.ggml_id == native.F16 and a.head_dim % e.lib.f16_step
         cost = TILE_COST_LEFT_OVER if left_over else TILE_COST
         made = layout(n, a.n_heads, a.n_kv_heads, e.threads, cost)

@@ -12,16 +12,20 @@ from hetrun.backends.llamacpp import amx, few, fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
 from hetrun.backends.llamacpp.kernels import kernels
 from hetrun.backends.llamacpp.kernels.product import products
+from hetrun.backends.llamacpp.mapping import MappedWeights
 from hetrun.backends.llamacpp.memory import GgmlBuffer, WeightMemory
+from hetrun.backends.llamacpp.partial import PartialWeights
 from hetrun.backends.llamacpp.runner import GgmlRunner
 from hetrun.backends.llamacpp.watching import GraphWatch
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op
 from hetrun.kv import KvCache
+from hetrun.pieces import Supply
 from hetrun.seating import Team
 from hetrun.spent import Spent
 
 PRODUCTS = ("linear", "head", "moe")
+ANY = 1 << 20  # rows, of passes that are never so long
 # The error of a product, in parts of its size, by the weight's type: the others' activations have 8 bits.
 ROUNDING = {"F32": 0.0, "F16": 2e-4, "BF16": 1.7e-3}
 EIGHT_BITS = 6e-3
@@ -46,6 +50,7 @@ class LlamacppBackend(Backend):
         self._ask(native.libc_address("strlen"))
         self._watch: GraphWatch | None = None
         self._memory = WeightMemory(self.lib, self.products)
+        self._mapped = MappedWeights(self.lib, self._memory.resident_bytes)
         self._tiles = amx.keeper()
         self._team = Team(ctypes.CDLL(str(self.lib.folder / "libggml-cpu.so")))
         self._graph_bytes: dict[int, int] = {}
@@ -75,19 +80,28 @@ class LlamacppBackend(Backend):
         return self._memory.resident_bytes(wanted)
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
+        if files := self._mapped.hold(wanted):
+            return files.hold(wanted)
         return self._memory.upload(wanted, read)
+
+    def partial(self) -> PartialWeights | None:
+        return self._memory.partial
+
+    def mapping(self) -> MappedWeights | None:
+        return self._mapped
 
     def packs(self, use: WeightUse) -> bool:
         """Whether our own products multiply by this weight."""
-        return bool(self._memory.packed_by(use))
+        return not self._mapped.hold(use) and bool(self._memory.packed_by(use))
 
     def alike(self, ops: Sequence[Op]) -> int:
         """Our own kernels compute each row by itself; ggml's products and attention do not."""
         products = [
             use for op in ops if op.kind in PRODUCTS for use in fusion.uses(op) if use.use != "vector"
         ]
-        own = self.kernels is not None and all(self.packs(use) for use in products)
-        return few.MOST_ROWS if own else 1
+        if self.kernels is None or not all(self.packs(use) for use in products):
+            return 1
+        return ANY if self.kernels.is_wide else few.MOST_ROWS
 
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
         return GgmlRunner(self, segment, shape, buffers, kv)
@@ -105,9 +119,31 @@ class LlamacppBackend(Backend):
 
     def cancel(self) -> None:
         self._stop[0] = b"\x01"
+        if self._supply:
+            self._supply.stop()
 
     def rearm(self) -> None:
+        if self._supply and self._stop[0] != b"\x00":
+            self._supply.restart()
         self._stop[0] = b"\x00"
+
+    @property
+    def _supply(self) -> Supply | None:
+        return self._memory.partial.supply if self._memory.partial else None
+
+    def compute_from_disk(self, graph: int, wanted: bool) -> None:
+        """Run a graph to which weights come from disk meanwhile."""
+        partial, supply = self._memory.partial, self._supply
+        assert partial
+        assert supply
+        supply.begin(wanted)
+        try:
+            self.compute(graph)
+            supply.end()
+        except BaseException:
+            partial.forget()
+            supply.restart()
+            raise
 
     @property
     def overhead_bytes(self) -> int:
@@ -126,8 +162,12 @@ class LlamacppBackend(Backend):
         start = perf_counter()
         if self._tiles and self._memory.tiled:
             self._tiles.restore(self.threads)
-        with self._team.seated(self.threads):
-            status = self._run(graph)
+        self._mapped.arm()
+        try:
+            with self._team.seated(self.threads):
+                status = self._run(graph)
+        finally:
+            self._mapped.check()
         self.native_seconds += perf_counter() - start
         if status == native.ABORTED:
             raise Cancelled("the computation was stopped")
@@ -144,6 +184,7 @@ class LlamacppBackend(Backend):
     def close(self) -> None:
         self._team.rise()
         self._memory.close()
+        self._mapped.close()
         if self._backend:
             self.lib.ggml_backend_free(self._backend)
             self._backend = None

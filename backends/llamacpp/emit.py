@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hetrun.backend import Buffers, WeightUse
-from hetrun.backends.llamacpp import native, packed
+from hetrun.backend import Buffers, PassShape, WeightUse
+from hetrun.backends.llamacpp import bringing, few, native, packed
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.inputs import Inputs
+from hetrun.backends.llamacpp.mapped import Mapped, MappedBuffer
 from hetrun.backends.llamacpp.memory import PACKED, GgmlBuffer
 from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
 from hetrun.errors import BackendError
 from hetrun.fusing import Rotation
-from hetrun.graph import Op, Rows, Value
+from hetrun.graph import Op, Rows, Value, Weight
 from hetrun.kv import KvCache
 from hetrun.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 
@@ -37,7 +38,8 @@ class Emitter:
         self.kv = kv
         self.threads, self.slots = backend.threads, backend.slots
         self.kernels, self.products = backend.kernels, backend.products
-        self.gathered: dict[tuple[int, int], Ref] = {}
+        self._partial = backend.partial()
+        self.gathered: dict[tuple[int, int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
         self._all_wanted = self.shape.wanted == self.shape.tokens
 
@@ -64,11 +66,25 @@ class Emitter:
         """The weights of one op, or of several that were fused."""
         return [self._buffer(use).tensor for use in uses(item)]
 
+    def mapped(self, use: WeightUse) -> Mapped | None:
+        """Who brings a weight before it is multiplied by, if somebody has to."""
+        buffer = self._buffer(use)
+        return buffer.mapped if isinstance(buffer, MappedBuffer) else None
+
     def _buffer(self, use: WeightUse) -> GgmlBuffer:
         buffer = self._buffers[use]
         if not isinstance(buffer, GgmlBuffer):
             raise BackendError(f"{use.weight.name} was brought in by another backend")
         return buffer
+
+    def partial_address(self, weight: Weight) -> int | None:
+        """Of what products know of a weight that is not always in memory as a whole."""
+        found = self._partial.of(weight) if self._partial else None
+        return found.address if found else None
+
+    def row_source(self, weight: Weight) -> tuple[int, int, int] | None:
+        """Where single rows of a table are read, if it is not in memory."""
+        return self._partial.row_source(weight) if self._partial else None
 
     def define(self, op: Op, tensor: int) -> None:
         """The result of an op, as ggml allocates it."""
@@ -97,7 +113,10 @@ class Emitter:
             self._slices([item.last] if item.gate or item.sum else item.ops, result)
             return
         x = self.values[item.input]
-        tensor = self.lib.ggml_mul_mat(self.ctx, weight, self.w.plain(x))
+        rows = self.w.plain(x)
+        if mapped := self.mapped(item.use):
+            rows = bringing.bring_weight(self, mapped, item.use, rows)
+        tensor = self.lib.ggml_mul_mat(self.ctx, weight, rows)
         if bias:
             tensor = self.lib.ggml_add(self.ctx, tensor, bias[0])
         self._slices(item.ops, self.w.result(tensor, item.weight.shape[0], x.rows))
@@ -227,11 +246,14 @@ def _moe(e: Emitter, op: Op) -> None:
         shares = lib.ggml_scale(ctx, shares, a.scale)
     if a.matrices < a.n_experts:
         chosen, shares = _held(e, a, scores, chosen, shares, x.rows)
+    late, experts = chosen, uses(op)[1:]
+    if mapped := e.mapped(experts[0]):
+        chosen, late = bringing.bring_experts(e, mapped, experts, chosen)
     each = e.w.heads(x, x.width)  # [width, 1, rows]
     inner = lib.ggml_swiglu_split(
         ctx, lib.ggml_mul_mat_id(ctx, gate, each, chosen), lib.ggml_mul_mat_id(ctx, up, each, chosen)
     )
-    results = lib.ggml_mul_mat_id(ctx, down, inner, chosen)  # [width, n_used, rows]
+    results = lib.ggml_mul_mat_id(ctx, down, inner, late)  # [width, n_used, rows]
     total = lib.ggml_out_prod(ctx, results, shares)  # [width, 1, rows]: their sum by shares, as one node
     e.define(op, lib.ggml_reshape_2d(ctx, total, x.width, x.rows))
 
@@ -276,12 +298,9 @@ TENSORS_PER_OP = 6
 MORE_TENSORS = {"attention": 20, "moe": 36}
 
 
-def most_tensors(ops: Sequence[Op], sequences: int) -> int:
+def most_tensors(ops: Sequence[Op], shape: PassShape) -> int:
     """What a graph of these ops needs room for."""
-    counts = (
-        MORE_TENSORS.get(op.kind, 0) * (sequences if op.kind == "attention" else 1)
-        + TENSORS_PER_OP
-        + 2 * len(op.inputs)
-        for op in ops
-    )
+    pieces = sum(tokens // few.MOST_ROWS for tokens, _ in shape.parts)  # a node each, and its queries
+    more = MORE_TENSORS | {"attention": MORE_TENSORS["attention"] * len(shape.parts) + 2 * pieces}
+    counts = (more.get(op.kind, 0) + TENSORS_PER_OP + 2 * len(op.inputs) for op in ops)
     return 64 + sum(counts)

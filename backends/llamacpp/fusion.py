@@ -80,6 +80,11 @@ def members(item: Fused) -> tuple[Op, ...]:
     return item.ops if isinstance(item, Rotation) else (item,)
 
 
+def has_token_rows(item: Fused) -> bool:
+    """Whether an op must run even if nobody wants a row: attention fills the cache all the same."""
+    return any(op.kind == "attention" or op.out.rows == "tokens" for op in members(item))
+
+
 def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:
     """The weights of a segment as the fused graph reads them."""
     return tuple(dict.fromkeys(use for item in fuse(ops) for use in uses(item)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hetrun.backends.llamacpp.bringing import Brought
 from hetrun.backends.llamacpp.few import Common, Span
 from hetrun.backends.llamacpp.packed import LookupNode, Node
 from hetrun.backends.llamacpp.queries import Layout
@@ -60,4 +61,5 @@ class Inputs:
     masks: dict[tuple[int, int, Rows, Layout], Mask] = field(default_factory=dict)
     products: list[Node] = field(default_factory=list)
     lookups: list[LookupNode] = field(default_factory=list)
+    brought: list[Brought] = field(default_factory=list)
     few: dict[tuple[int, Rows, tuple[Span, ...]], Common] = field(default_factory=dict)

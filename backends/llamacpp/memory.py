@@ -17,6 +17,7 @@ from hetrun.backend import FLOAT_BYTES, ReadInto, WeightUse
 from hetrun.backends.llamacpp import amx, native
 from hetrun.backends.llamacpp.kernels.product import ROWS, Products
 from hetrun.backends.llamacpp.native import Library
+from hetrun.backends.llamacpp.partial import PartialWeights
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
 
@@ -106,6 +107,8 @@ class WeightMemory:
         self._contexts: list[int] = []
         self.tiled = False  # whether there are weights that are multiplied by with AMX tiles
         self._held: dict[Weight, GgmlBuffer] = {}  # plain and packed ones, which serve every use
+        self.partial = PartialWeights(products, self.packed_by) if products else None
+        self._reserved = 0  # the ggml buffer over the addresses of partial weights
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
         """What `upload` will take: a plain or packed weight is kept once, whatever it is used for."""
@@ -129,6 +132,8 @@ class WeightMemory:
         """Read a weight once, straight into the layout that will be used."""
         if wanted.use == "vector":
             return self._upload_vector(wanted, read)
+        if self.partial and self.partial.has(wanted):
+            return self._upload_partial(self.partial, wanted)
         products = self.packed_by(wanted)
         if products is None and (arena := self._repacked_in(wanted)):
             return self._upload_repacked(arena, wanted, read)
@@ -147,7 +152,11 @@ class WeightMemory:
             self._lib.ggml_backend_buffer_free(probe)
         for arena in (self._plain, *self._repacking):
             arena.free()
-        self._contexts, self._probes, self._repacking = [], {}, []
+        if self.partial:
+            self.partial.close()
+        if self._reserved:
+            self._lib.ggml_backend_buffer_free(self._reserved)
+        self._contexts, self._probes, self._repacking, self._reserved = [], {}, [], 0
 
     def _tensor(self, use: WeightUse) -> int:
         """A tensor that stays, still without memory."""
@@ -224,6 +233,17 @@ class WeightMemory:
             products.pack(kind, part.shape, raw, view_bytes(address, n))
             address += n
         return GgmlBuffer(tensor, size, PACKED)
+
+    def _upload_partial(self, partial: PartialWeights, use: WeightUse) -> GgmlBuffer:
+        """Its pieces come by themselves; a table that only rows are read of has no memory."""
+        if partial.memory is None or not (address := partial.address(use.weight)):
+            return GgmlBuffer(0, 0, PACKED)
+        if not self._reserved:
+            memory = partial.memory
+            self._reserved = self._lib.ggml_backend_cpu_buffer_from_ptr(memory.address, memory.nbytes)
+        tensor = self._tensor(use)
+        self._place(tensor, self._reserved, address)
+        return GgmlBuffer(tensor, 0, PACKED)
 
     def _repacked_in(self, use: WeightUse) -> Arena | None:
         """The first of ggml's repacking buffers that has a layout for this weight."""

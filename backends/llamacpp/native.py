@@ -88,7 +88,9 @@ class CpuTraits(Structure):
     _fields_ = (("from_float", c_void_p), ("vec_dot", c_void_p), ("vec_dot_type", c_int), ("nrows", c_int64))
 
 
-PRODUCT = "PRODUCT"  # the name of tensors that our own products make: ggml calls all our nodes CUSTOM
+# The names of tensors that nodes of our own make, which ggml all calls CUSTOM: products, and those that bring
+# pages of mapped weights.
+PRODUCT, PAGES = "PRODUCT", "PAGES"
 OBJECT_BYTES = 32  # struct ggml_object, in front of each tensor of a context
 
 T = c_void_p  # a struct ggml_tensor *
@@ -158,6 +160,7 @@ _BASE = {
     "ggml_backend_buft_name": (c_char_p, T),
     "ggml_backend_buft_get_alloc_size": (c_size_t, T, T),
     "ggml_backend_cpu_buffer_type": (T,),
+    "ggml_backend_cpu_buffer_from_ptr": (T, T, c_size_t),
     "ggml_backend_buffer_get_base": (T, T),
     "ggml_backend_buffer_free": (None, T),
     "ggml_backend_buffer_set_usage": (None, T, c_int),
@@ -321,4 +324,5 @@ def tensor_at(pointer: int) -> Tensor:
 def op_name(lib: Library, node: Tensor) -> str:
     """What a node does, in ggml's words or ours."""
     name: str = lib.ggml_op_name(node.op).decode()
-    return PRODUCT if name == "CUSTOM" and node.name == PRODUCT.encode() else name
+    own: str = node.name.decode(errors="replace")
+    return own if name == "CUSTOM" and own in (PRODUCT, PAGES) else name

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.fusion import Product
@@ -37,6 +38,7 @@ class Node:
     x: int  # tensors
     out: int
     residual: int | None
+    halves: int
 
     def point(self) -> None:
         """Write the addresses of its rows into its structure."""
@@ -44,6 +46,17 @@ class Node:
         made.x, made.out = (native.tensor_at(t).data for t in (self.x, self.out))
         if self.residual is not None:
             made.residual = native.tensor_at(self.residual).data
+
+    @property
+    def partial(self) -> bool:
+        """Whether it may have to wait for its weight."""
+        return bool(self.made.partial)
+
+    def work_bytes(self, lib: product.Products) -> int:
+        """What each thread works in."""
+        made = self.made
+        unit = lib.unit(made.type, made.cols, self.halves) if self.partial else 0
+        return lib.scratch(made.n, made.cols) + unit
 
     def learn_next(self, after: Node) -> None:
         """What is computed after this product."""
@@ -80,6 +93,7 @@ def multiply(e: Emitter, item: Product, weight: int, vectors: Sequence[int]) -> 
         out_stride=width,
         activation=_activation(item.gate),
         level=lib.level,
+        partial=e.partial_address(item.weight),
     )
     left = list(vectors)
     if item.bias:
@@ -96,7 +110,8 @@ def multiply(e: Emitter, item: Product, weight: int, vectors: Sequence[int]) -> 
     function = (lib.product_address, ALL_THREADS, ctypes.addressof(made))
     out = e.lib.ggml_custom_4d(e.ctx, native.F32, width, x.rows, 1, 1, sources, len(tensors), *function)
     native.tensor_at(out).name = native.PRODUCT.encode()
-    e.inputs.products.append(Node(made, tensors[1], out, tensors[2] if item.added else None))
+    node = Node(made, tensors[1], out, tensors[2] if item.added else None, 2 if item.gate else 1)
+    e.inputs.products.append(node)
     return e.w.result(out, width, x.rows)
 
 
@@ -104,19 +119,24 @@ def look_up(e: Emitter, op: Op, weight: int, ids: int) -> int:
     """One node: the rows with these numbers as floats."""
     lib = e.products
     assert lib is not None
-    (rows, cols), n = op.weights[0].shape, e.count(op.out.rows)
+    table = op.weights[0]
+    (rows, cols), n = table.shape, e.count(op.out.rows)
     made = product.Lookup(
-        weights=native.tensor_at(weight).data,
-        type=op.weights[0].quant.ggml_id,
+        weights=native.tensor_at(weight).data if weight else None,
+        type=table.quant.ggml_id,
         rows=rows,
         cols=cols,
         n=n,
         out_stride=cols,
         level=lib.level,
+        partial=e.partial_address(table),
     )
-    sources = (c_void_p * 2)(weight, ids)
+    if source := e.row_source(table):
+        made.supply, made.file, made.offset = source
+    tensors = [weight, ids] if weight else [ids]
+    sources = (c_void_p * len(tensors))(*tensors)
     function = (lib.lookup_address, ALL_THREADS, ctypes.addressof(made))
-    out: int = e.lib.ggml_custom_4d(e.ctx, native.F32, cols, n, 1, 1, sources, 2, *function)
+    out: int = e.lib.ggml_custom_4d(e.ctx, native.F32, cols, n, 1, 1, sources, len(tensors), *function)
     e.inputs.lookups.append(LookupNode(made, ids, out))
     return out
 
@@ -136,8 +156,10 @@ class PackedProducts:
         self, lib: product.Products | None, nodes: Sequence[Node], lookups: Sequence[LookupNode], slots: int
     ) -> None:
         self._nodes, self._lookups = nodes, lookups  # ggml has only the addresses of their structures
-        self._counters = np.zeros(2, np.int32)  # nodes run one after the other, and leave them as they were
+        # Nodes run one after the other, and leave them as they were.
+        self._counters = np.zeros(product.COUNTERS, np.int32)
         self._scratch = np.empty(0, np.uint8)
+        self._shared = np.empty(0, np.uint8)
         for lookup in lookups:
             lookup.point()
         if lib and nodes:
@@ -148,16 +170,28 @@ class PackedProducts:
     @property
     def nbytes(self) -> int:
         """Memory that they work in."""
-        return self._scratch.nbytes
+        return self._scratch.nbytes + self._shared.nbytes
+
+    @property
+    def partial(self) -> bool:
+        """Whether some of them may have to wait for their weights."""
+        return any(node.partial for node in self._nodes) or any(one.lookup.supply for one in self._lookups)
 
     def _share(self, lib: product.Products, slots: int) -> None:
         """All work in the same memory, and count with the same counters."""
-        each = max(lib.scratch(node.made.n, node.made.cols) for node in self._nodes)
+        each = max(node.work_bytes(lib) for node in self._nodes)
         each = -(-each // CACHE_LINE) * CACHE_LINE
         self._scratch = np.empty(each * slots + CACHE_LINE, np.uint8)
-        address = -(-self._scratch.ctypes.data // CACHE_LINE) * CACHE_LINE
+        shared = max((lib.shared(n.made.n, n.made.cols) for n in self._nodes if n.partial), default=0)
+        self._shared = np.empty(shared + CACHE_LINE, np.uint8)
         for node in self._nodes:
             node.point()
             made = node.made
-            made.scratch, made.scratch_size, made.slots = address, each, slots
-            made.counters = self._counters.ctypes.data
+            made.scratch, made.scratch_size, made.slots = _line(self._scratch), each, slots
+            made.counters, made.shared = self._counters.ctypes.data, _line(self._shared)
+
+
+def _line(memory: NDArray[np.uint8]) -> int:
+    """The first address in it where a cache line begins."""
+    address: int = memory.ctypes.data
+    return -(-address // CACHE_LINE) * CACHE_LINE

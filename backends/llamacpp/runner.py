@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
 from hetrun.backends.llamacpp import fusion, native
+from hetrun.backends.llamacpp.bringing import connect
 from hetrun.backends.llamacpp.emit import Emitter, most_tensors
 from hetrun.backends.llamacpp.few import FewRows
-from hetrun.backends.llamacpp.fusion import Fused
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.joining import join
 from hetrun.backends.llamacpp.native import DATA, NB, NE
@@ -41,7 +41,7 @@ class GgmlRunner:
     ) -> None:
         self._backend = backend
         self._lib = backend.lib
-        self._w = Writer(self._lib, shape, most_tensors(segment.ops, len(shape.parts)))
+        self._w = Writer(self._lib, shape, most_tensors(segment.ops, shape))
         emitter = Emitter(self._w, buffers, kv, backend)
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
@@ -57,6 +57,7 @@ class GgmlRunner:
         self._products = PackedProducts(
             backend.products, self._inputs.products, self._inputs.lookups, backend.slots
         )
+        connect(self._inputs.brought)
         self._book()
 
     def _book(self) -> None:
@@ -68,7 +69,7 @@ class GgmlRunner:
             if value.rows == "tokens" or shape.wanted:
                 e.read(value)
         for item in join(fusion.fuse(segment.ops), segment.writes, self._backend.packs):
-            if shape.wanted or _has_token_rows(item):
+            if shape.wanted or fusion.has_token_rows(item):
                 e.emit(item)
         kept = {v.name: e.w.keep(e.values[v]) for v in segment.writes if v.rows == "tokens" or shape.wanted}
         return kept
@@ -91,6 +92,9 @@ class GgmlRunner:
 
     def _compute(self, work: Pass) -> None:
         """The graph as one call; where others wait for the thread, piece by piece."""
+        if self._products.partial:
+            self._backend.compute_from_disk(self._w.graph, bool(len(work.wanted)))
+            return
         if work.between is None:
             self._backend.compute(self._w.graph)
             return
@@ -105,11 +109,6 @@ class GgmlRunner:
         self._lib.ggml_gallocr_free(self._allocator)
         self._lib.ggml_free(self._w.context)
         self._backend.unbook(self)
-
-
-def _has_token_rows(item: Fused) -> bool:
-    """Whether an op must run even if nobody wants a row: attention fills the cache all the same."""
-    return any(op.kind == "attention" or op.out.rows == "tokens" for op in fusion.members(item))
 
 
 class Seen:

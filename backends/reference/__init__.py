@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hetrun.backend import Available, Backend, Descriptor, InterpretingBackend, Probe
+from hetrun.backend import Available, Backend, Descriptor, Probe
+from hetrun.interpreting import InterpretingBackend
 
 
 def probe() -> Probe:

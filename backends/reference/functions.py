@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hetrun.backend import Floats, OpFunction, Pass
+from hetrun.backend import Floats, Pass
 from hetrun.backends.reference.attention import attention
 from hetrun.backends.reference.experts import moe, silu
 from hetrun.backends.reference.rotation import rope
 from hetrun.graph import Op
+from hetrun.interpreting import OpFunction
 from hetrun.kv import KvCache
 from hetrun.ops import Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
 

@@ -2,11 +2,13 @@
 
 Both sides are measured as their users have them. In process: ours from the request to the token through the
 engine, sampling (greedy) and detokenising included; llama.cpp through its C interface as llama-bench does.
-As servers: `hetrun serve` and llama.cpp's, with the same clients (`serving`).
+As servers: `hetrun serve` and llama.cpp's, with the same clients (`serving`). In several budgets of memory,
+each in processes of its own (`sweep`).
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,13 +16,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from hetrun.bench.beside import others
+from hetrun.bench.budgets import SweepOptions as SweepOptions
 from hetrun.bench.cases import BenchOptions as BenchOptions
 from hetrun.bench.cases import Case
 from hetrun.bench.cases import numbers as numbers
 from hetrun.bench.demand import Demands, demands
 from hetrun.bench.limits import Limit, limit_of
 from hetrun.bench.machine import BUSY, load_average, memory
-from hetrun.bench.ours import Ours, open_llm
+from hetrun.bench.ours import Ours, open_llm, spec_of
 from hetrun.bench.peer import Peer, check_peer, default_threads
 from hetrun.bench.report import Chosen, PeerResult, Row, to_csv, to_json, to_table
 from hetrun.bench.rounds import Duel, Tick, measure
@@ -62,6 +65,23 @@ def serve(settings: Settings, options: ServingOptions) -> None:
         print(visible(serving_report.to_table(report)))
 
 
+def in_budgets(settings: Settings, options: SweepOptions) -> None:
+    """The same for answers in several budgets, each in processes of its own."""
+    from hetrun.bench import svg, sweep, sweep_report  # on use: nothing else here sweeps
+
+    _warn_if_busy()
+    with _progress() as tell:
+        found = sweep.run(settings, options, tell)
+    if options.picture is not None:
+        options.picture.write_text(svg.drawn(sweep_report.series(found), found.title), encoding="utf-8")
+    if options.output == "json":
+        print(sweep_report.to_json(found))
+    elif options.output == "csv":
+        print(sweep_report.to_csv(found))
+    else:
+        print(visible(sweep_report.to_table(found, shutil.get_terminal_size().columns)))
+
+
 def _warn_if_busy() -> None:
     if load_average() > BUSY:
         print(
@@ -79,7 +99,9 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
         check_peer(options.vs, path)
     model = demands(path, settings.kv_type)
     with ExitStack() as stack:
-        ours = Ours(stack.enter_context(open_llm(settings, spec="off", eager=True)), look=options.explain)
+        ours = Ours(
+            stack.enter_context(open_llm(settings, spec=spec_of(settings), eager=True)), look=options.explain
+        )
         for case in cases:
             ours.check(case)
         # Memory is measured now and behind each case: while the sides take turns, nothing else may run.

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing.connection import Connection
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.bench.cases import Case
+from hetrun.bench.process import obey
 from hetrun.errors import HetrunError, UserError
 
 PACKAGE = "llama_cpp"
@@ -31,7 +31,8 @@ class Open:
     """Load a model; answered with `Opened`."""
 
     path: str
-    repack: bool  # weights into the layouts that are fastest
+    repack: bool  # weights into the layouts that are fastest; without it they stay in the file, mapped
+    kv_type: str = "f16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +72,31 @@ Order = Open | Begin | Run | Logits
 
 def main(descriptor: int) -> None:
     """The process's whole life; it ends when the other end of the pipe does."""
-    pipe = Connection(descriptor)
     peer: list[LlamaCpp] = []
-    try:
-        while True:
-            for answer in _answers(peer, pipe.recv()):
-                pipe.send(answer)
-    except (EOFError, OSError):
-        return
+    obey(descriptor, "llama.cpp", lambda order: _answers(peer, order))
 
 
-def _answers(peer: list[LlamaCpp], order: Order) -> Iterator[object]:
-    """What is sent back: results, or the error that ended them."""
-    try:
-        match order:
-            case Open(path, repack):
-                peer.append(LlamaCpp(path, repack))
-                yield Opened(peer[0].version, peer[0].n_vocab)
-            case Begin(case):
-                peer[0].begin(case)
-                yield None
-            case Run(threads, seed, other):
-                yield peer[0].run(threads, seed, other)
-            case Logits(tokens, context, threads, ubatch):
-                for rows in peer[0].logits(tokens, context, threads, ubatch):
-                    for a in range(0, len(rows), SENT):
-                        yield rows[a : a + SENT].tobytes()
-    except Exception as error:
-        # Whatever it is, the other side must hear of it: it waits.
-        known = isinstance(error, HetrunError)
-        yield error if known else HetrunError(f"llama.cpp's process: {type(error).__name__}: {error}")
+def _answers(peer: list[LlamaCpp], order: object) -> Iterator[object]:
+    """What is sent back."""
+    match order:
+        case Open(path, repack, kv_type):
+            peer.append(LlamaCpp(path, repack, kv_type))
+            yield Opened(peer[0].version, peer[0].n_vocab)
+        case Begin(case):
+            peer[0].begin(case)
+            yield None
+        case Run(threads, seed, other):
+            yield peer[0].run(threads, seed, other)
+        case Logits(tokens, context, threads, ubatch):
+            for rows in peer[0].logits(tokens, context, threads, ubatch):
+                for a in range(0, len(rows), SENT):
+                    yield rows[a : a + SENT].tobytes()
 
 
 class LlamaCpp:
     """A loaded model and one context at a time."""
 
-    def __init__(self, path: str, repack: bool) -> None:
+    def __init__(self, path: str, repack: bool, kv_type: str) -> None:
         self._c: Any = import_module("llama_cpp.llama_cpp")
         self._quiet = self._c.llama_log_callback(lambda level, text, data: None)
         self._c.llama_log_set(self._quiet, ctypes.c_void_p(0))
@@ -118,11 +108,12 @@ class LlamaCpp:
             raise UserError(f"llama.cpp cannot load {path}, so it cannot be compared with")
         self.n_vocab: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
         self.version = f"llama-cpp-python {import_module(PACKAGE).__version__}"
+        self._kv_type: int = getattr(self._c, f"GGML_TYPE_{kv_type.upper()}")
         self._context: Any = None
         self._case = Case("decode", 1)
 
     def begin(self, case: Case) -> None:
-        """A context for a case: flash attention, F16 keys and values, a place for each sequence."""
+        """A context for a case: flash attention, a place for each sequence."""
         self._case = case
         self._open_context(case.batch, case.context)
 
@@ -134,7 +125,7 @@ class LlamaCpp:
         params.n_batch, params.n_ubatch = N_BATCH, min(ubatch, N_BATCH)
         params.n_seq_max = sequences
         params.flash_attn_type = self._c.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.type_k = params.type_v = self._c.GGML_TYPE_F16
+        params.type_k = params.type_v = self._kv_type
         self._context = self._c.llama_init_from_model(self._model, params)
         if not self._context:
             raise HetrunError(f"llama.cpp could not make a context of {params.n_ctx} tokens")

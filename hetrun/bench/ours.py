@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hetrun.backend import Backend
 from hetrun.bench import anatomy
@@ -58,6 +58,11 @@ def open_llm(settings: Settings, progress: Progress | None = None, **forced: obj
     """The model by settings that were already resolved; what is forced counts more."""
     given = {name: getattr(settings, name) for name in settings.origins if name != "model"}
     return LLM(model_path(settings), progress=progress, **(given | forced))
+
+
+def spec_of(settings: Settings) -> str:
+    """Speed is measured without speculation, unless somebody asked for it."""
+    return settings.spec if "spec" in settings.origins else "off"
 
 
 class Ours:
@@ -114,22 +119,12 @@ class Ours:
         tokens = 1 if case.kind == "prefill" else case.tokens + 1
         stretch = Stretch(self._stats, self._backends, look)
         watch = Watch(self._stats, case.batch, tokens, stretch)
-        # Sequences begin one after the other; those that began early go on until the last one is done.
-        most = tokens if case.batch == 1 or tokens == 1 else tokens + self._head_start(case)
-        params = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
-        prompts = case.prompts(self._llm.n_vocab, seed).tolist()
         if case.kind == "prefill":
             self._llm.call(lambda loaded: stretch.begin())
         begin = perf_counter()
-        ids = [
-            self._llm.submit(GenerateRequest(params, tokens=tuple(prompt)), watch.collector(i))
-            for i, prompt in enumerate(prompts)
-        ]
         try:
-            watch.wait()
+            answer(self._llm, case, seed, watch)
         finally:
-            for request_id in ids:
-                self._llm.cancel(request_id)
             if look:
                 self._llm.call(lambda loaded: stretch.stop())
         self._seconds = perf_counter() - begin
@@ -179,9 +174,6 @@ class Ours:
                 self._peaks[key] = None
         return self._peaks[key]
 
-    def _head_start(self, case: Case) -> int:
-        return case.batch * (1 + case.prompt // self._llm.plan.ubatch)
-
     def threads(self, case: Case) -> int:
         """Compute threads of the plan that is measured."""
         return self._llm.plan.plan(self._width(case)).threads
@@ -214,6 +206,22 @@ class Ours:
         return median(self._shares) if self._shares else None
 
 
+def answer(llm: LLM, case: Case, seed: int, watch: Watch) -> None:
+    """Have the requests of a case answered, until the watch has seen enough of each."""
+    # Sequences begin one after the other; those that began early go on until the last one is done.
+    late = 0 if case.batch == 1 or watch.tokens == 1 else case.batch * (1 + case.prompt // llm.plan.ubatch)
+    params = SamplingParams(max_tokens=watch.tokens + late, temperature=0, ignore_eos=True)
+    ids = [
+        llm.submit(GenerateRequest(params, tokens=tuple(prompt)), watch.collector(i))
+        for i, prompt in enumerate(case.prompts(llm.n_vocab, seed).tolist())
+    ]
+    try:
+        watch.wait()
+    finally:
+        for request_id in ids:
+            llm.cancel(request_id)
+
+
 def backends_of(plan: Plan) -> str:
     """Who runs a plan: `llamacpp`, or `amx x4 + llamacpp x5` segments."""
     counts = Counter(s.backend for s in plan.segments)
@@ -227,18 +235,25 @@ def _backends(loaded: Loaded) -> Mapping[str, Backend]:
     return loaded.model.backends if isinstance(loaded.model, PlannedModel) else {}
 
 
+class Noted(Protocol):
+    """What is told, on the engine's thread, when that begins which is measured, and when it ends."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+
+
 class Watch:
     """Marks each token of some requests. The engine thread calls it, so it does next to nothing."""
 
-    def __init__(self, stats: Stats, requests: int, tokens: int, stretch: Stretch | None = None) -> None:
+    def __init__(self, stats: Stats, requests: int, tokens: int, stretch: Noted | None = None) -> None:
         """The stretch begins when every request has a token (for one token each, before that) and ends with
         the last token of the request that began last."""
         self._stats = stats
-        self._stretch = stretch or Stretch(stats, {})
+        self._stretch: Noted = stretch or Stretch(stats, {})
         self._queued: list[
             float
         ] = []  # seconds until the engine began with a request, of those that are done
-        self._tokens = tokens
+        self.tokens = tokens
         self._marks: list[list[Mark]] = [[] for _ in range(requests)]
         self._missing = requests  # that have no token yet
         self._last = 0  # the request that began last
@@ -256,11 +271,11 @@ class Watch:
                 if len(marks) == 1:
                     self._missing -= 1
                     self._last = i
-                    if not self._missing and self._tokens > 1:
+                    if not self._missing and self.tokens > 1:
                         self._stretch.begin()
-                if not self._missing and i == self._last and len(marks) == self._tokens:
+                if not self._missing and i == self._last and len(marks) == self.tokens:
                     self._stretch.end()
-                    if self._tokens > 1:
+                    if self.tokens > 1:
                         self._over.put(None)
             elif event.kind == "done":
                 self._done(event, i)
@@ -269,11 +284,11 @@ class Watch:
 
     def _done(self, event: Event, i: int) -> None:
         found, timings = len(self._marks[i]), event.timings
-        if i == self._last and found < self._tokens:
-            self._over.put(HetrunError(f"the answer ended after {found} of {self._tokens} tokens"))
+        if i == self._last and found < self.tokens:
+            self._over.put(HetrunError(f"the answer ended after {found} of {self.tokens} tokens"))
         elif timings.prompt_tok_s:
             self._queued.append(timings.ttft_s - event.usage.prompt_tokens / timings.prompt_tok_s)
-        if self._tokens == 1 and not self._missing and i == self._last:
+        if self.tokens == 1 and not self._missing and i == self._last:
             self._over.put(None)
 
     def wait(self) -> None:
@@ -285,7 +300,7 @@ class Watch:
     @property
     def _window(self) -> list[Mark]:
         """While every request was running."""
-        return self._marks[self._last][: self._tokens]
+        return self._marks[self._last][: self.tokens]
 
     @property
     def begun(self) -> float:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -15,17 +13,18 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from hetrun import child, registry
+from hetrun import registry
 from hetrun.backend import Floats
 from hetrun.bench.cases import Case
 from hetrun.bench.llamacpp import N_BATCH, PACKAGE, Begin, Logits, Open, Opened, Order, Run
-from hetrun.errors import BackendUnavailable, HetrunError, OptionError, UserError
+from hetrun.bench.process import Process
+from hetrun.errors import BackendUnavailable, OptionError, UserError
 from hetrun.source import is_folder
 
 PEERS = ("llama.cpp",)
-GRACE_S = 5.0
 LONG_S = 5.0  # a run that takes longer is tried once with each number of threads
 TRIAL_STEPS, TRIAL_PROMPT = 16, 512  # tokens to write and to read that say which number of threads is best
+MAPPED_STEPS = 4  # the same where every step waits for the disk
 T = TypeVar("T")
 
 
@@ -42,24 +41,31 @@ def check_peer(name: str, path: Path | None = None) -> None:
         raise UserError(f"{path}: {name} reads GGUF files only; write one with hetrun convert {path} -q f16")
 
 
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """How it runs in less memory than its weights need: they stay in the file, which is mapped."""
+
+    prefix: Sequence[str]  # of its command, which puts it there
+    kv_type: str
+
+
 class Peer:
     """llama.cpp with a model loaded."""
 
     name = "llama.cpp"
 
-    def __init__(self, path: Path, threads: int | None = None) -> None:
-        """With so many threads; None: the number that suits each case best."""
+    def __init__(self, path: Path, threads: int | None = None, mapped: Mapped | None = None) -> None:
+        """With so many threads; None: the number that suits each case best. `mapped`: in little memory."""
         check_peer(self.name, path)
-        # A process of its own: the libraries and their threads are not ours. It ends when its pipe does.
-        self._process, ours = child.begin(
-            "from hetrun.bench.llamacpp import main; main({pipe})", out=2, own_session=True
-        )
-        self._pipe = Connection(ours.detach())
-        self._fixed = threads
+        code = "from hetrun.bench.llamacpp import main; main({pipe})"
+        # A process of its own: the libraries and their threads are not ours.
+        self._process = Process(self.name, code, mapped.prefix if mapped else ())
+        self._fixed, self._mapped = threads, mapped
         self._threads: dict[Case, int] = {}
         try:
-            self.repacks = _repacks()
-            opened = self._ask(Open(str(path), self.repacks), Opened)
+            # A copy of the weights in another layout is memory that cannot be given back.
+            self.repacks = not mapped and _repacks()
+            opened = self._ask(Open(str(path), self.repacks, mapped.kv_type if mapped else "f16"), Opened)
         except BaseException:
             self.close()
             raise
@@ -74,13 +80,15 @@ class Peer:
         """Warm up, and, unless it is fixed, find the number of threads that suits it best: it shall not lose
         by a setting."""
         self._ask(Begin(case), type(None))
+        cores = len(os.sched_getaffinity(0))
+        short = trial(case, MAPPED_STEPS if self._mapped else TRIAL_STEPS)
         if self._fixed is not None:
             self._threads[case] = self._fixed
-            self._run(self._fixed, 0, trial(case))
+            self._run(self._fixed, 0, short)
             return
-        best, short = 0.0, trial(case)
-        self._run(len(os.sched_getaffinity(0)), 0, short)  # what a step stands behind is read now
-        for threads in thread_counts(len(os.sched_getaffinity(0))):
+        best = 0.0
+        self._run(cores, 0, short)  # what a step stands behind is read now
+        for threads in sorted({1, -(-cores // 2), cores}) if self._mapped else thread_counts(cores):
             start = perf_counter()
             rate = self._run(threads, 0, short)
             if perf_counter() - start < LONG_S:  # of a short run the first one says little
@@ -92,17 +100,17 @@ class Peer:
         """What `prepare` found, or what is fixed."""
         return self._threads[case]
 
-    def sample(self, case: Case, seed: int) -> float:
-        """Tokens per second, once; of the case that was prepared last."""
-        return self._run(self._threads[case], seed)
+    def sample(self, case: Case, seed: int, tokens: int | None = None) -> float:
+        """Tokens per second, once, of the case that was prepared last; or of so many of its tokens."""
+        return self._run(self._threads[case], seed, replace(case, tokens=tokens) if tokens else None)
 
     def logits(self, tokens: Sequence[int], context: int = 0, ubatch: int = N_BATCH) -> Iterator[Floats]:
         """The logits behind each token, some rows at a time, from a context of that size; read all."""
         room = max(context, len(tokens))
-        self._send(Logits(tuple(tokens), room, len(os.sched_getaffinity(0)), ubatch))
+        self._process.send(Logits(tuple(tokens), room, len(os.sched_getaffinity(0)), ubatch))
         left = len(tokens)
         while left:
-            rows = np.frombuffer(self._receive(bytes), np.float32).reshape(-1, self.n_vocab)
+            rows = np.frombuffer(self._process.receive(bytes), np.float32).reshape(-1, self.n_vocab)
             left -= len(rows)
             yield rows
 
@@ -110,38 +118,11 @@ class Peer:
         return self._ask(Run(threads, seed, case), float)
 
     def _ask(self, order: Order, kind: type[T]) -> T:
-        self._send(order)
-        return self._receive(kind)
-
-    def _send(self, order: Order) -> None:
-        try:
-            self._pipe.send(order)
-        except OSError:
-            raise self._death() from None
-
-    def _receive(self, kind: type[T]) -> T:
-        try:
-            answer = self._pipe.recv()
-        except (EOFError, OSError):
-            raise self._death() from None
-        if isinstance(answer, Exception):
-            raise answer
-        if not isinstance(answer, kind):
-            raise HetrunError(f"{self.name} answered {answer!r}")
-        return answer
-
-    def _death(self) -> HetrunError:
-        code = self._process.wait()
-        return HetrunError(f"the process of {self.name} {child.ending(code)} in the middle of its work")
+        return self._process.ask(order, kind)
 
     def close(self) -> None:
         """End its process."""
-        self._pipe.close()
-        try:
-            self._process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close()
 
     def __enter__(self) -> Peer:
         return self
@@ -161,11 +142,11 @@ def _repacks() -> bool:
         return True
 
 
-def trial(case: Case) -> Case:
+def trial(case: Case, steps: int = TRIAL_STEPS) -> Case:
     """What is run to find the best number of threads for a case: as much as tells, however long that is."""
     if case.kind == "prefill":
         return replace(case, tokens=min(case.tokens, TRIAL_PROMPT), batch=1)
-    return replace(case, tokens=min(case.tokens, TRIAL_STEPS))
+    return replace(case, tokens=min(case.tokens, steps))
 
 
 def default_threads() -> int:

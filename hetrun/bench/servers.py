@@ -18,6 +18,7 @@ from typing import IO
 
 from hetrun import child
 from hetrun.bench.driver import Endpoint, Refused
+from hetrun.bench.ours import spec_of
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.llm import model_path
@@ -124,6 +125,7 @@ def hetrun_serve(settings: Settings, folder: Path) -> Server:
 def _as_environment(settings: Settings) -> dict[str, str]:
     """What was said on our command line, in the words that another process of ours reads."""
     said = {n: getattr(settings, n) for n in settings.origins if n not in NOT_PASSED}
+    said["spec"] = spec_of(settings)
     return {
         f"HETRUN_{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
         for name, value in said.items()

@@ -7,9 +7,11 @@ input was wrong, 130 stopped by Ctrl-C.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
+from types import FrameType
 from typing import NoReturn
 
 from hetrun.errors import UserError, printable
@@ -62,6 +64,15 @@ def exit_code(arguments: list[str]) -> int:
         return STOPPED
     except Exception as e:
         return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
+
+
+def heed_sigterm() -> None:
+    """From now on a polite end is like Ctrl-C: the command takes its unfinished file with it."""
+    signal.signal(signal.SIGTERM, _stop)
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def say(text: str) -> None:

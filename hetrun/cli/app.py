@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hetrun import __version__
-from hetrun.cli import options
+from hetrun.cli import heed_sigterm, options
 from hetrun.cli import sampling_options as sampling
 from hetrun.config import Settings
 
@@ -81,9 +81,9 @@ def serve(verbose: bool, **given: object) -> None:
 
 @hetrun.command()
 @options.settings("model")
-@click.option("-p", "prompt", default="512", show_default=True, help="tokens of a prompt; 512,2048: both")
+@click.option("-p", "prompt", help="tokens of a prompt; 512,2048: both  [default: 512]")
 @click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
-@click.option("-d", "depth", help="tokens seen before generating  [default: 512]")
+@click.option("-d", "depth", help="tokens seen before generating  [default: 512; 32 in a sweep over --ram]")
 @click.option("-b", "batch", help="sequences at once  [default: 1]")
 @click.option("-r", "rounds", default=5, show_default=True, help="samples of each")
 @click.option("--vs", metavar="PEER", help="measure a peer in turn: llama.cpp; servers: llama-server[=PATH]")
@@ -100,10 +100,15 @@ def serve(verbose: bool, **given: object) -> None:
 @click.option(
     "--arrival", metavar="N", help="how smooth --clients answers stay while so long a prompt arrives"
 )
+@click.option(
+    "--ram", metavar="VALUE", help="most memory, as 2GiB; a sweep over several, or shares: 1GiB,2GiB,50%"
+)
+@click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="of a sweep, as FILE.svg")
 @click.option("-o", "output", default="table", show_default=True, help="table, json or csv")
-@options.settings("ctx", "threads", "backends", "ubatch", "kv_type", "precision", "planner")
+@options.settings("ctx", "threads", "backends", "ubatch", "kv_type", "precision", "planner", "streaming")
+@options.settings("spec")
 def bench(
-    prompt: str,
+    prompt: str | None,
     generate: str,
     depth: str | None,
     batch: str | None,
@@ -116,22 +121,31 @@ def bench(
     requests: str | None,
     shared_prefix: str | None,
     arrival: str | None,
+    ram: str | None,
+    picture: Path | None,
     output: str,
     **given: object,
 ) -> None:
     """Measure speed, alone or side by side with llama.cpp.
 
     In process, from the request to the token; or, with --clients, --shared-prefix or --arrival, of a server
-    as its users have it: on a socket, answers streamed, their own llama-server in turn with it.
+    as its users have it: on a socket, answers streamed, their own llama-server in turn with it. With several
+    budgets in --ram (1GiB,2GiB,50%): answers in each, beside what the disk gives; a share is of the model's
+    bytes, and 300 MiB come on top.
     """
     from hetrun import bench as tool
     from hetrun.bench.asked import Asked, options_of
 
     asked = Asked(
         *(prompt, generate, depth, batch, rounds, vs, explain, clients, requests),
-        *(shared_prefix, arrival, output, vs_threads, beside),
+        *(shared_prefix, arrival, output, vs_threads, beside, ram, picture),
     )
-    settings, chosen = Settings.resolve(environ=None, **given), options_of(asked)
+    chosen = options_of(asked)
+    if isinstance(chosen, tool.SweepOptions):
+        heed_sigterm()  # its control groups shall go with it
+        tool.in_budgets(Settings.resolve(environ=None, **given), chosen)
+        return
+    settings = Settings.resolve(environ=None, ram=ram, **given)
     if isinstance(chosen, tool.BenchOptions):
         tool.main(settings, chosen)
     else:
@@ -206,6 +220,22 @@ def convert(
 
     threads = Settings.resolve(environ=None, **given).threads
     tool.convert(model, quant, output, threads, force, as_json)
+
+
+@hetrun.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
+@click.option("--force", is_flag=True, help="replace a file that is there; repack again")
+@options.as_json
+def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None:
+    """Write MODEL, a GGUF file, with its tensors in the order of use, for models bigger than memory.
+
+    Each tensor begins at a multiple of 4096 bytes, so that it is read from disk in whole pages. Nothing else
+    changes: other programs read the file as before. The parts of a split model become one file.
+    """
+    from hetrun.cli import repack as tool
+
+    tool.repack(model, output, force, as_json)
 
 
 @hetrun.command()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from hetrun.cli import say
+from hetrun.cli import heed_sigterm, say
 from hetrun.cli.inspection import size
 from hetrun.cli.progress import loading
 from hetrun.convert import Report, Wish, convert_model
@@ -21,18 +18,13 @@ def convert(
     source: Path, quant: str, output: Path | None, threads: int | None, force: bool, as_json: bool
 ) -> None:
     """Convert and say what came of it."""
-    # Ended politely, the command takes its unfinished file with it.
-    signal.signal(signal.SIGTERM, _stop)
+    heed_sigterm()
     wish = Wish(source, by_option(quant), output, threads, force)
     with loading("converting") as tell:
         report = convert_model(wish, tell)
     for note in report.notes:
         say(note)
     print(json.dumps(to_json(report), indent=1) if as_json else printable(to_text(report)))
-
-
-def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def to_text(report: Report) -> str:

@@ -27,7 +27,9 @@ RUNNING = (
     "kv_type",
     "precision",
     "deterministic",
+    "spec",
     "planner",
+    "streaming",
     "plan",
 )
 ANSWERING = ("max_tokens", "temperature", "seed", "system", "chat_template")

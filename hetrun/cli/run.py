@@ -13,12 +13,14 @@ from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.completion import completion
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
-from hetrun.events import Event, GenerateRequest, TokenLogprob
+from hetrun.events import Event, GenerateRequest, TokenLogprob, accepted
 from hetrun.llm import LLM
 from hetrun.params import SamplingParams
 from hetrun.sampling import DEFAULT_TEMPERATURE, random_seed
+from hetrun.stats import Streaming
 from hetrun.visible import visible
 
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds
 
 
@@ -45,6 +47,8 @@ def answer(
             print(in_json(as_object(llm, events, params)))
         elif verbose or sys.stderr.isatty():
             print(summary(events[-1], params), file=sys.stderr)
+            if streaming := llm.stats.streaming:
+                print(from_disk(streaming), file=sys.stderr)
 
 
 @contextmanager
@@ -115,6 +119,8 @@ def as_object(llm: LLM, events: list[Event], params: SamplingParams) -> dict[str
         "finish_reason": done.finish_reason,
         "usage": asdict(done.usage),
         "timings": asdict(done.timings),
+        "memory": dict(llm.memory),
+        "streaming": (streaming := llm.stats.streaming) and asdict(streaming),
         "plan": llm.plan.to_json(),
     }
     if params.logprobs is not None:
@@ -163,8 +169,32 @@ def summary(last: Event, params: SamplingParams) -> str:
     """One line on how it went."""
     u, t = last.usage, last.timings
     greedy = params.temperature == 0
+    guessed = f"{accepted(t)}, " if t.drafted else ""
     return (
         f"[{u.prompt_tokens} prompt tokens at {t.prompt_tok_s:.0f}/s, "
-        f"{u.completion_tokens} tokens at {t.decode_tok_s:.0f}/s, loaded in {t.load_s:.1f} s, "
+        f"{u.completion_tokens} tokens at {t.decode_tok_s:.0f}/s, {guessed}loaded in {t.load_s:.1f} s, "
         f"{'greedy' if greedy else f'seed {params.seed}'}]"
     )
+
+
+def from_disk(s: Streaming) -> str:
+    """One line on what passes were like that read weights from disk."""
+    whole = s.locked_bytes + s.streamed_bytes
+    kept = f"{s.locked_bytes / unit(whole)[0]:.3g} of {amount(whole)} stay in memory"
+    if not s.passes or not s.streamed_bytes:
+        return f"[{kept}]"
+    return (
+        f"[from disk: {amount(s.bytes_per_token)} a token at {amount(s.disk_bytes_s)}/s, "
+        f"{100 * s.waiting:.0f} % of the time waiting; {kept}]"
+    )
+
+
+def amount(nbytes: float) -> str:
+    """Bytes in words, as disks are sold."""
+    size, name = unit(nbytes)
+    return f"{nbytes / size:.3g} {name}"
+
+
+def unit(nbytes: float) -> tuple[float, str]:
+    """The largest unit of which so many bytes are at least one, with three digits."""
+    return next(((size, name) for size, name in UNITS if nbytes >= 0.9995 * size), UNITS[-1])

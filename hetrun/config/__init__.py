@@ -43,7 +43,12 @@ def option(
     return {"option": Option(parse, help, flags, shows)}
 
 
-SPECULATION = dict.fromkeys(("lookup", "draft", "auto"), "speculation")
+# What stays in memory: the same of every layer, the first layers, attention or the FFN first, nothing; or the
+# rest is read only when it is needed, or by the system. Off: what does not fit is refused.
+STREAMING = (
+    *("balanced", "unbalanced", "attention-first", "ffn-first", "none"),
+    *("synchronous", "mmap", "off"),
+)
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,13 @@ class Settings:
         metadata=option("exact or fast", values.choice("exact", "fast"), "--precision"),
     )
     spec: str = field(
-        default="off",
-        metadata=option("speculation", values.choice("off", not_built=SPECULATION), "--spec"),
+        default="auto",
+        metadata=option(
+            "guess several tokens and verify them at once: off, lookup, draft:MODEL, or auto: where that "
+            "is faster and gives the same text",
+            values.speculation,
+            "--spec",
+        ),
     )
     ubatch: int | None = field(
         default=None,
@@ -107,6 +117,14 @@ class Settings:
             "how plans are made: measured, or static: by a fixed order",
             values.choice("measured", "static"),
             "--planner",
+        ),
+    )
+    streaming: str = field(
+        default="balanced",
+        metadata=option(
+            f"for experiments: how weights that do not fit come from disk: {', '.join(STREAMING)}",
+            values.choice(*STREAMING),
+            "--streaming",
         ),
     )
     plan: Path | None = field(

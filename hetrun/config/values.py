@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from reprlib import repr as short
@@ -22,6 +22,7 @@ UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for ending, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
+SPECULATION = ("off", "lookup", "auto")
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -122,6 +123,14 @@ def parse_size(value: object, where: str = "a size") -> int:
     return int(found)
 
 
+def size_in_words(nbytes: float) -> str:
+    """Bytes for people: 2.0 GiB, 300 MiB."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.{1 if unit == 'GiB' else 0}f} {unit}"
+    return f"{nbytes:.0f} bytes"
+
+
 def names(value: object, where: str) -> tuple[str, ...]:
     """Several names: a list, or one text with commas."""
     found = value.split(",") if isinstance(value, str) else value
@@ -132,16 +141,11 @@ def names(value: object, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in found))
 
 
-def choice(*allowed: str, not_built: Mapping[str, str] | None = None) -> Callable[[object, str], str]:
-    """One of several words; those of `not_built` are known but do not work yet, for the reason given."""
+def choice(*allowed: str) -> Callable[[object, str], str]:
+    """One of several words."""
 
     def parse(value: object, where: str) -> str:
         word = value.strip().lower() if isinstance(value, str) else ""
-        reason = (not_built or {}).get(word.partition(":")[0])
-        if reason is not None:
-            raise OptionError(
-                f"{where}: {short(value)} needs {reason}, which is not built yet; {_only(allowed)}"
-            )
         if word not in allowed:
             raise refused(where, value, " or ".join(allowed))
         return word
@@ -149,5 +153,12 @@ def choice(*allowed: str, not_built: Mapping[str, str] | None = None) -> Callabl
     return parse
 
 
-def _only(allowed: tuple[str, ...]) -> str:
-    return f"only {' and '.join(repr(word) for word in allowed)} works"
+def speculation(value: object, where: str) -> str:
+    """How tokens are guessed; behind `draft:` stands the path of a model."""
+    word = value.strip() if isinstance(value, str) else ""
+    kind, _, model = word.partition(":")
+    if kind.lower() == "draft" and model:
+        return f"draft:{model}"
+    if word.lower() not in SPECULATION:
+        raise refused(where, value, f"{', '.join(SPECULATION)} or draft:MODEL")
+    return word.lower()

@@ -23,7 +23,7 @@ from hetrun.convert import recipe as recipes
 from hetrun.convert import tokenizer
 from hetrun.convert.recipe import Form, Recipe, Shape
 from hetrun.convert.stream import Job, convert
-from hetrun.convert.writer import MetaValue, Tensor, check_target, write_model
+from hetrun.convert.writer import ALIGNMENT_KEY, MetaValue, Tensor, check_target, target_path, write_model
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
 from hetrun.formats.gguf_values import StringArray, shown
 from hetrun.graph import Weight
@@ -92,10 +92,7 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
 
 def target(wish: Wish, source: ModelSource) -> Path:
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name[:MOST_NAME])
-    default = f"{name.strip('.-') or 'model'}-{wish.recipe.name}.gguf"
-    if wish.output is None:
-        return Path(default)
-    return wish.output / default if os.path.isdir(wish.output) else wish.output
+    return target_path(wish.output, f"{name.strip('.-') or 'model'}-{wish.recipe.name}.gguf")
 
 
 def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
@@ -215,7 +212,7 @@ def _copied(source: GGUFModel) -> dict[str, MetaValue]:
     """A file's metadata, without what speaks of how that file is laid out."""
     out: dict[str, MetaValue] = {}
     for key, value in source.file.metadata.items():
-        if not key.startswith("split.") and key != "general.alignment":
+        if not key.startswith("split.") and key != ALIGNMENT_KEY:
             out[key] = [value.raw(i) for i in range(len(value))] if isinstance(value, StringArray) else value
     return out
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from math import prod
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,21 @@ import numpy.typing as npt
 from hetrun.errors import OptionError
 from hetrun.quant import Bytes, QuantType
 
-ALIGNMENT = 32
+ALIGNMENT = 32  # of a file that does not say another
+ALIGNMENT_KEY = "general.alignment"
 ASK_BYTES = 64 << 20  # written before the disk is asked to begin
 
 Numbers: TypeAlias = npt.NDArray[Any]
-MetaValue: TypeAlias = bool | int | float | str | Numbers | Sequence[str] | Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value with its type in front, as it stands in another file."""
+
+    raw: bytes
+
+
+MetaValue: TypeAlias = bool | int | float | str | Numbers | Sequence[str] | Sequence[bytes] | Stored
 Metadata: TypeAlias = Mapping[str, MetaValue]
 
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
@@ -34,6 +44,30 @@ _NUMBER_TYPES = {
     "|u1": 0, "|i1": 1, "<u2": 2, "<i2": 3, "<u4": 4, "<i4": 5,
     "<f4": 6, "|b1": 7, "<u8": 10, "<i8": 11, "<f8": 12,
 }  # fmt: skip
+
+
+class Entry(Protocol):
+    """What the table of tensors says of one: of a file to be, or of one that is there."""
+
+    @property
+    def name(self) -> str:
+        """Up to 64 bytes."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        ...
+
+    @property
+    def ggml_id(self) -> int:
+        """ggml's number of its type."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes without the padding behind it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +79,41 @@ class Tensor:
     quant: QuantType
 
     @property
+    def ggml_id(self) -> int:
+        """ggml's number of its type."""
+        return self.quant.ggml_id
+
+    @property
     def nbytes(self) -> int:
         """Bytes without the padding behind it."""
         return prod(self.shape[:-1]) * self.quant.row_bytes(self.shape[-1])
 
 
-def header(metadata: Metadata, tensors: Sequence[Tensor]) -> bytes:
-    """Everything before the first tensor's bytes."""
+def header(metadata: Metadata, tensors: Sequence[Entry]) -> list[bytes]:
+    """Everything before the first tensor's bytes, in pieces."""
+    alignment, offset = alignment_of(metadata), 0
     out = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
         out += [_text(key), *_value(value)]
-    offset = 0
     for t in tensors:
         dims = t.shape[::-1]
         out.append(_text(t.name))
-        out.append(struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, t.quant.ggml_id, offset))
-        offset += padded(t.nbytes)
-    raw = b"".join(out)
-    return raw + bytes(padded(len(raw)) - len(raw))
+        out.append(struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, t.ggml_id, offset))
+        offset += padded(t.nbytes, alignment)
+    size = sum(map(len, out))
+    return [*out, bytes(padded(size, alignment) - size)]
 
 
-def padded(size: int) -> int:
+def alignment_of(metadata: Metadata) -> int:
+    """What the beginning of each tensor is a multiple of."""
+    value = metadata.get(ALIGNMENT_KEY, ALIGNMENT)
+    assert isinstance(value, int)
+    return value
+
+
+def padded(size: int, alignment: int = ALIGNMENT) -> int:
     """Where the next thing begins."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // alignment) * alignment
 
 
 def _text(text: str | bytes) -> bytes:
@@ -78,7 +124,9 @@ def _text(text: str | bytes) -> bytes:
 
 def _value(value: MetaValue) -> Iterator[bytes]:
     """Its type and itself. llama.cpp wants whole numbers as uint32 and others as float32."""
-    if isinstance(value, str):
+    if isinstance(value, Stored):
+        yield value.raw
+    elif isinstance(value, str):
         yield struct.pack("<I", _STRING) + _text(value)
     elif isinstance(value, bool):
         yield struct.pack("<I?", _BOOL, value)
@@ -121,9 +169,9 @@ class Output:
             os.posix_fadvise(self._file, self._asked, self.size - self._asked, os.POSIX_FADV_DONTNEED)
             self._asked = self.size
 
-    def pad(self) -> None:
+    def pad(self, alignment: int) -> None:
         """Go to where the next tensor begins."""
-        self.write(bytes(padded(self.size) - self.size))
+        self.write(bytes(padded(self.size, alignment) - self.size))
 
 
 @contextmanager
@@ -150,6 +198,13 @@ def _new_file(path: Path, size: int, force: bool) -> Iterator[Output]:
         os.close(folder)
 
 
+def target_path(output: Path | None, default: str) -> Path:
+    """Where a new file goes: `output` may be a folder for it, or nothing."""
+    if output is None:
+        return Path(default)
+    return output / default if os.path.isdir(output) else output
+
+
 def check_target(path: Path, force: bool) -> None:
     """Refuse what a new file cannot or must not replace."""
     if os.path.isdir(path):
@@ -165,7 +220,7 @@ def check_target(path: Path, force: bool) -> None:
 def write_model(
     path: Path,
     metadata: Metadata,
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Entry],
     pieces: Iterable[tuple[int, Bytes]],
     force: bool = False,
 ) -> int:
@@ -174,18 +229,19 @@ def write_model(
     `pieces` are the bytes of the tensors in order, cut as one likes, each with its tensor's index.
     """
     check_target(path, force)
-    start = header(metadata, tensors)
-    total = len(start) + sum(padded(t.nbytes) for t in tensors)
+    start, alignment = header(metadata, tensors), alignment_of(metadata)
+    total = sum(map(len, start)) + sum(padded(t.nbytes, alignment) for t in tensors)
     free = disk_usage(path.parent).free
     if total > free:
         raise OptionError(f"{path}: needs {total:,} bytes, and only {free:,} are free there; choose with -o")
     try:
         with _new_file(path, total, force) as output:
-            output.write(start)
+            for part in start:
+                output.write(part)
             for _, group in groupby(pieces, lambda piece: piece[0]):
                 for _, piece in group:
                     output.write(piece)
-                output.pad()
+                output.pad(alignment)
     except OSError as e:
         raise OptionError(f"{path}: {total:,} bytes cannot be written there: {e.strerror}") from e
     return total

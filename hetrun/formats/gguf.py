@@ -85,15 +85,23 @@ def _read_header(cursor: Cursor) -> GGUFFile:
             cursor.fail(f"{count} {what}, hetrun reads up to {most}: {DAMAGED}", at)
         cursor.need(count * least, f"a table of {count} {what}")
     metadata: dict[str, Value] = {}
+    spans: dict[str, tuple[int, int]] = {}
     alignment = 32
     for index in range(n_pairs):
+        begin = cursor.pos + 8  # behind the length of its key
         key, kind, value = _read_pair(cursor, index)
         if key in metadata:
             cursor.fail("the key is there twice")
         if key == "general.alignment":
             alignment = _check_alignment(cursor, kind, value)
         metadata[key] = value
-    return _read_tensors(cursor, version, n_tensors, alignment, metadata)
+        spans[key] = begin + len(key.encode()), cursor.pos
+    tensors = _read_tensors(cursor, n_tensors, alignment)
+    start = -(-cursor.pos // alignment) * alignment
+    placed = {name: replace(t, offset=start + t.offset) for name, t in tensors.items()}
+    _check_extents(cursor, placed)
+    stamps = {cursor.path: cursor.stamp}
+    return GGUFFile(cursor.path, version, cursor.size, alignment, start, metadata, placed, stamps, spans)
 
 
 def _read_version(cursor: Cursor) -> int:
@@ -181,9 +189,8 @@ def _read_array(cursor: Cursor) -> Numbers | StringArray:
     return numbers.view(np.bool_)
 
 
-def _read_tensors(
-    cursor: Cursor, version: int, count: int, alignment: int, metadata: dict[str, Value]
-) -> GGUFFile:
+def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
+    """The table; offsets still count from the start of the data."""
     tensors: dict[str, TensorInfo] = {}
     for index in range(count):
         cursor.where = f"tensor {index}"
@@ -191,11 +198,7 @@ def _read_tensors(
         if tensor.name in tensors:
             cursor.fail("the name is there twice")
         tensors[tensor.name] = tensor
-    start = -(-cursor.pos // alignment) * alignment
-    placed = {name: replace(t, offset=start + t.offset) for name, t in tensors.items()}
-    _check_extents(cursor, placed)
-    stamps = {cursor.path: cursor.stamp}
-    return GGUFFile(cursor.path, version, cursor.size, alignment, start, metadata, placed, stamps)
+    return tensors
 
 
 def _read_tensor(cursor: Cursor, alignment: int) -> TensorInfo:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.quant import QuantType
+from hetrun.quant import OTHER_TYPES, QuantType
 from hetrun.stamp import Stamp
 
 Numbers: TypeAlias = npt.NDArray[Any]
@@ -67,6 +67,8 @@ class StringArray(Sequence[str]):
         return f"StringArray({len(self)} strings)"
 
 
+_OTHER_IDS = {name: number for number, (name, *_) in OTHER_TYPES.items()}
+
 Value: TypeAlias = int | float | bool | str | Numbers | StringArray
 
 
@@ -82,6 +84,11 @@ class TensorInfo:
     path: str  # the file: one of several where a model is split
     stamp: Stamp
 
+    @property
+    def ggml_id(self) -> int:
+        """ggml's number of its type."""
+        return _OTHER_IDS[self.quant] if isinstance(self.quant, str) else self.quant.ggml_id
+
 
 @dataclass(frozen=True, eq=False)
 class GGUFFile:
@@ -95,6 +102,7 @@ class GGUFFile:
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
     stamps: Mapping[str, Stamp]  # of all parts, by path
+    spans: Mapping[str, tuple[int, int]]  # where each key's type and value stand in the file, and their end
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ CALM, CALMEST = 2, 8  # looks in a row that find cores free before these are tri
 SETTLED_S = 20.0  # who falls back again sooner waits longer the next time
 FASTER = 0.97  # of the time of a pass: what more threads have to reach
 GOOD, BAD = 3, 2  # passes of a trial that decide it
+SILENT = 20  # passes that end a trial though they say nothing: they want fewer threads, or nobody knows them
 PRICE = 0.04  # of the time may go into trials
 JUDGED = 3  # passes after which a number of threads is judged by what it took
 SMOOTHING = 0.3
@@ -84,6 +85,8 @@ class Trial:
     bad: int = 0
     slow: int = 0  # though they were good
     lost: float = 0.0  # seconds, by the bad ones
+    silent: int = 0  # that say nothing of more threads
+    held_up: int = 0  # of those: slow
 
 
 class Crew:
@@ -128,7 +131,9 @@ class Crew:
         """A pass ran that takes so long where all cores are free. If they were, the forecast learns of it."""
         self._ran += ran.seconds
         if expected is None or expected <= 0 or not ran.warm:
-            if not self.crowded:
+            if self._trial:
+                self._hear_silent(self._trial, 1.0)
+            elif not self.crowded:
                 ran.learn()
             return
         ratio = ran.seconds / expected
@@ -161,7 +166,8 @@ class Crew:
 
     def _hear_trial(self, trial: Trial, ran: Ran, ratio: float, expected: float) -> None:
         if ran.threads != self.now:
-            return  # this bucket wants fewer anyway
+            self._hear_silent(trial, ratio)
+            return
         now = self.factor(ran.bucket, trial.before)
         if ratio < FASTER * now:
             trial.good += 1
@@ -171,6 +177,12 @@ class Crew:
             trial.lost += ran.seconds - expected * now
             self._book(ran, ratio)
         if trial.good >= GOOD or trial.bad >= BAD or trial.lost > LOST_S:
+            self._next = 0.0
+
+    def _hear_silent(self, trial: Trial, ratio: float) -> None:
+        trial.silent += 1
+        trial.held_up += ratio > SLOW
+        if trial.silent >= SILENT:
             self._next = 0.0
 
     def _book(self, ran: Ran, ratio: float) -> None:
@@ -256,7 +268,9 @@ class Crew:
 
     def _judge(self, trial: Trial, at: float) -> str:
         self._trial, self._next = None, at + LOOK_S
-        if trial.good >= GOOD:
+        # Passes that want fewer threads lose nothing by more: only a crowd that they feel speaks against it.
+        unopposed = not trial.bad and trial.silent >= SILENT and 2 * trial.held_up < SILENT
+        if trial.good >= GOOD or unopposed:
             self._came = at
             self._calm, self._trial_at = 0, at + LOOK_S
             if not self.crowded:

@@ -11,8 +11,9 @@ from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
 from hetrun.ops import flops
-from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, load_plan, make_plans, place, share_out
+from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, make_plans, place, share_out
 from hetrun.planner.wishes import Machine, Wishes
+from hetrun.savedplan import load_plan
 
 # Work per second that a core of the last ten years reaches on a quantised product of many tokens. It is only
 # used to keep a single product short, so that a cancel is heard: being wrong by two costs nothing else.

@@ -39,6 +39,7 @@ class Options:
     ram: int | None = None
     precision: Precision = "exact"
     planner: str = "measured"  # or static
+    streaming: str = "balanced"  # what stays in memory where not all weights can, and how the others come
     eager: bool = False  # bring in, before the first request, whatever pays in the long run
 
 

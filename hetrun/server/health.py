@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -32,4 +34,6 @@ def described(health: Health) -> dict[str, object]:
             # Without a segment the whole process gives no sign of life.
             said |= {"segment": stuck.what or None, "seconds": round(stuck.seconds, 1)}
             said["expected"] = stuck.expected_s
+    if health.streaming is not None:  # weights come from disk
+        said["streaming"] = asdict(health.streaming)
     return said

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetrun.errors import Cancelled
+from hetrun.errors import BudgetError, Cancelled
+from hetrun.estimates import MAX_SEQUENCES
 from hetrun.events import Message
 from hetrun.executor import Between, Step
 from hetrun.loaded import Loaded
-from hetrun.model import MAX_SEQUENCES
 from hetrun.plan import PlanSet
 from hetrun.prepare import Renderer
-from hetrun.stats import Stats
+from hetrun.stats import Stats, Streaming
 from hetrun.tokenizer import Tokenizer
 
 END = 256
@@ -66,6 +66,8 @@ class FakeModel:
     max_sequences: int = MAX_SEQUENCES
     segment: str = "the script"
     stands_aside: bool = False
+    alike: int = 32
+    ram: int | None = None  # a token takes a byte; None: there is room for all
 
     def __post_init__(self) -> None:
         self.plans = PlanSet({}, self.ubatch, "a test")
@@ -78,6 +80,9 @@ class FakeModel:
         self.threads: set[int] = set()
         self.closed = threading.Event()
         self.rests = 0
+        self.touched = 0  # tokens that had memory, and since then nobody gave it back
+        self.from_disk: Streaming | None = None
+        self.refused: list[int] = []  # budgets
         self.inside = threading.Event()  # a step waits in `block`
         self.cancelled = threading.Event()
 
@@ -90,6 +95,7 @@ class FakeModel:
         if self.cancelled.is_set():
             raise Cancelled("stopped")
         rows = []
+        self.touched = max(self.touched, self.held + step.tokens)
         for c in step.chunks:
             before = len(self.texts[c.seq])
             self.texts[c.seq] += c.tokens.tolist()
@@ -112,7 +118,7 @@ class FakeModel:
         return new
 
     def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
-        return True
+        return self.ram is None or self.held + sum(n for _, n in chunks) <= self.ram
 
     def shareable(self, seq: int, n: int) -> int:
         return n
@@ -137,9 +143,24 @@ class FakeModel:
 
     def rest(self) -> None:
         self.rests += 1
+        self.touched = self.held
 
     def rearm(self) -> None:
         self.cancelled.clear()
+
+    def set_ram(self, nbytes: int) -> None:
+        self.threads.add(threading.get_ident())
+        least = max(self.touched, self.context)
+        if nbytes < least:
+            self.refused.append(nbytes)
+            raise BudgetError(f"{nbytes} bytes are too little: {least} would do")
+        self.ram = nbytes
+
+    def bill(self) -> Mapping[str, int]:
+        return {"limit": self.ram or 0}
+
+    def streaming(self) -> Streaming | None:
+        return self.from_disk
 
     def close(self) -> None:
         self.closed.set()
@@ -152,10 +173,17 @@ class FakeModel:
         assert self.cancelled.wait(30), "nobody cancelled the step"
         raise Cancelled("stopped")
 
+    @property
+    def held(self) -> int:
+        """Tokens of all sequences."""
+        return sum(map(len, self.texts.values()))
+
     def _logits(self, seq: int, length: int) -> np.ndarray:
         """The script's next byte has the highest logit; how far it is counts from the prompt's end."""
         text, logits = self.texts[seq][:length], np.zeros(self.n_vocab, np.float32)
-        if length < len(self.texts[seq]):  # inside the prompt: it expects what came before once more
+        if not self.prompts[seq] and length < len(
+            self.texts[seq]
+        ):  # inside the prompt: what came before again
             logits[text[-1]] = 10
             return logits
         if not self.prompts[seq]:

@@ -15,6 +15,7 @@ from hetrun.events import Event, GenerateRequest
 from hetrun.executor import Between, Step
 from hetrun.mixing import FEW, SHORT
 from hetrun.params import SamplingParams
+from hetrun.stats import Streaming
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel
 
@@ -109,6 +110,20 @@ def test_answers_go_on_while_a_long_prompt_is_computed(open_engine: Open) -> Non
     inside = model.log[model.log.index("begin") + 1 : model.log.index("end")]
     assert set(inside) == {"short"}
     assert len(inside) >= PAUSES - 1  # the first pause may come too soon
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_a_pass_that_reads_weights_takes_all_of_a_prompt_that_nobody_waits_for(
+    open_engine: Open, from_disk: bool
+) -> None:
+    model = Aside(stands_aside=False)
+    # A pass takes seconds, so that of each prompt a few tokens at a time are computed.
+    model.predict = lambda chunks: 5.0  # type: ignore[method-assign]
+    model.from_disk = Streaming(1, 1, 1.0, 0.5, 1.0, 1, 1, 1, 1) if from_disk else None
+    answer = ask(open_engine(model), long_prompt("b"))
+    assert answer.wait().text == "123456789"
+    prompts = [tokens for ((_, tokens),) in model.steps if tokens > 1]
+    assert prompts == ([LONG] if from_disk else [FEW] * (LONG // FEW) + [LONG % FEW])
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(open_engine: Open) -> None:

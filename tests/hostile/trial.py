@@ -29,10 +29,12 @@ from hetrun.check import check_model
 from hetrun.cli import inspection
 from hetrun.convert import describe, plan
 from hetrun.convert.recipe import by_option
+from hetrun.convert.repack import in_order, metadata
+from hetrun.convert.writer import header
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.executor import Chunk, Step
 from hetrun.planner import Options, Wishes
-from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
+from hetrun.source import GGUFModel, ModelSource, build_graph, is_known, open_model, open_vocabulary
 from hetrun.tokenizer import Tokenizer
 from hetrun.weightcheck import first_bad_value
 
@@ -254,6 +256,12 @@ def converted(source: ModelSource, path: Path) -> None:
     describe(source, recipe)
 
 
+def repacked(source: ModelSource, path: Path) -> None:
+    """What `hetrun repack` would write before the tensors."""
+    if isinstance(source, GGUFModel):
+        header(metadata(source.file), in_order(source))
+
+
 def step(source: ModelSource, path: Path) -> None:
     """Load the weights and take two steps on the reference backend, in this thread."""
     if not is_known(source.architecture):
@@ -298,6 +306,7 @@ STAGES: Mapping[str, Callable[[ModelSource, Path], None]] = {
     "vocabulary": vocabulary,
     "template": template,
     "convert": converted,
+    "repack": repacked,
     "weights": weights,
     "step": step,
     "answer": answer,

@@ -6,11 +6,13 @@ from functools import partial
 
 import pytest
 
-from hetrun import model as model_module
+from hetrun import decisions
+from hetrun.books import RESERVE
+from hetrun.decisions import choose_context, prepare
 from hetrun.errors import BudgetError
+from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.graph import KvShape
 from hetrun.kv import sequence_bytes
-from hetrun.model import MAX_SEQUENCES, choose_context, kv_of_all, prepare
 from hetrun.planner import Options, Wishes
 from hetrun.quant import by_name
 from hetrun.source import build_graph, open_model
@@ -20,6 +22,12 @@ from tests.rig import model_file
 SOURCE = open_model(model_file(cases.GQA))  # trained for 256 tokens
 SHAPES = {0: KvShape(1, 16), 1: KvShape(1, 16, 10)}  # 64 bytes of a token in each; the window is 96 rows
 BYTES = partial(sequence_bytes, SHAPES, by_name("F16"), 20)
+
+
+@pytest.fixture(autouse=True)
+def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes nothing here."""
+    monkeypatch.setattr(decisions, "besides", lambda: RESERVE)
 
 
 def choose(weights: int = 1000, **options: int) -> int:
@@ -44,14 +52,14 @@ def test_no_more_than_the_model_was_trained_for_unless_it_is_asked_for() -> None
 
 def test_what_is_free_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     need = 64 * 150 + 64 * 96
-    monkeypatch.setattr(model_module, "available_memory", lambda: 1000 + 2 * need)
+    monkeypatch.setattr(decisions, "available_memory", lambda: 1000 + 2 * need)
     assert choose() == 150
 
 
 def test_a_context_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BudgetError, match="--ram 0 MiB is too little: this model needs at least"):
         choose(ctx=1000, ram=1000)
-    monkeypatch.setattr(model_module, "available_memory", lambda: 64 * 150 + 64 * 96)
+    monkeypatch.setattr(decisions, "available_memory", lambda: 64 * 150 + 64 * 96)
     with pytest.raises(BudgetError, match="up to 150 tokens would fit"):
         choose(ctx=1000)
 
@@ -62,7 +70,7 @@ def test_a_graph_that_depends_on_the_context_is_built_for_the_one_that_was_chose
     short, long = build_graph(source, 32), build_graph(source)
     assert short != long
     bill = prepare(source, Options(Wishes(), ("reference",), ctx=32)).plans.memory
-    ram = bill["weights"] + bill["KV of one full sequence"]
+    ram = bill["weights"] + bill["KV of one full sequence"] + RESERVE
     prepared = prepare(source, Options(Wishes(), ("reference",), ram=ram))
     assert prepared.context == 32
     assert prepared.graph == short
@@ -83,7 +91,7 @@ def test_memory_of_all_sequences() -> None:
     bill = prepared.plans.memory
     weights, one = bill["weights"], bill["KV of one full sequence"]
     assert prepared.kv_bytes == bill["KV of all, at most"] == MAX_SEQUENCES * one
-    assert prepared.room == (1 << 40) - prepared.kv_bytes
-    prepared = prepare(SOURCE, Options(Wishes(), ("reference",), ctx=64, ram=weights + 8 * one))
+    assert prepared.room == (1 << 40) - RESERVE - prepared.kv_bytes
+    prepared = prepare(SOURCE, Options(Wishes(), ("reference",), ctx=64, ram=weights + 8 * one + RESERVE))
     assert prepared.kv_bytes == 2 * one
     assert prepared.room == weights + 6 * one

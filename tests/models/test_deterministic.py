@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,8 @@ MODELS = [
     for case in [*FILES, *cases_hf.EACH]
     for name in backends()
 ]
+
+LONG = replace(cases.QUANTISED[3], name="long", context=1024)
 
 
 def open_llm(case: Case, backend: str, ubatch: int | None = None, threads: int = 1) -> LLM:
@@ -45,6 +49,17 @@ def test_logits_do_not_depend_on_the_ubatch(case: Case, backend: str) -> None:
             found.append(llm.logits(PROMPTS[1]))
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
+
+
+@pytest.mark.skipif("llamacpp" not in backends(), reason="llama-cpp-python is not installed")
+def test_nor_where_a_pass_reaches_into_more_keys_than_its_first_rows_see() -> None:
+    """Attention takes keys piece by piece; passes of 20 tokens lie across the edges, those of 32 never do."""
+    found, text = [], tiny.random_tokens(700, seed=5)
+    for ubatch in (20, 31, 32):
+        with open_llm(LONG, "llamacpp", ubatch, threads=2) as llm:
+            found.append(llm.logits(text))
+    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(found[1], found[2])
 
 
 @pytest.mark.parametrize(("case", "backend"), MODELS)

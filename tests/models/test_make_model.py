@@ -15,7 +15,13 @@ from tests.peer import llama_cpp
 
 @pytest.mark.parametrize(
     ("shape", "quant", "megabytes"),
-    [("1b", "Q4_0", 632), ("1b", "Q4_K_M", 669), ("1b", "Q8_0", 1143), ("8b", "Q4_0", 4094)],
+    [
+        ("1b", "Q4_0", 632),
+        ("1b", "Q4_K_M", 669),
+        ("1b", "Q8_0", 1143),
+        ("8b", "Q4_0", 4094),
+        ("moe", "Q4_0", 2951),
+    ],
 )
 def test_sizes(shape: str, quant: str, megabytes: int) -> None:
     tensors = sum(m.nbytes for m in matrices(SHAPES[shape], MIXES[quant]))

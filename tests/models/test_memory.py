@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.model import prepare
+from hetrun.decisions import prepare
 from hetrun.planner import Options, Wishes
 from hetrun.source import open_model
 from hetrun.weights import WeightStore

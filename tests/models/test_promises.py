@@ -16,9 +16,9 @@ from hetrun import LLM, SamplingParams, cli, registry
 from hetrun.backend import Segment
 from hetrun.completion import prompt_request
 from hetrun.errors import Cancelled, ContextFull, OptionError
+from hetrun.estimates import MAX_SEQUENCES
 from hetrun.evaluate import compare
 from hetrun.kvrows import SLACK
-from hetrun.model import MAX_SEQUENCES
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_placement import limit

@@ -18,7 +18,8 @@ from hetrun.backends import reference
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, kv_shapes
 from hetrun.ops import Attention, Moe
-from hetrun.plan import BUCKETS, Placement, PlanSet, cut, load_plan, make_plans, share_out
+from hetrun.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
+from hetrun.savedplan import load_plan
 from hetrun.shares import Kind, Share
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_placement import (

@@ -119,6 +119,16 @@ async def test_a_message_is_answered(engine: FakeEngine) -> None:
     assert second.messages == (system, asked, answered, {"role": "user", "content": "say more"})
 
 
+async def test_the_disk_shows_where_weights_come_from_it() -> None:
+    engine = FakeEngine(pace_s=0.005, ram=1 << 30)
+    async with chatting(engine) as chat:
+        await chat.send("say hello")
+        await chat.answered()
+        figures = "150 tokens/s · first after 0.12 s · disk 2.0 GB/s · 8 of 2048 tokens"
+        await chat.until(lambda: chat.status[1] == figures)
+    engine.close()
+
+
 async def test_text_shows_while_it_comes(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.send("forever")

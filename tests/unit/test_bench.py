@@ -24,6 +24,7 @@ from hetrun.bench.llamacpp import Open, Opened
 from hetrun.bench.machine import Memory
 from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm
 from hetrun.bench.peer import Peer, check_peer, thread_counts
+from hetrun.bench.process import Process
 from hetrun.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table
 from hetrun.bench.rounds import Duel, measure
 from hetrun.config import Settings
@@ -360,8 +361,8 @@ def test_llama_cpp_repacks_unless_that_would_be_its_end(
 ) -> None:
     sent: list[object] = []
     monkeypatch.setattr(registry, "named", lambda group, name: service)
-    monkeypatch.setattr(Peer, "_send", lambda self, order: sent.append(order))
-    monkeypatch.setattr(Peer, "_receive", lambda self, kind: Opened("0", 1))
+    monkeypatch.setattr(Process, "send", lambda self, order: sent.append(order))
+    monkeypatch.setattr(Process, "receive", lambda self, kind: Opened("0", 1))
     with Peer(path) as peer:
         assert peer.repacks == repacks
     assert sent == [Open(str(path), repacks)]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -20,16 +21,31 @@ import pytest
 
 import hetrun
 from hetrun import cli, registry
-from hetrun.backend import InterpretingBackend
 from hetrun.cli import app as commands
 from hetrun.cli import reports
+from hetrun.cli.run import amount
 from hetrun.coresets import core_sets
+from hetrun.interpreting import InterpretingBackend
+from hetrun.model import PlannedModel
 from hetrun.seating import Chosen
+from hetrun.stats import Streaming
 from hetrun.topology import read_topology, this_machine
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.sysfs import EPYC, lay_out
 
-COMMANDS = ("run", "chat", "serve", "bench", "eval", "plan", "convert", "inspect", "check", "devices")
+COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "bench",
+    "eval",
+    "plan",
+    "convert",
+    "repack",
+    "inspect",
+    "check",
+    "devices",
+)
 TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=20_000)
 
 Run = Callable[..., "Result"]
@@ -106,7 +122,6 @@ def test_every_command_has_help_and_offers_nothing_that_is_not_built(run: Run, c
     offered = set(re.findall(r"--[a-z-]+", result.out))
     assert not offered & {
         "--vram",
-        "--spec",
         "--url",
         "--resume",
     }
@@ -140,6 +155,11 @@ def test_help_imports_nothing_heavy() -> None:
         (["run", "", "-m", "TINY", "--raw", "--backend", "reference"], "the prompt is empty"),
         (["run", "\udcff", "-m", "TINY", "--backend", "reference"], "valid UTF-8"),
         (["run", "long " * 9000, "-m", "TINY", "--backend", "reference"], "shorten it"),
+        (
+            ["run", "hi", "-m", "TINY", "--ram", "100KiB", "--backend", "reference"],
+            "this model needs at least",
+        ),
+        (["run", "hi", "-m", "TINY", "--streaming", "fast"], "streaming (--streaming) must be balanced or"),
         (["plan", "-m", "TINY", "--plan", "missing.json"], "missing.json"),
         (["inspect", "/"], "has no config.json"),
         (["inspect", "/dev/null"], "is not a regular file"),
@@ -227,8 +247,28 @@ def test_run_json_is_one_object(answer: Run) -> None:
     assert done["text"].rstrip("\n") == text.rstrip("\n")
     assert (len(done["tokens"]), done["finish_reason"]) == (6, "length")
     assert set(done["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
-    assert set(done["timings"]) == {"load_s", "ttft_s", "prompt_tok_s", "decode_tok_s"}
+    assert set(done["timings"]) == {"load_s", "ttft_s", "prompt_tok_s", "decode_tok_s", "drafted", "accepted"}
     assert done["plan"]["plans"][0]["stages"][0][0]["backend"] == "reference"
+
+
+def test_run_says_what_came_from_disk(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(answer("hello", "-n", "2", "--json").out)["streaming"] is None
+    assert "from disk" not in answer("hello", "-n", "2", "-v").err
+    found = Streaming(9, 10**10, 3.1e9, 0.831, 1.7234e9, 2_310_000_000, 1_790_000_000, 1 << 31, 1 << 30)
+    monkeypatch.setattr(PlannedModel, "streaming", lambda model: found)
+    assert json.loads(answer("hello", "-n", "2", "--json").out)["streaming"] == asdict(found)
+    assert answer("hello", "-n", "2", "-v").err.splitlines()[-1] == (
+        "[from disk: 1.72 GB a token at 3.1 GB/s, 83 % of the time waiting; 2.31 of 4.1 GB stay in memory]"
+    )
+    assert answer("hello", "-n", "2").err == ""
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "said"),
+    [(0, "0 bytes"), (999, "999 bytes"), (999.4, "999 bytes"), (999_600, "1 MB"), (4.09e9, "4.09 GB")],
+)
+def test_amounts(nbytes: float, said: str) -> None:
+    assert amount(nbytes) == said
 
 
 def test_run_follows_a_form(answer: Run, tmp_path: Path) -> None:
@@ -478,6 +518,18 @@ def test_serve_with_a_bad_model_leaves_nothing(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.wait(20) == 2
         assert b"is not a GGUF file" in process.stderr.read()
+    assert not path.exists()
+
+
+def test_serve_with_too_little_memory_leaves_nothing(tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "hetrun.sock"
+    options = ("--backend", "reference", "--ram", "100KiB", "--uds", str(path))
+    with start("serve", "-m", tiny, *options) as process:
+        assert process.stderr is not None
+        assert process.wait(20) == 2
+        (sentence,) = process.stderr.read().decode().splitlines()
+        assert sentence.startswith("hetrun: ")
+        assert "this model needs at least" in sentence
     assert not path.exists()
 
 

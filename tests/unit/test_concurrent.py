@@ -20,7 +20,7 @@ from hetrun.forecast import Forecast, Work
 from hetrun.forms import units
 from hetrun.graph import Op
 from hetrun.pilot import Setup, planner_for
-from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, load_plan, make_plans
+from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.balance import PARTS, operations
 from hetrun.planner.concurrent import ConcurrentPlanner, is_concurrent
 from hetrun.planner.costs import CALL, size_of
@@ -28,6 +28,7 @@ from hetrun.planner.online import WORTH, Now, OnlinePlanner, Proposal
 from hetrun.planner.probe import LINK, TOKENS, alone
 from hetrun.planner.sides import At, Cost
 from hetrun.planner.two import Candidate, Ways, share
+from hetrun.savedplan import load_plan
 from tests.models.tiny import TinyLlama
 from tests.nulldevice import NullDevice
 from tests.rig import graph_of

@@ -46,7 +46,7 @@ def test_defaults_are_those_that_are_promised() -> None:
     assert (settings.backends, settings.precision, settings.spec, settings.kv_type) == (
         (),
         "exact",
-        "off",
+        "auto",
         "f16",
     )
     assert (settings.deterministic, settings.temperature, settings.seed) == (False, None, None)
@@ -146,13 +146,10 @@ def test_an_empty_list_is_not_given() -> None:
         ({"backends": ["a", 1]}, "backends (--backend) must be one or more names, separated by commas"),
         ({"backends": "a,,b"}, "not 'a,,b'"),
         ({"precision": "half"}, "precision (--precision) must be exact or fast, not 'half'"),
-        (
-            {"spec": "auto"},
-            "spec (--spec): 'auto' needs speculation, which is not built yet; only 'off' works",
-        ),
-        ({"spec": "draft:m.gguf"}, "'draft:m.gguf' needs speculation, which is not built yet"),
-        ({"spec": "magic"}, "spec (--spec) must be off, not 'magic'"),
+        ({"spec": "draft:"}, "spec (--spec) must be off, lookup, auto or draft:MODEL, not 'draft:'"),
+        ({"spec": "magic"}, "spec (--spec) must be off, lookup, auto or draft:MODEL, not 'magic'"),
         ({"kv_type": "q4_0"}, "kv_type (--kv-type) must be f16 or q8_0 or f32, not 'q4_0'"),
+        ({"streaming": "fast"}, "streaming (--streaming) must be balanced or unbalanced or attention-first"),
         ({"deterministic": "maybe"}, "must be true or false (also yes/no, on/off, 1/0), not 'maybe'"),
         ({"deterministic": 2}, "not 2"),
         ({"temperature": -1}, "temperature (--temp) must be a number of 0 or more, not -1"),
@@ -205,7 +202,7 @@ def test_what_is_refused_in_the_environment(
         (b"ctx = " + b"9" * 5000, "{path} is not valid TOML: Exceeds the limit"),
         (b"#" * (1 << 20) + b"\n", "{path}: has 1048577 bytes; it may have 1048576"),
         (b"ctx = " + b"[" * 100_000, "{path} is not valid TOML: "),
-        (b'spec = "auto"', "spec in {path}: 'auto' needs speculation"),
+        (b'spec = "always"', "spec in {path} must be off, lookup, auto or draft:MODEL"),
     ],
 )
 def test_what_is_refused_in_the_file(content: bytes, said: str, write: Path) -> None:

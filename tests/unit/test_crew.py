@@ -40,11 +40,11 @@ class World:
         self.looked = at
         return sum(steps) / 20 if self.told else None
 
-    def run(self, seconds: float, bucket: str = "1") -> World:
-        end = self.at + seconds
+    def run(self, seconds: float, bucket: str = "1", planned: int | None = None) -> World:
+        end, planned = self.at + seconds, planned or self.cores
         while self.at < end:
-            n = self.crew.threads(bucket, self.cores)
-            takes = self.seconds * self.cores / n * self.slower(self.at, n)
+            n = self.crew.threads(bucket, planned)
+            takes = self.seconds * planned / n * self.slower(self.at, n)
             if n + self.others(self.at) > self.cores:
                 takes *= BARRIERS
             self.threads.append((self.at, n))
@@ -159,6 +159,16 @@ def test_a_bucket_for_which_fewer_threads_are_slower_keeps_all() -> None:
     assert crew.threads("257+", 2) == 2
     assert crew.threads("1", 2) == 1
     assert not learnt.runs
+
+
+def test_passes_that_want_fewer_threads_do_not_hold_up_the_end_of_a_crowd() -> None:
+    """Prompts made way for somebody; then only single tokens run, which are planned with one thread."""
+    world = World(4, 0.01, others=between(102, 110, 2)).run(5)
+    before = world.crew.now
+    world.run(20, bucket="2-4", planned=1)
+    assert before < world.crew.now == 4
+    assert not world.crew.crowded
+    assert world.reasons[-1][1].startswith("cores are free again")
 
 
 def test_first_runs_say_nothing() -> None:

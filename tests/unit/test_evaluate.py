@@ -16,6 +16,7 @@ from hetrun import LLM, evaluate
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
+from hetrun.estimates import MAX_SEQUENCES
 from hetrun.evaluate import (
     Comparison,
     EvalOptions,
@@ -27,7 +28,6 @@ from hetrun.evaluate import (
     perplexity,
     rows_of_all,
 )
-from hetrun.model import MAX_SEQUENCES
 from hetrun.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama

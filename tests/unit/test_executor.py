@@ -288,8 +288,7 @@ def test_an_interpreted_segment_hears_a_cancel_between_two_ops() -> None:
 
 
 def test_the_shapes_that_were_used_least_lately_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "KEPT_SMALL", 2)
-    monkeypatch.setattr(executor, "KEPT_LARGE", 1)
+    monkeypatch.setattr(executor, "KEPT", (2, 1))
     made, device = null_rig()
     a = made.kv.alloc()
 

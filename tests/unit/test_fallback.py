@@ -301,11 +301,24 @@ def test_the_plan_says_what_is_off(library: Library, gpt2: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"), [({"deterministic": True}, "--deterministic"), ({"plan": Path("p.json")}, "--plan")]
+    ("wish", "says"),
+    [
+        ({"deterministic": True}, "--deterministic"),
+        ({"plan": Path("p.json")}, "--plan"),
+        ({"streaming": "none"}, "--streaming none"),
+    ],
 )
 def test_what_cannot_be_had_is_refused(library: Library, gpt2: Path, wish: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         describe(open_model(gpt2), options(**wish))
+
+
+def test_its_budget_stays(library: Library, gpt2: Path) -> None:
+    model = open_whole(gpt2)
+    with pytest.raises(OptionError, match="summing holds the whole model; open it again with another --ram"):
+        model.set_ram(1 << 30)
+    assert model.streaming() is None
+    model.close()
 
 
 def test_memory_decides_how_many_sequences_there_are(library: Library, gpt2: Path) -> None:

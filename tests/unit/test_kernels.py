@@ -245,6 +245,30 @@ def test_many_rows_take_halves_differently_and_have_the_same_bits(
 
 
 @pytest.mark.parametrize("level", range(BUILT.best + 1 if BUILT else 0), ids=LEVELS.__getitem__)
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(1, 36),
+    st.integers(2, 32),
+    st.sampled_from(("F16", "Q8_0", "F32")),
+    st.sampled_from((0, 0, 700, 3000)),
+    st.lists(st.builds(Given, st.just(0), st.integers(32, 1200), st.integers(1, 32)), max_size=2),
+)
+def test_keys_that_a_row_does_not_see_change_no_bit(
+    level: int, chunk: int, rows: int, kv_type: str, window: int, others: list[Given]
+) -> None:
+    """A pass that reaches into another piece of keys has more of them than its first rows see."""
+    shape = Shape(16, 2, 32, kv_type, window)  # many heads: a sum that differs may be rounded to the same
+    first = chunk * 128 - rows // 2 + 1  # keys that the first row sees
+    start = max(0, first - window) if window else 0
+    whole = Given(start, first + rows - 1 - start, rows)
+    found = computed(shape, [*others, whole], level, 2)[-1]
+    for row in {0, rows // 2 - 1, rows // 2, rows - 1}:
+        begin = max(0, first + row - window) if window else 0
+        alone = computed(shape, [Given(begin, first + row - begin, 1)], level)[0]
+        assert np.array_equal(found[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("level", range(BUILT.best + 1 if BUILT else 0), ids=LEVELS.__getitem__)
 def test_long_texts(level: int) -> None:
     """Behind 4096 keys chunks are longer; and a window has short ones everywhere."""
     for window in (0, 3000):

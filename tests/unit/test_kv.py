@@ -580,7 +580,7 @@ def test_where_there_is_little_address_space_there_are_fewer_places(monkeypatch:
                 raise OSError(12, "Cannot allocate memory")
             super().__init__(size)
 
-    monkeypatch.setattr("hetrun.kv.Memory", Little)
+    monkeypatch.setattr(kvmemory, "Memory", Little)
     kv = cache(context=512, sequences=65)
     assert kv.max_sequences == 3
     assert kv.groups[0].rows == 3 * 512

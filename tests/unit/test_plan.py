@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hetrun.backend import Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Op, Value
-from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, bucket_of, cut, load_plan, make_plans, place
+from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, bucket_of, cut, make_plans, place
+from hetrun.savedplan import load_plan
 from tests.models.cases import GQA
 from tests.rig import graph_of, placements, plan_set
 
@@ -205,7 +206,9 @@ TEXT = """\
       1  output                 b                1  the head is faster there
      2+  model                  a                2  everything is there
 a step of more than 256 tokens is cut: as asked for
-               weights:        1.5 MiB
+memory                     kind                MiB
+  weights                  anonymous           1.5
+  in all                                       1.5
 not promised: --ram"""
 
 
@@ -238,7 +241,16 @@ def segment(name: str, backend: str, ops: int, why: str) -> dict[str, Any]:
 def test_a_plan_as_json() -> None:
     data = text_plans().to_json()
     assert data == json.loads(json.dumps(data)) == text_plans().to_json()
-    assert list(data) == ["format", "ubatch", "ubatch_why", "memory", "promises_off", "reason", "plans"]
+    assert list(data) == [
+        "format",
+        "ubatch",
+        "ubatch_why",
+        "memory",
+        "promises_off",
+        "reason",
+        "notes",
+        "plans",
+    ]
     assert [p["bucket"] for p in data["plans"]] == list(BUCKETS)
     assert data["plans"][0] == {
         "bucket": "1",

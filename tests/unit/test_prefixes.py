@@ -405,3 +405,14 @@ def test_a_sequence_must_be_known_as_far_as_it_goes() -> None:
     model.texts[seq] += [1] * 20
     with pytest.raises(ValueError, match="holds 20 tokens, but only 19 are known"):
         prefixes.keep(seq, [1] * 19)
+
+
+def test_entries_hold_so_many_tokens_beside_the_last() -> None:
+    """Where memory is wanted for something else."""
+    model = Lists()
+    prefixes = Prefixes(model, most_tokens=100)
+    for first in (1, 2, 3):
+        ran(prefixes, model, [first] * 50)
+    assert [entry.tokens[0] for entry in prefixes.entries()] == [3, 2]
+    ran(prefixes, model, [4] * 200)
+    assert [len(entry.tokens) for entry in prefixes.entries()] == [200]

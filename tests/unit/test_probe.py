@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetrun.backend import Backend, Buffers, Floats, InterpretingBackend, PassShape, Runner, Segment
+from hetrun.backend import Backend, Buffers, Floats, PassShape, Runner, Segment
 from hetrun.backends import reference
 from hetrun.backends.reference.functions import TABLE
 from hetrun.forecast import Forecast
 from hetrun.forms import units
 from hetrun.graph import kv_shapes
+from hetrun.interpreting import InterpretingBackend
 from hetrun.kv import KvCache
 from hetrun.planner.probe import Prober, Trial
 from hetrun.quant import by_name

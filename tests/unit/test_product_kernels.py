@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hetrun.backends.llamacpp.kernels import product as module
 from hetrun.backends.llamacpp.kernels.product import (
+    COUNTERS,
     GEGLU,
     GEGLU_ERF,
     PLAIN,
@@ -129,7 +130,7 @@ def computed(
     wide[:, : w.cols] = x
     out = np.full((n, width + gap), 7, np.float32)
     size = lib.scratch(n, w.cols)
-    scratch, counters = aligned(size * slots), np.zeros(2, np.int32)
+    scratch, counters = aligned(size * slots), np.zeros(COUNTERS, np.int32)
     product = Product(
         weights=w.packed.ctypes.data,
         type=w.quant.ggml_id,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import backend, executor, registry
+from hetrun import executor, interpreting, registry
 from hetrun.backend import Available, Buffers, Done, Pass, PassShape, Runner, Segment
 from hetrun.backends.llamacpp import slices
 from hetrun.backends.llamacpp.device import LlamacppBackend
@@ -167,8 +167,7 @@ def null_rig() -> tuple[Rig, NullDevice, NullDevice]:
 
 def test_what_stands_still_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for shapes that come meanwhile, nor for other plans; afterwards it may go."""
-    monkeypatch.setattr(executor, "KEPT_SMALL", 1)
-    monkeypatch.setattr(executor, "KEPT_LARGE", 1)
+    monkeypatch.setattr(executor, "KEPT", (1, 1))
     made, one, two = null_rig()
     long, other = made.kv.alloc(), made.kv.alloc()
     sizes = iter((1, 30, 2, 40, 3, 50))
@@ -249,7 +248,7 @@ def test_the_time_of_steps_inside_is_not_that_of_the_step_around_them(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(executor, "perf_counter", clock)
-    monkeypatch.setattr(backend, "perf_counter", clock)
+    monkeypatch.setattr(interpreting, "perf_counter", clock)
     forecast = Forecast()
     devices = {"one": Worker("one", clock), "two": Worker("two", clock)}
     made = rig(GQA, devices, PLACED, forecast=forecast)

@@ -16,7 +16,7 @@ from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.events import Event, GenerateRequest, Message
+from hetrun.events import Event, GenerateRequest, Message, accepted
 from hetrun.params import SamplingParams
 from hetrun.tui.messages import Measured, Sent
 from hetrun.tui.widgets.conversation import Conversation
@@ -116,7 +116,7 @@ class ChatScreen(Screen[None]):
                 count += 1
                 first = first or time.monotonic()
                 rate = (count - 1) / (time.monotonic() - first) if count > 8 else 0.0
-                self.post_message(Measured(rate, first - asked, self._used + count))
+                self._tell(rate, first - asked, self._used + count)
 
     @on(Worker.StateChanged)
     async def _ended(self, message: Worker.StateChanged) -> None:
@@ -132,10 +132,11 @@ class ChatScreen(Screen[None]):
         elif self._last is not None and self._last.kind == "error":
             await self._failed(turn, self._last.error)
         elif self._last is not None:
-            await turn.finish(NOTES.get(self._last.finish_reason or "", ""))
+            notes = NOTES.get(self._last.finish_reason or "", ""), accepted(self._last.timings)
+            await turn.finish("; ".join(filter(None, notes)))
             self._used = self._last.usage.prompt_tokens + self._last.usage.completion_tokens
             timings = self._last.timings
-            self.post_message(Measured(timings.decode_tok_s, timings.ttft_s, self._used))
+            self._tell(timings.decode_tok_s, timings.ttft_s, self._used)
         if self._turn is turn:  # else a new conversation has begun meanwhile
             if turn.text:
                 self._history.append({"role": "assistant", "content": turn.text})
@@ -151,6 +152,11 @@ class ChatScreen(Screen[None]):
             await turn.remove()
             if not self.query_one(Prompt).text:
                 self.query_one(Prompt).insert(str(asked["content"]))
+
+    def _tell(self, tokens_per_s: float, first_token_s: float, used: int) -> None:
+        streaming = self._client.health.streaming
+        disk = streaming.disk_bytes_s if streaming else 0.0
+        self.post_message(Measured(tokens_per_s, first_token_s, used, disk))
 
     @on(Measured)
     def _measured(self, message: Measured) -> None:

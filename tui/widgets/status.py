@@ -12,7 +12,7 @@ from hetrun.visible import visible
 
 
 class StatusLine(Horizontal):
-    """Model, tokens per second, time to the first token, tokens used of the context."""
+    """Model, tokens per second, time to the first token, the disk where weights come from it, tokens used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,6 +37,8 @@ class StatusLine(Horizontal):
             parts.append(f"{measured.tokens_per_s:.0f} tokens/s")
         if measured.first_token_s:
             parts.append(f"first after {measured.first_token_s:.2f} s")
+        if measured.disk_bytes_s:
+            parts.append(f"disk {measured.disk_bytes_s / 1e9:.1f} GB/s")
         if self._capacity:
             parts.append(f"{measured.tokens_used} of {self._capacity} tokens")
         self.query_one(".figures", Static).update(" · ".join(parts))

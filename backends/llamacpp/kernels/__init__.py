@@ -87,12 +87,17 @@ class Kernels:
         self.attend.argtypes, self.attend.restype = (c_void_p, c_int, c_int, c_void_p), None
         self.address = ctypes.cast(self.attend, c_void_p).value or 0
         self.best: int = dll.hetrun_kernels_level()
-        self.level = self.best
+        self.level: int = self.best
 
     @property
     def instructions(self) -> str:
         """What it uses of this CPU."""
         return LEVELS[self.level]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has vectors of 8 floats or more."""
+        return self.level > 0
 
     def plan(self, part: PassPart) -> int:
         """Cut the work of a pass; returns how many partial results each query head will have."""

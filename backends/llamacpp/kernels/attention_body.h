@@ -492,12 +492,17 @@ static void NAME(merge)(const struct layer *a, const struct sequence *s, int64_t
         for (int64_t c = 0; c < s->chunks; c += LANES) {
             int64_t n = at_most(LANES, s->chunks - c);
             const float *some = partials + c * size;
-            vf weights = NAME(all)(-INFINITY);
-            for (int64_t k = 0; k < n; k++) weights[k] = some[k * size];
+            vf weights = NAME(all)(-INFINITY), shares = (vf){0};
+            for (int64_t k = 0; k < n; k++) {
+                weights[k] = some[k * size];
+                shares[k] = some[k * size + 1];
+            }
             weights = NAME(power)(weights - top); /* 0 where this row sees nothing of a chunk */
-            float weight[LANES];
+            shares *= weights; /* not in the sum below: compilers would fuse both in some of its steps only */
+            float weight[LANES], share[LANES];
             NAME(store)(weight, weights);
-            for (int64_t k = 0; k < n; k++) total += weight[k] * some[k * size + 1];
+            NAME(store)(share, shares);
+            for (int64_t k = 0; k < n; k++) total += share[k];
             for (int64_t d = 0; d < width; d += LANES) {
                 vf x = NAME(load)(sums + d);
                 for (int64_t k = 0; k < n; k++) x += weight[k] * NAME(load)(some + k * size + TILE + d);

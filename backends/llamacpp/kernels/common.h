@@ -10,6 +10,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #if defined(__linux__)
@@ -60,6 +64,22 @@ static inline int has_f16c(void) {
 static inline int has_avx_vnni(void) {
     unsigned a = 0, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 16);
+}
+
+/* Whether there are tiles for bytes, and Linux keeps them for each thread and lets this process use them: it has
+   to be asked for that. */
+static inline int may_use_amx_int8(void) {
+#if defined(__linux__)
+    const unsigned tiles = 1 << 24 | 1 << 25, kept = 1 << 17 | 1 << 18;
+    const long request = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    unsigned a, b, c = 0, d = 0, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tiles) != tiles) return 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & kept) == kept && !syscall(SYS_arch_prctl, request, tile_data);
+#else
+    return 0;
+#endif
 }
 #endif
 

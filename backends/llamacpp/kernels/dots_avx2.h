@@ -91,3 +91,21 @@ INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
     y = _mm256_permutevar8x32_epi32(y, _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0));
     _mm_storel_epi64((__m128i *)out, _mm256_castsi256_si128(y));
 }
+
+/* Four words of every fourth row, and four such vectors with words and rows exchanged: then each has one word of
+   all of its rows. */
+INLINE NAME(vu) NAME(four_words)(const uint8_t *x, int64_t step) {
+    __m256i v = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)x));
+    return (NAME(vu))_mm256_inserti128_si256(v, _mm_loadu_si128((const __m128i *)(x + step)), 1);
+}
+
+INLINE void NAME(transpose)(NAME(vu) x[4]) {
+    __m256i a = _mm256_unpacklo_epi32((__m256i)x[0], (__m256i)x[1]);
+    __m256i b = _mm256_unpackhi_epi32((__m256i)x[0], (__m256i)x[1]);
+    __m256i c = _mm256_unpacklo_epi32((__m256i)x[2], (__m256i)x[3]);
+    __m256i d = _mm256_unpackhi_epi32((__m256i)x[2], (__m256i)x[3]);
+    x[0] = (NAME(vu))_mm256_unpacklo_epi64(a, c);
+    x[1] = (NAME(vu))_mm256_unpackhi_epi64(a, c);
+    x[2] = (NAME(vu))_mm256_unpacklo_epi64(b, d);
+    x[3] = (NAME(vu))_mm256_unpackhi_epi64(b, d);
+}

@@ -53,3 +53,23 @@ INLINE int32_t NAME(total)(NAME(vi) x) { return _mm512_reduce_add_epi32((__m512i
 INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
     _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8((__m512i)x));
 }
+
+/* Four words of every fourth row, and four such vectors with words and rows exchanged: then each has one word of
+   all of its rows. */
+INLINE NAME(vu) NAME(four_words)(const uint8_t *x, int64_t step) {
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)x));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(x + step)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(x + 2 * step)), 2);
+    return (NAME(vu))_mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(x + 3 * step)), 3);
+}
+
+INLINE void NAME(transpose)(NAME(vu) x[4]) {
+    __m512i a = _mm512_unpacklo_epi32((__m512i)x[0], (__m512i)x[1]);
+    __m512i b = _mm512_unpackhi_epi32((__m512i)x[0], (__m512i)x[1]);
+    __m512i c = _mm512_unpacklo_epi32((__m512i)x[2], (__m512i)x[3]);
+    __m512i d = _mm512_unpackhi_epi32((__m512i)x[2], (__m512i)x[3]);
+    x[0] = (NAME(vu))_mm512_unpacklo_epi64(a, c);
+    x[1] = (NAME(vu))_mm512_unpackhi_epi64(a, c);
+    x[2] = (NAME(vu))_mm512_unpacklo_epi64(b, d);
+    x[3] = (NAME(vu))_mm512_unpackhi_epi64(b, d);
+}

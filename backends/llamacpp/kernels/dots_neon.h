@@ -65,3 +65,16 @@ INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
     int8x8_t bytes = vmovn_s16(vcombine_s16(low, low));
     memcpy(out, &bytes, 4);
 }
+
+/* Four words of a row, and four rows of them with words and rows exchanged. */
+INLINE NAME(vu) NAME(four_words)(const uint8_t *x, int64_t step) {
+    NAME(vu) v;
+    memcpy(&v, x, sizeof(v));
+    (void)step;
+    return v;
+}
+
+INLINE void NAME(transpose)(NAME(vu) x[4]) {
+    NAME(vu) a = x[0], b = x[1], c = x[2], d = x[3];
+    for (int i = 0; i < 4; i++) x[i] = (NAME(vu)){a[i], b[i], c[i], d[i]};
+}

@@ -60,3 +60,16 @@ INLINE int32_t NAME(total)(NAME(vi) x) { return x[0] + x[1] + x[2] + x[3]; }
 INLINE void NAME(put_bytes)(int8_t *out, NAME(vi) x) {
     for (int i = 0; i < 4; i++) out[i] = (int8_t)(uint8_t)x[i];
 }
+
+/* Four words of a row, and four rows of them with words and rows exchanged. */
+INLINE NAME(vu) NAME(four_words)(const uint8_t *x, int64_t step) {
+    NAME(vu) v;
+    memcpy(&v, x, sizeof(v));
+    (void)step;
+    return v;
+}
+
+INLINE void NAME(transpose)(NAME(vu) x[4]) {
+    NAME(vu) a = x[0], b = x[1], c = x[2], d = x[3];
+    for (int i = 0; i < 4; i++) x[i] = (NAME(vu)){a[i], b[i], c[i], d[i]};
+}

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 NAME = "products.so"  # beside this file
 # Sets of instructions, as the library numbers them.
-LEVELS = ("portable", "AVX2", "AVX-VNNI", "AVX-512 VNNI", "dotprod")
+LEVELS = ("portable", "AVX2", "AVX-VNNI", "AVX-512 VNNI", "AMX", "dotprod")
 PORTABLE = 0
 ROWS = 16  # of a weight that lie side by side: it is packed in slices of a multiple of them
+COUNTERS = 4  # int32, of a product
 # What becomes of the results, as the library numbers it.
 PLAIN, SWIGLU, GEGLU, GEGLU_ERF = range(4)
 
@@ -40,6 +41,21 @@ class Product(Structure):
         ("counters", c_void_p),
         ("level", c_int64),
         ("next", c_void_p),
+        ("partial", c_void_p),
+        ("shared", c_void_p),
+    )
+
+
+class Partial(Structure):
+    """struct partial: a weight of which not all pieces are in memory."""
+
+    _fields_ = (
+        ("supply", c_void_p),
+        ("streamed", c_int64),
+        ("pieces", c_int64),
+        ("piece", c_void_p),  # int64 [pieces, 4]: first group, groups, where the rows of each half begin
+        ("rank", c_void_p),  # int32 [pieces]
+        ("taken", c_void_p),  # int32 [pieces]
     )
 
 
@@ -52,10 +68,13 @@ class Lookup(Structure):
         ("ids", c_void_p),
         ("out", c_void_p),
         *((name, c_int64) for name in ("n", "out_stride", "level")),
+        ("partial", c_void_p),
+        ("supply", c_void_p),
+        *((name, c_int64) for name in ("file", "offset")),
     )
 
 
-LAYOUT = 1000 * ctypes.sizeof(Product) + ctypes.sizeof(Lookup)
+LAYOUT = 1000000 * ctypes.sizeof(Product) + 1000 * ctypes.sizeof(Partial) + ctypes.sizeof(Lookup)
 
 
 class Products:
@@ -66,8 +85,10 @@ class Products:
         self._takes = _declared(dll, "hetrun_products_takes", c_int64, *numbers)
         self._packed = _declared(dll, "hetrun_products_packed", c_int64, *numbers)
         self._scratch = _declared(dll, "hetrun_products_scratch", c_int64, c_int64, c_int64)
+        self._unit = _declared(dll, "hetrun_products_unit", c_int64, *numbers)
+        self._shared = _declared(dll, "hetrun_products_shared", c_int64, c_int64, c_int64)
         # Packing takes milliseconds, and needs nothing of Python's.
-        self._pack = _declared(unlocked, "hetrun_products_pack", None, *numbers, c_void_p, c_void_p)
+        self._pack = _declared(unlocked, "hetrun_products_pack", None, *numbers, c_void_p, c_void_p, c_int64)
         node = (c_void_p, c_int, c_int, c_void_p)
         self.multiply = _declared(dll, "hetrun_product", None, *node)
         self.look_up = _declared(dll, "hetrun_lookup", None, *node)
@@ -95,11 +116,21 @@ class Products:
     ) -> None:
         """From the blocks of a file to the layout of the products; whole groups of rows, or the last rows."""
         assert packed.nbytes == self.packed_bytes(ggml_id, shape)
-        self._pack(ggml_id, *shape, stored.ctypes.data, packed.ctypes.data)
+        self._pack(ggml_id, *shape, stored.ctypes.data, packed.ctypes.data, self.level)
 
     def scratch(self, n: int, cols: int) -> int:
         """Bytes that each thread works in, for so many rows."""
         size: int = self._scratch(n, cols)
+        return size
+
+    def unit(self, ggml_id: int, cols: int, halves: int) -> int:
+        """Bytes besides, for a weight that is not always in memory as a whole, with or without a gate."""
+        size: int = self._unit(ggml_id, cols, halves)
+        return size
+
+    def shared(self, n: int, cols: int) -> int:
+        """Bytes that all threads share for such a weight."""
+        size: int = self._shared(n, cols)
         return size
 
 

@@ -12,13 +12,16 @@
 
 #include <stdint.h>
 
+#include "partial.h"
+
 enum {
-    ROWS = 16,    /* of a weight in one group */
-    AT_ONCE = 8,  /* rows of activations that a group of weights is unpacked for at once */
-    BLOCK = 32    /* columns that activations have one scale for */
+    ROWS = 16,      /* of a weight in one group */
+    AT_ONCE = 8,    /* rows of activations that a group of weights is unpacked for at once */
+    TILE_ROWS = 16, /* of activations that AMX's tiles take at once */
+    BLOCK = 32      /* columns that activations have one scale for */
 };
 
-enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX_VNNI, LEVEL_AVX512_VNNI, LEVEL_DOTPROD };
+enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX_VNNI, LEVEL_AVX512_VNNI, LEVEL_AMX_INT8, LEVEL_DOTPROD };
 enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q8_0 = 8, TYPE_Q4_K = 12, TYPE_Q6_K = 14 }; /* as ggml numbers them */
 enum { PLAIN = 0, SWIGLU = 1, GEGLU = 2, GEGLU_ERF = 3 }; /* what becomes of the results */
 
@@ -39,9 +42,12 @@ struct product {
     uint8_t *scratch;
     int64_t scratch_size; /* bytes of each thread */
     int64_t slots;        /* threads that there is scratch memory for; more have nothing to do */
-    int32_t *counters;    /* two, zero before the first call: the next group of rows, threads that are done */
+    int32_t *counters; /* zero before the first call: the next unit of work, threads that are done, and of what
+                          is done before a partial weight is multiplied by: the next tile, tiles that are done */
     int64_t level;
     const struct product *next; /* what is computed after this, if known: memory is asked for its beginning */
+    const struct partial *partial; /* a weight that is not always in memory as a whole; NULL: it is */
+    uint8_t *shared;               /* memory for all rows of x, if they are more than one tile */
 };
 
 /* Some rows of a packed weight as floats: what an embedding looks up. */
@@ -52,6 +58,9 @@ struct lookup {
     float *out;
     int64_t n, out_stride;
     int64_t level;
+    const struct partial *partial; /* as in a product: rows are read from a file as long as pieces are missing */
+    const struct supply *supply;   /* not NULL: where they are read */
+    int64_t file, offset;
 };
 
 #endif

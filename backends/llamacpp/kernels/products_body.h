@@ -372,26 +372,46 @@ static multiplier *NAME(multiplier_of)(int64_t type) {
     }
 }
 
+#if TILES
+#include "tiles_amx.h"
+#endif
+
 /* Rows of activations from `first` to `end`, BATCH together: blocks of the same columns lie side by side. */
 static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end, struct rounded *out) {
-    int64_t blocks = p->cols / BLOCK;
-    for (int64_t t = first; t < end; t += BATCH) {
+    int64_t blocks = p->cols / BLOCK, t = first;
+#if TILES
+    t += NAME(round_by_tiles)(p, first, end, out);
+#endif
+    for (; t < end; t += BATCH) {
         int64_t n = at_most(BATCH, end - t);
         for (int64_t i = 0; i < n; i++) NAME(round_row)(p, t + i, out + (t - first) * blocks + i, n);
     }
 }
 
-/* A group of columns of `out`, for rows of activations from `first` to `end`. `also`: another one, if there is no
-   activation; the same one: none. */
-static void NAME(group)(const struct product *p, multiplier *multiply, int64_t group, int64_t also, int64_t first,
-                        int64_t end, const struct rounded *x) {
+/* Where the rows of a group of columns of `out` lie in a weight that is in memory: of each half, if there is a
+   gate; else NULL for the second. */
+struct NAME(rows) {
+    const uint8_t *first, *second;
+};
+
+INLINE struct NAME(rows) NAME(rows_of)(const struct product *p, int64_t group) {
+    int64_t bytes = group_bytes(p->type, p->cols);
+    const uint8_t *first = p->weights + group * bytes;
+    return (struct NAME(rows)){first, p->activation == PLAIN ? NULL : first + columns_out(p) / ROWS * bytes};
+}
+
+/* A group of columns of `out`, for rows of activations from `first` to `end`. `also`: another one, whose rows are
+   the second ones, if there is no activation; the same one: none. */
+static void NAME(group)(const struct product *p, multiplier *multiply, struct NAME(rows) rows, int64_t group,
+                        int64_t also, int64_t first, int64_t end, const struct rounded *x) {
     float results[2 * BATCH * ROWS], *others = results + BATCH * ROWS;
-    int64_t bytes = group_bytes(p->type, p->cols), gated = p->activation == PLAIN ? 0 : columns_out(p) / ROWS;
-    const uint8_t *weights = p->weights + group * bytes, *second = p->weights + (also + gated) * bytes;
-    if (second == weights) second = NULL;
-    for (int64_t t = first; t < end; t += BATCH) {
+    int64_t t = first;
+#if TILES
+    t += NAME(group_by_tiles)(p, rows.first, rows.second, group, first, end, x);
+#endif
+    for (; t < end; t += BATCH) {
         int64_t n = at_most(BATCH, end - t);
-        multiply(n, results, weights, second, x + (t - first) * (p->cols / BLOCK), p->cols);
+        multiply(n, results, rows.first, rows.second, x + (t - first) * (p->cols / BLOCK), p->cols);
         NAME(finish)(p, t, n, group * ROWS, results, others);
         if (also != group) NAME(finish)(p, t, n, also * ROWS, others, NULL);
     }
@@ -401,11 +421,22 @@ static void NAME(group)(const struct product *p, multiplier *multiply, int64_t g
 static void NAME(halves)(const struct product *p, multiplier *multiply, int64_t from, int64_t to,
                          const struct rounded *x) {
     int64_t half = p->activation == PLAIN ? (to - from) / 2 : 0;
-    for (int64_t i = from; i < from + half; i++) NAME(group)(p, multiply, i, i + half, 0, 1, x);
-    for (int64_t i = from + 2 * half; i < to; i++) NAME(group)(p, multiply, i, i, 0, 1, x);
+    for (int64_t i = from; i < from + half; i++) {
+        struct NAME(rows) rows = {NAME(rows_of)(p, i).first, NAME(rows_of)(p, i + half).first};
+        NAME(group)(p, multiply, rows, i, i + half, 0, 1, x);
+    }
+    for (int64_t i = from + 2 * half; i < to; i++)
+        NAME(group)(p, multiply, NAME(rows_of)(p, i), i, i, 0, 1, x);
 }
 
+#include "packing_body.h"
+#include "partial_body.h"
+
 static void NAME(product)(const struct product *p, int ith, int nth) {
+    if (p->partial && p->partial->streamed) {
+        NAME(partial_product)(p, ith, nth);
+        return;
+    }
     struct work w = work_of(p, ith, nth);
     multiplier *multiply = NAME(multiplier_of)(p->type);
     struct rounded *x = (struct rounded *)(p->scratch + ith * p->scratch_size);
@@ -420,7 +451,8 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
             int64_t first = unit / w.groups * w.tile, end = at_most(first + w.tile, p->n);
             if (unit / w.groups != tile) NAME(round_tile)(p, first, end, x);
             tile = unit / w.groups;
-            NAME(group)(p, multiply, unit % w.groups, unit % w.groups, first, end, x);
+            int64_t group = unit % w.groups;
+            NAME(group)(p, multiply, NAME(rows_of)(p, group), group, group, first, end, x);
         }
     }
     if (p->next) fetch_beginning(p->next, ith, nth);

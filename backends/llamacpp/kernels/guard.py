@@ -1,0 +1,66 @@
+"""Reading a mapped file that was cut must not end the process: the library sigbus.c, as Python sees it."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_int64, c_size_t
+from functools import cache
+from pathlib import Path
+
+from hetrun.errors import BackendError
+
+NAME = "sigbus.so"  # beside this file
+VERSION = 1
+
+
+class Guard:
+    """What of the process's memory may turn into zeros, where its file does not give it any more."""
+
+    def __init__(self, dll: ctypes.CDLL) -> None:
+        self._arm, self._register = dll.hetrun_sigbus_arm, dll.hetrun_sigbus_register
+        self._unregister, self._fault = dll.hetrun_sigbus_unregister, dll.hetrun_sigbus_fault
+        self._mend = dll.hetrun_sigbus_mend
+        self._arm.argtypes, self._arm.restype = (), c_int64
+        self._register.argtypes, self._register.restype = (c_size_t, c_int64), c_int64
+        self._unregister.argtypes, self._unregister.restype = (c_int64,), None
+        self._fault.argtypes, self._fault.restype = (c_int64,), c_size_t
+        self._mend.argtypes, self._mend.restype = (c_int64, c_int), c_int64
+
+    def arm(self) -> None:
+        """Be the one who gets the signal: before every run, as others may have taken it meanwhile."""
+        if self._arm():
+            raise BackendError(
+                "the system does not let this process handle SIGBUS, which mapped weights need"
+            )
+
+    def register(self, address: int, nbytes: int) -> int:
+        """Guard a mapping; its number."""
+        number: int = self._register(address, nbytes)
+        if number < 0:
+            raise BackendError("too many files are mapped at a time")
+        return number
+
+    def unregister(self, number: int) -> None:
+        """Before the mapping goes."""
+        self._unregister(number)
+
+    def fault(self, number: int) -> int:
+        """The first address that has become zeros since this was asked last; 0 if none has."""
+        address: int = self._fault(number)
+        return address
+
+    def mend(self, number: int, file: int) -> bool:
+        """Show the file in its mapping again."""
+        return not self._mend(number, file)
+
+
+@cache
+def guard() -> Guard | None:
+    """The library, where it was built, and from the source that this file goes with."""
+    try:
+        dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
+        version = dll.hetrun_sigbus_version
+    except (OSError, AttributeError):
+        return None
+    version.restype = c_int64
+    return Guard(dll) if version() == VERSION else None

@@ -1,0 +1,92 @@
+/* Rows of a weight as floats: what an embedding looks up, in memory or in a file. */
+
+#ifndef HETRUN_LOOKUPS_H
+#define HETRUN_LOOKUPS_H
+
+#include "packing.h"
+
+enum { READ_AT_ONCE = 16384 }; /* bytes of a row that is read from a file */
+
+static float half_in(const uint8_t *x) {
+    uint16_t half;
+    memcpy(&half, x, 2);
+    return half_to_float(half);
+}
+
+/* 16 bytes of nibbles: columns 0 to 15, then 16 to 31. */
+static void nibbles_to_floats(const uint8_t *x, float scale, int offset, float low, float *out) {
+    for (int i = 0; i < 16; i++) {
+        out[i] = (float)((x[i] & 15) - offset) * scale + low;
+        out[i + 16] = (float)((x[i] >> 4) - offset) * scale + low;
+    }
+}
+
+static void q4_k_to_floats(const uint8_t *x, float *out) {
+    const uint8_t *s = x + 4, *nibbles = x + 16;
+    float scale = half_in(x), minimum = half_in(x + 2);
+    for (int b = 0; b < 8; b++) {
+        int six = b < 4 ? s[b] & 63 : (s[b + 4] & 15) | (s[b - 4] >> 6 << 4);
+        int low = b < 4 ? s[b + 4] & 63 : (s[b + 4] >> 4) | (s[b] >> 6 << 4);
+        float d = scale * (float)six, m = minimum * (float)low;
+        for (int i = 0; i < 32; i++)
+            out[32 * b + i] = (float)(nibbles[b / 2 * 32 + i] >> (b % 2 * 4) & 15) * d - m;
+    }
+}
+
+static void q6_k_to_floats(const uint8_t *x, float *out) {
+    const int8_t *scales = (const int8_t *)x + 192;
+    float scale = half_in(x + 208);
+    for (int i = 0; i < 256; i++) {
+        int half = i / 128, run = i % 128 / 32;
+        int low = x[half * 64 + run % 2 * 32 + i % 32] >> (run / 2 * 4) & 15;
+        int high = x[128 + half * 32 + i % 32] >> (2 * run) & 3;
+        out[i] = (float)((low | high << 4) - 32) * ((float)scales[i / 16] * scale);
+    }
+}
+
+static void block_to_floats(int64_t type, const uint8_t *x, float *out) {
+    switch (type) {
+        case TYPE_Q4_0: nibbles_to_floats(x + 2, half_in(x), 8, -0.0f, out); break;
+        case TYPE_Q4_1: nibbles_to_floats(x + 4, half_in(x), 0, half_in(x + 2), out); break;
+        case TYPE_Q8_0:
+            for (int i = 0; i < 32; i++) out[i] = (float)(int8_t)x[2 + i] * half_in(x);
+            break;
+        case TYPE_Q4_K: q4_k_to_floats(x, out); break;
+        default: q6_k_to_floats(x, out);
+    }
+}
+
+/* Rows that are read from a file, some blocks at a time. */
+static void look_up_in_file(const struct lookup *l, int ith, int nth) {
+    const struct form f = form_of(l->type);
+    uint8_t stored[READ_AT_ONCE];
+    int64_t blocks = l->cols / f.block, most = READ_AT_ONCE / f.bytes;
+    for (int64_t i = l->n * ith / nth; i < l->n * (ith + 1) / nth; i++)
+        for (int64_t b = 0; b < blocks; b += most) {
+            int64_t n = at_most(most, blocks - b), at = l->offset + (l->ids[i] * blocks + b) * f.bytes;
+            if (l->supply->read(l->supply->ring, l->file, at, n * f.bytes, stored)) return;
+            for (int64_t k = 0; k < n; k++)
+                block_to_floats(l->type, stored + k * f.bytes, l->out + i * l->out_stride + (b + k) * f.block);
+        }
+}
+
+/* One thread's share of the rows. */
+static void look_up(const struct lookup *l, int ith, int nth) {
+    const struct form f = form_of(l->type);
+    uint8_t block[MOST_BLOCK];
+    if (l->supply && (!l->partial || l->partial->streamed)) {
+        look_up_in_file(l, ith, nth);
+        return;
+    }
+    for (int64_t i = l->n * ith / nth; i < l->n * (ith + 1) / nth; i++) {
+        const uint8_t *step = l->weights + l->ids[i] / ROWS * group_bytes(l->type, l->cols);
+        float *out = l->out + i * l->out_stride;
+        for (int64_t b = 0; b < l->cols / f.block; b++, out += f.block) {
+            unpack_block(f, block, step, (int)(b % f.blocks), l->ids[i] % ROWS);
+            block_to_floats(l->type, block, out);
+            if ((b + 1) % f.blocks == 0) step += step_bytes(f);
+        }
+    }
+}
+
+#endif

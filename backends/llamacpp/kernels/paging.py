@@ -1,0 +1,90 @@
+"""Which pages of mapped weights are in memory: the library pages.c, as Python sees it."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_int64, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+
+NAME = "pages.so"  # beside this file
+NONE = -1
+
+
+class Range(Structure):
+    """struct range: neighbouring bytes of a file that are read by one product."""
+
+    _fields_ = (("address", c_size_t), *((name, c_int64) for name in ("bytes", "file", "offset")))
+
+
+class Unit(Structure):
+    """struct unit: what comes and goes together."""
+
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in ("range", "ranges", "bytes", "every_pass", "before", "behind", "state", "visit")
+    )
+
+
+class Pool(Structure):
+    """struct pool."""
+
+    _fields_ = (
+        ("units", c_void_p),
+        ("ranges", c_void_p),
+        *((name, c_int64) for name in ("page", "room", "resident", "first", "last")),
+        ("coming", c_void_p),
+        ("going", c_void_p),
+        *((name, c_int64) for name in ("n_coming", "n_going", "visits", "asked_bytes", "read_bytes")),
+    )
+
+
+class Visit(Structure):
+    """struct visit: what the products behind a node read."""
+
+    _fields_ = (
+        ("pool", c_void_p),
+        ("ids", c_void_p),
+        *((name, c_int64) for name in ("rows", "used", "stride", "unit", "units", "next")),
+    )
+
+
+class Bring(Structure):
+    """struct bring: a node that waits for some ranges of each unit of a visit."""
+
+    _fields_ = (("visit", c_void_p), ("first", c_int64), ("end", c_int64))
+
+
+_SIZES = [ctypes.sizeof(s) for s in (Pool, Unit, Range, Visit, Bring)]
+LAYOUT = sum(a * b for a, b in zip(_SIZES, (1000000000, 1000000, 10000, 100, 1), strict=True))
+
+
+class Pager:
+    """The library's functions: two are nodes of ggml's graphs, called by their addresses."""
+
+    def __init__(self, dll: ctypes.CDLL, unlocked: ctypes.CDLL) -> None:
+        self._trim = unlocked.hetrun_pages_trim  # a GiB takes 50 ms
+        self._trim.argtypes, self._trim.restype = (c_void_p,), None
+        self.visit = _address(dll, "hetrun_pages_visit")
+        self.bring = _address(dll, "hetrun_pages_bring")
+
+    def trim(self, pool: Pool) -> None:
+        """Give back what is over the limit."""
+        self._trim(ctypes.addressof(pool))
+
+
+def _address(dll: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(dll, name), c_void_p).value or 0
+
+
+@cache
+def pager() -> Pager | None:
+    """The library, where it was built, and from the sources that this file goes with."""
+    path = str(Path(__file__).parent / NAME)
+    try:
+        dll, unlocked = ctypes.PyDLL(path), ctypes.CDLL(path)
+        layout = dll.hetrun_pages_layout
+    except (OSError, AttributeError):
+        return None
+    layout.restype = c_int64
+    return Pager(dll, unlocked) if layout() == LAYOUT else None

@@ -1,0 +1,165 @@
+/* How threads share a product: by a weight that is in memory, and by one of which only a part is. */
+
+#ifndef HETRUN_SHARING_H
+#define HETRUN_SHARING_H
+
+#include "packing.h"
+
+enum {
+    TILE_BYTES = 256 << 10,     /* of activations that are gone through for each group of weights */
+    AMX_TILE_BYTES = 1 << 20,   /* the same for CPUs with AMX: their second caches are large */
+    AMX_UNIT_BYTES = 512 << 10, /* and as UNIT_BYTES */
+    BEGINNING = 4096,           /* bytes of the next product that a thread asks memory for */
+    COUNTERS = 4                /* of a product */
+};
+
+/* 32 columns of a row of activations. */
+struct rounded {
+    int8_t x[BLOCK];
+    float scale;
+    float sum;        /* of what x stands for */
+    int32_t start[2]; /* what dot products begin with: Q6_K has one for each half, others one */
+};
+
+/* Columns of the results. */
+INLINE int64_t columns_out(const struct product *p) { return p->activation == PLAIN ? p->rows : p->rows / 2; }
+
+/* What a thread does: units from `from` to `to`. A unit is a group of columns of `out` for a tile of rows. */
+struct work {
+    int64_t tile, groups, units; /* rows of a tile; groups of one tile; units of all tiles */
+    int64_t workers, fixed;      /* threads that take part, and units that each takes at first */
+    int64_t mine, from, to;
+};
+
+INLINE int64_t in_whole(int64_t x, int64_t parts) { return (x + parts - 1) / parts * parts; }
+
+/* Rows of activations that a group of weights is unpacked for at once. */
+INLINE int64_t at_once(int64_t level) { return level == LEVEL_AMX_INT8 ? TILE_ROWS : AT_ONCE; }
+
+INLINE int64_t rounded_bytes(int64_t n, int64_t cols) { return n * (cols / BLOCK) * (int64_t)sizeof(struct rounded); }
+
+/* Rows of activations that a thread has memory for. */
+static int64_t most_rows(int64_t level, int64_t cols) {
+    int64_t bytes = level == LEVEL_AMX_INT8 ? AMX_TILE_BYTES : TILE_BYTES;
+    return at_least(1, bytes / rounded_bytes(at_once(level), cols)) * at_once(level);
+}
+
+/* Rows in each part, if n are cut into parts of so many at most: they are about equally large. */
+static int64_t part_rows(int64_t level, int64_t n, int64_t most) {
+    int64_t parts = at_least(1, (n + most - 1) / most);
+    return at_least(at_once(level), in_whole((n + parts - 1) / parts, at_once(level)));
+}
+
+/* Rows that are gone through together. */
+static int64_t tile_rows(int64_t level, int64_t n, int64_t cols) {
+    return part_rows(level, n, most_rows(level, cols));
+}
+
+static struct work work_of(const struct product *p, int ith, int nth) {
+    struct work w = {.tile = tile_rows(p->level, p->n, p->cols), .groups = (columns_out(p) + ROWS - 1) / ROWS};
+    w.units = (p->n + w.tile - 1) / w.tile * w.groups;
+    w.workers = at_least(1, at_most(nth, p->slots));
+    w.fixed = w.units * 3 / (4 * w.workers); /* the rest goes to whoever is fast */
+    w.mine = ith < w.workers ? ith : -1;
+    w.from = w.to = 0;
+    return w;
+}
+
+/* The next units of a thread: first those that are always its own, then smaller and smaller takes of what is
+   left. Returns whether there are any. */
+static int take(const struct product *p, struct work *w) {
+    if (w->mine < 0) return 0;
+    if (w->to == 0 && w->fixed) {
+        w->from = w->mine * w->fixed;
+        w->to = w->from + w->fixed;
+        return 1;
+    }
+    int64_t before = w->fixed * w->workers, size;
+    int32_t taken = __atomic_load_n(p->counters, __ATOMIC_RELAXED);
+    do {
+        size = at_least(1, (w->units - before - taken) / (2 * w->workers));
+        if (before + taken >= w->units) return 0;
+    } while (!__atomic_compare_exchange_n(p->counters, &taken, taken + (int32_t)size, 1, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    w->from = before + taken;
+    w->to = w->from + size;
+    return 1;
+}
+
+/* Nobody takes a unit any more once all are here: the counters are ready for the next call. */
+static void done(const struct product *p, int nth) {
+    if (__atomic_add_fetch(p->counters + 1, 1, __ATOMIC_ACQ_REL) == nth) memset(p->counters, 0, COUNTERS * 4);
+}
+
+/* Inlined: compilers drop calls of functions that do nothing but ask for memory. */
+INLINE void fetch(const uint8_t *x, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i, 0, 2);
+}
+
+/* Asks memory for what this thread begins with in the next product, while it waits for the others. */
+static void fetch_beginning(const struct product *p, int ith, int nth) {
+    struct work w = work_of(p, ith, nth);
+    if (w.mine < 0) return;
+    int64_t bytes = group_bytes(p->type, p->cols), all = w.groups * bytes;
+    int64_t at = w.mine * w.fixed % w.groups * bytes;
+    if (p->activation == PLAIN) {
+        fetch(p->weights + at, at_most(BEGINNING, all - at));
+    } else { /* it takes turns with groups of both halves */
+        fetch(p->weights + at, at_most(bytes, BEGINNING / 2));
+        fetch(p->weights + all + at, at_most(bytes, BEGINNING / 2));
+    }
+}
+
+/* Work by a partial weight */
+
+struct unit {
+    int64_t piece, first, groups; /* of columns of `out` */
+};
+
+/* Where a thread is: units before its piece, and the piece. */
+struct cursor {
+    int64_t before, piece;
+};
+
+INLINE int64_t halves_of(const struct product *p) { return p->activation == PLAIN ? 1 : 2; }
+
+/* Groups of a unit: as many as a thread packs at once. */
+INLINE int64_t groups_at_once(int64_t level, int64_t type, int64_t cols, int64_t halves) {
+    int64_t bytes = level == LEVEL_AMX_INT8 ? AMX_UNIT_BYTES : UNIT_BYTES;
+    return at_least(1, bytes / (group_bytes(type, cols) * halves));
+}
+
+INLINE int64_t unit_groups(const struct product *p) {
+    return groups_at_once(p->level, p->type, p->cols, halves_of(p));
+}
+
+/* Bytes of the rows of activations that a thread has for itself, in whole lines. */
+static int64_t own_rows_bytes(int64_t level, int64_t n, int64_t cols) {
+    int64_t rows = in_whole(at_most(n, most_rows(level, cols)), at_once(level));
+    return in_whole(rounded_bytes(rows, cols), 64);
+}
+
+/* Rows that are rounded at once for a partial weight. If that is not all of them, threads share the work. Does
+   not depend on the level, apart from whole batches. */
+static int64_t shared_rows(int64_t level, int64_t n, int64_t cols) {
+    return part_rows(level, n, most_rows(LEVEL_PORTABLE, cols));
+}
+
+/* The next unit that nobody has taken; returns whether there is one. */
+static int next_unit(const struct product *p, struct cursor *at, struct unit *unit) {
+    const struct partial *w = p->partial;
+    int64_t each = unit_groups(p), number = __atomic_fetch_add(p->counters, 1, __ATOMIC_RELAXED);
+    for (; at->piece < w->pieces; at->piece++) {
+        const struct piece *piece = w->piece + at->piece;
+        int64_t units = (piece->groups + each - 1) / each, i = number - at->before;
+        if (i < units) {
+            int64_t first = piece->first + i * each;
+            *unit = (struct unit){at->piece, first, at_most(each, piece->first + piece->groups - first)};
+            return 1;
+        }
+        at->before += units;
+    }
+    return 0;
+}
+
+#endif

@@ -1,0 +1,36 @@
+"""`hetrun repack`: a bar while it works, and a line when it is done."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from hetrun.cli import heed_sigterm, in_json, say
+from hetrun.cli.inspection import size
+from hetrun.cli.progress import loading
+from hetrun.convert.repack import Report, Wish, repack_model
+from hetrun.errors import printable
+
+
+def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None:
+    """Repack and say what came of it."""
+    heed_sigterm()
+    with loading("repacking") as tell:
+        report = repack_model(Wish(model, output, force), tell)
+    for note in report.notes:
+        say(note)
+    print(in_json(to_json(report), indent=1) if as_json else printable(to_text(report)))
+
+
+def to_text(report: Report) -> str:
+    """One line."""
+    how = f"{report.tensors} tensors in the order of use, each at a multiple of {report.alignment} bytes"
+    if not report.written:
+        return f"{report.path}: {how}, already; nothing was written"
+    sizes = f"{size(report.bytes_before)} -> {size(report.bytes_after)}"
+    return f"{report.path}: {how}, {sizes}, {report.seconds:.1f} s"
+
+
+def to_json(report: Report) -> dict[str, object]:
+    """Everything, for programs."""
+    return {**asdict(report), "path": str(report.path), "notes": list(report.notes)}

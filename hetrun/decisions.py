@@ -1,0 +1,374 @@
+"""Everything that is decided about a model before its weights are read: on what it runs, how long sequences
+may become, and what of its weights is in memory.
+
+What fits is held in memory. Where `--ram`, or what is free, is less than that, the weights are cut into
+pieces, and those that do not fit come from disk for every pass (`hetrun.prefetch`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hetrun import bill, registry
+from hetrun.backend import Backend, WeightUse
+from hetrun.books import Granted, granted
+from hetrun.errors import BudgetError, OptionError
+from hetrun.estimates import MAX_SEQUENCES, besides, in_parts, kv_of_all, work_bytes
+from hetrun.graph import Extent, Graph, kv_shapes
+from hetrun.kv import sequence_bytes
+from hetrun.kvrows import BLOCK
+from hetrun.pieces import Cut
+from hetrun.plan import PlanSet
+from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
+from hetrun.prefetch import ring
+from hetrun.prefetch.disk import UNKNOWN_RATE, USUAL, Disk, disk_of
+from hetrun.prefetch.extents import can_stream, lay_out
+from hetrun.prefetch.fromdisk import Streamed, policy_of
+from hetrun.prefetch.frommaps import MappedPart
+from hetrun.prefetch.keeping import LAYER, Policy
+from hetrun.prefetch.keeping import choose as choose_pieces
+from hetrun.prefetch.outlook import Load, Window, predict, window
+from hetrun.quant import QuantType, by_name
+from hetrun.source import ModelSource, build_graph
+from hetrun.weights import available_memory, free_memory
+
+MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
+KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
+MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
+WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
+BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
+
+
+def create_backends(options: Options) -> dict[str, Backend]:
+    """The backends asked for, or all that work here, the most wanted first."""
+    known = registry.backends()
+    names = registry.choose(list(options.backends) if options.backends else None, options.precision)
+    return {name: known[name].create() for name in names}
+
+
+def plan_graph(graph: Graph, backends: Mapping[str, Backend], wishes: Wishes) -> tuple[PlanSet, Wanted]:
+    """The plan set, and which weights each backend must hold for it."""
+    plans = StaticPlanner(backends, list(backends)).plan(graph, this_machine(), wishes)
+    wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
+    for segment in dict.fromkeys(
+        s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
+    ):
+        wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
+    return plans, {name: list(uses) for name, uses in wanted.items()}
+
+
+def kv_quant(graph: Graph, name: str) -> QuantType:
+    """The type of KV rows, which must divide the model's heads into whole blocks."""
+    quant = by_name(name.upper())
+    for shape in kv_shapes(graph).values():
+        if shape.head_dim % quant.block:
+            raise OptionError(
+                f"--kv-type {name} needs heads of a multiple of {quant.block}, not {shape.head_dim}"
+            )
+    return quant
+
+
+Wanted = dict[str, list[WeightUse]]  # by backend
+KvBytes = Callable[[int], int]  # of one sequence of so many tokens
+
+
+def choose_context(source: ModelSource, options: Options, weights: int, kv_bytes: KvBytes) -> int:
+    """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
+    trained = source.require_int("context_length", 1, 1 << 31)
+    if options.ram is not None:
+        room = options.ram - weights
+        least = weights + kv_bytes(options.ctx or BLOCK)
+        if least > options.ram:
+            raise BudgetError(
+                f"--ram {options.ram / 2**20:.0f} MiB is too little: "
+                f"this model needs at least {-(-least >> 20)} MiB"
+            )
+    else:
+        room = int(KV_SHARE * max(0, available_memory() - weights))
+    if options.ctx is not None:
+        _check_context(options.ctx, kv_bytes)
+        return options.ctx
+    return min(trained, max(BLOCK, _longest(trained, kv_bytes, room)))
+
+
+def _longest(most: int, kv_bytes: KvBytes, room: int) -> int:
+    """The longest sequence that fits."""
+    return bisect_right(range(most + 1), room, key=kv_bytes) - 1
+
+
+def _check_context(ctx: int, kv_bytes: KvBytes) -> None:
+    """A context that memory cannot hold is refused now, and not in the middle of an answer."""
+    needed, free = kv_bytes(ctx), available_memory()
+    if needed > free:
+        raise BudgetError(
+            f"--ctx {ctx} needs {needed / 2**30:.1f} GiB for keys and values, "
+            f"but {free / 2**30:.1f} GiB are free of {free_memory().of}; "
+            f"up to {_longest(ctx, kv_bytes, free)} tokens would fit"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is decided about a model before its weights are read."""
+
+    graph: Graph
+    backends: dict[str, Backend]
+    plans: PlanSet
+    wanted: Wanted
+    quant: QuantType
+    context: int
+    granted: Granted
+    weights: int  # bytes of those that are read when the model is opened, as a whole
+    kv_bytes: int  # that all sequences together may take
+    kv_one: int  # of one of full length
+    room: int  # bytes that weights may take, and what backends hold besides; 0: nothing beyond these
+    streamed: Streamed | None = None
+    mapped: MappedPart | None = None
+
+
+def prepare(source: ModelSource, options: Options) -> Prepared:
+    """Decide; the backends are the caller's to close."""
+    graph = build_graph(source, options.ctx)
+    quant = kv_quant(graph, options.kv_type)
+    backends = create_backends(options)
+    try:
+        return Deciding(source, options, graph, backends, quant).decide()
+    except BaseException:
+        for backend in backends.values():
+            backend.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A model on one backend, its weights in pieces."""
+
+    backend: str
+    plans: PlanSet
+    wanted: Wanted
+    cut: Cut
+    whole: int  # bytes of weights that have to be there as a whole
+    work: int  # that passes work in
+    disk: Disk
+    window: Window
+    fixed: int  # bytes that are held whatever stays of the weights
+
+
+class Deciding:
+    """One model on its way through the decisions."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        options: Options,
+        graph: Graph,
+        backends: dict[str, Backend],
+        quant: QuantType,
+    ) -> None:
+        self._granted = granted(options.ram, MARGIN)
+        if options.ram is not None:  # a container may have less
+            options = replace(options, ram=self._granted.nbytes)
+        self._source, self._options = source, options
+        self._graph, self._backends, self._quant = graph, backends, quant
+
+    def decide(self) -> Prepared:
+        """All in memory, if that is possible."""
+        plans, wanted = plan_graph(self._graph, self._backends, self._options.wishes)
+        weights = self._weights(wanted)
+        least = besides() + weights + self._least_kv(plans)
+        if self._options.streaming != "off" and least > self._granted.nbytes:
+            if found := self._not_in_memory():
+                return found
+        return self._in_memory(plans, wanted)
+
+    def _not_in_memory(self) -> Prepared | None:
+        """In pieces where that is possible; else mapped. None where nothing of both is."""
+        pieces = next((found for name in self._backends if (found := self._cut(name))), None)
+        fits = pieces and pieces.fixed + self._least_kv(pieces.plans) <= self._granted.nbytes
+        if self._options.streaming == "mmap" or not fits:
+            why = "--streaming mmap" if fits else "weights that cannot be cut into pieces do not fit"
+            for name in self._backends:
+                if mapped := self._mapped(name, why):
+                    return mapped
+        return self._from_disk(pieces) if pieces else None
+
+    def _mapped(self, name: str, why: str) -> Prepared | None:
+        """Everything on one backend, some weights where they lie in their files."""
+        backend = self._backends[name]
+        if (mapping := backend.mapping()) is None:
+            return None
+        plans, wanted = plan_graph(self._graph, {name: backend}, self._options.wishes)
+        first, *further = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
+        held = besides() + work_bytes(self._graph, plans.ubatch)
+        room = self._granted.nbytes - held - self._least_kv(plans)
+        weights = () if further else mapping.choose(first.ops, room)
+        if not weights:
+            return None
+        left = backend.resident_bytes([use for use in wanted[name] if use.weight not in weights])
+        least = held + left + mapping.least(first.ops, weights)
+        context = choose_context(self._source, self._options, least, self._kv_bytes(plans))
+        one = self._kv_bytes(plans)(context)
+        of_all = kv_of_all(one, self._granted.nbytes - least)
+        room = self._granted.nbytes - held - left - of_all
+        mapping.map(weights, room)
+        self._keep_only(name)
+        paid = {bill.WEIGHTS: left, bill.MAPPED: room, bill.KV_ONE: one, bill.KV_ALL: of_all}
+        paid |= {bill.WORK: held - besides(), **in_parts(besides())}
+        size = sum(weight.nbytes for weight in weights)
+        notes = (
+            f"{size / 1e9:.2f} GB of weights are mapped ({why}): what a pass needs of them is brought when "
+            "that is known, and what was not needed for longest goes",
+        )
+        plans = replace(plans, memory=bill.complete(paid, self._granted.nbytes), notes=notes)
+        mapped = MappedPart(mapping, size, left, room, self._granted.nbytes, least + one)
+        return self._prepared(plans, wanted, context, left, of_all, mapped=mapped)
+
+    def _keep_only(self, name: str) -> None:
+        for other in [other for other in self._backends if other != name]:
+            self._backends.pop(other).close()
+
+    def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
+        options, held = self._options, besides()
+        context = choose_context(self._source, options, held + self._weights(wanted), self._kv_bytes(plans))
+        if self._build_for(context):
+            plans, wanted = plan_graph(self._graph, self._backends, options.wishes)
+        weights, one = self._weights(wanted), self._kv_bytes(plans)(context)
+        free = self._granted.nbytes - held
+        of_all = kv_of_all(one, free - weights)
+        paid = {bill.WEIGHTS: weights, bill.KV_ONE: one, bill.KV_ALL: of_all}
+        paid = bill.complete(paid | in_parts(held), self._granted.nbytes)
+        plans, room = replace(plans, memory=paid), max(weights, free - of_all)
+        return self._prepared(plans, wanted, context, weights, of_all, room)
+
+    def _from_disk(self, found: Pieces) -> Prepared | None:
+        """Weights in pieces."""
+        context = choose_context(self._source, self._options, found.fixed, self._kv_bytes(found.plans))
+        if self._build_for(context) and (again := self._cut(found.backend)):
+            found = again
+        return self._in_pieces(found, context)
+
+    def _cut(self, name: str) -> Pieces | None:
+        """Everything on one backend, as one segment, in pieces."""
+        backend = self._backends[name]
+        partly = backend.partial()
+        if partly is None or not ring.library():
+            return None
+        plans, wanted = plan_graph(self._graph, {name: backend}, self._options.wishes)
+        first, *further = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
+        disk = self._disk()
+        cut = None if further else partly.cut(first.ops, first.writes, disk.way.request)
+        if cut is None or not all(map(can_stream, cut.pieces)):
+            return None
+        pieces = {piece.weight for piece in cut.pieces} | set(cut.lookups)
+        whole = backend.resident_bytes([use for use in wanted[name] if use.weight not in pieces])
+        others = besides() + whole
+        plans = self._at_once(plans, others)
+        work = work_bytes(self._graph, plans.ubatch)
+        room = self._granted.nbytes - others - work - self._least_kv(plans)
+        ahead = self._window(cut, disk, max(0, room), plans.plan(1).threads)
+        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, others + work + ahead.nbytes)
+
+    def _at_once(self, plans: PlanSet, others: int) -> PlanSet:
+        """Each pass reads the same, however many tokens it has: as many as their memory is worth, which is
+        not so much that nothing is left."""
+        if self._options.wishes.ubatch:
+            return plans
+        left = self._granted.nbytes - others - self._least_kv(plans)
+        most = min(WORK_SHARE * self._granted.nbytes, left / 2)
+        n = MOST_AT_ONCE
+        while n > BLOCK and work_bytes(self._graph, n) > most:
+            n //= 2
+        return replace(
+            plans, ubatch=n, ubatch_why="each pass reads its weights from disk once, for all of them"
+        )
+
+    def _least_kv(self, plans: PlanSet) -> int:
+        return self._kv_bytes(plans)(self._options.ctx or BLOCK)
+
+    def _disk(self) -> Disk:
+        """What the model's disk gives; a plan by a fixed order measures nothing."""
+        if self._options.planner == "static":
+            return Disk(USUAL, UNKNOWN_RATE, "nothing was measured")
+        parts = (part for weight in self._graph.weights().values() for part in weight.parts)
+        return disk_of(list(dict.fromkeys(part.path for part in parts if isinstance(part, Extent))))
+
+    def _window(self, cut: Cut, disk: Disk, room: int, threads: int) -> Window:
+        """How far ahead is read, if so much of the weights streams as does without any keys and values."""
+        slots = [laid.nbytes for laid in map(lay_out, cut.pieces) if laid]
+        streamed = max(0, sum(piece.nbytes for piece in cut.pieces) - room)
+        pieces = -(-streamed * len(cut.pieces) // sum(piece.nbytes for piece in cut.pieces))
+        layers = len({m.group(1) for piece in cut.pieces if (m := LAYER.fullmatch(piece.scope))})
+        compute_s = sum(piece.kept_bytes for piece in cut.pieces) / BYTES_S
+        load = Load(streamed, max(1, pieces), max(slots), max(1, layers), compute_s)
+        return window(load, disk.way.readers, threads, disk.rate, room)
+
+    def _in_pieces(self, found: Pieces, context: int) -> Prepared:
+        one, limit = self._kv_bytes(found.plans)(context), self._granted.nbytes
+        of_all = max(one, min(MAX_SEQUENCES * one, limit - found.fixed))
+        paid = {
+            bill.WINDOW: found.window.nbytes,
+            bill.KV_ONE: one,
+            bill.WORK: found.work,
+            **in_parts(besides()),
+        }
+        within = partial(billed, found, paid, policy_of(self._options.streaming))
+        self._keep_only(found.backend)
+        streamed = Streamed(
+            *(found.backend, found.cut, self._granted, found.whole, found.fixed, found.work, found.disk),
+            *(found.window.nbytes, self._options.streaming, self._options.planner != "static", within),
+        )
+        plans = within(self._granted)
+        return self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)
+
+    def _prepared(
+        self,
+        plans: PlanSet,
+        wanted: Wanted,
+        context: int,
+        weights: int,
+        kv_bytes: int,
+        room: int = 0,
+        streamed: Streamed | None = None,
+        mapped: MappedPart | None = None,
+    ) -> Prepared:
+        return Prepared(
+            *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
+            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped),
+        )
+
+    def _weights(self, wanted: Mapping[str, Sequence[WeightUse]]) -> int:
+        return sum(self._backends[name].resident_bytes(uses) for name, uses in wanted.items())
+
+    def _kv_bytes(self, plans: PlanSet) -> KvBytes:
+        return partial(sequence_bytes, kv_shapes(self._graph), self._quant, plans.ubatch)
+
+    def _build_for(self, context: int) -> bool:
+        """Some models compute differently for sequences that stay shorter than they were built for: whether
+        this one had to be built anew."""
+        built_for = self._options.ctx or self._source.require_int("context_length", 1, 1 << 31)
+        before = self._graph
+        if context != built_for:
+            self._graph = build_graph(self._source, context)
+        return self._graph != before
+
+
+def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Granted) -> PlanSet:
+    """The plan of a model in pieces within a budget: what it takes beside what is `paid` anyway, and why."""
+    room = granted.nbytes - found.fixed - paid[bill.KV_ONE]
+    kept = choose_pieces(found.cut, max(0, room), policy)
+    memory = {**paid, bill.WEIGHTS: found.whole + kept.locked_bytes}
+    total = sum(piece.kept_bytes for piece in found.cut.pieces)
+    outlook = predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate)
+    notes: tuple[str, ...] = (
+        f"weights from disk, {kept.streamed_bytes / 1e9:.2f} GB for every pass: {granted.words} is less than "
+        f"all of them need; {kept.why}",
+        f"one token at a time, with a full context: {outlook}",
+        f"read ahead: {found.window.why}",
+        f"disk: {found.disk.why}",
+    )
+    if not kept.streamed:
+        notes = (f"weights stay in memory now, all of them: {granted.words} is enough",)
+    return replace(found.plans, memory=bill.complete(memory, granted.nbytes), notes=notes)

@@ -1,0 +1,71 @@
+"""Mixtures whose experts do not fit into memory: mapped, they say what they say in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, SamplingParams
+from hetrun.backend import WeightUse
+from hetrun.backends.llamacpp.kernels.guard import guard
+from hetrun.backends.llamacpp.kernels.paging import pager
+from hetrun.convert import Wish, convert_model
+from hetrun.convert.recipe import by_option
+from hetrun.decisions import Deciding, Prepared
+from hetrun.errors import ModelFileError
+from hetrun.evaluate import compare
+from tests.models import cases_hf, hf
+from tests.streamed import seen
+
+pytestmark = pytest.mark.skipif(not pager() or not guard(), reason="there was no C compiler")
+OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 128}
+TEXT = [int(t) for t in np.random.default_rng(1).integers(3, 90, 40)]
+
+
+@pytest.fixture(scope="module", params=["mixtral-plain", "qwen3_moe-normalised"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    row = next(row for row in cases_hf.ROWS if str(row) == request.param)
+    path = tmp_path_factory.mktemp("mapped") / "m.gguf"
+    return Path(convert_model(Wish(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
+
+
+def mapped(deciding: Deciding) -> Prepared | None:
+    """What is decided where experts do not fit: so small a model would fit anywhere."""
+    backend = deciding._backends["llamacpp"]
+    whole = backend.resident_bytes
+
+    def without_experts(uses: Sequence[WeightUse]) -> int:
+        return whole(uses) + (1 << 50) * any(use.use == "experts" for use in uses)
+
+    mapping = backend.mapping()
+    assert mapping is not None
+    with mock.patch.object(mapping, "_resident_bytes", without_experts):
+        return deciding._mapped("llamacpp", "a test says so")
+
+
+def test_mapped_experts_say_what_those_in_memory_say(model: Path) -> None:
+    with LLM(model, **OPTIONS) as llm:
+        expected = llm.logits(TEXT)
+    with mock.patch.object(Deciding, "decide", mapped), LLM(model, **OPTIONS) as llm:
+        assert compare([expected], [llm.logits(TEXT)]).mean_kl < 1e-4
+        found = llm.generate([TEXT[:8]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0]
+        assert len(found.tokens) == 12
+        assert seen(llm).bytes_read > 0
+        assert "are mapped (a test says so)" in str(llm.plan)
+
+
+def test_a_file_that_is_cut_is_an_error_and_the_process_lives(model: Path) -> None:
+    data = model.read_bytes()
+    with mock.patch.object(Deciding, "decide", mapped), LLM(model, **OPTIONS) as llm:
+        try:
+            with model.open("r+b") as file:
+                file.truncate(len(data) // 2)
+            with pytest.raises(ModelFileError, match="it was changed while in use"):
+                llm.logits(TEXT)
+        finally:
+            model.write_bytes(data)

@@ -1,0 +1,128 @@
+"""Models bigger than their memory: whatever stays, and however the rest is read, they say what they say with
+all weights in memory, to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, SamplingParams
+from hetrun.backends.llamacpp.kernels.product import products
+from hetrun.convert import Wish, convert_model
+from hetrun.convert.recipe import by_option
+from hetrun.decisions import Deciding
+from hetrun.errors import BudgetError
+from hetrun.prefetch import ring
+from tests.make_model import Shape, write_model
+from tests.models import cases_hf, hf
+from tests.models.tiny import TinyLlama, write_gguf
+from tests.streamed import KIB, MIB, least, made_small, opened, seen
+
+pytestmark = pytest.mark.skipif(
+    products() is None or ring.library() is None, reason="hetrun was installed without a C compiler"
+)
+WAYS = ("balanced", "unbalanced", "attention-first", "ffn-first", "none", "synchronous")
+PROMPTS = ([5, 6, 7], list(range(40, 110)), [9] * 33)  # one is read in several passes
+LLAMA = TinyLlama("t", layers=4, embd=512, ffn=1024, heads=8, kv_heads=4, head_dim=64, quant="Q4_0")
+MADE = Shape("m", embd=512, layers=3, ffn=1536, heads=8, kv_heads=4, head_dim=64, vocab=4096, context=512)
+# Architectures with something of their own: stacked matrices that are one tensor, biases, norms of heads,
+# windows, a gate that is no SwiGLU, a head that is the embedding.
+ROWS = ("qwen2-plain", "qwen2-tied", "qwen3-plain", "phi3-plain", "gemma3_text-pattern", "llama-all-biases")
+
+
+def answers(llm: LLM, n: int) -> list[list[int]]:
+    """Of all prompts together, and of the first alone."""
+    params = SamplingParams(max_tokens=n, temperature=0, ignore_eos=True)
+    together = llm.generate([list(p) for p in PROMPTS], params)
+    alone = llm.generate([list(PROMPTS[0])], replace(params, max_tokens=12))
+    return [list(c.tokens) for c in (*together, *alone)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("streaming") / "m.gguf"
+    write_model(path, MADE, "Q4_K_M", seed=0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def in_memory(model: Path) -> list[list[int]]:
+    with LLM(model, backends=["llamacpp"], planner="static", deterministic=True, ctx=512) as llm:
+        return answers(llm, 256)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_256_tokens_are_those_of_a_model_in_memory(model: Path, in_memory: list[list[int]], way: str) -> None:
+    with opened(model, 2 * MIB, streaming=way, planner="static", ctx=512) as (llm, _, _):
+        locked = seen(llm).locked_bytes
+        assert locked == 0 if way == "none" else 2 * MIB - 200 * KIB < locked <= 2 * MIB
+        assert answers(llm, 256) == in_memory
+        assert seen(llm).streamed_bytes > 0
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("room", [0, 100 * KIB, 900 * KIB])
+def test_logits_are_the_same_bits(room: int, quant: str, tmp_path: Path) -> None:
+    """Also of every token of a text, for which the head is read for every row."""
+    path = write_gguf(replace(LLAMA, quant=quant), tmp_path / "t.gguf")
+    text = [int(t) for t in np.random.default_rng(0).integers(3, 250, 150)]
+    with LLM(path, backends=["llamacpp"], planner="static", deterministic=True) as llm:
+        expected = llm.logits(text)
+    with opened(path, room, planner="static") as (llm, _, _):
+        assert np.array_equal(llm.logits(text).view(np.int32), expected.view(np.int32))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_architectures(name: str, tmp_path: Path) -> None:
+    """In the order in which their graphs take weights."""
+    row = next(row for row in cases_hf.ROWS if str(row) == name)
+    path = convert_model(Wish(hf.folder(row), by_option("q8_0"), tmp_path / "m.gguf", threads=1)).path
+    with LLM(path, backends=["llamacpp"], planner="static", deterministic=True, ctx=128) as llm:
+        expected = answers(llm, 12)
+    # So small a model would fit anywhere.
+    with mock.patch.object(Deciding, "decide", Deciding._not_in_memory):
+        options: dict[str, Any] = {
+            "backends": ["llamacpp"],
+            "planner": "static",
+            "deterministic": True,
+            "ctx": 128,
+        }
+        for way in ("none", "balanced"):
+            with LLM(path, streaming=way, **options) as llm:
+                assert answers(llm, 12) == expected
+                assert (seen(llm).streamed_bytes > 0) == (way == "none")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_gguf(LLAMA, tmp_path / "t.gguf")
+
+
+def test_keys_and_values_take_the_room_of_weights_and_give_it_back(tiny: Path) -> None:
+    with opened(tiny, 900 * KIB, planner="static", ctx=256) as (llm, _, _):
+        before = seen(llm).locked_bytes
+        params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+        llm.generate([[i, 5, 6, 7] for i in range(3, 11)], params)
+        assert seen(llm).locked_bytes < before
+
+
+def test_a_budget_that_cannot_work_is_refused_with_one_that_does(tiny: Path) -> None:
+    with pytest.raises(BudgetError, match=r"--ram 2 MiB is too little: this model needs at least \d+ MiB"):
+        LLM(tiny, ram="2MiB", backends=["llamacpp"], planner="static")
+
+
+def test_where_nothing_may_come_from_disk_a_model_needs_all_of_its_weights(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path, MADE, "Q8_0", seed=0)
+    options: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 256}
+    with made_small():
+        ram = least(path, **options)
+        LLM(path, ram=ram, **options).close()
+        with pytest.raises(BudgetError, match="too little"):
+            LLM(path, ram=ram, streaming="off", **options)

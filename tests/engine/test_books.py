@@ -1,0 +1,85 @@
+"""The books of a model that runs, held against what the kernel counts: within 5 %, kind by kind.
+
+What was booked since the books were last brought in line with the kernel is what these tests look at.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.make_model import smollm2_file
+
+MIB = 1 << 20
+
+# In a process of its own: a test's has in memory whatever was imported before.
+RUN = """
+import json, sys
+from hetrun import LLM, SamplingParams
+from hetrun.books import KINDS, kernel_figures
+
+path, backend, *budgets = sys.argv[1:]
+options = {"ram": budgets[0]} if budgets else {}
+found = {}
+with LLM(path, backends=[backend], planner="static", ctx=1024, threads=1, **options) as llm:
+    def compare(when):
+        def look(loaded):
+            books, figures = loaded.model.books, kernel_figures()
+            found[when] = {kind: (books.booked(kind=kind), figures.of(kind)) for kind in KINDS}
+            others = books.booked("reserve") + books.booked("helper processes")
+            found[when]["anonymous"] = found[when]["anonymous"][0] - others, figures.anonymous
+            found[when]["bill"] = books.bill(), loaded.model.kv.held_bytes
+        llm.call(look)
+
+    def answer(n, tokens=8):
+        prompts = [[7 + i] * 40 for i in range(n)]
+        llm.generate(prompts, SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True))
+
+    answer(1)
+    llm.call(lambda loaded: loaded.model.tend())
+    answer(1, 60)
+    compare("after an answer")
+    for budget in budgets[1:]:
+        llm.set_ram(budget)
+        compare(f"with {budget}")
+        answer(1)
+    answer(6, 30)
+    compare("beside others")
+print(json.dumps(found))
+"""
+
+
+def found(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", RUN, str(smollm2_file()), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    what: dict[str, Any] = json.loads(done.stdout)
+    for when, kinds in what.items():
+        for kind in ("anonymous", "file-backed"):
+            booked, counted = kinds[kind]
+            assert abs(booked - counted) <= 0.05 * counted, f"{kind} memory {when}: {booked}, not {counted}"
+        # Of rows, what they may come to is booked before it is taken.
+        bill, held = kinds["bill"]
+        assert bill["KV"] >= held, when
+        assert bill["left"] >= 0, when
+    return what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["llamacpp", "amx"])
+def test_the_books_are_what_the_kernel_counts(backend: str) -> None:
+    if backend == "amx":
+        pytest.importorskip("torch")
+    found(backend)
+
+
+@pytest.mark.slow
+def test_pieces_are_booked_as_they_come_and_go() -> None:
+    what = found("llamacpp", "190MiB", "170MiB", "200MiB", "180MiB")
+    weights = [kinds["bill"][0]["weights"] for when, kinds in what.items() if when.startswith("with")]
+    assert weights[1] - weights[0] > 25 * MIB
+    assert weights[1] - weights[2] > 15 * MIB
