@@ -11,7 +11,7 @@ from hetrun.errors import BackendError, HetrunError
 from hetrun.events import Event, FinishReason, TokenLogprob
 from hetrun.executor import Step
 from hetrun.inbox import Request
-from hetrun.loaded import Loaded
+from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.running import Running
 from hetrun.sampling import Choice, choose, of_prompt
 
@@ -28,6 +28,12 @@ class Answering:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
+
+    def began(self, r: Running) -> None:
+        """A request has its place: say what its prompt's tokens stand for, where that is wanted."""
+        if r.request.echo:
+            piece = tokenizer_of(self._loaded).piece
+            tell(r, Event("prompt", echo=tuple(piece(token) for token in r.tokens)))
 
     def took(
         self, r: Running, n: int, rows: Floats, now: float, choices: Choices = (None,), draft: Draft = ()
@@ -78,11 +84,12 @@ class Answering:
         """The next token; None where the model says that it has finished."""
         tokenizer = self._loaded.tokenizer
         r.sampler.accept(choice.token)
+        score = None if choice.logprob is None else self._logprob(choice.token, choice.logprob, choice.top)
         if tokenizer and not r.request.params.ignore_eos and tokenizer.is_end(choice.token):
+            r.end = score
             return None
         text = r.decoder.push(tokenizer.piece(choice.token)) if tokenizer else ""
         r.tokens.append(choice.token)
-        score = None if choice.logprob is None else self._logprob(choice.token, choice.logprob, choice.top)
         return Event("token", text, choice.token, score)
 
     def _logprob(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
@@ -95,7 +102,7 @@ class Answering:
     def finish(self, r: Running, reason: FinishReason) -> None:
         """Say that a request is over, with the rest of its text."""
         text, timings = r.decoder.flush(), r.timings(self._loaded.load_s)
-        tell(r, Event("done", text, finish_reason=reason, usage=r.usage(), timings=timings))
+        tell(r, Event("done", text, None, r.end, reason, r.usage(), timings))
 
     def fail(self, r: Running, error: Exception) -> None:
         """Say why a request ends too early."""

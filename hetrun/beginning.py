@@ -8,7 +8,7 @@ import numpy as np
 
 from hetrun.errors import ContextFull
 from hetrun.inbox import Request
-from hetrun.loaded import Loaded, prompt_tokens
+from hetrun.loaded import Loaded, prompt_tokens, tokenizer_of
 from hetrun.params import SamplingParams
 from hetrun.prepare import Prepared
 from hetrun.running import Running
@@ -22,6 +22,8 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     """A request as it will run; an error says why it cannot."""
     model = loaded.model
     tokens = prompt_tokens(loaded, asked.request, prepared.text)
+    if asked.request.echo:
+        tokenizer_of(loaded)  # or an error, while it can be one of this request
     params = asked.request.params
     params.check_vocabulary(model.n_vocab)
     room = model.context - len(tokens)

@@ -49,7 +49,7 @@ def completion(events: Sequence[Event]) -> Completion:
     """A finished request as one object."""
     last = events[-1]
     tokens = [e.token for e in events if e.token is not None]
-    logprobs = [e.logprob for e in events if e.logprob is not None]
+    logprobs = [e.logprob for e in events if e.kind == "token" and e.logprob is not None]
     scores = [score for e in events for score in e.prompt_logprobs]
     text = "".join(e.text for e in events)
     return Completion(

@@ -33,6 +33,7 @@ class GenerateRequest:
     priority: int = 0  # lower ones go first
     deadline_s: float | None = None  # seconds from its arrival, behind which nobody wants the answer
     whole: bool = False  # nothing is wanted before the end: events may come all at once
+    echo: bool = False  # the bytes of the prompt's tokens are wanted, too
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]
@@ -84,9 +85,11 @@ class TokenLogprob:
 class Event:
     """One thing that happened to a request.
 
-    `prompt` events come first, if asked for: log-probabilities of the prompt's tokens from the second on,
-    piece by piece. `token` events carry `token` and the `text` that became certain with it (possibly empty:
-    half a character, or what may begin a stop string). The `done` event carries the rest of the text.
+    `prompt` events come first, if asked for: the bytes of the prompt's tokens, all at once (`echo`), and
+    their log-probabilities from the second on, piece by piece. `token` events carry `token` and the `text`
+    that became certain with it (possibly empty: half a character, or what may begin a stop string). The
+    `done` event carries the rest of the text, and the log-probability of the token with which the model
+    ended, which is no part of the answer.
     """
 
     kind: Literal["prompt", "token", "done", "error"]
@@ -98,6 +101,7 @@ class Event:
     timings: Timings = Timings()
     error: Exception | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    echo: tuple[bytes, ...] = ()
 
     @property
     def last(self) -> bool:

@@ -283,6 +283,7 @@ class Loop:
         r.began = perf_counter()
         self._running.append(r)
         self._newcomers = True
+        self._answering.began(r)
         return True
 
     # --- steps

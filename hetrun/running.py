@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrun.events import Event, GenerateRequest, Timings, Usage
+from hetrun.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
 from hetrun.executor import Chunk
 from hetrun.sampling import Sampler
 from hetrun.textstream import StreamDecoder
@@ -43,6 +43,7 @@ class Running:
     last: float = 0.0
     drafted: int = 0  # tokens of the answer that were guessed and tried
     accepted: int = 0  # of these, so many were right
+    end: TokenLogprob | None = None  # the token with which the model ended, where such are wanted
 
     @property
     def n_prompt(self) -> int:

@@ -237,6 +237,7 @@ def _packed_event(event: Event) -> Event | tuple[int | None, str]:
         and event.finish_reason is None
         and event.error is None
         and not event.prompt_logprobs
+        and not event.echo
     )
     return (event.token, event.text) if plain else event
 

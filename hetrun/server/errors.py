@@ -43,15 +43,15 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def api_error(error: Exception | None, context: int | None = None) -> ApiError:
-    """The answer to a request that ended with this error."""
+def api_error(error: Exception | None, context: int | None = None, prompt: str = "messages") -> ApiError:
+    """The answer to a request that ended with this error; `prompt` is the field that the prompt came in."""
     match error:
         case ApiError():
             return error
         case ContextFull():
             # The first words are what client libraries recognise an overflow by.
             limit = f"This model's maximum context length is {context} tokens. " if context else ""
-            return ApiError(f"{limit}{error}", "messages", "context_length_exceeded")
+            return ApiError(f"{limit}{error}", prompt, "context_length_exceeded")
         case UserError():
             return ApiError(str(error))
         case Overloaded():

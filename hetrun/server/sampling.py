@@ -11,39 +11,46 @@ from hetrun.errors import OptionError
 from hetrun.events import ModelInfo
 from hetrun.params import CHECKS, STRUCTURES, SamplingParams
 from hetrun.server.errors import ApiError, wrong_type
+from hetrun.server.fields import Body, flag
+from hetrun.server.scores import Wanted
 
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
-MOST_TOP_LOGPROBS = 20
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
-LIMITS = ("max_tokens", "max_completion_tokens")  # the newer name wins
-SCORES = ("logprobs", "top_logprobs", "prompt_logprobs")
+LIMITS = ("n_predict", "max_tokens", "max_completion_tokens")  # the last that is given counts
+UNLIMITED = (-1, -2)  # what llama.cpp's n_predict says for no limit
 FORMS = ("response_format", *STRUCTURES)  # at most one of these
 # Handed to SamplingParams under their own names.
-SAMPLING = tuple(name for name in CHECKS if name not in (*LIMITS, *SCORES, *FORMS))
-NAMES = (*SAMPLING, *LIMITS, *SCORES, *FORMS)
+SAMPLING = tuple(name for name in CHECKS if name not in (*LIMITS, "logprobs", "prompt_logprobs", *FORMS))
+NAMES = (*SAMPLING, *LIMITS, *FORMS)
 
 STRICT_RANGES: Mapping[str, tuple[float, float]] = {  # OpenAI's
     "temperature": (0, 2),
+    "top_p": (0, 1),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
+STRICT_SEEDS = range(-(2**63), 2**63)
 STRICT_STOPS = 4
 STRICT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 
-Body = Mapping[str, object]
 
-
-def sampling_params(body: Body, info: ModelInfo, defaults: Mapping[str, object]) -> SamplingParams:
-    """The request's parameters; `defaults` are those of the server for what it does not say."""
+def sampling_params(
+    body: Body,
+    info: ModelInfo,
+    defaults: Mapping[str, object],
+    wanted: Wanted,
+    most_tokens: int | None = None,
+) -> SamplingParams:
+    """The request's parameters; `defaults` are those of the server for what it does not say, and
+    `most_tokens` those of an answer of which it does not say how long it may be."""
     own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
     values: dict[str, object] = {"temperature": own, **defaults}
     values |= {name: body[name] for name in SAMPLING if body.get(name) is not None}
     for name, value in values.items():
         _check(name, name, value)
-    values["logprobs"] = _logprobs(body)
-    values["prompt_logprobs"] = _prompt_logprobs(body)
-    values["max_tokens"] = _max_tokens(body)
+    values["logprobs"], values["prompt_logprobs"] = wanted.answer, wanted.prompt
+    values["max_tokens"] = _max_tokens(body, most_tokens, scored=wanted.prompt is not None)
     form = form_field(body)
     if form is not None:
         name, value = _structure(form, body[form])
@@ -65,6 +72,10 @@ def check_strictly(body: Body) -> None:
             raise ApiError(f"{name} must be {most:g} or less", name, "decimal_above_max_value")
         if isinstance(value, int | float) and value < least:
             raise ApiError(f"{name} must be {least:g} or more", name, "decimal_below_min_value")
+    seed = body.get("seed")
+    if isinstance(seed, int) and seed not in STRICT_SEEDS:
+        code = "integer_above_max_value" if seed > 0 else "integer_below_min_value"
+        raise ApiError(f"seed must be from {-(2**63)} to {2**63 - 1}", "seed", code)
     stop = body.get("stop")
     if isinstance(stop, list) and len(stop) > STRICT_STOPS:
         message = f"stop may hold {STRICT_STOPS} strings, not {len(stop)}"
@@ -143,43 +154,22 @@ def _required(values: Mapping[str, object], name: str, where: str) -> object:
     return values[name]
 
 
-def _max_tokens(body: Body) -> int | None:
-    limit: int | None = None
-    for name in LIMITS:
-        if (value := body.get(name)) is not None:
-            limit = _check(name, "max_tokens", value)
-            if limit == 0 and body.get("prompt_logprobs") is None:
-                raise ApiError(f"{name} must be 1 or more, not 0", name, "invalid_value")
-    return limit
+def limit_field(body: Body) -> str | None:
+    """The field that says how many tokens an answer may have."""
+    given = [name for name in LIMITS if body.get(name) is not None]
+    return given[-1] if given else None
 
 
-def _logprobs(body: Body) -> int | None:
-    """How many alternatives are wanted for each token; None without log-probabilities."""
-    wanted = flag(body, "logprobs")
-    top = _count(body, "top_logprobs")
-    if top is None:
-        return 0 if wanted else None
-    if not wanted:
-        raise ApiError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
-    return top
-
-
-def _prompt_logprobs(body: Body) -> int | None:
-    """vLLM's field; its answer has no form for a stream."""
-    count = _count(body, "prompt_logprobs")
-    if count is not None and flag(body, "stream"):
-        raise ApiError("prompt_logprobs needs stream: false", "prompt_logprobs", "invalid_value")
-    return count
-
-
-def _count(body: Body, name: str) -> int | None:
-    count = body.get(name)
-    if count is None:
+def _max_tokens(body: Body, most: int | None, scored: bool) -> int | None:
+    name = limit_field(body)
+    if name is None:
+        return most
+    if name == "n_predict" and type(body[name]) is int and body[name] in UNLIMITED:
         return None
-    if type(count) is not int or not 0 <= count <= MOST_TOP_LOGPROBS:
-        message = f"{name} must be an integer from 0 to {MOST_TOP_LOGPROBS}, not {short(count)}"
-        raise ApiError(message, name, "invalid_value")
-    return count
+    limit: int = _check(name, "max_tokens", body[name])
+    if limit == 0 and not scored:
+        raise ApiError(f"{name} must be 1 or more, not 0", name, "invalid_value")
+    return limit
 
 
 def _check(field: str, name: str, value: object) -> Any:  # noqa: ANN401 - each has its own type
@@ -188,13 +178,3 @@ def _check(field: str, name: str, value: object) -> Any:  # noqa: ANN401 - each 
         return CHECKS[name](field, value)
     except OptionError as error:
         raise ApiError(str(error), field, "invalid_value") from None
-
-
-def flag(body: Body, name: str, prefix: str = "") -> bool:
-    """A boolean that is false where it is not given."""
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise wrong_type(prefix + name, "true or false", value)
-    return value

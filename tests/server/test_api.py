@@ -221,7 +221,7 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
         "invalid_type",
     ),
     ({"n": 0}, "n", "invalid_value"),
-    ({"n": 100}, "n", "unsupported_parameter"),
+    ({"n": 129}, "n", "invalid_value"),
     ({"n": "1"}, "n", "invalid_value"),
     ({"tools": [{}]}, "tools", "unsupported_parameter"),
     ({"tools": {}}, "tools", "unsupported_parameter"),

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from hetrun.client import LocalClient
 from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded
-from hetrun.server import body, chat, crowd
+from hetrun.server import answers, body, crowd
 from hetrun.server.app import create_app
 from hetrun.server.errors import api_error
 from tests.fakes import FakeEngine
@@ -115,7 +115,7 @@ def test_a_time_to_come_again_is_never_nothing() -> None:
 async def test_a_deadline_passes_also_where_no_engine_answers(
     http: httpx.AsyncClient, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "LATE_S", 0.0)
+    monkeypatch.setattr(answers, "LATE_S", 0.0)
     response = await http.post(CHAT, json=asking("silence", stream=stream, deadline_s=0.01))
     assert response.status_code == 504
     assert error_of(response)["code"] == "deadline_exceeded"

@@ -124,8 +124,8 @@ async def test_errors_arrive_as_the_library_knows_them(sdk: openai.AsyncOpenAI, 
     with pytest.raises(openai.BadRequestError) as bad:
         await ask(model="fake", messages=[{"role": "user", "content": "refuse"}])
     assert (bad.value.code, bad.value.param) == ("context_length_exceeded", "messages")
-    with pytest.raises(openai.BadRequestError, match="n must be 1"):
-        await ask(model="fake", messages=[{"role": "user", "content": "hi"}], n=2)
+    with pytest.raises(openai.BadRequestError, match="n must be an integer from 1 to 128"):
+        await ask(model="fake", messages=[{"role": "user", "content": "hi"}], n=0)
     assert engine.requests == []
     with pytest.raises(openai.InternalServerError):
         await ask(model="fake", messages=[{"role": "user", "content": "fail"}])

@@ -304,6 +304,7 @@ EVENTS = st.builds(
     usage=st.just(Event("token").usage) | st.builds(Usage, st.integers(0, 9)),
     timings=st.just(Event("token").timings) | st.just(Timings(1.0)),
     prompt_logprobs=st.just(()) | st.just((TokenLogprob(1, -1.0),)),
+    echo=st.just(()) | st.just((b"a", b"\xc3")),
 )
 
 

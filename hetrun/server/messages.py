@@ -1,0 +1,109 @@
+"""The messages of a chat request, and what its template is told besides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from reprlib import repr as short
+
+from hetrun.events import Message
+from hetrun.server.errors import ApiError, wrong_type
+
+ROLES = ("system", "developer", "user", "assistant")
+# Parts that are no text, each as people call it.
+SENSES: Mapping[str, str] = {
+    "image_url": "images",
+    "input_image": "images",
+    "image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+    "video_url": "videos",
+    "input_video": "videos",
+    "file": "files",
+    "input_file": "files",
+}
+MOST_TEMPLATE_OPTIONS = 1 << 14  # characters of JSON
+# What a template is given by us, and what transformers' apply_chat_template takes besides: whoever sets these
+# from outside gets another prompt than the messages' (CVE-2025-62426).
+RESERVED = frozenset(
+    "messages tools documents bos_token eos_token add_generation_prompt continue_final_message "
+    "tokenize chat_template conversation return_dict return_tensors".split()
+)
+
+
+def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
+    """Further variables of the template, such as enable_thinking."""
+    field = "chat_template_kwargs"
+    options = body.get(field)
+    if options is None:
+        return {}
+    if not isinstance(options, dict):
+        raise wrong_type(field, "an object", options)
+    for name in options:
+        if name in RESERVED:
+            raise ApiError(f"{field} may not set {name}", f"{field}.{name}", "invalid_value")
+    if len(json.dumps(options)) > MOST_TEMPLATE_OPTIONS:
+        message = f"{field} may have {MOST_TEMPLATE_OPTIONS} characters of JSON"
+        raise ApiError(message, field, "invalid_value")
+    return options
+
+
+def messages(body: Mapping[str, object]) -> tuple[Message, ...]:
+    """What was said so far, each message with the fields that templates know."""
+    given = body.get("messages")
+    if given is None:
+        raise ApiError("messages is missing", "messages", "missing_required_parameter")
+    if not isinstance(given, list):
+        raise wrong_type("messages", "a list", given)
+    if not given:
+        raise ApiError("messages is empty: there is nothing to answer", "messages", "empty_array")
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(given))
+
+
+def _message(message: object, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise wrong_type(where, "an object", message)
+    role = message.get("role")
+    if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
+        raise ApiError(f"{where}: tools are not supported by this server yet", where, "unsupported_parameter")
+    if role is None:
+        raise ApiError(f"{where}.role is missing", f"{where}.role", "missing_required_parameter")
+    if role not in ROLES:
+        raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role", "invalid_value")
+    # "developer" is OpenAI's newer word for the same thing, and no template knows it.
+    read: dict[str, object] = {"role": "system" if role == "developer" else role}
+    read["content"] = _content(message.get("content"), f"{where}.content", optional=role == "assistant")
+    name = message.get("name")
+    if name is not None:
+        if not isinstance(name, str):
+            raise wrong_type(f"{where}.name", "a string", name)
+        read["name"] = name
+    return read
+
+
+def _content(content: object, where: str, optional: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if optional:
+            return ""
+        raise ApiError(f"{where} is missing", where, "missing_required_parameter")
+    if not isinstance(content, list):
+        raise wrong_type(where, "a string or a list of parts", content)
+    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, dict):
+        raise wrong_type(where, "an object", part)
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in SENSES:
+        message = f"{where}.type is {kind}, but this server reads text only: it takes no {SENSES[kind]}"
+        raise ApiError(message, f"{where}.type", "invalid_value")
+    if kind != "text":
+        raise ApiError(f"{where}.type must be text, not {short(kind)}", f"{where}.type", "invalid_value")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise wrong_type(f"{where}.text", "a string", text)
+    return text
