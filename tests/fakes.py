@@ -181,10 +181,13 @@ class FakeEngine:
         params = job.request.params
         if job.cancelled:
             return self._finish(job, "cancelled")
+        if job.request.echo and not job.done:
+            job.on_event(Event("prompt", echo=_pieces(job.request)))
         if params.prompt_logprobs is not None and not job.done:
             best = ((65, -0.1), (66, -0.2))[: params.prompt_logprobs]
-            scores = (TokenLogprob(66, -0.2, best, b"B", (b"A", b"B")[: params.prompt_logprobs]),)
-            job.on_event(Event("prompt", prompt_logprobs=scores))
+            others = (b"A", b"B")[: params.prompt_logprobs]
+            scores = [TokenLogprob(66, -0.2, best, piece, others) for piece in _pieces(job.request)[1:]]
+            job.on_event(Event("prompt", prompt_logprobs=tuple(scores)))
         if params.max_tokens is not None and job.done >= params.max_tokens:
             return self._finish(job, "length")
         self.doing = Doing(perf_counter(), 0.001, "blk.7.ffn")
@@ -204,13 +207,15 @@ class FakeEngine:
         logprob = None
         if params.logprobs is not None:
             others = tuple((token, -1.0 - token) for token in range(params.logprobs))
-            pieces = (b"A", b"\xc3", b"C")[: params.logprobs]  # the second is half a character
-            logprob = TokenLogprob(job.done, -0.5, others, text.encode(), pieces)
+            pieces = (b"A", b"\xc3", b"C", b"D", b"E")[: params.logprobs]  # the second is half a character
+            logprob = TokenLogprob(job.done, -0.5 / job.number, others, text.encode(), pieces)
         job.on_event(Event("token", text=text, token=job.done, logprob=logprob))
         return True
 
     def _finish(self, job: Job, reason: FinishReason) -> bool:
-        job.on_event(Event("done", finish_reason=reason, usage=job.usage, timings=TIMINGS))
+        scored = reason == "stop" and job.request.params.logprobs is not None
+        end = TokenLogprob(0, -0.25, piece=b"<end>") if scored else None
+        job.on_event(Event("done", "", None, end, reason, job.usage, TIMINGS))
         return False
 
 
@@ -226,7 +231,17 @@ def deadlock(libc: ctypes.CDLL, seconds: float | None) -> None:
 def _prompt(request: GenerateRequest) -> str:
     if request.messages is not None:
         return str(request.messages[-1]["content"])
-    return request.text or "say nothing"
+    return request.text or bytes(request.tokens or b"say nothing").decode()
+
+
+def _pieces(request: GenerateRequest) -> tuple[bytes, ...]:
+    """The prompt in tokens: words, bytes where it came as tokens, and two where it came as messages."""
+    if request.messages is not None:
+        return (b"A", b"B")
+    if request.tokens is not None:
+        return tuple(bytes([token]) for token in request.tokens)
+    *words, last = (request.text or "").split(" ")
+    return (*(f"{word} ".encode() for word in words), last.encode())
 
 
 def _reply(prompt: str, options: Mapping[str, object]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -38,7 +38,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     token: str = field(default_factory=lambda: secrets.token_hex(12))
 
-    def body(self, choices: Sequence[Json], **more: object) -> Json:
+    def body(self, choices: Iterable[Json], **more: object) -> Json:
         """The answer, or a chunk of it."""
         head = {"id": f"{self.prefix}-{self.token}", "object": self.kind, "created": self.created}
         head |= {"model": self.info.id, "system_fingerprint": f"hetrun-{__version__}"}
@@ -165,7 +165,7 @@ async def gathered(order: Order, events: Events) -> Whole:
 async def _in_pieces(body: Json) -> Response:
     """A JSON response. Choices with their scores may be large, so others have their turn between two."""
     choices = body["choices"]
-    assert isinstance(choices, list)
+    assert isinstance(choices, Iterable)
     texts = []
     for choice in choices:
         texts.append(json_text(choice))

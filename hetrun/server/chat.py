@@ -48,7 +48,7 @@ def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, cl
 
 def whole(order: Order, found: Whole) -> Json:
     """The answer in one piece."""
-    choices = [_choice(i, choice, order) for i, choice in enumerate(found.choices)]
+    choices = (_choice(i, choice, order) for i, choice in enumerate(found.choices))
     more = found.totals()
     if order.wanted.prompt is not None:
         # Nothing comes before the first token.

@@ -99,11 +99,12 @@ def _tried(body: Mapping[str, object], order: Order, strict: bool) -> Order:
 
 def whole(order: Order, found: Whole) -> Json:
     """The answer in one piece: of each prompt, in order, the best of what was tried."""
-    choices: list[Json] = []
-    for p, prompt in enumerate(order.prompts):
-        tried = found.choices[p * order.tried : (p + 1) * order.tried]
-        for choice in best(tried, order.n):
-            choices.append(_choice(len(choices), choice, prompt, order))
+    chosen = [
+        (choice, prompt)
+        for p, prompt in enumerate(order.prompts)
+        for choice in best(found.choices[p * order.tried : (p + 1) * order.tried], order.n)
+    ]
+    choices = (_choice(i, choice, prompt, order) for i, (choice, prompt) in enumerate(chosen))
     return Answer(order.info, "text_completion", "cmpl").body(choices, **found.totals())
 
 
