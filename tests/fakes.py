@@ -185,8 +185,8 @@ class FakeEngine:
             job.on_event(Event("prompt", echo=_pieces(job.request)))
         if params.prompt_logprobs is not None and not job.done:
             best = ((65, -0.1), (66, -0.2))[: params.prompt_logprobs]
-            others = (b"A", b"B")[: params.prompt_logprobs]
-            scores = [TokenLogprob(66, -0.2, best, piece, others) for piece in _pieces(job.request)[1:]]
+            bests = (b"A", b"B")[: params.prompt_logprobs]
+            scores = [TokenLogprob(66, -0.2, best, piece, bests) for piece in _pieces(job.request)[1:]]
             job.on_event(Event("prompt", prompt_logprobs=tuple(scores)))
         if params.max_tokens is not None and job.done >= params.max_tokens:
             return self._finish(job, "length")

@@ -29,7 +29,7 @@ KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
 def routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await json_object(request)
-        order = chat_order(body, await service.client.info(), service, asker(request, body))
+        order = chat_order(body, await service.info(), service, asker(request, body))
         return await respond(request, service, order, whole, chunks)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)

@@ -45,7 +45,7 @@ KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, NAME, "suffix", "echo", "best
 def routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await json_object(request)
-        order = completion_order(body, await service.client.info(), service, asker(request, body))
+        order = completion_order(body, await service.info(), service, asker(request, body))
         return await respond(request, service, order, whole, chunks)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)

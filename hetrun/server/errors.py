@@ -61,7 +61,8 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
             kind = "server_error"
             return ApiError(str(error), code="deadline_exceeded", status=504, kind=kind, headers=FINAL)
         case EngineStopped():
-            return ApiError(str(error), code="engine_stopped", status=503, kind="server_error")
+            kind = "server_error"
+            return ApiError(str(error), code="engine_stopped", status=503, kind=kind, headers=FINAL)
     log.error("a request failed", exc_info=error)
     return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=FINAL)
 

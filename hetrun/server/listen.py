@@ -159,6 +159,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="asyncio",  # the alternatives refuse a Unix socket that is bound already
+        http="h11",  # the alternative knows no limit to headers
         lifespan="off",
         log_level=logging.INFO if access_log else logging.WARNING,
         access_log=access_log,

@@ -33,11 +33,11 @@ def routes(service: Service) -> list[Route]:
         return model | {"meta": meta}
 
     async def listed(request: Request) -> Response:
-        info = await service.client.info()
+        info = await service.info()
         return JSONResponse({"object": "list", "data": [described(info)]})
 
     async def one(request: Request) -> Response:
-        info = await service.client.info()
+        info = await service.info()
         name = request.path_params["name"]
         if not answers_to(info, name):
             raise not_found(name)

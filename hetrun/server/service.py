@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetrun.client import ChatClient
+from hetrun.errors import EngineStopped, UserError
+from hetrun.events import ModelInfo
 from hetrun.server.crowd import MOST_REQUESTS
+from hetrun.server.errors import api_error
 
 
 @dataclass(frozen=True)
@@ -19,3 +22,10 @@ class Service:
     sampling: Mapping[str, object] = field(default_factory=dict)  # for requests that do not say otherwise
     most_requests: int = MOST_REQUESTS  # held at a time
     created: int = field(default_factory=lambda: int(time.time()))
+
+    async def info(self) -> ModelInfo:
+        """The model that runs; where none can be had, that is no mistake of whoever asks."""
+        try:
+            return await self.client.info()
+        except UserError as error:
+            raise api_error(EngineStopped(str(error))) from error

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from hetrun import beginning
+from hetrun.completion import completion
 from hetrun.errors import BackendError
-from hetrun.events import TokenLogprob
+from hetrun.events import GenerateRequest, TokenLogprob
 from hetrun.executor import Between, Step
+from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import N_VOCAB, FakeModel
 
@@ -84,3 +86,32 @@ def test_results_that_are_no_numbers_end_the_request_alone(open_engine: Open) ->
     assert isinstance(ask(engine, "bbb", prompt_logprobs=0).wait().last.error, BackendError)
     assert model.freed == [0]
     assert ask(engine, "b").wait().text == "123456789"
+
+
+def test_what_the_tokens_of_the_prompt_stand_for(open_engine: Open) -> None:
+    answer = Answer()
+    engine = open_engine()
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    engine.submit(GenerateRequest(params, tokens=tuple(b"u\xc3!"), echo=True), answer)
+    first, *others = answer.wait().events
+    assert (first.kind, first.echo) == ("prompt", (b"u", b"\xc3", b"!"))
+    assert not any(event.echo for event in others)
+    assert len(scores(answer)) == 2
+
+
+def test_an_echo_needs_a_tokenizer(open_engine: Open) -> None:
+    answer = Answer()
+    open_engine(tokenizer=False).submit(GenerateRequest(SamplingParams(), tokens=(97,), echo=True), answer)
+    assert "tokenizer" in str(answer.wait().last.error)
+
+
+def test_the_token_with_which_the_model_ends_has_one_too(open_engine: Open) -> None:
+    engine = open_engine()
+    answer = ask(engine, "b", logprobs=1, temperature=0).wait()
+    end = answer.last.logprob
+    assert end is not None
+    assert end.top[0] == (end.token, end.logprob)
+    assert end.token not in answer.tokens
+    assert completion(answer.events).logprobs == [e.logprob for e in answer.events[:-1]]
+    assert ask(engine, "b", logprobs=1, max_tokens=2).wait().last.logprob is None
+    assert ask(engine, "b").wait().last.logprob is None

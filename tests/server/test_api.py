@@ -11,8 +11,10 @@ import pytest
 
 from hetrun.client import LocalClient, WorkerClient
 from hetrun.config import Settings
+from hetrun.events import Event, Timings, Usage
 from hetrun.server import body
 from hetrun.server.app import create_app
+from hetrun.server.counts import Counts
 from tests.fakes import ENDLESS, REFUSED, FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -126,6 +128,37 @@ async def test_messages_in_parts_and_new_roles(http: httpx.AsyncClient, engine: 
         {"role": "assistant", "content": ""},
         {"role": "user", "content": "say a\nb", "name": "ann"},
     )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_timings_as_llama_cpp_has_them(http: httpx.AsyncClient, stream: bool) -> None:
+    response = await http.post(CHAT, json=asking(stream=stream))
+    answer = chunks_of(response)[-1] if stream else response.json()
+    assert answer["timings"] == {
+        "cache_n": 3,
+        "prompt_n": 4,
+        "prompt_ms": 5.0,
+        "prompt_per_token_ms": 1.25,
+        "prompt_per_second": 800.0,
+        "predicted_n": 2,
+        "predicted_ms": pytest.approx(1000 / 150),
+        "predicted_per_token_ms": pytest.approx(500 / 150),
+        "predicted_per_second": pytest.approx(300),
+    }
+
+
+def test_timings_of_several_choices() -> None:
+    counts = Counts(2)
+    slow = Timings(prompt_tok_s=10.0, decode_tok_s=2.0, drafted=4, accepted=3)
+    counts.ended(1, Event("done", usage=Usage(20, 5, 20), timings=slow))
+    counts.ended(0, Event("done", usage=Usage(20, 3), timings=Timings(prompt_tok_s=100.0, decode_tok_s=4.0)))
+    found = counts.timings()
+    assert (found["cache_n"], found["prompt_n"], found["prompt_ms"]) == (0, 20, 200.0)
+    assert (found["predicted_n"], found["predicted_ms"], found["predicted_per_second"]) == (8, 2000.0, 4.0)
+    assert (found["draft_n"], found["draft_n_accepted"]) == (4, 3)
+    nothing = Counts(1)
+    nothing.ended(0, Event("done"))
+    assert set(nothing.timings().values()) == {0}
 
 
 # --- refusals

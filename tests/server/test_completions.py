@@ -258,7 +258,8 @@ async def test_strict_knows_every_field(strict: httpx.AsyncClient) -> None:
     body = {"model": "fake", "prompt": "say a", "suffix": None, "echo": False, "best_of": 1, "n": 1}
     body |= {"logprobs": 0, "n_probs": 0, "user": "me", "seed": 1, "stop": "x", "reasoning_effort": "low"}
     assert (await strict.post(PATH, json=body)).status_code == 200
-    for fields in ({"best_of": 21}, {"messages": []}, {"promt": "a"}):
+    unfit: list[dict[str, object]] = [{"best_of": 21}, {"messages": []}, {"promt": "a"}]
+    for fields in unfit:
         assert (await strict.post(PATH, json=body | fields)).status_code == 400
 
 

@@ -112,6 +112,37 @@ async def test_a_schema_that_cannot_be_used(sdk: openai.AsyncOpenAI) -> None:
         )
 
 
+async def test_completions(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.completions.create(
+        model="fake", prompt=["say hello world", "say bye"], echo=True, logprobs=1, n=2, seed=7
+    )
+    texts = [choice.text for choice in answer.choices]
+    assert texts == ["say hello worldhello world"] * 2 + ["say byebye"] * 2
+    scores = answer.choices[0].logprobs
+    assert scores is not None
+    assert scores.tokens == ["say ", "hello ", "world", "hello ", "world", "<end>"]
+    assert scores.token_logprobs is not None
+    assert scores.token_logprobs[1:3] == [-0.2, -0.2]
+    stream = await sdk.completions.create(model="fake", prompt=[115, 97, 121, 32, 97], stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "a"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as bad:
+        await sdk.completions.create(model="fake", prompt="refuse")
+    assert (bad.value.code, bad.value.param) == ("context_length_exceeded", "prompt")
+
+
+async def test_several_answers(sdk: openai.AsyncOpenAI) -> None:
+    stream = await sdk.chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "say hello world"}], n=3, stream=True
+    )
+    texts = ["", "", ""]
+    async for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == ["hello world"] * 3
+
+
 async def test_models(sdk: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in sdk.models.list()] == ["fake"]
     assert (await sdk.models.retrieve("fake")).owned_by == "hetrun"
