@@ -28,6 +28,7 @@ KINDS: tuple[Kind, ...] = ("anonymous", "file-backed", "shared")
 # Never booked out: what comes and goes between two looks at the books (objects of Python, a page of a file
 # that is read, page tables), and what the kernel's own counting is behind.
 RESERVE = 24 << 20
+MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Granted:
     words: str
 
 
-def granted(ram: int | None, margin: float, root: Path = Path("/")) -> Granted:
+def granted(ram: int | None, margin: float = MARGIN, root: Path = Path("/")) -> Granted:
     """What --ram allows, as far as a container's limit does; without it what this process has and what is
     free, less a part that is left to others."""
     own, free = kernel_figures().total, free_memory(root)

@@ -35,7 +35,6 @@ from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource, build_graph
 from hetrun.weights import available_memory, free_memory
 
-MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
@@ -168,7 +167,7 @@ class Deciding:
         backends: dict[str, Backend],
         quant: QuantType,
     ) -> None:
-        self._granted = granted(options.ram, MARGIN)
+        self._granted = granted(options.ram)
         if options.ram is not None:  # a container may have less
             options = replace(options, ram=self._granted.nbytes)
         self._source, self._options = source, options

@@ -136,4 +136,5 @@ class ModelInfo:
     @property
     def id(self) -> str:
         """What users call it: the file's name; `name` is what its makers wrote into it."""
-        return PurePath(self.path).stem
+        name = PurePath(self.path).name
+        return name.removesuffix(".gguf")  # a folder's name may have dots, as in Qwen2.5-0.5B

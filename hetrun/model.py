@@ -13,7 +13,7 @@ from hetrun import bill, registry
 from hetrun.backend import Backend, Floats
 from hetrun.books import Books, granted
 from hetrun.budget import Budgeted
-from hetrun.decisions import MARGIN, Prepared, prepare
+from hetrun.decisions import Prepared, prepare
 from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.executor import KEPT_FEW, Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
@@ -223,7 +223,7 @@ class PlannedModel:
 
     def set_ram(self, nbytes: int) -> None:
         """Take at most so many bytes from now on."""
-        limit = granted(nbytes, MARGIN)
+        limit = granted(nbytes)
         self._budget.set_limit(limit)
         within = self._streamed and self._streamed.within
         self._executor.adopt(within(limit) if within else replace(self.plans, memory=self.bill()))

@@ -7,13 +7,17 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from hetrun.cli import sampling_options, say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
-from hetrun.errors import UserError
+from hetrun.errors import OptionError, UserError
+from hetrun.found import Found, find_models
 from hetrun.params import SamplingParams
+from hetrun.shelf import Shelf
 
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
 POLL_S = 0.1  # how often the bar looks at how far loading has come
@@ -32,21 +36,24 @@ def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: b
 async def _serve(
     settings: Settings, sampling: Mapping[str, object], bound: socket.socket, verbose: bool
 ) -> None:
-    client = WorkerClient(settings)
+    shelf = shelf_of(settings)
     try:
+        if shelf.only:
+            shelf.only.begin()
         # Imported while the worker loads.
         from hetrun.server import listen
         from hetrun.server.app import create_app
 
         stop = asyncio.Event()
         listen.stop_on_signals(stop)
-        await _loaded(client, stop)
-        if stop.is_set():
-            return
-        info = await client.info()
-        SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
+        if shelf.only:
+            await _loaded(shelf.only, stop)
+            if stop.is_set():
+                return
+            info = await shelf.only.info()
+            SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
         app = create_app(
-            client,
+            shelf.only or shelf,
             strict=settings.strict,
             api_key=settings.api_key,
             sampling=sampling,
@@ -54,12 +61,44 @@ async def _serve(
         )
 
         def started() -> None:
-            say(f"{info.id} on {listen.url(bound)}/v1 (Ctrl-C stops)")
-            say(f"chat template: {info.template_origin}")
+            what = info.id if shelf.only else f"{len(shelf.models)} models ({', '.join(shelf.models)})"
+            say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
+            if shelf.only:
+                say(f"chat template: {info.template_origin}")
 
         await listen.serve(app, bound, stop, started, access_log=verbose)
     finally:
-        await client.close()
+        await shelf.close()
+
+
+def shelf_of(settings: Settings) -> Shelf:
+    """The models that are offered: one, or several that are loaded on demand within one budget."""
+    if not settings.models:
+        named = settings.model or "the default model"
+
+        def alone(found: Found, ram: int | None) -> ChatClient:
+            return WorkerClient(settings if ram is None else _for(settings, settings.model, ram))
+
+        return Shelf([Found(named, Path(named), 0)], alone, idle_s=settings.sleep_idle)
+    from hetrun.books import granted  # numpy comes with it
+
+    if settings.prompt_cache:
+        raise OptionError("--prompt-cache is a file of one model: it does not go with --models")
+    models = find_models([*([settings.model] if settings.model else []), *settings.models])
+
+    def one_of_several(found: Found, ram: int | None) -> ChatClient:
+        return WorkerClient(_for(settings, str(found.path), ram))
+
+    ram = granted(settings.ram).nbytes
+    return Shelf(
+        models.values(), one_of_several, ram=ram, most_loaded=settings.models_max, idle_s=settings.sleep_idle
+    )
+
+
+def _for(settings: Settings, model: str | None, ram: int | None) -> Settings:
+    """The same for a model that may take so much."""
+    origins = {**settings.origins, "model": "explicit", "ram": "explicit"}
+    return replace(settings, model=model, ram=ram, origins=origins)
 
 
 async def _loaded(client: ChatClient, stop: asyncio.Event) -> None:

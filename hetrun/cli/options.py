@@ -17,7 +17,7 @@ Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
 FLAGS = ("deterministic", "strict")
-REPEATED = ("backends",)
+REPEATED = ("backends", "models")
 RUNNING = (
     "ctx",
     "ram",

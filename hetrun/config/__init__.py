@@ -180,6 +180,28 @@ class Settings:
         default=256,
         metadata=option("requests that may wait; more are refused", values.integer(0, 1 << 20), "--queue"),
     )
+    models: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "model files and folders of them, loaded on demand; may be repeated",
+            values.names,
+            "--models",
+            shows="only --model",
+        ),
+    )
+    models_max: int = field(
+        default=4,
+        metadata=option("models loaded at a time", values.integer(1, 1000), "--models-max"),
+    )
+    sleep_idle: float | None = field(
+        default=None,
+        metadata=option(
+            "seconds without a request behind which a model gives its memory back",
+            values.number(0.1),
+            "--sleep-idle",
+            shows="never",
+        ),
+    )
     strict: bool = field(
         default=False, metadata=option("refuse unknown fields in requests", values.boolean, "--strict")
     )

@@ -18,6 +18,7 @@ from hetrun.server.body import json_object
 from hetrun.server.counts import Counts
 from hetrun.server.crowd import Crowd
 from hetrun.server.messages import messages, template_options
+from hetrun.server.models import meant
 from hetrun.server.orders import Order
 from hetrun.server.sampling import sampling_params
 from hetrun.server.service import Service
@@ -29,8 +30,9 @@ KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
 def routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await json_object(request)
-        order = chat_order(body, await service.info(), service, asker(request, body))
-        return await respond(request, service, order, whole, chunks)
+        here = await meant(body, service)
+        order = chat_order(body, await here.info(), here, asker(request, body))
+        return await respond(request, here, order, whole, chunks)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
     paths = ("/v1/chat/completions", "/chat/completions")

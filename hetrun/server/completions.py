@@ -30,6 +30,7 @@ from hetrun.server.counts import Counts
 from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError
 from hetrun.server.fields import count, flag
+from hetrun.server.models import meant
 from hetrun.server.orders import MOST_CHOICES, Order
 from hetrun.server.prompts import NAME, prompts
 from hetrun.server.sampling import limit_field, sampling_params
@@ -45,8 +46,9 @@ KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, NAME, "suffix", "echo", "best
 def routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await json_object(request)
-        order = completion_order(body, await service.info(), service, asker(request, body))
-        return await respond(request, service, order, whole, chunks)
+        here = await meant(body, service)
+        order = completion_order(body, await here.info(), here, asker(request, body))
+        return await respond(request, here, order, whole, chunks)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
     paths = ("/v1/completions", "/completions")

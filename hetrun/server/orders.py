@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.errors import OptionError
 from hetrun.events import GenerateRequest, ModelInfo
 from hetrun.params import SamplingParams
 from hetrun.server import fields, sampling
-from hetrun.server.errors import ApiError, api_error, not_found, wrong_type
+from hetrun.server.errors import ApiError, api_error
 from hetrun.server.fields import Body, count, flag
-from hetrun.server.models import answers_to
 from hetrun.server.scores import Wanted
 from hetrun.server.service import Service
 
@@ -67,7 +66,6 @@ def check(body: Body, info: ModelInfo, service: Service, known: Sequence[str]) -
     for name, why in fields.NEVER.items():
         if body.get(name):
             raise ApiError(f"{name}: {why}", name, "unsupported_parameter")
-    _check_model(body, info, service.strict)
     if service.strict:
         _refuse_unknown(body, known)
         sampling.check_strictly(body)
@@ -139,17 +137,6 @@ def _scores(prompt: GenerateRequest, order: Order) -> int:
     if order.wanted.prompt is not None:
         found += size * (1 + order.wanted.prompt)
     return order.tried * found
-
-
-def _check_model(body: Mapping[str, object], info: ModelInfo, strict: bool) -> None:
-    model = body.get("model")
-    if model is None:
-        return
-    if not isinstance(model, str):
-        raise wrong_type("model", "a string", model)
-    # One model runs here, and most tools insist on sending the name of another.
-    if strict and not answers_to(info, model):
-        raise not_found(model)
 
 
 def _refuse_unknown(body: Body, known: Sequence[str]) -> None:

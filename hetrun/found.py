@@ -1,0 +1,91 @@
+"""The models that a list of files and folders names, without opening any of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from hetrun.errors import UserError
+
+GGUF = ".gguf"
+# The later parts of a model that is split belong to the first, and projectors of images to another model.
+NO_MODEL = re.compile(r"(?!.*-00001-of-\d{5}\.gguf$).*-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
+FIRST_PART = re.compile(r"-00001-of-\d{5}$")
+MOST_MODELS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model that may be loaded."""
+
+    name: str  # what requests call it
+    path: Path
+    nbytes: int
+
+
+def find_models(places: Iterable[str]) -> Mapping[str, Found]:
+    """By name, in alphabetical order. A folder with a model is that model; one without is looked into, and so
+    are the folders in it. UserError: nothing is there, or two are called the same."""
+    found: dict[str, Found] = {}
+    for place in places:
+        path = Path(place).expanduser()
+        if not os.path.exists(path):
+            raise UserError(f"--models {place} does not exist; give model files, or folders of them")
+        paths = [path] if _is_model(path) else _within(path) if path.is_dir() else []
+        if not paths:
+            raise UserError(f"--models {place} holds no model: no .gguf file, no folder with safetensors")
+        for model in paths:
+            name = name_of(model)
+            if name in found and not os.path.samefile(found[name].path, model):
+                raise UserError(f"--models: {found[name].path} and {model} have one name; rename one of them")
+            found[name] = Found(name, model, _size(model))
+    if len(found) > MOST_MODELS:
+        raise UserError(f"--models: {len(found)} models are more than the {MOST_MODELS} that can be offered")
+    return dict(sorted(found.items()))
+
+
+def name_of(path: PurePath) -> str:
+    """What a model is called that lies there."""
+    name = path.name
+    return FIRST_PART.sub("", name[: -len(GGUF)]) if name.lower().endswith(GGUF) else name
+
+
+def _within(folder: Path) -> list[Path]:
+    """The models in a folder, and in those directly in it."""
+    found: list[Path] = []
+    for path in sorted(_entries(folder)):
+        if _is_model(path):
+            found.append(path)
+        elif path.is_dir():
+            found += [p for p in sorted(_entries(path)) if _is_model(p)]
+    return found
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"--models: {folder} cannot be read: {error.strerror}") from None
+
+
+def _is_model(path: Path) -> bool:
+    if path.is_dir():
+        return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    return path.name.lower().endswith(GGUF) and path.is_file() and not NO_MODEL.match(path.name)
+
+
+def _size(path: Path) -> int:
+    """Bytes of all its files."""
+    if path.is_dir():
+        return sum(p.stat().st_size for p in path.glob("*.safetensors"))
+    if FIRST_PART.search(path.name[: -len(GGUF)]):
+        stem = FIRST_PART.sub("", path.name[: -len(GGUF)])
+        return sum(p.stat().st_size for p in path.parent.glob(f"{_literal(stem)}-?????-of-?????{GGUF}"))
+    return path.stat().st_size
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
