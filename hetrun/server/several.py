@@ -41,43 +41,44 @@ async def events(client: ChatClient, order: Order) -> AsyncGenerator[Numbered, N
 
 
 class _Crew:
-    """One task for each choice. The first choice of a prompt leads: the others come when it has computed the
-    prompt, and begin with its keys and values."""
+    """Tasks that run choices, of an earlier prompt first. The first choice of a prompt leads: the others come
+    when it has read the prompt, and begin with its keys and values."""
 
     def __init__(self, client: ChatClient, order: Order) -> None:
         self.arrived: asyncio.Queue[Numbered] = asyncio.Queue()
         self._client = client
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._order = order
         self._began = monotonic()
-        self._tasks: list[asyncio.Task[None]] = []
-        for p, prompt in enumerate(order.prompts):
-            ready = asyncio.Event()
-            first = p * order.tried
-            # The end of an answer that comes all at once would be too late a sign for the others.
-            leader = replace(prompt, whole=prompt.whole and order.tried == 1)
-            self._tasks.append(asyncio.create_task(self._run(first, leader, ready)))
-            for i in range(1, order.tried):
-                follower = self._follow(first + i, choice(prompt, i), ready)
-                self._tasks.append(asyncio.create_task(follower))
+        self._next: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
+        for leader in range(0, order.choices, order.tried):
+            self._next.put_nowait(leader)
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(min(AT_ONCE, order.choices))]
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _follow(self, index: int, request: GenerateRequest, ready: asyncio.Event) -> None:
-        await ready.wait()
-        await self._run(index, request, ready)
+    async def _work(self) -> None:
+        while True:
+            index = await self._next.get()
+            try:
+                await self._run(index)
+            except Exception as error:
+                self.arrived.put_nowait((index, Event("error", error=error)))
 
-    async def _run(self, index: int, request: GenerateRequest, ready: asyncio.Event) -> None:
-        try:
-            async with self._places, aclosing(self._client.stream(self._now(request))) as stream:
-                async for event in stream:
-                    self.arrived.put_nowait((index, event))
-                    if event.kind != "prompt":
-                        ready.set()
-        except Exception as error:
-            self.arrived.put_nowait((index, Event("error", error=error)))
+    async def _run(self, index: int) -> None:
+        p, i = divmod(index, self._order.tried)
+        request, leads = self._now(choice(self._order.prompts[p], i)), i == 0 and self._order.tried > 1
+        # The end of an answer that comes all at once would be too late a sign for the others.
+        request = replace(request, whole=request.whole and not leads)
+        async with aclosing(self._client.stream(request)) as stream:
+            async for event in stream:
+                self.arrived.put_nowait((index, event))
+                if leads and event.kind != "prompt":
+                    leads = False
+                    for follower in range(index + 1, index + self._order.tried):
+                        self._next.put_nowait(follower)
 
     def _now(self, request: GenerateRequest) -> GenerateRequest:
         """The time that a choice waited for its turn is gone from its deadline."""
@@ -88,6 +89,8 @@ class _Crew:
 
 def choice(prompt: GenerateRequest, i: int) -> GenerateRequest:
     """The request for choice i of a prompt: what is said of the prompt itself the first one says."""
+    if i == 0:
+        return prompt
     params = replace(prompt.params, seed=seed_of(prompt.params.seed, i), prompt_logprobs=None)
     return replace(prompt, params=params, echo=False)
 
