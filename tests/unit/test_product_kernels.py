@@ -31,7 +31,7 @@ from hetrun.quant import Bytes, Floats, QuantType, by_name
 
 BUILT = module.library()
 pytestmark = pytest.mark.skipif(BUILT is None, reason="hetrun was installed without a C compiler")
-LEVELS = tuple(range(BUILT.best + 1)) if BUILT else ()
+LEVELS = BUILT.levels if BUILT else ()
 # Types, where their blocks hold float16 numbers, and what numbers of columns they are taken with.
 SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 STEPS = {"Q4_0": 64, "Q4_1": 64, "Q8_0": 64, "Q4_K": 256, "Q6_K": 256}

@@ -94,8 +94,9 @@ class Products:
         self.look_up = _declared(dll, "hetrun_lookup", None, *node)
         self.product_address = _address(dll, "hetrun_product")
         self.lookup_address = _address(dll, "hetrun_lookup")
-        self.best: int = dll.hetrun_products_level()
-        self.level = self.best
+        self.level: int = dll.hetrun_products_level()
+        # All that this CPU could use, the best last.
+        self.levels = tuple(level for level in range(len(LEVELS)) if dll.hetrun_products_runs(level))
 
     @property
     def instructions(self) -> str:

@@ -165,27 +165,39 @@ int64_t hetrun_products_layout(void) {
     return 1000000 * sizeof(struct product) + 1000 * sizeof(struct partial) + sizeof(struct lookup);
 }
 
-static int find_level(void) {
+/* Whether this CPU and its system have all instructions of a level. A better one may be there without one below
+   it: the first CPUs with AVX512-VNNI have no AVX-VNNI. */
+int hetrun_products_runs(int level) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vnni"))
-        return HAS_AMX && may_use_amx_int8() ? LEVEL_AMX_INT8 : LEVEL_AVX512_VNNI;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        return HAS_AVX_VNNI && has_avx_vnni() ? LEVEL_AVX_VNNI : LEVEL_AVX2;
+#endif
+    switch (level) {
+#if defined(__x86_64__)
+        case LEVEL_AMX_INT8:
+            return HAS_AMX && hetrun_products_runs(LEVEL_AVX512_VNNI) && may_use_amx_int8();
+        case LEVEL_AVX512_VNNI:
+            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                   __builtin_cpu_supports("avx512vnni");
+        case LEVEL_AVX_VNNI: return HAS_AVX_VNNI && hetrun_products_runs(LEVEL_AVX2) && has_avx_vnni();
+        case LEVEL_AVX2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 #endif
 #if HAS_DOTPROD
-    if (has_dotprod()) return LEVEL_DOTPROD;
+        case LEVEL_DOTPROD: return has_dotprod();
 #endif
-    return LEVEL_PORTABLE;
+        default: return level == LEVEL_PORTABLE;
+    }
 }
 
 /* The best instructions that this CPU and its system have. To ask takes a virtual machine long. */
 int hetrun_products_level(void) {
     static int known = -1;
     int level = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (level < 0) __atomic_store_n(&known, level = find_level(), __ATOMIC_RELAXED);
+    if (level < 0) {
+        for (level = LEVEL_DOTPROD; !hetrun_products_runs(level);) level--;
+        __atomic_store_n(&known, level, __ATOMIC_RELAXED);
+    }
     return level;
 }
 
