@@ -152,10 +152,11 @@ class Admission:
             self._steps.saw(answers, part * seconds)
             self._prompts.saw(prompt_tokens, (1 - part) * seconds)
 
-    def finished(self, prompt_tokens: int, answer_tokens: int) -> None:
-        """An answer has come to its end (not: its client has left)."""
+    def finished(self, prompt_tokens: int, answer_tokens: int | None) -> None:
+        """An answer has come to its end (not: its client has left). None: no tokens were wanted."""
         self._prompt.saw(prompt_tokens)
-        self._answer.saw(answer_tokens)
+        if answer_tokens is not None:
+            self._answer.saw(answer_tokens)
         self._sent_away = max(self._sent_away - 1, 0)
 
     def saw_prompt(self, letters: int, tokens: int) -> None:

@@ -42,6 +42,10 @@ class Answering:
 
         `choices`: the token that follows each, where those were found for all together.
         """
+        if r.pooled:
+            r.first, r.last = r.first or now, now
+            r.pooled.add(rows)
+            return None if r.missing else "stop"
         if r.wants_scores and not self._score(r, n, rows):
             return "gone"
         if r.missing:
@@ -102,7 +106,8 @@ class Answering:
     def finish(self, r: Running, reason: FinishReason) -> None:
         """Say that a request is over, with the rest of its text."""
         text, timings = r.decoder.flush(), r.timings(self._loaded.load_s)
-        tell(r, Event("done", text, None, r.end, reason, r.usage(), timings))
+        vector = r.pooled.vector if r.pooled else None
+        tell(r, Event("done", text, None, r.end, reason, r.usage(), timings, embedding=vector))
 
     def fail(self, r: Running, error: Exception) -> None:
         """Say why a request ends too early."""
@@ -118,7 +123,7 @@ def together(running: Sequence[Running], step: Step, drafts: Drafts, logits: Flo
     counts = [1 + len(drafts.get(r.id, ())) for r in running]
     found: Choices = (None,) * sum(counts)
     answers = all([len(chunk.wanted) == n for chunk, n in zip(step.chunks, counts, strict=True)])
-    if len(logits) > 1 and answers:
+    if len(logits) > 1 and answers and not step.hidden:
         found = choose([r.sampler for r, n in zip(running, counts, strict=True) for _ in range(n)], logits)
     at = 0
     for n in counts:

@@ -6,10 +6,11 @@ import sys
 
 import numpy as np
 
-from hetrun.errors import ContextFull
+from hetrun.errors import ContextFull, OptionError
 from hetrun.inbox import Request
 from hetrun.loaded import Loaded, prompt_tokens, tokenizer_of
 from hetrun.params import SamplingParams
+from hetrun.pooling import Pooled
 from hetrun.prepare import Prepared
 from hetrun.running import Running
 from hetrun.sampling import DEFAULT_TEMPERATURE, Constraint, Sampler, make_sampler
@@ -26,11 +27,16 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         tokenizer_of(loaded)  # or an error, while it can be one of this request
     params = asked.request.params
     params.check_vocabulary(model.n_vocab)
+    pooling = asked.request.pooling
+    if pooling and not model.width:
+        raise OptionError("this model gives no embeddings: a library runs it as a whole")
     room = model.context - len(tokens)
-    if room < (params.max_tokens != 0):
+    most = asked.request.most_tokens
+    if room < (most != 0):
+        what, beside = ("text", "") if pooling else ("prompt", " with the answer")
         raise ContextFull(
-            f"the prompt has {len(tokens)} tokens, but the context holds {model.context} with the "
-            "answer; shorten it, or ask for more with --ctx"
+            f"the {what} has {len(tokens)} tokens, but the context holds {model.context}{beside}; "
+            "shorten it, or ask for more with --ctx"
         )
     return Running(
         id=asked.id,
@@ -38,11 +44,12 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         on_event=asked.on_event,
         tokens=tokens,
         prompt=np.array(tokens, np.int32),
-        limit=room if params.max_tokens is None else min(params.max_tokens, room),
+        limit=room if most is None else min(most, room),
         most=most_tokens(params, model.n_vocab),
         sampler=_sampler(loaded, params, tokens, prepared.constraint),
         decoder=StreamDecoder(tuple(params.stop)),
         arrived=asked.arrived,
+        pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
     )
 
 

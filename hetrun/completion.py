@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass, field, replace
+from typing import cast, get_args
 
 import numpy as np
 
-from hetrun.events import Event, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+from hetrun.errors import OptionError
+from hetrun.events import Event, FinishReason, GenerateRequest, Pooling, Timings, TokenLogprob, Usage
 from hetrun.params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -43,6 +44,13 @@ def prompt_request(prompt: Prompt, params: SamplingParams) -> GenerateRequest:
     if isinstance(prompt, str):
         return GenerateRequest(params, text=prompt)
     return GenerateRequest(params, tokens=tuple(int(t) for t in prompt))
+
+
+def embedding_request(text: Prompt, pooling: Pooling) -> GenerateRequest:
+    """One vector for a text, as a request."""
+    if pooling not in get_args(Pooling):
+        raise OptionError(f"pooling is one of {', '.join(get_args(Pooling))}, not {pooling!r}")
+    return replace(prompt_request(text, SamplingParams()), pooling=pooling, whole=True)
 
 
 def completion(events: Sequence[Event]) -> Completion:

@@ -48,7 +48,7 @@ class Entry:
         self._admission.places = self._model.max_sequences  # which another budget may have changed
         others = [*self._begun(), *(self._ahead(o) for o in self._waiting if o is not w)]
         left_s = request.deadline_s - (perf_counter() - w.arrived)
-        whole = request.whole or request.params.max_tokens is not None
+        whole = request.whole or request.most_tokens is not None
         return self._admission.refuse(self._ahead(w), others, left_s, whole=whole)
 
     def began(self, r: Running, w: Waiting) -> None:
@@ -57,7 +57,7 @@ class Entry:
 
     def saw(self, chosen: Sequence[tuple[Running, int]], seconds: float) -> None:
         """A step, of which its sequences do not know yet, took so long without the steps inside of it."""
-        answers = sum(r.missing == 1 for r, _ in chosen)
+        answers = sum(r.answers for r, _ in chosen)
         self._admission.saw_step(answers, sum(n for _, n in chosen) - answers, seconds)
 
     def saw_answers(self, answers: int, seconds: float) -> None:
@@ -66,7 +66,7 @@ class Entry:
 
     def ended(self, r: Running) -> None:
         """An answer is complete."""
-        self._admission.finished(r.n_prompt, r.generated)
+        self._admission.finished(r.n_prompt, None if r.pooled else r.generated)
 
     def _begun(self) -> Iterator[Work]:
         """Those that gave their places up are the first to get one."""
@@ -83,7 +83,7 @@ class Entry:
             prompt = len(request.tokens)
         else:
             prompt = self._admission.expected_prompt(_letters(w))
-        limit = request.params.max_tokens
+        limit = request.most_tokens
         answer = self._answer(request, 0, self._model.context if limit is None else limit)
         return Work(prompt, answer, False, w.priority, w.client)
 

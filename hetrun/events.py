@@ -14,6 +14,8 @@ from hetrun.params import SamplingParams
 
 Message = Mapping[str, object]
 FinishReason = Literal["stop", "length", "cancelled"]
+# Of the hidden states of a text's tokens: their mean, the last one, or the first one.
+Pooling = Literal["mean", "last", "cls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,17 @@ class GenerateRequest:
     deadline_s: float | None = None  # seconds from its arrival, behind which nobody wants the answer
     whole: bool = False  # nothing is wanted before the end: events may come all at once
     echo: bool = False  # the bytes of the prompt's tokens are wanted, too
+    pooling: Pooling | None = None  # not an answer is wanted, but one vector that stands for the text
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]
         if len(given) != 1:
             raise ValueError("a request has exactly one of messages, text and tokens")
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of the answer; None: as many as come."""
+        return 0 if self.pooling else self.params.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,8 @@ class Event:
     their log-probabilities from the second on, piece by piece. `token` events carry `token` and the `text`
     that became certain with it (possibly empty: half a character, or what may begin a stop string). The
     `done` event carries the rest of the text, and the log-probability of the token with which the model
-    ended, which is no part of the answer.
+    ended, which is no part of the answer; or, of an embedding, the vector: little-endian float32, not yet
+    normalised.
     """
 
     kind: Literal["prompt", "token", "done", "error"]
@@ -102,6 +111,7 @@ class Event:
     error: Exception | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     echo: tuple[bytes, ...] = ()
+    embedding: bytes | None = None
 
     @property
     def last(self) -> bool:
@@ -132,6 +142,7 @@ class ModelInfo:
     template_origin: str
     load_s: float
     temperature: float | None = None  # what the file itself recommends
+    width: int = 0  # numbers of an embedding; 0: the model gives none
 
     @property
     def id(self) -> str:

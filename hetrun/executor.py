@@ -11,12 +11,14 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Backend, Done, Floats, Ints, Pass, PassShape, Runner, Segment, SequencePart
+from hetrun.compiled import Compiled, Ran, Stage, Timed
 from hetrun.forecast import Forecast, Measured, Work
 from hetrun.forms import Forms, of_wanted_rows
-from hetrun.graph import Graph
+from hetrun.graph import Graph, Value
+from hetrun.hiddenplans import HiddenPlans
 from hetrun.kv import KvCache
 from hetrun.plan import BUCKETS, Plan, PlanSet
-from hetrun.stats import Key, Recent, Record, Stats
+from hetrun.stats import Key, Recent, Stats
 from hetrun.weights import WeightStore
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
@@ -47,6 +49,7 @@ class Step:
 
     chunks: tuple[Chunk, ...]
     drafted: int = 0  # of their tokens, so many are guesses
+    hidden: bool = False  # wanted are hidden states behind the last norm, and no logits are computed
 
     @property
     def tokens(self) -> int:
@@ -57,25 +60,6 @@ class Step:
     def wanted(self) -> int:
         """Wanted results in all."""
         return sum(len(c.wanted) for c in self.chunks)
-
-
-@dataclass(slots=True)
-class Ran:
-    """A pass that ran: how long it took, and what there is to learn from it."""
-
-    bucket: str
-    threads: int
-    tokens: int
-    depth: float
-    several: bool  # sequences
-    seconds: float
-    warm: bool  # nothing of it ran for the first time
-    times: list[tuple[Measured, int, float, float]]  # of its segments: tokens, depth, seconds
-
-    def learn(self) -> None:
-        """From now on the forecast knows."""
-        for measured, tokens, depth, seconds in self.times:
-            measured.add(tokens, depth, seconds)
 
 
 class Executor:
@@ -103,6 +87,7 @@ class Executor:
         self._forecast = forecast
         self._forms = Forms()
         self._graph = graph
+        self._hidden = HiddenPlans(graph.hidden)
         self._backends = backends
         self._store = store
         self._kv = kv
@@ -121,7 +106,7 @@ class Executor:
 
     def adopt(self, plans: PlanSet) -> None:
         """Run by other plans from the next step on; what was compiled for those that stay is kept."""
-        alive = {id(p.stages) for p in plans.plans.values()}
+        alive = {id(p.stages) for p in plans.plans.values()} | self._hidden.keep(plans.plans.values())
         for cache in (self._small, self._large):
             for key in [key for key in cache if key[0] not in alive and key not in self._busy]:
                 cache.pop(key).close()
@@ -133,7 +118,7 @@ class Executor:
         self._plan = None
 
     def run(self, step: Step, between: Between | None = None) -> Floats:
-        """The logits of the wanted tokens, in order. The array is good until the next step.
+        """The logits of the wanted tokens, or their hidden states; the array is good until the next step.
 
         `between` is called now and then in the middle of a pass; it may run steps of other sequences.
         If anything goes wrong, every sequence is as long as it was before. Only one that got more tokens than
@@ -149,15 +134,15 @@ class Executor:
             passes = self._cut(step)
             if len(passes) == 1:
                 start, inside = perf_counter(), self._inside + self._away
-                rows = self._run_pass(self._prepare(passes[0], before, slots), between)
+                rows = self._run_pass(self._prepare(passes[0], before, slots), step.hidden, between)
                 besides = perf_counter() - start - (self._inside + self._away - inside)
                 if besides < MOST_BETWEEN_S:  # more is a graph that was compiled
                     self.between_s += SMOOTHING * (besides - self.between_s)
                 return rows
             # A pass may leave its result in memory that the next one overwrites.
-            out, at = np.empty((step.wanted, self._graph.logits.width), np.float32), 0
+            out, at = np.empty((step.wanted, self._result(step.hidden).width), np.float32), 0
             for pieces in passes:
-                rows = self._run_pass(self._prepare(pieces, before, slots), between)
+                rows = self._run_pass(self._prepare(pieces, before, slots), step.hidden, between)
                 out[at : at + len(rows)] = rows
                 at += len(rows)
             return out
@@ -169,14 +154,16 @@ class Executor:
     def _cut(self, step: Step) -> list[list[Piece]]:
         """What goes into each pass, within the limits on tokens and wanted rows."""
         chunks = [c for c in step.chunks if len(c.tokens)]
-        if chunks and step.tokens <= self._most_tokens and step.wanted <= self._most_wanted:
+        # A hidden state is no wider than what passes work in; logits are.
+        most_wanted = self._most_tokens if step.hidden else self._most_wanted
+        if chunks and step.tokens <= self._most_tokens and step.wanted <= most_wanted:
             return [[(c, 0, len(c.tokens)) for c in chunks]]
         passes: list[list[Piece]] = [[]]
         tokens = wanted = 0
         for chunk in chunks:
             a, n = 0, len(chunk.tokens)
             while a < n:
-                b = self._fit(chunk, a, self._most_tokens - tokens, self._most_wanted - wanted)
+                b = self._fit(chunk, a, self._most_tokens - tokens, most_wanted - wanted)
                 if b == a:
                     passes.append([])
                     tokens = wanted = 0
@@ -225,8 +212,9 @@ class Executor:
         rows_wanted = _join(wanted) + np.repeat(offsets, counts)
         return Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
 
-    def _run_pass(self, work: Pass, between: Between | None = None) -> Floats:
+    def _run_pass(self, work: Pass, hidden: bool, between: Between | None = None) -> Floats:
         plan, depth, n = self.plans.plan(len(work.tokens)), work.depth, len(work.tokens)
+        plan = self._hidden.of(plan) if hidden else plan
         key, compiled = self._compiled(plan, work.shape)
         self.recent[plan.bucket].add(depth)
         ran = Ran(plan.bucket, plan.threads, n, depth, len(work.parts) > 1, 0.0, True, [])
@@ -242,10 +230,14 @@ class Executor:
         finally:
             self._busy.pop()
         ran.seconds = perf_counter() - start - (self._away - away)
-        self.hear(ran)
-        if not len(work.wanted):
-            return np.empty((0, self._graph.logits.width), np.float32)
-        return work.values[self._graph.logits.name]
+        if not hidden:  # what it takes without the output matrix is no measure of the plan
+            self.hear(ran)
+        result = self._result(hidden)
+        return work.values[result.name] if len(work.wanted) else np.empty((0, result.width), np.float32)
+
+    def _result(self, hidden: bool) -> Value:
+        """What is wanted of a step."""
+        return self._graph.hidden if hidden else self._graph.logits
 
     def _step_aside(self, between: Between, plan: Plan) -> None:
         """Let others run in the middle of a pass; the time is theirs, the threads are set as they were."""
@@ -350,46 +342,6 @@ class Executor:
         for cache in (self._small, self._large):
             while cache:
                 cache.popitem()[1].close()
-
-
-@dataclass(slots=True)
-class Timed:
-    """A runner, and where its times go."""
-
-    name: str  # the segment's and its backend's
-    record: Record
-    measured: Measured | None
-    runner: Runner
-    of_wanted: bool  # wanted rows are what its times depend on
-    warm: bool = False
-
-    def add(self, work: Pass, ran: Ran, seconds: float) -> None:
-        """It ran. The first run touches memory for the first time, and says nothing of the next ones."""
-        self.record.add(ran.tokens, seconds)
-        if not self.warm:
-            self.warm, ran.warm = True, False
-        elif self.measured:
-            if not self.of_wanted:
-                ran.times.append((self.measured, ran.tokens, ran.depth, seconds))
-            elif len(work.wanted):
-                ran.times.append((self.measured, len(work.wanted), 1.0, seconds))
-
-
-Stage = Sequence[Timed]
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """The runners of a plan for one shape of pass."""
-
-    plan: object  # the stages they were made from, kept so that nothing else gets their id
-    stages: list[list[Timed]]
-
-    def close(self) -> None:
-        """Give their memory back."""
-        for stage in self.stages:
-            for timed in stage:
-                timed.runner.close()
 
 
 def _join(parts: Sequence[Ints]) -> Ints:

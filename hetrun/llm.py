@@ -18,17 +18,25 @@ from hetrun import model as models
 from hetrun.backend import Floats, Precision
 from hetrun.budget import look, set_ram
 from hetrun.chat.renderer import TemplateWorker
-from hetrun.completion import Completion, Prompt, as_prompts, completion, prompt_request
+from hetrun.completion import (
+    Completion,
+    Prompt,
+    as_prompts,
+    completion,
+    embedding_request,
+    prompt_request,
+)
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError, UserError
-from hetrun.events import Doing, Event, GenerateRequest, Message
+from hetrun.events import Doing, Event, GenerateRequest, Message, Pooling
 from hetrun.executor import Chunk, Step
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.loading import describe, load, prompts_of, template_of
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
+from hetrun.pooling import read_vector
 from hetrun.source import open_model
 from hetrun.stats import Stats, Streaming
 from hetrun.weights import Progress
@@ -128,6 +136,14 @@ class LLM:
         """Answer a conversation, through the model's chat template."""
         return self._complete([GenerateRequest(self._params(params), messages=tuple(messages))])[0]
 
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling = "mean", normalise: bool = True
+    ) -> Floats:
+        """A vector for each text or list of token ids, float32 [n_texts, width]: of the hidden states of its
+        tokens the mean, the "last" or the first ("cls"); of length 1 unless `normalise` is off."""
+        found = self._collect([embedding_request(text, pooling) for text in as_prompts(texts)])
+        return np.stack([read_vector(vector_of(events[-1]), normalise) for events in found])
+
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
         """The events of one prompt as they come; leaving the loop stops the model."""
         return self.stream_request(prompt_request(prompt, self._params(params)))
@@ -225,6 +241,9 @@ class LLM:
         return params or SamplingParams(max_tokens=s.max_tokens, temperature=s.temperature, seed=s.seed)
 
     def _complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        return [completion(events) for events in self._collect(requests)]
+
+    def _collect(self, requests: Sequence[GenerateRequest]) -> list[list[Event]]:
         """Run requests together. The caller is woken once for each, not for each token: that costs speed."""
         collected: list[list[Event]] = [[] for _ in requests]
         over: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -246,7 +265,7 @@ class LLM:
         finally:
             for request_id in ids:
                 self.cancel(request_id)
-        return [completion(events) for events in collected]
+        return collected
 
 
 def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
@@ -265,6 +284,12 @@ def for_conversations(*, progress: Progress | None = None, **options: object) ->
 def reason_of(event: Event) -> Exception:
     """The error of an error event."""
     return event.error or RuntimeError("the engine gave no reason")
+
+
+def vector_of(event: Event) -> bytes:
+    """The vector of the last event of an embedding."""
+    assert event.embedding is not None, "it ended as it should, and not with an error"
+    return event.embedding
 
 
 def model_path(settings: Settings) -> Path:

@@ -179,4 +179,5 @@ def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> Mod
         template_origin=template.origin,
         load_s=loaded.load_s,
         temperature=loaded.temperature,
+        width=loaded.model.width,
     )

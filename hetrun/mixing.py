@@ -1,8 +1,13 @@
-"""What goes into a step: running answers, prompts, or both; and what runs while a long pass stands aside."""
+"""What goes into a step: running answers, prompts, or both; and what runs while a long pass stands aside.
+
+Texts of which an embedding is wanted go through the model by themselves, for nobody of the others could do
+without logits. They take turns with prompts as prompts do among each other, and stand aside for answers; where
+a pass cannot do that, they take turns with answers as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hetrun.model import Model
 from hetrun.pace import STRETCH, Pace
@@ -23,10 +28,13 @@ class Mixing:
         self._model = model
         self._shares = shares
         self._pace = pace
+        self._embedded = False  # the last step was one of embeddings
 
     def next(self, running: Sequence[Running]) -> tuple[Chosen, bool]:
         """The next step, and whether it is a long pass that is to stand aside for the others."""
-        answers, prompts = split(running)
+        answers, prompts = split(_generating(running))
+        if embeddings := self._whose_turn(running, bool(answers), prompts):
+            return embeddings, self._model.stands_aside
         budget = self._model.plans.ubatch
         if not prompts or len(answers) >= budget:
             return share_out(answers, prompts, budget), False
@@ -40,9 +48,23 @@ class Mixing:
             return together, False
         return self._with_few(answers, prompts, (budget, *BESIDE)), False
 
+    def _whose_turn(self, running: Sequence[Running], answering: bool, prompts: Sequence[Running]) -> Chosen:
+        """A step of embeddings, if these are next; else an empty one."""
+        waited, self._embedded = self._embedded, False
+        embeddings = self._shares.ordered(r for r in running if r.pooled)
+        if not embeddings or self._shares.ordered([*prompts, *embeddings])[0].pooled is None:
+            return []
+        if waited and answering and not self._model.stands_aside:
+            return []
+        self._embedded = True
+        budget = self._model.plans.ubatch
+        if self._model.stands_aside or self._model.streaming():
+            return share_out((), embeddings, budget)
+        return self._with_few((), embeddings, (budget, *BESIDE))
+
     def beside(self, running: Sequence[Running], standing: Collection[int]) -> Chosen:
         """A step of those who are not in the pass that stands aside; it may be empty."""
-        answers, prompts = split(r for r in running if r.id not in standing)
+        answers, prompts = split(_generating(r for r in running if r.id not in standing))
         short = [r for r in self._shares.ordered(prompts) if r.missing <= SHORT]
         if not short:
             return share_out(answers, (), self._model.plans.ubatch)
@@ -50,10 +72,10 @@ class Mixing:
 
     def patience(self, running: Sequence[Running], standing: Collection[int]) -> float:
         """How long a pass may go on before it stands aside once more."""
-        others = [r for r in running if r.id not in standing]
+        others = _generating(r for r in running if r.id not in standing)
         if not others:
             return NOTICE_S
-        joining = [r for r in running if r.id in standing]
+        joining = _generating(r for r in running if r.id in standing)
         # Many who join together are not held up by the few who have begun.
         return (STRETCH - 1) * self._pace.quiet(others, joining if len(joining) > len(others) else ())
 
@@ -77,3 +99,8 @@ class Mixing:
             if (self._pace.seconds(chosen) or self._pace.guessed(chosen, quiet)) <= limit:
                 return chosen
         return share_out(answers, prompts, min(budget, len(answers) + FEW))
+
+
+def _generating(running: Iterable[Running]) -> list[Running]:
+    """Those of which tokens are wanted."""
+    return [r for r in running if r.pooled is None]

@@ -43,6 +43,7 @@ class Model(Budgeted, Protocol):
     """What the engine knows of a model."""
 
     n_vocab: int
+    width: int  # of hidden states; 0: it does not give them
     context: int
     max_sequences: int  # that may run together
     stands_aside: bool  # whether steps of others can run in the middle of a long one
@@ -59,7 +60,8 @@ class Model(Budgeted, Protocol):
         ...
 
     def step(self, step: Step, between: Between | None = None) -> Floats:
-        """The logits of the wanted tokens; `between` may run steps of other sequences in the middle of it."""
+        """The logits of the wanted tokens, or their hidden states where the step says so; `between` may run
+        steps of other sequences in the middle of it."""
         ...
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
@@ -126,7 +128,7 @@ class PlannedModel:
             self.graph, self.context = prepared.graph, prepared.context
             self._backends = prepared.backends
             undo.callback(self._close_backends)
-            self.n_vocab = self.graph.logits.width
+            self.n_vocab, self.width = self.graph.logits.width, self.graph.hidden.width
             self._kv = KvCache(
                 kv_shapes(self.graph),
                 prepared.quant,
@@ -197,7 +199,7 @@ class PlannedModel:
         return self._executor.plans
 
     def step(self, step: Step, between: Between | None = None) -> Floats:
-        """The logits of the wanted tokens; good until the next step."""
+        """The logits of the wanted tokens, or their hidden states; good until the next step."""
         if (reading := self._disk or self._maps) is None:
             return self._executor.run(step, between)
         start = perf_counter()

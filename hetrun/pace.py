@@ -50,7 +50,7 @@ class Pace:
     def saw(self, chosen: Chosen, seconds: float) -> None:
         """A step took so long."""
         tokens = sum(n for _, n in chosen)
-        if tokens == len(chosen):
+        if all([r.answers for r, _ in chosen]):
             bits = tokens.bit_length()
             self._measured[bits] = _smooth(self._measured.get(bits), seconds)
         else:

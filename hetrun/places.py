@@ -45,7 +45,9 @@ class Places:
         return True
 
     def _place(self, r: Running) -> None:
-        if self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
+        if r.pooled:  # each of its rows is wanted, and nothing of it is kept
+            r.seq, r.computed = (self._prefixes or self._model).alloc(), 0
+        elif self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
             tokens = r.tokens if r.generated else r.prompt
             r.seq, r.computed = self._prefixes.begin(tokens, reuse=not r.wants_scores)
         else:
@@ -75,7 +77,7 @@ class Places:
 
     def end(self, r: Running, keep: bool = True) -> None:
         """A request is over; what the model knows of it may be of use to the next."""
-        if keep and self._prefixes:
+        if keep and self._prefixes and not r.pooled:
             self._prefixes.keep(r.seq, r.tokens[: r.computed])
             r.seq = -1
         else:
@@ -88,14 +90,15 @@ class Places:
 
     def awaits(self, r: Running) -> bool:
         """Whether somebody computes right now what a request begins with."""
-        if self._prefixes is None or r.wants_scores:
+        if self._prefixes is None or r.wants_scores or r.pooled:
             return False
         computing = [s.seq for s in self._running if s.missing > 1]
         return bool(computing) and self._prefixes.soon(r.prompt, computing)
 
     def _free(self, r: Running) -> None:
         """What a request has computed is gone, but not what it is."""
-        (self._prefixes or self._model).free(r.seq)
+        owner = self._model if r.pooled else self._prefixes or self._model
+        owner.free(r.seq)
         r.seq, r.computed = -1, 0
 
     def _drop_cached(self) -> bool:

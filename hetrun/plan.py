@@ -39,6 +39,7 @@ class Placement:
 
 
 Buckets = Mapping[str, tuple[int, tuple[Placement, ...]]]  # bucket -> threads and placements
+Stages = tuple[tuple[Segment, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Plan:
     bucket: str
     threads: int
     placements: tuple[Placement, ...]
-    stages: tuple[tuple[Segment, ...], ...]
+    stages: Stages
 
     @property
     def segments(self) -> list[Segment]:
@@ -208,7 +209,7 @@ def make_plans(graph: Graph, buckets: Buckets, alone: Collection[str] = ()) -> d
 
     Buckets with the same placements share their stages: what is compiled for one is found by the others.
     """
-    cuts: dict[tuple[Placement, ...], tuple[tuple[Segment, ...], ...]] = {}
+    cuts: dict[tuple[Placement, ...], Stages] = {}
     for _, placements in buckets.values():
         if placements not in cuts:
             cuts[placements] = cut(graph, placements, alone)
@@ -239,9 +240,7 @@ def place(op: Op, placements: Sequence[Placement]) -> Placement:
     raise OptionError(f"the plan places {op.scope} nowhere; add a placement for it or for the empty scope")
 
 
-def cut(
-    graph: Graph, placements: Sequence[Placement], alone: Collection[str] = ()
-) -> tuple[tuple[Segment, ...], ...]:
+def cut(graph: Graph, placements: Sequence[Placement], alone: Collection[str] = ()) -> Stages:
     """Stages of segments: ops of one backend that follow each other are one segment.
 
     `alone` names the backends that work by themselves, while the thread that gave them work goes on. What can
@@ -276,6 +275,25 @@ def segment_of(name: str, backend: str, ops: tuple[Op, ...], leaving: Collection
     reads = tuple(dict.fromkeys(v for op in ops for v in op.inputs if v not in inside))
     writes = tuple(op.out for op in ops if op.out in leaving)
     return Segment(name, backend, ops, reads, writes, why)
+
+
+def up_to(stages: Stages, value: Value) -> Stages:
+    """What a value needs of these stages; nothing else comes of them."""
+    needed = {value}
+    for op in reversed([op for stage in stages for segment in stage for op in segment.ops]):
+        if op.out in needed:
+            needed.update(op.inputs)
+    shorter = [[_without(segment, needed) for segment in stage] for stage in stages]
+    return tuple(kept for stage in shorter if (kept := tuple(s for s in stage if s.ops)))
+
+
+def _without(segment: Segment, needed: Collection[Value]) -> Segment:
+    """The part of a segment that makes values that are needed. It is measured by itself, so it has a name."""
+    ops = tuple(op for op in segment.ops if op.out in needed)
+    if len(ops) == len(segment.ops):
+        return segment
+    leaving = [v for v in segment.writes if v in needed]
+    return segment_of(f"{segment.name} (hidden)", segment.backend, ops, leaving, segment.why)
 
 
 class _Stages:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hetrun.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
 from hetrun.executor import Chunk
+from hetrun.pooling import Pooled
 from hetrun.sampling import Sampler
 from hetrun.textstream import StreamDecoder
 from hetrun.tokentree import Tokens
@@ -44,6 +45,7 @@ class Running:
     drafted: int = 0  # tokens of the answer that were guessed and tried
     accepted: int = 0  # of these, so many were right
     end: TokenLogprob | None = None  # the token with which the model ended, where such are wanted
+    pooled: Pooled | None = None  # an embedding: not a token is wanted, but what this becomes
 
     @property
     def n_prompt(self) -> int:
@@ -66,6 +68,11 @@ class Running:
         return len(self.tokens) - self.computed
 
     @property
+    def answers(self) -> bool:
+        """Whether it lacks one token only, as a running answer does."""
+        return self.pooled is None and len(self.tokens) - self.computed == 1
+
+    @property
     def wants_scores(self) -> bool:
         """Whether the prompt's own tokens still want their log-probabilities."""
         return self.request.params.prompt_logprobs is not None and self.scored < self.n_prompt
@@ -80,6 +87,8 @@ class Running:
         if draft:
             return Chunk(self.seq, np.array([self.tokens[-1], *draft], np.int64), np.arange(1 + len(draft)))
         tokens = np.array(self.tokens[self.computed : self.computed + n], np.int64)
+        if self.pooled:
+            return Chunk(self.seq, tokens, self.pooled.wanted(self.computed, n))
         if self.wants_scores:
             return Chunk(self.seq, tokens, np.arange(n))
         if n < self.missing:

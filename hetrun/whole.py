@@ -37,6 +37,7 @@ class WholeModel:
     """A `Model` over a library's own."""
 
     stands_aside = False
+    width = 0  # the library gives logits only
     alike = 0  # what is taken back, the library may have to compute again from the beginning
 
     def __init__(

@@ -63,6 +63,7 @@ class FakeModel:
     context: int = 64
     before: Callable[[FakeModel, Step], object] = lambda model, step: None
     n_vocab: int = N_VOCAB
+    width: int = 4
     max_sequences: int = MAX_SEQUENCES
     segment: str = "the script"
     stands_aside: bool = False
@@ -99,8 +100,9 @@ class FakeModel:
         for c in step.chunks:
             before = len(self.texts[c.seq])
             self.texts[c.seq] += c.tokens.tolist()
-            rows += [self._logits(c.seq, before + int(i) + 1) for i in c.wanted]
-        return np.array(rows, np.float32).reshape(-1, self.n_vocab)
+            row = self._hidden if step.hidden else self._logits
+            rows += [row(c.seq, before + int(i) + 1) for i in c.wanted]
+        return np.array(rows, np.float32).reshape(-1, self.width if step.hidden else self.n_vocab)
 
     def alloc(self) -> int:
         seq = len(self.prompts)
@@ -177,6 +179,11 @@ class FakeModel:
     def held(self) -> int:
         """Tokens of all sequences."""
         return sum(map(len, self.texts.values()))
+
+    def _hidden(self, seq: int, length: int) -> np.ndarray:
+        """The last token, the one before it, and how many there are."""
+        text = self.texts[seq][:length]
+        return np.array([text[-1], text[-2] if length > 1 else 0, length, 1], np.float32)
 
     def _logits(self, seq: int, length: int) -> np.ndarray:
         """The script's next byte has the highest logit; how far it is counts from the prompt's end."""
