@@ -1,8 +1,8 @@
 """What goes into a step: running answers, prompts, or both; and what runs while a long pass stands aside.
 
 Texts of which an embedding is wanted go through the model by themselves, for nobody of the others could do
-without logits. They take turns with prompts as prompts do among each other, and stand aside for answers; where
-a pass cannot do that, they take turns with answers as well.
+without logits. They take turns with prompts as prompts do among each other, and stand aside for answers;
+where a pass cannot do that, they take turns with answers as well.
 """
 
 from __future__ import annotations

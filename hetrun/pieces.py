@@ -38,8 +38,9 @@ class Cut:
     """The weights of some ops, cut into pieces."""
 
     pieces: tuple[Piece, ...]  # in the order in which every pass takes them
-    always: int  # so many of them every pass takes; those behind it only where rows are wanted (the head)
+    always: int  # so many of them every pass takes; those behind it only where rows are wanted
     lookups: tuple[Weight, ...]  # tables of which a pass reads single rows
+    head: int = 0  # so many, the last ones, only passes take of which logits are wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ class Supply(Protocol):
         pass that come from disk."""
         ...
 
-    def begin(self, wanted: bool) -> None:
-        """A pass begins; `wanted`: it takes the pieces behind `Cut.always` as well."""
+    def begin(self, wanted: bool, head: bool = True) -> None:
+        """A pass begins; `wanted`: it takes the pieces behind `Cut.always` as well, `head`: those of
+        the head, too."""
         ...
 
     def end(self) -> None:

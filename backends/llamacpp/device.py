@@ -131,12 +131,12 @@ class LlamacppBackend(Backend):
     def _supply(self) -> Supply | None:
         return self._memory.partial.supply if self._memory.partial else None
 
-    def compute_from_disk(self, graph: int, wanted: bool) -> None:
-        """Run a graph to which weights come from disk meanwhile."""
+    def compute_from_disk(self, graph: int, wanted: bool, head: bool) -> None:
+        """Run a graph to which weights come from disk meanwhile: those for wanted rows, and of the head."""
         partial, supply = self._memory.partial, self._supply
         assert partial
         assert supply
-        supply.begin(wanted)
+        supply.begin(wanted, head)
         try:
             self.compute(graph)
             supply.end()

@@ -93,6 +93,11 @@ class PartialWeights:
         if not found or order != sorted(order, reverse=True):
             return None
         always = sum(len(pieces) for of_tokens, pieces in found if of_tokens)
+        # The head comes last: nothing reads logits.
+        heads = [item.ops[0].kind == "head" for item in products]
+        head = sum(len(pieces) for of_head, (_, pieces) in zip(heads, found, strict=True) if of_head)
+        if heads != sorted(heads):
+            return None
         whole = {use.weight for item in items if not isinstance(item, Product) for use in fusion.uses(item)}
         lookups = {
             use.weight
@@ -103,7 +108,7 @@ class PartialWeights:
         # A product's weight that is a table as well can be partial if its rows can be read by themselves.
         if any(item.weight in whole - lookups for item in products):
             return None
-        return Cut(tuple(piece for _, pieces in found for piece in pieces), always, tuple(lookups))
+        return Cut(tuple(piece for _, pieces in found for piece in pieces), always, tuple(lookups), head)
 
     def _pieces(self, item: Product, most_bytes: int) -> list[Piece]:
         weight, halves = item.weight, 2 if item.gate else 1

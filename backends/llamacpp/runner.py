@@ -40,6 +40,7 @@ class GgmlRunner:
         self, backend: LlamacppBackend, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache
     ) -> None:
         self._backend = backend
+        self._head = any(op.kind == "head" for op in segment.ops)
         self._lib = backend.lib
         self._w = Writer(self._lib, shape, most_tensors(segment.ops, shape))
         emitter = Emitter(self._w, buffers, kv, backend)
@@ -93,7 +94,7 @@ class GgmlRunner:
     def _compute(self, work: Pass) -> None:
         """The graph as one call; where others wait for the thread, piece by piece."""
         if self._products.partial:
-            self._backend.compute_from_disk(self._w.graph, bool(len(work.wanted)))
+            self._backend.compute_from_disk(self._w.graph, bool(len(work.wanted)), self._head)
             return
         if work.between is None:
             self._backend.compute(self._w.graph)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hetrun.errors import BackendError
 
 NAME = "rings.so"  # beside this file
-VERSION = 1  # of its structures
+VERSION = 2  # of its structures
 PAGE = 4096  # of which positions, lengths and memory of direct reads are multiples
 BOUNCE = 1 << 20  # bytes that longer reads of any position go through
 MOST_EXTENTS = 4  # of a piece
@@ -100,7 +100,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "open": (c_void_p, (POINTER(_Setup),)),
     "supply": (c_void_p, (c_void_p,)),
     "follow": (c_int, (c_void_p, c_void_p, c_int64, c_int64)),
-    "begin": (c_int, (c_void_p, c_int64)),
+    "begin": (c_int, (c_void_p, c_int64, c_int64)),
     "wait": (c_void_p, (c_void_p, c_int64)),
     "release": (None, (c_void_p, c_int64)),
     "stop": (None, (c_void_p,)),
@@ -181,9 +181,10 @@ class Ring:
         schedule = np.ascontiguousarray(schedule, PIECE)
         self._check(self._dll.hetrun_ring_follow(self._ring, schedule.ctypes.data, len(schedule), always))
 
-    def begin(self, wanted: bool) -> None:
-        """A lap begins, which the one before must have come to its end for."""
-        self._check(self._dll.hetrun_ring_begin(self._ring, wanted))
+    def begin(self, wanted: bool, without: int = 0) -> None:
+        """A lap begins, which the one before must have come to its end for; the last `without` pieces are not
+        taken."""
+        self._check(self._dll.hetrun_ring_begin(self._ring, wanted, without))
 
     def wait(self, rank: int) -> int | None:
         """The address of a piece of the lap, as the supply gives it."""

@@ -345,15 +345,16 @@ int hetrun_ring_follow(struct ring *ring, const struct piece *pieces, int64_t co
     return finished ? 0 : EBUSY;
 }
 
-/* A lap begins, with or without the pieces that not every pass takes; 0, or EBUSY while one goes on. */
-int hetrun_ring_begin(struct ring *ring, int64_t wanted)
+/* A lap begins, with the pieces that not every pass takes, but for the last of them, or with none of these; 0,
+   or EBUSY while one goes on. */
+int hetrun_ring_begin(struct ring *ring, int64_t wanted, int64_t without)
 {
     pthread_mutex_lock(&ring->mutex);
     int finished = finish(ring);
     if (finished) {
         if (ring->failed && !ring->halted)
             drop_behind(ring, 0); /* what failed ahead of time is tried again */
-        ring->length = wanted ? ring->pieces : ring->always;
+        ring->length = wanted ? ring->pieces - without : ring->always;
         if (ring->setup.synchronous)
             ring->claimed = ring->base + ring->length;
         ring->counts.lap_bytes = ring->counts.lap_waited = ring->counts.lap_stalled = 0;

@@ -8,7 +8,7 @@
 
 #include "supply.h"
 
-#define VERSION 1
+#define VERSION 2
 #define PAGE 4096        /* of which positions, lengths and memory of direct reads are multiples */
 #define BOUNCE (1 << 20) /* through which go longer reads of any position */
 #define MOST_EXTENTS 4   /* of a piece */

@@ -66,6 +66,7 @@ class Streamer:
         slot = max((each.nbytes for each in laid if each), default=PAGE)
         slots = min(max(1, window_bytes // slot), max(1, len(self.places)))
         self._last = Counts()  # when the last pass ended
+        self._of_head = 0  # pieces of the head that come from disk
         try:
             shape = Shape(slots, slot, 0 if synchronous else threads, synchronous)
             self._ring = Ring(self._opened.files, shape, read)
@@ -128,11 +129,14 @@ class Streamer:
         if not schedule["count"].all():
             raise ValueError("there are pieces among these that cannot come from disk")
         self._ring.follow(schedule, sum(number < self._cut.always for number in numbers))
+        of_head = range(len(self._cut.pieces) - self._cut.head, len(self._cut.pieces))
+        self._of_head = sum(number in of_head for number in numbers)
 
-    def begin(self, wanted: bool) -> None:
-        """A pass begins; `wanted`: it takes the pieces behind `Cut.always` as well."""
+    def begin(self, wanted: bool, head: bool = True) -> None:
+        """A pass begins; `wanted`: it takes the pieces behind `Cut.always` as well, `head`: those of
+        the head, too."""
         self._opened.check()
-        self._ring.begin(wanted)
+        self._ring.begin(wanted, 0 if head else self._of_head)
 
     def end(self) -> None:
         """The pass has taken all of its pieces. Raises what went wrong, if some did not come or if a file was

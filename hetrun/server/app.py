@@ -11,13 +11,16 @@ from starlette.requests import ClientDisconnect
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.server import chat, completions, health, models, ram
+from hetrun.server import chat, completions, embeddings, health, models, ram
 from hetrun.server.auth import RequireKey
 from hetrun.server.crowd import MOST_REQUESTS
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.service import Service
 
-ENDPOINTS = (chat.routes, completions.routes, models.routes, health.routes, ram.routes)
+ENDPOINTS = (
+    *(chat.routes, completions.routes, embeddings.routes),
+    *(models.routes, health.routes, ram.routes),
+)
 
 
 def create_app(

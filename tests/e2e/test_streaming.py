@@ -78,6 +78,21 @@ def test_logits_are_the_same_bits(room: int, quant: str, tmp_path: Path) -> None
         assert np.array_equal(llm.logits(text).view(np.int32), expected.view(np.int32))
 
 
+@pytest.mark.parametrize("room", [0, 900 * KIB])
+def test_embeddings_are_the_same_bits_and_read_nothing_of_the_head(room: int, tiny: Path) -> None:
+    texts = [list(p) for p in PROMPTS]
+    with LLM(tiny, backends=["llamacpp"], planner="static", deterministic=True) as llm:
+        vectors, logits = llm.embed(texts), llm.logits(texts[0])
+    with opened(tiny, room, planner="static") as (llm, _, _):
+        assert np.array_equal(llm.embed(texts), vectors)
+        assert np.array_equal(llm.logits(texts[0]), logits)
+        read = seen(llm).bytes_read
+        assert np.array_equal(llm.embed(texts[0]), vectors[:1])
+        without = seen(llm).bytes_read - read
+        assert np.array_equal(llm.logits(texts[0]), logits)
+        assert seen(llm).bytes_read - read > 2 * without > 0
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_architectures(name: str, tmp_path: Path) -> None:
     """In the order in which their graphs take weights."""

@@ -152,3 +152,10 @@ def logits(path: Path, tokens: Sequence[int]) -> F32:
     with torch.inference_mode():
         out = _loaded(path)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return np.asarray(out.numpy(), dtype=np.float32)
+
+
+def hidden(path: Path, tokens: Sequence[int]) -> F32:
+    """[tokens, width]: what transformers calls the last hidden state, in float32."""
+    with torch.inference_mode():
+        out = _loaded(path).base_model(torch.tensor([list(tokens)]), use_cache=False).last_hidden_state[0]
+    return np.asarray(out.numpy(), dtype=np.float32)

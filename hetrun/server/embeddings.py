@@ -1,0 +1,152 @@
+"""POST /v1/embeddings: a vector for each text, the mean of its tokens' hidden states, of length 1."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from hetrun.client import ChatClient
+from hetrun.errors import Overloaded
+from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.params import SamplingParams
+from hetrun.server import fields, orders
+from hetrun.server.asker import asker
+from hetrun.server.body import json_object
+from hetrun.server.crowd import Crowd
+from hetrun.server.errors import ApiError, api_error
+from hetrun.server.gone import unless_gone
+from hetrun.server.inputs import Text, inputs
+from hetrun.server.service import Service
+from hetrun.server.sse import json_text
+
+# Texts of one request that the engine has at a time: enough to fill its passes, and no more of its queue.
+TOGETHER = 32
+READ = (
+    *("model", "input", "encoding_format", "dimensions"),
+    *("user", "safety_identifier", "priority", "deadline_s"),
+)
+FORMATS = ("float", "base64")
+
+
+def routes(service: Service) -> list[Route]:
+    async def embed(request: Request) -> Response:
+        body = await json_object(request)
+        info = await service.client.info()
+        orders.check(body, info, service, KNOWN)
+        asked = _order(body, info, asker(request, body))
+        ended = await unless_gone(request.receive, _all(service.client, asked))
+        # Text by text, so that nobody waits while a long answer is written.
+        return StreamingResponse(_written(asked, ended), media_type="application/json")
+
+    crowd = Middleware(Crowd, most_requests=service.most_requests)
+    paths = ("/v1/embeddings", "/embeddings")
+    return [Route(path, embed, methods=["POST"], middleware=[crowd]) for path in paths]
+
+
+KNOWN = (*READ, *fields.HINTS, *fields.NEVER)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Vectors that were asked for."""
+
+    info: ModelInfo
+    texts: Sequence[GenerateRequest]
+    base64: bool
+    dimensions: int
+
+
+def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
+    found = [_request(text, body, client) for text in inputs(body, info.n_vocab)]
+    form = body.get("encoding_format") or "float"
+    if form not in FORMATS:
+        message = f"encoding_format must be one of {', '.join(FORMATS)}"
+        raise ApiError(message, "encoding_format", "invalid_value")
+    if not info.width:
+        raise ApiError("This model gives no embeddings: a library runs it as a whole", "model")
+    dimensions = fields.count(body, "dimensions", 1, info.width) or info.width
+    return Order(info, found, form == "base64", dimensions)
+
+
+def _request(text: Text, body: fields.Body, client: str) -> GenerateRequest:
+    return GenerateRequest(
+        SamplingParams(),
+        text=text if isinstance(text, str) else None,
+        tokens=None if isinstance(text, str) else text,
+        client=client,
+        priority=fields.priority(body),
+        deadline_s=fields.deadline_s(body),
+        whole=True,
+        pooling="mean",
+    )
+
+
+async def _all(client: ChatClient, asked: Order) -> list[Event]:
+    """The last events of all texts; the first error ends the others."""
+    found: dict[int, Event] = {}
+    left = deque(enumerate(asked.texts))
+    at_work = min(len(left), TOGETHER)
+
+    async def work() -> None:
+        nonlocal at_work
+        while left:
+            i, text = left.popleft()
+            event = await _one(client, text)
+            if isinstance(event.error, Overloaded) and at_work > 1:
+                left.appendleft((i, text))  # fewer at a time: what was done already is not thrown away
+                at_work -= 1
+                return
+            if event.kind == "error":
+                raise api_error(event.error, asked.info.context, "input")
+            found[i] = event
+
+    workers = [asyncio.create_task(work()) for _ in range(at_work)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [found[i] for i in range(len(asked.texts))]
+
+
+async def _one(client: ChatClient, text: GenerateRequest) -> Event:
+    async with aclosing(client.stream(text)) as events:
+        async for event in events:
+            if event.last:
+                return event
+    raise AssertionError("a request ends with its last event")
+
+
+async def _written(asked: Order, ended: Sequence[Event]) -> AsyncIterator[str]:
+    """The answer as JSON."""
+    yield '{"object":"list","data":['
+    for i, event in enumerate(ended):
+        assert event.embedding is not None, "it ended without an error"
+        comma = "," if i else ""
+        yield f'{comma}{{"object":"embedding","index":{i},"embedding":{_vector(event.embedding, asked)}}}'
+    tokens = sum(event.usage.prompt_tokens for event in ended)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    yield f'],"model":{json_text(asked.info.id)},"usage":{json_text(usage)}}}'
+
+
+def _vector(stored: bytes, asked: Order) -> str:
+    """The first numbers of a vector, of length 1 together; one of zeros stays what it is."""
+    numbers = struct.unpack(f"<{len(stored) // 4}f", stored)[: asked.dimensions]
+    length = math.hypot(*numbers) or 1.0
+    numbers = tuple(x / length for x in numbers)
+    if asked.base64:
+        return f'"{base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()}"'
+    # As many digits as it takes to read the same float32.
+    return f"[{','.join([f'{x:.9g}' for x in numbers])}]"
