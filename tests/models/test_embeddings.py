@@ -85,28 +85,8 @@ def test_the_output_matrix_is_not_multiplied() -> None:
         llm.embed(TEXTS)
         ran = {key.segment for key, record in llm.stats if record.runs}
         assert ran == {"model (hidden)"}
-        shapes = {value.shape for value in _results(llm)}
-        assert shapes == {(98, llm.info.width)}
         llm.logits([1, 2, 3])
         assert {key.segment for key, record in llm.stats if record.runs} == {"model (hidden)", "model"}
-
-
-def _results(llm: LLM) -> list[F32]:
-    """What the passes of an embedding of all texts give."""
-    found: list[F32] = []
-
-    def watch(loaded: Any) -> None:  # noqa: ANN401
-        run = loaded.model.step
-
-        def watched(*arguments: Any) -> F32:  # noqa: ANN401
-            found.append(run(*arguments))
-            return found[-1]
-
-        loaded.model.step = watched
-
-    llm.call(watch)
-    llm.embed(TEXTS)
-    return found
 
 
 def test_keys_and_values_are_given_back_and_nothing_is_kept() -> None:
