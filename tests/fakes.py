@@ -15,6 +15,8 @@ The last message (or the text) of a request says what happens:
     lock S          waits in a native call for a lock, for S seconds or for ever, and answers then
     hold            the same for ever, keeping the interpreter lock: no other thread runs
     options         answers with the options it was made with
+
+If an embedding is wanted, it comes instead of an answer: the length, the first letter, the last one, and 1.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import ctypes
 import os
 import queue
 import signal
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +64,7 @@ INFO = ModelInfo(
     file_bytes=98_000_000,
     template_origin="the model",
     load_s=0.5,
+    width=4,
 )
 REFUSED, ENDLESS = "/models/bad.gguf", "/models/endless.gguf"  # one cannot be loaded, the other is never
 LEAST_RAM, DEADLY_RAM = 1 << 20, 13 << 20  # less is refused; with so much the process dies
@@ -209,13 +213,17 @@ class FakeEngine:
             others = tuple((token, -1.0 - token) for token in range(params.logprobs))
             pieces = (b"A", b"\xc3", b"C", b"D", b"E")[: params.logprobs]  # the second is half a character
             logprob = TokenLogprob(job.done, -0.5 / job.number, others, text.encode(), pieces)
-        job.on_event(Event("token", text=text, token=job.done, logprob=logprob))
+        if not job.request.pooling:
+            job.on_event(Event("token", text=text, token=job.done, logprob=logprob))
         return True
 
     def _finish(self, job: Job, reason: FinishReason) -> bool:
         scored = reason == "stop" and job.request.params.logprobs is not None
         end = TokenLogprob(0, -0.25, piece=b"<end>") if scored else None
-        job.on_event(Event("done", "", None, end, reason, job.usage, TIMINGS))
+        prompt = _prompt(job.request)
+        vector = struct.pack("<4f", len(prompt), ord(prompt[0]), ord(prompt[-1]), 1)
+        embedding = vector if job.request.pooling and reason == "stop" else None
+        job.on_event(Event("done", "", None, end, reason, job.usage, TIMINGS, embedding=embedding))
         return False
 
 

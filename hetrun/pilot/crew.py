@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import ceil, floor
 
-from hetrun.executor import Ran
+from hetrun.compiled import Ran
 from hetrun.plan import Plan, PlanSet
 
 SLOW = 1.5  # times as long as it should: somebody may be in the way

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetrun.executor import Executor, Ran
+from hetrun.compiled import Ran
+from hetrun.executor import Executor
 from hetrun.pilot.crew import Crew, manned
 from hetrun.plan import PlanSet
 from hetrun.planner.online import OnlinePlanner

@@ -9,7 +9,8 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import monotonic
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -36,6 +37,7 @@ READ = (
     *("model", "input", "encoding_format", "dimensions"),
     *("user", "safety_identifier", "priority", "deadline_s"),
 )
+KNOWN = (*READ, *fields.HINTS, *fields.NEVER)
 FORMATS = ("float", "base64")
 
 
@@ -46,15 +48,12 @@ def routes(service: Service) -> list[Route]:
         orders.check(body, info, service, KNOWN)
         asked = _order(body, info, asker(request, body))
         ended = await unless_gone(request.receive, _all(service.client, asked))
-        # Text by text, so that nobody waits while a long answer is written.
+        # Text by text, so that others have their turns while a long answer is written.
         return StreamingResponse(_written(asked, ended), media_type="application/json")
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
     paths = ("/v1/embeddings", "/embeddings")
     return [Route(path, embed, methods=["POST"], middleware=[crowd]) for path in paths]
-
-
-KNOWN = (*READ, *fields.HINTS, *fields.NEVER)
 
 
 @dataclass(frozen=True)
@@ -68,48 +67,50 @@ class Order:
 
 
 def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
-    found = [_request(text, body, client) for text in inputs(body, info.n_vocab)]
-    form = body.get("encoding_format") or "float"
-    if form not in FORMATS:
-        message = f"encoding_format must be one of {', '.join(FORMATS)}"
-        raise ApiError(message, "encoding_format", "invalid_value")
-    if not info.width:
-        raise ApiError("This model gives no embeddings: a library runs it as a whole", "model")
-    dimensions = fields.count(body, "dimensions", 1, info.width) or info.width
-    return Order(info, found, form == "base64", dimensions)
-
-
-def _request(text: Text, body: fields.Body, client: str) -> GenerateRequest:
-    return GenerateRequest(
+    asked = GenerateRequest(
         SamplingParams(),
-        text=text if isinstance(text, str) else None,
-        tokens=None if isinstance(text, str) else text,
+        text="",
         client=client,
         priority=fields.priority(body),
         deadline_s=fields.deadline_s(body),
         whole=True,
         pooling="mean",
     )
+    texts = [_of(asked, text) for text in inputs(body, info)]
+    form = body.get("encoding_format")
+    if form is not None and form not in FORMATS:
+        message = f"encoding_format must be one of {', '.join(FORMATS)}"
+        raise ApiError(message, "encoding_format", "invalid_value")
+    if not info.width:
+        raise ApiError("This model gives no embeddings: a library runs it as a whole", "model")
+    dimensions = fields.count(body, "dimensions", 1, info.width) or info.width
+    return Order(info, texts, form == "base64", dimensions)
+
+
+def _of(asked: GenerateRequest, text: Text) -> GenerateRequest:
+    return replace(asked, text=text) if isinstance(text, str) else replace(asked, text=None, tokens=text)
 
 
 async def _all(client: ChatClient, asked: Order) -> list[Event]:
     """The last events of all texts; the first error ends the others."""
     found: dict[int, Event] = {}
     left = deque(enumerate(asked.texts))
-    at_work = min(len(left), TOGETHER)
+    at_work, began = min(len(left), TOGETHER), monotonic()
 
     async def work() -> None:
         nonlocal at_work
-        while left:
-            i, text = left.popleft()
-            event = await _one(client, text)
-            if isinstance(event.error, Overloaded) and at_work > 1:
-                left.appendleft((i, text))  # fewer at a time: what was done already is not thrown away
-                at_work -= 1
-                return
-            if event.kind == "error":
-                raise api_error(event.error, asked.info.context, "input")
-            found[i] = event
+        try:
+            while left:
+                i, text = left.popleft()
+                event = await _one(client, text, monotonic() - began)
+                if isinstance(event.error, Overloaded) and at_work > 1:
+                    left.appendleft((i, text))  # for the others: what was done already is not thrown away
+                    return
+                if event.kind == "error":
+                    raise api_error(event.error, asked.info.context, "input")
+                found[i] = event
+        finally:
+            at_work -= 1
 
     workers = [asyncio.create_task(work()) for _ in range(at_work)]
     try:
@@ -121,7 +122,9 @@ async def _all(client: ChatClient, asked: Order) -> list[Event]:
     return [found[i] for i in range(len(asked.texts))]
 
 
-async def _one(client: ChatClient, text: GenerateRequest) -> Event:
+async def _one(client: ChatClient, text: GenerateRequest, waited_s: float) -> Event:
+    if text.deadline_s is not None:
+        text = replace(text, deadline_s=text.deadline_s - waited_s)
     async with aclosing(client.stream(text)) as events:
         async for event in events:
             if event.last:
@@ -136,6 +139,7 @@ async def _written(asked: Order, ended: Sequence[Event]) -> AsyncIterator[str]:
         assert event.embedding is not None, "it ended without an error"
         comma = "," if i else ""
         yield f'{comma}{{"object":"embedding","index":{i},"embedding":{_vector(event.embedding, asked)}}}'
+        await asyncio.sleep(0)
     tokens = sum(event.usage.prompt_tokens for event in ended)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     yield f'],"model":{json_text(asked.info.id)},"usage":{json_text(usage)}}}'

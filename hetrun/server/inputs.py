@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from reprlib import repr as short
 
-from hetrun.server.errors import ApiError, wrong_type
+from hetrun.errors import ContextFull
+from hetrun.events import ModelInfo
+from hetrun.server.errors import ApiError, api_error, wrong_type
 
 MOST_INPUTS = 2048  # OpenAI's
 EMPTY = "is empty: there is nothing that a vector could stand for"
@@ -13,7 +15,7 @@ EMPTY = "is empty: there is nothing that a vector could stand for"
 Text = str | tuple[int, ...]
 
 
-def inputs(body: Mapping[str, object], n_vocab: int) -> list[Text]:
+def inputs(body: Mapping[str, object], info: ModelInfo) -> list[Text]:
     """The texts, each a string or the ids of its tokens."""
     value = body.get("input")
     if value is None:
@@ -25,18 +27,18 @@ def inputs(body: Mapping[str, object], n_vocab: int) -> list[Text]:
     if not value:
         raise ApiError(f"input {EMPTY}", "input", "empty_array")
     if type(value[0]) is int:
-        return [_tokens(value, "input", n_vocab)]
+        return [_tokens(value, "input", info)]
     if len(value) > MOST_INPUTS:
         message = f"input may hold {MOST_INPUTS} texts, not {len(value)}: ask in several requests"
         raise ApiError(message, "input", "array_above_max_length")
-    return [_text(text, f"input[{i}]", n_vocab) for i, text in enumerate(value)]
+    return [_text(text, f"input[{i}]", info) for i, text in enumerate(value)]
 
 
-def _text(value: object, where: str, n_vocab: int) -> Text:
+def _text(value: object, where: str, info: ModelInfo) -> Text:
     if isinstance(value, str):
         return _string(value, where)
     if isinstance(value, list):
-        return _tokens(value, where, n_vocab)
+        return _tokens(value, where, info)
     raise wrong_type(where, "a string or a list of token ids", value)
 
 
@@ -46,15 +48,18 @@ def _string(value: str, where: str) -> str:
     return value
 
 
-def _tokens(value: list[object], where: str, n_vocab: int) -> tuple[int, ...]:
+def _tokens(value: list[object], where: str, info: ModelInfo) -> tuple[int, ...]:
     if not value:
         raise ApiError(f"{where} {EMPTY}", where, "empty_array")
+    if len(value) > info.context:
+        full = ContextFull(f"the text has {len(value)} tokens; shorten it, or ask for more with --ctx")
+        raise api_error(full, info.context, where)
     found = []
     for i, token in enumerate(value):
         if type(token) is not int:
             raise wrong_type(f"{where}[{i}]", "a token id", token)
-        if not 0 <= token < n_vocab:
-            message = f"{where}[{i}] must be a token id from 0 to {n_vocab - 1}, not {short(token)}"
+        if not 0 <= token < info.n_vocab:
+            message = f"{where}[{i}] must be a token id from 0 to {info.n_vocab - 1}, not {short(token)}"
             raise ApiError(message, f"{where}[{i}]", "invalid_value")
         found.append(token)
     return tuple(found)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.executor import Chunk, Executor, Ran, Step
+from hetrun.compiled import Ran
+from hetrun.executor import Chunk, Executor, Step
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.pilot.crew import FASTER, SPARE

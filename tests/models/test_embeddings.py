@@ -10,6 +10,8 @@ import pytest
 from hetrun import LLM, SamplingParams
 from hetrun.errors import ContextFull, OptionError
 from hetrun.events import Pooling
+from hetrun.loaded import Loaded
+from hetrun.model import PlannedModel
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_placement import devices, random_placement
@@ -27,7 +29,7 @@ EACH = [
 
 
 def unit(vectors: F32) -> F32:
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32)
 
 
 @pytest.mark.parametrize("row", cases_hf.representative(cases_hf.ROWS))
@@ -92,8 +94,14 @@ def test_the_output_matrix_is_not_multiplied() -> None:
 def test_keys_and_values_are_given_back_and_nothing_is_kept() -> None:
     with LLM(model_file(cases.GQA), backends=["reference"]) as llm:
         llm.embed(TEXTS)
-        used, kept = llm.call(lambda loaded: (loaded.model.kv.used_bytes, loaded.prefixes.n_entries))
-        assert (used, kept) == (0, 0)
+
+        def held(loaded: Loaded) -> tuple[int, int, int]:
+            model, prefixes = loaded.model, loaded.prefixes
+            assert isinstance(model, PlannedModel)
+            assert prefixes is not None
+            return model.kv_bytes, prefixes.n_entries, prefixes.n_running
+
+        assert llm.call(held) == (0, 0, 0)
 
 
 def test_beside_answers() -> None:

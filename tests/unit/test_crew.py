@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.executor import Ran
+from hetrun.compiled import Ran
 from hetrun.forecast import Measured
 from hetrun.pilot.crew import CALM, Crew, manned
 from tests.unit.test_online_planner import static

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.executor import Ran, Step
+from hetrun.compiled import Ran
+from hetrun.executor import Step
 from hetrun.graph import Op, Value
 from hetrun.hiddenplans import HiddenPlans
 from hetrun.plan import BUCKETS, cut, up_to
