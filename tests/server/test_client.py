@@ -7,6 +7,7 @@ import gc
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -59,6 +60,15 @@ async def test_tokens_stream_and_end_with_done(kind: str) -> None:
     assert events[-1].finish_reason == "stop"
     assert events[-1].usage.completion_tokens == 3
     assert events[-1].timings == TIMINGS
+
+
+@pytest.mark.parametrize("kind", ["local", "worker"])
+async def test_an_embedding_is_one_event_with_a_vector(kind: str) -> None:
+    request = GenerateRequest(SamplingParams(), text="say hello", pooling="mean", whole=True)
+    async with opened(kind) as client:
+        (event,) = [event async for event in client.stream(request)]
+    assert event.embedding == struct.pack("<4f", 9, ord("s"), ord("o"), 1)
+    assert (event.finish_reason, event.usage.prompt_tokens) == ("stop", 7)
 
 
 @pytest.mark.parametrize("kind", ["local", "worker"])
