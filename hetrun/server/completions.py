@@ -30,9 +30,9 @@ from hetrun.server.counts import Counts
 from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError
 from hetrun.server.fields import count, flag
+from hetrun.server.inputs import Field, texts
 from hetrun.server.models import meant
-from hetrun.server.orders import MOST_CHOICES, Order
-from hetrun.server.prompts import NAME, prompts
+from hetrun.server.orders import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.sampling import limit_field, sampling_params
 from hetrun.server.scores import Legacy, Offsets, Wanted
 from hetrun.server.service import Service
@@ -40,7 +40,8 @@ from hetrun.server.sse import json_text
 
 MOST_TOKENS = 16  # of an answer, where the request does not say: OpenAI's
 STRICT_BEST_OF = 20
-KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, NAME, "suffix", "echo", "best_of")
+PROMPT = Field("prompt", "prompt", "continue", MOST_TOGETHER, blank=True)
+KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, PROMPT.name, "suffix", "echo", "best_of")
 
 
 def routes(service: Service) -> list[Route]:
@@ -70,9 +71,11 @@ def completion_order(
         GenerateRequest(params, text=prompt, echo=echo)
         if isinstance(prompt, str)
         else GenerateRequest(params, tokens=prompt, echo=echo)
-        for prompt in prompts(body, info)
+        for prompt in texts(body, info, PROMPT)
     ]
-    return _tried(body, orders.order(body, info, client, requests, wanted, NAME), strict=service.strict)
+    return _tried(
+        body, orders.order(body, info, client, requests, wanted, PROMPT.name), strict=service.strict
+    )
 
 
 def _computed(body: Mapping[str, object], wanted: Wanted, echo: bool) -> Wanted:

@@ -18,23 +18,26 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from hetrun.client import ChatClient
-from hetrun.errors import Overloaded
+from hetrun.errors import DeadlineExceeded, Overloaded
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.params import SamplingParams
 from hetrun.server import fields, orders
+from hetrun.server.answers import LATE_S
 from hetrun.server.asker import asker
 from hetrun.server.body import json_object
 from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError, api_error
 from hetrun.server.gone import unless_gone
-from hetrun.server.inputs import Text, inputs
+from hetrun.server.inputs import Field, Text, texts
+from hetrun.server.models import meant
 from hetrun.server.service import Service
 from hetrun.server.sse import json_text
 
 # Texts of one request that the engine has at a time: enough to fill its passes, and no more of its queue.
 TOGETHER = 32
+INPUT = Field("input", "text", "make a vector of", 2048, blank=False)  # as many as OpenAI takes
 READ = (
-    *("model", "input", "encoding_format", "dimensions"),
+    *("model", INPUT.name, "encoding_format", "dimensions"),
     *("user", "safety_identifier", "priority", "deadline_s"),
 )
 KNOWN = (*READ, *fields.HINTS, *fields.NEVER)
@@ -44,10 +47,11 @@ FORMATS = ("float", "base64")
 def routes(service: Service) -> list[Route]:
     async def embed(request: Request) -> Response:
         body = await json_object(request)
-        info = await service.client.info()
-        orders.check(body, info, service, KNOWN)
+        here = await meant(body, service)
+        info = await here.info()
+        orders.check(body, info, here, KNOWN)
         asked = _order(body, info, asker(request, body))
-        ended = await unless_gone(request.receive, _all(service.client, asked))
+        ended = await unless_gone(request.receive, _in_time(here.client, asked))
         # Text by text, so that others have their turns while a long answer is written.
         return StreamingResponse(_written(asked, ended), media_type="application/json")
 
@@ -76,7 +80,7 @@ def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
         whole=True,
         pooling="mean",
     )
-    texts = [_of(asked, text) for text in inputs(body, info)]
+    found = [_of(asked, text) for text in texts(body, info, INPUT)]
     form = body.get("encoding_format")
     if form is not None and form not in FORMATS:
         message = f"encoding_format must be one of {', '.join(FORMATS)}"
@@ -84,11 +88,22 @@ def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
     if not info.width:
         raise ApiError("This model gives no embeddings: a library runs it as a whole", "model")
     dimensions = fields.count(body, "dimensions", 1, info.width) or info.width
-    return Order(info, texts, form == "base64", dimensions)
+    return Order(info, found, form == "base64", dimensions)
 
 
 def _of(asked: GenerateRequest, text: Text) -> GenerateRequest:
     return replace(asked, text=text) if isinstance(text, str) else replace(asked, text=None, tokens=text)
+
+
+async def _in_time(client: ChatClient, asked: Order) -> list[Event]:
+    """The engine watches deadlines itself, unless it is just being started again."""
+    deadline_s = asked.texts[0].deadline_s
+    try:
+        async with asyncio.timeout(None if deadline_s is None else deadline_s + LATE_S):
+            return await _all(client, asked)
+    except TimeoutError:
+        late = DeadlineExceeded(f"the engine gave no sign within {deadline_s:g} s (deadline_s)")
+        raise api_error(late) from None
 
 
 async def _all(client: ChatClient, asked: Order) -> list[Event]:
@@ -107,7 +122,7 @@ async def _all(client: ChatClient, asked: Order) -> list[Event]:
                     left.appendleft((i, text))  # for the others: what was done already is not thrown away
                     return
                 if event.kind == "error":
-                    raise api_error(event.error, asked.info.context, "input")
+                    raise api_error(event.error, asked.info.context, INPUT.name)
                 found[i] = event
         finally:
             at_work -= 1

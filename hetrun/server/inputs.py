@@ -1,65 +1,85 @@
-"""The `input` of a request for embeddings: one text or several, as strings or as lists of token ids."""
+"""Fields that hold texts: one or several, as strings or as lists of token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from reprlib import repr as short
 
 from hetrun.errors import ContextFull
 from hetrun.events import ModelInfo
 from hetrun.server.errors import ApiError, api_error, wrong_type
+from hetrun.server.fields import Body
 
-MOST_INPUTS = 2048  # OpenAI's
-EMPTY = "is empty: there is nothing that a vector could stand for"
+WANTED = "a text, a list of texts, a list of tokens, or a list of lists of tokens"
 
 Text = str | tuple[int, ...]
 
 
-def inputs(body: Mapping[str, object], info: ModelInfo) -> list[Text]:
-    """The texts, each a string or the ids of its tokens."""
-    value = body.get("input")
-    if value is None:
-        raise ApiError("input is missing", "input", "missing_required_parameter")
-    if isinstance(value, str):
-        return [_string(value, "input")]
-    if not isinstance(value, list):
-        raise wrong_type("input", "a string, or a list of strings or of token ids", value)
-    if not value:
-        raise ApiError(f"input {EMPTY}", "input", "empty_array")
-    if type(value[0]) is int:
-        return [_tokens(value, "input", info)]
-    if len(value) > MOST_INPUTS:
-        message = f"input may hold {MOST_INPUTS} texts, not {len(value)}: ask in several requests"
-        raise ApiError(message, "input", "array_above_max_length")
-    return [_text(text, f"input[{i}]", info) for i, text in enumerate(value)]
+@dataclass(frozen=True)
+class Field:
+    """Where texts stand in a request, and what they are for."""
+
+    name: str
+    one: str  # what it calls a text
+    empty: str  # what an empty one is no good for
+    most: int
+    blank: bool  # whether a text may have no letters
 
 
-def _text(value: object, where: str, info: ModelInfo) -> Text:
-    if isinstance(value, str):
-        return _string(value, where)
-    if isinstance(value, list):
-        return _tokens(value, where, info)
-    raise wrong_type(where, "a string or a list of token ids", value)
+def texts(body: Body, info: ModelInfo, field: Field) -> list[Text]:
+    """One or several."""
+    given = body.get(field.name)
+    if given is None:
+        raise ApiError(f"{field.name} is missing", field.name, "missing_required_parameter")
+    if isinstance(given, str):
+        return [_string(given, field.name, field)]
+    if not isinstance(given, list):
+        raise wrong_type(field.name, WANTED, given)
+    if not given:
+        raise _empty(field.name, field, "empty_array")
+    if _is_number(given[0]):
+        return [_tokens(given, field.name, info, field)]
+    if len(given) > field.most:
+        message = (
+            f"{field.name} may hold {field.most} {field.one}s, not {len(given)}: ask in several requests"
+        )
+        raise ApiError(message, field.name, "array_above_max_length")
+    return [_text(one, f"{field.name}[{i}]", info, field) for i, one in enumerate(given)]
 
 
-def _string(value: str, where: str) -> str:
-    if not value:
-        raise ApiError(f"{where} {EMPTY}", where, "invalid_value")
-    return value
+def _text(given: object, where: str, info: ModelInfo, field: Field) -> Text:
+    if isinstance(given, str):
+        return _string(given, where, field)
+    if not isinstance(given, list):
+        raise wrong_type(where, "a text or a list of tokens", given)
+    if not given:
+        raise _empty(where, field, "empty_array")
+    return _tokens(given, where, info, field)
 
 
-def _tokens(value: list[object], where: str, info: ModelInfo) -> tuple[int, ...]:
-    if not value:
-        raise ApiError(f"{where} {EMPTY}", where, "empty_array")
-    if len(value) > info.context:
-        full = ContextFull(f"the text has {len(value)} tokens; shorten it, or ask for more with --ctx")
-        raise api_error(full, info.context, where)
-    found = []
-    for i, token in enumerate(value):
-        if type(token) is not int:
-            raise wrong_type(f"{where}[{i}]", "a token id", token)
-        if not 0 <= token < info.n_vocab:
+def _string(given: str, where: str, field: Field) -> str:
+    if not given and not field.blank:
+        raise _empty(where, field, "invalid_value")
+    return given
+
+
+def _tokens(given: Sequence[object], where: str, info: ModelInfo, field: Field) -> tuple[int, ...]:
+    if len(given) > info.context:
+        said = f"the {field.one} has {len(given)} tokens; shorten it, or ask for more with --ctx"
+        raise api_error(ContextFull(said), info.context, where)
+    tokens = []
+    for i, token in enumerate(given):
+        if type(token) is not int or not 0 <= token < info.n_vocab:
             message = f"{where}[{i}] must be a token id from 0 to {info.n_vocab - 1}, not {short(token)}"
             raise ApiError(message, f"{where}[{i}]", "invalid_value")
-        found.append(token)
-    return tuple(found)
+        tokens.append(token)
+    return tuple(tokens)
+
+
+def _empty(where: str, field: Field, code: str) -> ApiError:
+    return ApiError(f"{where} is empty: there is nothing to {field.empty}", where, code)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
