@@ -95,6 +95,7 @@ def _meta(info: ModelInfo) -> Json:
         "architecture": info.architecture,
         "n_ctx": info.context,
         "n_vocab": info.n_vocab,
+        "n_embd": info.width,
         "n_params": info.parameters,
         "size": info.file_bytes,
         "chat_template": info.template_origin,
