@@ -7,20 +7,23 @@ costs a restart instead of the front, and the front's event loop does not share 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from time import monotonic
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from hetrun.config import Settings
 from hetrun.delivery import Mailbox, Posts
 from hetrun.errors import BackendError, EngineStopped, HetrunError
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.life import Died, Life
+from hetrun.questions import Question
 from hetrun.supervisor import Health as Health
 from hetrun.supervisor import Supervisor
 from hetrun.wire import Load, Patience
 from hetrun.worker import ENGINE, Answerer
+
+A = TypeVar("A")
 
 MOST_DEATHS = 3  # a request that ran when so many workers died is not tried again
 
@@ -42,11 +45,10 @@ class ChatClient(Protocol):
     def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """The request's events; the last is `done` or `error`. Closing the generator cancels the request."""
 
-    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
-        """Have the engine take at most so many bytes from now on; what it takes then, by what it is for.
-
-        An error says why nothing has changed: a BudgetError that what runs needs more.
-        """
+    async def ask(self, question: Question[A]) -> A:
+        """The answer to a question that is not for the model; waits until it is loaded, and raises why there
+        is none."""
+        ...
 
     async def close(self) -> None:
         """Cancel what runs and let go of the engine."""
@@ -88,8 +90,8 @@ class LocalClient:
             if not ended:
                 self._engine.cancel(request_id)
 
-    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
-        return (await asyncio.to_thread(self._engine.set_ram, nbytes)).memory
+    async def ask(self, question: Question[A]) -> A:
+        return await asyncio.to_thread(self._engine.ask, question)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._engine.close)
@@ -170,14 +172,20 @@ class WorkerClient:
                 yield Event("error", error=self._farewell(death, sent))
                 return
 
-    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
-        """Not asked again if the worker dies: it may have died of it."""
-        try:
-            return await self._supervisor.set_ram(nbytes)
-        except Died as death:
-            if self._supervisor.failed is not None:
-                raise self._supervisor.failed from death
-            raise EngineStopped(f"{death}. It starts again with the memory that it had") from death
+    async def ask(self, question: Question[A]) -> A:
+        """Asked again of the next worker when one dies, if it may be."""
+        deaths = 0
+        while True:
+            try:
+                return await self._supervisor.ask(question)
+            except Died as death:
+                deaths += 1
+                if self._supervisor.failed is not None:
+                    raise self._supervisor.failed from death
+                if not question.repeatable:
+                    raise EngineStopped(f"{death}. It starts again as it was before") from death
+                if deaths == MOST_DEATHS:
+                    raise self._farewell(death, sent=False) from death
 
     async def close(self) -> None:
         await asyncio.to_thread(self._supervisor.close)

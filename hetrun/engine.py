@@ -17,15 +17,18 @@ from typing import Any, TypeVar
 
 from hetrun.errors import EngineStopped
 from hetrun.events import Doing, GenerateRequest
-from hetrun.inbox import Cancel, Close, Gate, Item, Job, Request
+from hetrun.inbox import Aside, Cancel, Close, Gate, Item, Job, Request
 from hetrun.loaded import Loaded
 from hetrun.loop import Loop
 from hetrun.running import OnEvent as OnEvent
 from hetrun.stats import Streaming
+from hetrun.tally import Held, Tally
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+CLOSED = "the model was closed; open it again with LLM(...)"
 
 
 class Engine:
@@ -39,6 +42,8 @@ class Engine:
         self._failed: BaseException | None = None
         self._loaded: Loaded | None = None
         self._gate = Gate()
+        self._tally = Tally()
+        self._loop: Loop | None = None
         self._thread = threading.Thread(target=self._main, args=(load,), name="hetrun-engine", daemon=True)
         try:
             self._thread.start()
@@ -73,10 +78,19 @@ class Engine:
         loaded = self._loaded
         return loaded.model.stats.streaming if loaded else None
 
+    @property
+    def held(self) -> Held:
+        """What there is to do, and what was done; from any thread, at once."""
+        loaded, loop = self._loaded, self._loop
+        if loaded is None:
+            raise EngineStopped(CLOSED)
+        requests = loop.requests if loop else ((), (), ())
+        return Held(loaded.model, self._tally.counts(loaded.model.stats), *requests)
+
     def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
         """Begin a request; `on_event` is called on the engine thread."""
         new = next(self._ids)
-        self._put(Request(new, request, on_event, perf_counter()))
+        self._put(Request(new, request, self._tally.counting(on_event), perf_counter()))
         return new
 
     def cancel(self, request_id: int) -> None:
@@ -86,11 +100,14 @@ class Engine:
                 self._inbox.put(Cancel(request_id))
                 self._gate.cancel(request_id)
 
-    def call(self, work: Callable[[Loaded], R]) -> R:
-        """Call a function on the engine thread, between two steps, and wait for it."""
+    def call(self, work: Callable[[Loaded], R], *, aside: bool = False) -> R:
+        """Call a function on the engine thread, between two steps, and wait for it.
+
+        `aside`: also while a pass stands aside, because the function does nothing to the model.
+        """
         if threading.current_thread() is self._thread and self._loaded:
             return work(self._loaded)  # from inside another call, or from an event
-        job = Job(next(self._ids), work)
+        job = (Aside if aside else Job)(next(self._ids), work)
         try:
             self._put(job)
             job.done.wait()
@@ -112,7 +129,7 @@ class Engine:
     def _put(self, item: Job[Any] | Request) -> None:
         with self._gate.lock:  # so that nothing comes in behind the thread's last look
             if self._gate.stopped:
-                raise EngineStopped("the model was closed; open it again with LLM(...)")
+                raise EngineStopped(CLOSED)
             self._inbox.put(item)
 
     def _stop(self) -> None:
@@ -135,7 +152,7 @@ class Engine:
             return
         finally:
             self._ready.set()
-        loop = Loop(loaded, self._inbox, self._gate)
+        loop = self._loop = Loop(loaded, self._inbox, self._gate)
         try:
             loop.run()
         except BaseException as e:
@@ -150,7 +167,7 @@ class Engine:
             except Exception:
                 log.exception("the model's last duties failed")
             # Whoever keeps the engine does not keep the model's memory.
-            self._loaded = self._gate.model = None
+            self._loaded = self._loop = self._gate.model = None
             loaded.model.close()
             if loaded.speculation:
                 loaded.speculation.close()

@@ -29,6 +29,10 @@ class Job(Generic[R]):
     error: BaseException | None = None
 
 
+class Aside(Job[R]):
+    """One that does nothing to the model, and can be called while a pass stands aside."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A text to continue."""

@@ -9,21 +9,23 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar, cast
 
 from hetrun import child
-from hetrun.errors import EngineStopped
+from hetrun.errors import EngineStopped, Overloaded
 from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.questions import Question, SetRam
 from hetrun.stats import Streaming
 from hetrun.wire import (
     ASK_FOR_STACKS,
     Answer,
+    Ask,
     Cancel,
     Channel,
     Close,
@@ -32,9 +34,8 @@ from hetrun.wire import (
     Message,
     Progress,
     Pulse,
-    RamSet,
     Ready,
-    SetRam,
+    Reply,
     Stuck,
     Submit,
     Unstuck,
@@ -47,7 +48,10 @@ WRITING_S = 60.0  # and if it has prompts to write before
 STACKS_S = 0.5  # how long it may take to write its stacks before it is killed
 STACKS = "Fatal Python error: "  # they begin so when it crashes
 LAST_WORDS = 300  # characters of the worker's own output quoted when it died
+MOST_ASKED = 256  # questions at a time, also of those who do not wait for an answer any more
+RETRY_S = 1.0  # nothing is known of how long those take
 
+A = TypeVar("A")
 OnEvents = Callable[[tuple[Event, ...]], None]
 
 
@@ -73,7 +77,7 @@ class Life:
         self._lock = threading.Lock()
         self._born = monotonic()
         self._running: dict[int, OnEvents] = {}
-        self._budgets: dict[int, Future[Mapping[str, int]]] = {}
+        self._asked: dict[int, tuple[Question[Any], Future[object]]] = {}
         self._over = False
         self._closing = False
         self._end: str | None = None  # why we ended it
@@ -95,8 +99,8 @@ class Life:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no request."""
-        return not self._running
+        """Whether it has nothing to do."""
+        return not self._running and not self._asked
 
     @property
     def stuck(self) -> Stuck | None:
@@ -117,19 +121,19 @@ class Life:
         self._channel.send(Submit(key, request, asked))
         return key
 
-    def set_ram(self, nbytes: int) -> Future[Mapping[str, int]] | None:
-        """Have it take at most so many bytes, and hear what it takes then; None if it is over.
-
-        If it dies the answer is a `Died`, and its `load` is as it was.
-        """
-        key, answer = next(self._keys), Future[Mapping[str, int]]()
+    def ask(self, question: Question[A]) -> Future[A] | None:
+        """Ask it something and hear the answer, or why there is none: a `Died`, if it dies. None if it is over."""
+        key, answer = next(self._keys), Future[object]()
         answer.set_running_or_notify_cancel()  # who does not wait any more cancels nothing
         with self._lock:
             if self._over:
                 return None
-            self._budgets[key] = answer
-        self._channel.send(SetRam(key, nbytes))
-        return answer
+            if len(self._asked) >= MOST_ASKED:
+                waiting = f"the engine is asked {MOST_ASKED} things already"
+                raise Overloaded(f"{waiting}; ask again in {RETRY_S:g} s", RETRY_S)
+            self._asked[key] = question, answer
+        self._channel.send(Ask(key, question))
+        return cast("Future[A]", answer)
 
     def cancel(self, key: int) -> None:
         self._channel.send(Cancel(key))
@@ -159,10 +163,10 @@ class Life:
             self._over = True
             orphans = list(self._running.values())
             self._running.clear()
-            changes = list(self._budgets.values())
-            self._budgets.clear()
-        for change in changes:
-            change.set_exception(died)
+            unanswered = [answer for _, answer in self._asked.values()]
+            self._asked.clear()
+        for answer in unanswered:
+            answer.set_exception(died)
         for on_events in orphans:
             on_events(death)
 
@@ -213,8 +217,8 @@ class Life:
                 with self._lock:
                     on_events = self._running.pop(key) if events[-1].last else self._running[key]
                 on_events(events)
-            case RamSet():
-                self._ram_set(message)
+            case Reply():
+                self._replied(message)
             case Pulse(streaming):
                 self.streaming = streaming
             case Stuck():
@@ -229,15 +233,16 @@ class Life:
             case Failed(error):
                 self.error = error
 
-    def _ram_set(self, said: RamSet) -> None:
+    def _replied(self, said: Reply) -> None:
         with self._lock:
-            answer = self._budgets.pop(said.key)
+            question, answer = self._asked.pop(said.key)
         if said.error is not None:
             answer.set_exception(said.error)
-        else:
+            return
+        if isinstance(question, SetRam):
             # First: whoever hears that it is so may rely on it, also where the process dies now.
-            self.load = replace(self.load, options={**self.load.options, "ram": said.nbytes})
-            answer.set_result(said.memory)
+            self.load = replace(self.load, options={**self.load.options, "ram": question.nbytes})
+        answer.set_result(said.answer)
 
     def _reap(self) -> None:
         """It hung up: it ends now, or is ended, for nobody can talk to it any more."""

@@ -17,6 +17,7 @@ import numpy as np
 from hetrun import model as models
 from hetrun.backend import Floats, Precision
 from hetrun.budget import look, set_ram
+from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.completion import (
     Completion,
@@ -37,10 +38,15 @@ from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
 from hetrun.pooling import read_vector
+from hetrun.prepare import Renderer
+from hetrun.questions import Question
+from hetrun.replies import answered
 from hetrun.source import open_model
 from hetrun.stats import Stats, Streaming
+from hetrun.tally import Held
 from hetrun.weights import Progress
 
+A = TypeVar("A")
 R = TypeVar("R")
 
 
@@ -98,6 +104,7 @@ class LLM:
             self._engine = Engine(lambda: load(source, templates, settings, options, progress, most_waiting))
             undo.callback(self._engine.close)
             self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
+            self.render: Renderer | None = self._engine.call(lambda loaded: loaded.render)
             undo.pop_all()
 
     @property
@@ -209,6 +216,24 @@ class LLM:
         plans = self.call(change)
         self.settings = replace(self.settings, ram=nbytes)
         return plans
+
+    @property
+    def held(self) -> Held:
+        """What the engine has to do, and what it has done; from any thread, at once."""
+        return self._engine.held
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template in use."""
+        return self._templates.template
+
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question about the model that runs; waits for it."""
+        return cast("A", answered(self, question))
+
+    def aside(self, work: Callable[[Loaded], R]) -> R:
+        """Call a function that does nothing to the model on the engine thread, maybe in the middle of a pass."""
+        return self._engine.call(work, aside=True)
 
     @property
     def memory(self) -> Mapping[str, int]:

@@ -21,7 +21,7 @@ from hetrun.entry import Entry, gives_way
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
 from hetrun.executor import Step
-from hetrun.inbox import Cancel, Close, Gate, Item, Job, Ready, Request
+from hetrun.inbox import Aside, Cancel, Close, Gate, Item, Job, Ready, Request
 from hetrun.loaded import Loaded
 from hetrun.mixing import Mixing
 from hetrun.model import Model
@@ -127,6 +127,11 @@ class Loop:
                 item.error = reason
                 item.done.set()
 
+    @property
+    def requests(self) -> tuple[list[Running], list[Running], list[Waiting]]:
+        """Those that run, that gave up their places, and that wait; from any thread."""
+        return self._running.copy(), self._displaced.copy(), self._waiting.copy()
+
     # --- what comes in
 
     def _take(self) -> bool:
@@ -164,7 +169,8 @@ class Loop:
         """What can be done while a pass stands aside."""
         for _ in range(self._inbox.qsize()):
             item = self._inbox.get()
-            if isinstance(item, (Job, Close)) or (isinstance(item, Cancel) and item.id in self._standing):
+            busy = isinstance(item, (Job, Close)) and not isinstance(item, Aside)
+            if busy or (isinstance(item, Cancel) and item.id in self._standing):
                 self._later.append(item)
             else:
                 self._handle(item)

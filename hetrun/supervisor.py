@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, TypeVar
 
 from hetrun.errors import EngineStopped
 from hetrun.events import ModelInfo
 from hetrun.life import Life
+from hetrun.questions import Question
 from hetrun.stats import Streaming
 from hetrun.wire import Load, Stuck
 
 log = logging.getLogger(__name__)
+
+A = TypeVar("A")
 
 MOST_DELAY_S = 30.0
 MOST_FAILED = 6  # loads in a row
@@ -101,11 +103,11 @@ class Supervisor:
         answer.add_done_callback(_looked_at)
         return await asyncio.shield(answer)
 
-    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
-        """Change the budget of the present life and of those that follow, and hear what it takes then."""
+    async def ask(self, question: Question[A]) -> A:
+        """Ask the present life, or the next; a `Died` if it dies over it."""
         while True:
             life = await self.ready()
-            if (answer := life.set_ram(nbytes)) is not None:
+            if (answer := life.ask(question)) is not None:
                 return await asyncio.wrap_future(answer)
 
     def close(self) -> None:

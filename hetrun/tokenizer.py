@@ -60,6 +60,26 @@ class Tokenizer:
         """Tokens in the vocabulary."""
         return self._vocabulary.n_tokens
 
+    @property
+    def cuts_at_spaces(self) -> bool:
+        """Whether a token ends before each space between two ASCII letters, whatever follows."""
+        return self._vocabulary.cuts_at_spaces
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins a sequence."""
+        return self._vocabulary.bos
+
+    @property
+    def eos(self) -> int | None:
+        """The token that ends one."""
+        return self._vocabulary.eos
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model wants a sequence to begin with its token."""
+        return self._vocabulary.add_bos
+
     @cached_property
     def bos_text(self) -> str:
         """How the beginning of a sequence is written in a template."""
@@ -87,6 +107,11 @@ class Tokenizer:
         tokens += self._vocabulary.tokenize(rest, add_special=not (says_it or at), parse_special=True)
         self._recent.add(raw, tokens)
         return tokens
+
+    def encode_as(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """The same as it is wished: what begins a sequence added or not, special tokens parsed or not."""
+        says_it = parse_special and bool(self.bos_text) and text.startswith(self.bos_text)
+        return self._vocabulary.tokenize(whole(text), add_special and not says_it, parse_special)
 
     def encode_plain(self, text: str) -> list[int]:
         """The tokens of a text as it stands: nothing added, nothing special in it."""

@@ -1,26 +1,32 @@
 """What crosses the pipe between a front and the engine's process, and how.
 
-The parent sends one `Load`, then any number of `Submit`, `Cancel` and `SetRam`, then `Close`. The child
-answers with `Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, a `RamSet` for each
-`SetRam`, and a `Pulse` from time to time.
+The parent sends one `Load`, then any number of `Submit`, `Cancel` and `Ask`, then `Close`. The child
+answers with `Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, a `Reply` to each
+`Ask`, and a `Pulse` from time to time.
 """
 
 from __future__ import annotations
 
+import logging
 import pickle
 import queue
 import select
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import cast
+from typing import Any, cast
 
+from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded, UserError
 from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.questions import Question
 from hetrun.stats import Streaming
+
+log = logging.getLogger(__name__)
 
 # A step gives its tokens one by one, over a millisecond or so: one message carries them all.
 LINGER_S = 0.002
@@ -96,20 +102,19 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class SetRam:
-    """Take at most so many bytes from now on."""
+class Ask:
+    """A question that is not for the model."""
 
     key: int
-    nbytes: int
+    question: Question[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class RamSet:
-    """What the model takes now, or why nothing has changed."""
+class Reply:
+    """Its answer, of the type that the question says, or why there is none."""
 
     key: int
-    nbytes: int
-    memory: Mapping[str, int]
+    answer: object
     error: Exception | None = None
 
 
@@ -143,8 +148,8 @@ class Answer:
     events: tuple[Event, ...]
 
 
-ToWorker = Load | Submit | Cancel | SetRam | Close
-FromWorker = Progress | Ready | Failed | Answer | RamSet | Pulse | Stuck | Unstuck
+ToWorker = Load | Submit | Cancel | Ask | Close
+FromWorker = Progress | Ready | Failed | Answer | Reply | Pulse | Stuck | Unstuck
 Message = ToWorker | FromWorker
 
 
@@ -244,3 +249,21 @@ def _packed_event(event: Event) -> Event | tuple[int | None, str]:
 
 def _unpacked_event(packed: Event | tuple[int | None, str]) -> Event:
     return Event("token", packed[1], packed[0]) if isinstance(packed, tuple) else packed
+
+
+def portable(error: Exception) -> Exception:
+    """The error as it can cross the pipe; one that is our fault carries its traceback as a note."""
+    ours = not isinstance(error, (UserError, Overloaded, DeadlineExceeded))
+    if ours and not getattr(error, "__notes__", None):
+        error.add_note("".join(traceback.format_exception(error)))
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception as problem:
+        log.debug("%s cannot be pickled: %s", type(error).__name__, problem)
+        copy = None
+    if isinstance(copy, Exception):
+        return copy
+    plain = HetrunError(f"{type(error).__name__}: {error}")
+    for note in getattr(error, "__notes__", ()):
+        plain.add_note(note)
+    return plain

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import queue
 import signal
 import threading
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from hetrun.errors import DeadlineExceeded, EngineStopped, HetrunError, Overloaded, UserError
+from hetrun.errors import EngineStopped
 from hetrun.events import Doing, Event, GenerateRequest, ModelInfo
+from hetrun.lanes import Lanes
+from hetrun.questions import Question
 from hetrun.stats import Streaming
 from hetrun.watchdog import Watchdog, write_stacks
 from hetrun.wire import (
     LINGER_S,
     Answer,
+    Ask,
     Cancel,
     Channel,
     Close,
@@ -32,26 +33,19 @@ from hetrun.wire import (
     Message,
     Progress,
     Pulse,
-    RamSet,
     Ready,
-    SetRam,
     Submit,
+    portable,
 )
 
 log = logging.getLogger(__name__)
+
+A = TypeVar("A")
 
 ENGINE = "hetrun.llm:for_conversations"
 # The first token of an answer has some way to go, through the front to whoever asked. If the next step began
 # at once, on all cores, they would wait for one: 8 ms on two cores, 2 with ours left to them for a moment.
 HEAD_START_S = 0.002
-
-
-class Billed(Protocol):
-    """The part of a plan that says what it takes."""
-
-    @property
-    def memory(self) -> Mapping[str, int]:
-        """Bytes, by what they are for."""
 
 
 class Answerer(Protocol):
@@ -72,8 +66,9 @@ class Answerer(Protocol):
 
     def cancel(self, request_id: int) -> None: ...
 
-    def set_ram(self, ram: int) -> Billed:
-        """Take at most so many bytes from now on; waits until the step that runs has ended."""
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question; waits for it, and is called from any thread."""
+        ...
 
     def close(self) -> None: ...
 
@@ -113,16 +108,11 @@ def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> N
     except Exception as error:
         channel.send(Failed(portable(error)))
         return
-    closed, budgets = threading.Event(), queue.SimpleQueue[SetRam]()
+    closed = threading.Event()
     watchdog = Watchdog(lambda: engine.doing, load.patience, channel.send, lambda: Pulse(engine.streaming))
-    # Budgets on a thread of their own: a change waits for a step's end, and requests must not wait behind it.
-    for name, work, args in (
-        ("watchdog", watchdog.run, (closed,)),
-        ("budget", _change_budgets, (engine, channel, budgets)),
-    ):
-        threading.Thread(target=work, args=args, name=f"hetrun-{name}", daemon=True).start()
+    threading.Thread(target=watchdog.run, args=(closed,), name="hetrun-watchdog", daemon=True).start()
     try:
-        _serve(engine, channel, orders, budgets)
+        _serve(engine, channel, orders, Lanes(engine, channel.send))
     finally:
         closed.set()
         engine.close()
@@ -142,24 +132,7 @@ def _build(load: Load, channel: Channel) -> Answerer:
     return build(**load.options, progress=progress)
 
 
-def _change_budgets(engine: Answerer, channel: Channel, budgets: queue.SimpleQueue[SetRam]) -> None:
-    """One behind the other, so that the last that is said to be set is the one in force."""
-    while True:
-        order = budgets.get()
-        try:
-            memory = dict(engine.set_ram(order.nbytes).memory)
-        except Exception as error:
-            channel.send(RamSet(order.key, order.nbytes, {}, portable(error)))
-        else:
-            channel.send(RamSet(order.key, order.nbytes, memory))
-
-
-def _serve(
-    engine: Answerer,
-    channel: Channel,
-    orders: queue.SimpleQueue[Message],
-    budgets: queue.SimpleQueue[SetRam],
-) -> None:
+def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message], lanes: Lanes) -> None:
     running: dict[int, int] = {}
     begun: set[int] = set()  # those of which a part was sent
 
@@ -199,8 +172,8 @@ def _serve(
                     answer(key, Event("error", error=error))
             case Cancel(key) if key in running:
                 engine.cancel(running[key])
-            case SetRam() as order:
-                budgets.put(order)
+            case Ask() as order:
+                lanes.put(order)
             case Answer(key):
                 running.pop(key, None)
             case Failed(error):
@@ -218,21 +191,3 @@ def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:
     if request.deadline_s is None:
         return request
     return replace(request, deadline_s=max(request.deadline_s - (monotonic() - asked), 0.0))
-
-
-def portable(error: Exception) -> Exception:
-    """The error as it can cross the pipe; one that is our fault carries its traceback as a note."""
-    ours = not isinstance(error, (UserError, Overloaded, DeadlineExceeded))
-    if ours and not getattr(error, "__notes__", None):
-        error.add_note("".join(traceback.format_exception(error)))
-    try:
-        copy = pickle.loads(pickle.dumps(error))
-    except Exception as problem:
-        log.debug("%s cannot be pickled: %s", type(error).__name__, problem)
-        copy = None
-    if isinstance(copy, Exception):
-        return copy
-    plain = HetrunError(f"{type(error).__name__}: {error}")
-    for note in getattr(error, "__notes__", ()):
-        plain.add_note(note)
-    return plain

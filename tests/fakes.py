@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from hetrun.errors import (
     BackendError,
@@ -52,6 +53,20 @@ from hetrun.events import (
     Usage,
 )
 from hetrun.plan import PlanSet
+from hetrun.questions import (
+    Counts,
+    Detokenize,
+    EngineState,
+    PlanNow,
+    Question,
+    Render,
+    SetRam,
+    Slot,
+    State,
+    Tokenize,
+    TokenizerFacts,
+    TokenizerInfo,
+)
 from hetrun.stats import Streaming
 
 INFO = ModelInfo(
@@ -122,6 +137,7 @@ class FakeEngine:
         self.refusals: list[HetrunError] = []  # of the next requests, which are none of `requests`
         self.idle = threading.Event()
         self.idle.set()
+        self.slow = threading.Event()  # what a slow template waits for
         self._pace_s = pace_s
         self._closing = threading.Event()
         self._orders: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -143,6 +159,35 @@ class FakeEngine:
         self.idle.clear()
         self._orders.put(job)
         return number
+
+    def ask(self, question: Question[Any]) -> Any:  # noqa: ANN401 - each question has its own
+        """A token for each byte of a text, and a template that writes roles and contents."""
+        match question:
+            case Tokenize(text, add_special):
+                order, _, file = text.partition(" ")
+                if order == "die" or (order == "once" and not Path(file).exists()):
+                    Path(file or os.devnull).touch()
+                    os.kill(os.getpid(), signal.SIGABRT)
+                    threading.Event().wait()
+                return [0] * add_special + list(text.encode())
+            case Detokenize(tokens):
+                return [bytes([token]) for token in tokens]
+            case TokenizerInfo():
+                return TokenizerFacts(256, 0, 1, True, "<s>", "</s>", "{{ messages }}", "the model")
+            case Render(messages, options):
+                if messages[-1]["content"] == "slow":
+                    self.slow.wait()
+                return "".join(f"[{m['role']}]{m['content']}" for m in messages) + repr(dict(options))
+            case PlanNow():
+                return {"format": 3, "plans": []}
+            case SetRam(nbytes):
+                return dict(self.set_ram(nbytes).memory)
+            case State():
+                slots = [Slot(7, "answer", 1.5, 10, 10, 4, 3, 100), Slot(8, "waiting", 0.5)]
+                counts = Counts({"stop": 2, "error": 1}, 70, 9, 30, 8, 6, 2, 0.25, 40, 0.5)
+                budget = self.streaming.budget if self.streaming else None
+                return EngineState(counts, tuple(slots), 64, 2048, budget, self.streaming)
+        raise AssertionError(question)
 
     def set_ram(self, ram: int) -> PlanSet:
         if ram == DEADLY_RAM:

@@ -10,7 +10,7 @@ from hetrun.backend import Available, Descriptor
 from hetrun.config import Settings
 from hetrun.coresets import core_sets, in_ranges, to_text
 from hetrun.llm import make_plan
-from hetrun.seating import chosen
+from hetrun.replies import cores_of, plan_json
 from hetrun.topology import this_machine
 from hetrun.visible import visible
 
@@ -18,13 +18,10 @@ from hetrun.visible import visible
 def print_plan(settings: Settings, as_json: bool) -> None:
     """The plan for the settings' model."""
     plans = make_plan(settings)
-    # Where so many threads run, unless the system puts them anywhere or there is one for each CPU.
-    used = {plan.threads: chosen().of(plan.threads) for plan in plans.plans.values()}
-    some = {n: cores for n, cores in used.items() if cores.cpus != this_machine().cpus}
     if as_json:
-        cores = {"cores": [some[n].to_json() for n in sorted(some)]} if some else {}
-        print(json.dumps(plans.to_json() | cores, indent=1))
+        print(json.dumps(plan_json(plans), indent=1))
         return
+    some = cores_of(plans)
     print(visible(plans.to_text()))
     for n in sorted(some):
         print(f"{n} threads: {some[n].name}, CPU {in_ranges(some[n].cpus)}")

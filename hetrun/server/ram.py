@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from hetrun.config import OPTIONS
 from hetrun.errors import BudgetError, OptionError
+from hetrun.questions import SetRam
 from hetrun.server.body import json_object
 from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError, wrong_type
@@ -23,7 +24,7 @@ def routes(service: Service) -> list[Route]:
     async def change(request: Request) -> Response:
         nbytes = wanted(await json_object(request))
         try:
-            memory = await service.client.set_ram(nbytes)
+            memory = await service.client.ask(SetRam(nbytes))
         except BudgetError as error:
             raise ApiError(str(error), "ram", "budget_too_small") from error
         except OptionError as error:  # a model that keeps what it has

@@ -18,6 +18,7 @@ from hetrun.config import Settings
 from hetrun.errors import BudgetError
 from hetrun.events import GenerateRequest
 from hetrun.params import SamplingParams
+from hetrun.questions import SetRam
 from hetrun.wire import Patience
 from tests import make_model
 
@@ -129,12 +130,12 @@ async def test_a_worker_s_budget_changes_and_holds_for_the_next_one(model: Path)
         first = await text()
         middle = await until_budget(MIDDLE << 20)
         running = asyncio.create_task(text())
-        bill = await client.set_ram(SMALL << 20)
+        bill = await client.ask(SetRam(SMALL << 20))
         assert bill["limit"] == SMALL << 20
         assert await running == first
         assert await until_budget(SMALL << 20) > middle > 0
         with pytest.raises(BudgetError):
-            await client.set_ram(20 << 20)
+            await client.ask(SetRam(20 << 20))
         os.kill(client.pid, signal.SIGKILL)
         assert await text() == first
         assert await until_budget(SMALL << 20) > middle

@@ -16,6 +16,7 @@ from hetrun.config import Settings
 from hetrun.errors import BudgetError, EngineStopped, OptionError
 from hetrun.events import GenerateRequest
 from hetrun.params import SamplingParams
+from hetrun.questions import SetRam
 from hetrun.server.app import create_app
 from hetrun.wire import Patience
 from tests.fakes import DEADLY_RAM, LEAST_RAM, FakeEngine
@@ -143,11 +144,11 @@ async def test_health_says_what_the_disk_is_like(http: httpx.AsyncClient) -> Non
 async def test_the_budget_changes_while_answers_run(kind: str) -> None:
     async with opened(kind) as client:
         running = asyncio.create_task(said(client, "say one two three"))
-        assert await client.set_ram(5 * MIB) == {"weights": 5 * MIB - 1000, "KV": 1000}
+        assert await client.ask(SetRam(5 * MIB)) == {"weights": 5 * MIB - 1000, "KV": 1000}
         assert await running == "one two three"
         assert await said(client, "options") == f"{{'ram': {5 * MIB}}}"
         with pytest.raises(BudgetError, match="this model needs at least 1048576"):
-            await client.set_ram(5)
+            await client.ask(SetRam(5))
         assert await said(client, "options") == f"{{'ram': {5 * MIB}}}"
         await until(lambda: client.health.streaming is not None)
         assert client.health.streaming
@@ -157,7 +158,7 @@ async def test_the_budget_changes_while_answers_run(kind: str) -> None:
 async def test_of_many_changes_the_last_one_is_in_force() -> None:
     async with opened("worker") as client:
         sizes = [n * MIB for n in range(1, 9)]
-        bills = await asyncio.gather(*(client.set_ram(size) for size in sizes))
+        bills = await asyncio.gather(*(client.ask(SetRam(size)) for size in sizes))
         assert [bill["weights"] + 1000 for bill in bills] == sizes
         assert await said(client, "options") == f"{{'ram': {sizes[-1]}}}"
 
@@ -165,9 +166,9 @@ async def test_of_many_changes_the_last_one_is_in_force() -> None:
 async def test_the_budget_holds_for_the_next_worker() -> None:
     async with opened("worker", ram="3MiB") as client:
         assert isinstance(client, WorkerClient)
-        await client.set_ram(7 * MIB)
+        await client.ask(SetRam(7 * MIB))
         with pytest.raises(BudgetError):
-            await client.set_ram(5)
+            await client.ask(SetRam(5))
         for _ in range(2):
             first = client.pid
             os.kill(first, signal.SIGKILL)
@@ -180,8 +181,8 @@ async def test_a_worker_that_dies_of_it_comes_back_with_what_it_had() -> None:
         assert isinstance(client, WorkerClient)
         await client.info()
         first = client.pid
-        with pytest.raises(EngineStopped, match=r"SIGABRT.*It starts again with the memory that it had"):
-            await client.set_ram(DEADLY_RAM)
+        with pytest.raises(EngineStopped, match=r"SIGABRT.*It starts again as it was before"):
+            await client.ask(SetRam(DEADLY_RAM))
         assert await said(client, "options") == f"{{'ram': {3 * MIB}}}"
         assert client.pid != first
 
@@ -189,19 +190,19 @@ async def test_a_worker_that_dies_of_it_comes_back_with_what_it_had() -> None:
 async def test_a_change_waits_for_a_worker_and_hears_that_there_is_none() -> None:
     async with opened("worker") as client:
         assert isinstance(client, WorkerClient)
-        change = asyncio.create_task(client.set_ram(2 * MIB))
+        change = asyncio.create_task(client.ask(SetRam(2 * MIB)))
         assert (await change)["KV"] == 1000  # it had not loaded yet
     with pytest.raises(EngineStopped, match="the engine was closed"):
-        await client.set_ram(2 * MIB)
+        await client.ask(SetRam(2 * MIB))
 
 
 async def test_who_gives_up_waiting_does_no_harm() -> None:
     async with opened("worker") as client:
         await client.info()
-        change = asyncio.create_task(client.set_ram(2 * MIB))
+        change = asyncio.create_task(client.ask(SetRam(2 * MIB)))
         await asyncio.sleep(0)
         change.cancel()
         with pytest.raises(asyncio.CancelledError):
             await change
-        assert (await client.set_ram(4 * MIB))["weights"] == 4 * MIB - 1000
+        assert (await client.ask(SetRam(4 * MIB)))["weights"] == 4 * MIB - 1000
         assert await said(client, "say fine") == "fine"
