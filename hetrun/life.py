@@ -122,7 +122,7 @@ class Life:
         return key
 
     def ask(self, question: Question[A]) -> Future[A] | None:
-        """Ask it something and hear the answer, or why there is none: a `Died`, if it dies. None if it is over."""
+        """Ask it something and hear the answer, or an error: a `Died`, if it dies. None if it is over."""
         key, answer = next(self._keys), Future[object]()
         answer.set_running_or_notify_cancel()  # who does not wait any more cancels nothing
         with self._lock:

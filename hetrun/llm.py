@@ -232,7 +232,7 @@ class LLM:
         return cast("A", answered(self, question))
 
     def aside(self, work: Callable[[Loaded], R]) -> R:
-        """Call a function that does nothing to the model on the engine thread, maybe in the middle of a pass."""
+        """Call a function that leaves the model alone on the engine thread, maybe in the middle of a pass."""
         return self._engine.call(work, aside=True)
 
     @property

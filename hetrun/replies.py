@@ -40,7 +40,7 @@ from hetrun.waiting import Waiting
 R = TypeVar("R")
 
 PART = 1 << 14  # characters, or tokens, at a time: a few milliseconds
-MOST_PART = 1 << 18  # characters where a text has no place to be cut
+MOST_PART = 1 << 17  # characters where a text has no place to be cut
 # Before such a space a token ends, where the vocabulary says so (`Vocabulary.cuts_at_spaces`).
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 

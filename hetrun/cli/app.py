@@ -64,7 +64,7 @@ def chat(**given: object) -> None:
 
 @hetrun.command(cls=sampling.Command)
 @options.settings("model", "models", "models_max", "sleep_idle")
-@options.settings("host", "port", "uds", "api_key", "queue", "strict")
+@options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
 @options.settings("temperature", "chat_template", "prompt_cache")
 @options.settings(*options.RUNNING)
 @options.verbose

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,11 +30,15 @@ def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: b
     address = listen.Address(settings.host, settings.port, settings.uds)
     listen.check_exposure(address, settings.api_key)
     with listen.listening(address) as bound:
-        asyncio.run(_serve(settings, sampling, bound, verbose))
+        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), verbose))
 
 
 async def _serve(
-    settings: Settings, sampling: Mapping[str, object], bound: socket.socket, verbose: bool
+    settings: Settings,
+    sampling: Mapping[str, object],
+    bound: socket.socket,
+    hosts: Iterable[str] | None,
+    verbose: bool,
 ) -> None:
     shelf = shelf_of(settings)
     try:
@@ -58,6 +62,8 @@ async def _serve(
             api_key=settings.api_key,
             sampling=sampling,
             most_requests=settings.queue + BESIDE,
+            hosts=hosts,
+            origins=settings.cors_origins,
         )
 
         def started() -> None:

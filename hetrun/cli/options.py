@@ -17,7 +17,7 @@ Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
 FLAGS = ("deterministic", "strict")
-REPEATED = ("backends", "models")
+REPEATED = ("backends", "models", "allowed_hosts", "cors_origins")
 RUNNING = (
     "ctx",
     "ram",

@@ -176,6 +176,24 @@ class Settings:
         repr=False,  # a secret
         metadata=option("key that clients must send", values.text, "--api-key", shows="none"),
     )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "further name that leads to this server; may be repeated",
+            values.names,
+            "--allowed-host",
+            shows="this machine's own",
+        ),
+    )
+    cors_origins: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "web page that may use the server, as https://example.com, or *; may be repeated",
+            values.origins,
+            "--cors-origin",
+            shows="none",
+        ),
+    )
     queue: int = field(
         default=256,
         metadata=option("requests that may wait; more are refused", values.integer(0, 1 << 20), "--queue"),

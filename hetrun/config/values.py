@@ -141,6 +141,18 @@ def names(value: object, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in found))
 
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", re.ASCII | re.IGNORECASE)
+
+
+def origins(value: object, where: str) -> tuple[str, ...]:
+    """Web pages as browsers name them: a scheme, a host and a port, or * for all."""
+    found = names(value, where)
+    for origin in found:
+        if origin != "*" and not ORIGIN.fullmatch(origin.rstrip("/")):
+            raise refused(where, origin, "a scheme and a host, as https://example.com:3000, or *")
+    return found
+
+
 def choice(*allowed: str) -> Callable[[object, str], str]:
     """One of several words."""
 

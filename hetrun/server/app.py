@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,15 +11,29 @@ from starlette.requests import ClientDisconnect
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.server import chat, completions, embeddings, health, models, ram
+from hetrun.server import (
+    chat,
+    completions,
+    elsewhere,
+    embeddings,
+    health,
+    looking,
+    metrics,
+    models,
+    ram,
+    texts,
+)
 from hetrun.server.auth import RequireKey
 from hetrun.server.crowd import MOST_REQUESTS
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
+from hetrun.server.guard import Guard
 from hetrun.server.service import Service
+from hetrun.server.traffic import Counted
 
 ENDPOINTS = (
-    *(chat.routes, completions.routes, embeddings.routes),
-    *(models.routes, health.routes, ram.routes),
+    *(chat.routes, completions.routes, embeddings.routes, models.routes),
+    *(texts.routes, looking.routes, metrics.routes, health.routes, ram.routes),
+    elsewhere.routes,
 )
 
 
@@ -30,12 +44,21 @@ def create_app(
     api_key: str | None = None,
     sampling: Mapping[str, object] | None = None,
     most_requests: int = MOST_REQUESTS,
+    hosts: Iterable[str] | None = None,
+    origins: Iterable[str] = (),
 ) -> Starlette:
-    """The server in front of this client, which stays the caller's to close."""
+    """The server in front of this client, which stays the caller's to close.
+
+    `hosts`: names that lead here, besides this machine's own; None: any. `origins`: pages that may ask.
+    """
     service = Service(client, strict, sampling or {}, most_requests)
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
-        middleware=[] if api_key is None else [Middleware(RequireKey, key=api_key)],
+        middleware=[
+            Middleware(Counted, traffic=service.traffic),
+            Middleware(Guard, hosts=hosts, origins=tuple(origins)),
+            *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
+        ],
         exception_handlers={
             ApiError: on_api_error,
             HTTPException: on_http_exception,

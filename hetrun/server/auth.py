@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetrun.server.errors import ApiError
 
-OPEN = frozenset({"/health"})  # a supervisor that only asks whether we live needs no key
+OPEN = frozenset({"/health", "/v1/health"})  # a supervisor that only asks whether we live needs no key
 
 
 class RequireKey:

@@ -18,9 +18,10 @@ class Crowd:
     process, which a flood of clients would take before the engine hears of them.
     """
 
-    def __init__(self, app: ASGIApp, most_requests: int) -> None:
+    def __init__(self, app: ASGIApp, most_requests: int, most_bytes: int | None = None) -> None:
         self._app = app
         self._most_requests = most_requests
+        self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._requests = 0
         self._bytes = 0
 
@@ -34,7 +35,7 @@ class Crowd:
             nonlocal mine
             message = await receive()
             size = len(message.get("body", b""))
-            if self._bytes + size > MOST_BYTES:
+            if self._bytes + size > self._most_bytes:
                 raise _refusal(f"{self._bytes >> 20} MiB of requests are held already")
             mine += size
             self._bytes += size

@@ -17,7 +17,7 @@ def routes(service: Service) -> list[Route]:
         health = service.client.health
         return JSONResponse(described(health), 200 if health.status == "ok" else 503)
 
-    return [Route("/health", health)]
+    return [Route("/health", health), Route("/v1/health", health)]
 
 
 def described(health: Health) -> dict[str, object]:

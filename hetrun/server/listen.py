@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hetrun.errors import OptionError
+from hetrun.server.connection import Connection
 
 GRACE_S = 2  # how long running answers may go on once we were asked to stop
 
@@ -40,6 +41,13 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def hosts(self, allowed: Iterable[str]) -> frozenset[str] | None:
+        """The names in requests that mean us, besides this machine's own; None: any.
+
+        Where a key is asked for, or only some may open the socket, a name proves nothing that matters.
+        """
+        return frozenset((self.host, *allowed)) if self.is_private and self.uds is None else None
 
 
 def check_exposure(address: Address, api_key: str | None) -> None:
@@ -159,7 +167,8 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="asyncio",  # the alternatives refuse a Unix socket that is bound already
-        http="h11",  # the alternative knows no limit to headers
+        http=Connection,
+        ws="none",
         lifespan="off",
         log_level=logging.INFO if access_log else logging.WARNING,
         access_log=access_log,

@@ -78,7 +78,7 @@ def routes(service: Service) -> list[Route]:
         return JSONResponse(described(info.id, service.client, info))
 
     # A model's name may hold a slash.
-    return [Route("/v1/models", listed), Route("/v1/models/{name:path}", one)]
+    return [Route("/v1/models", listed), Route("/models", listed), Route("/v1/models/{name:path}", one)]
 
 
 def _status(client: ChatClient) -> str:

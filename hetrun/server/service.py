@@ -11,6 +11,7 @@ from hetrun.errors import EngineStopped, UserError
 from hetrun.events import ModelInfo
 from hetrun.server.crowd import MOST_REQUESTS
 from hetrun.server.errors import api_error
+from hetrun.server.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Service:
     strict: bool = False  # refuse unknown fields and models, and OpenAI's own limits hold
     sampling: Mapping[str, object] = field(default_factory=dict)  # for requests that do not say otherwise
     most_requests: int = MOST_REQUESTS  # held at a time
+    traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def info(self) -> ModelInfo:

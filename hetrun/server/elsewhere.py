@@ -1,0 +1,60 @@
+"""What other servers have and this one does not: one sentence each, so that nobody has to guess.
+
+501, because the request may be all right and no other one of its kind will do better; and no client shall ask
+again by itself. A path that nobody's server has is 404, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hetrun.server.errors import FINAL, ApiError
+from hetrun.server.service import Service
+
+ANY = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+CHAT = "POST /v1/chat/completions"
+MEDIA = "This server reads and writes text only"
+RERANK = "Reranking is not supported: this server runs models that write text"
+ADAPTERS = "LoRA adapters are not supported: serve a model into which they were merged"
+LOADED = "The model of this server is chosen when it starts (hetrun serve -m MODEL)"
+
+REFUSED: Mapping[str, str] = {
+    "/infill": "Infilling is not supported: send the text with its special tokens to POST /v1/completions",
+    "/v1/messages": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
+    "/v1/messages/{rest:path}": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
+    "/api/{rest:path}": f"Ollama's API is not supported: use OpenAI's, {CHAT} and GET /v1/models",
+    "/lora-adapters": ADAPTERS,
+    "/v1/load_lora_adapter": ADAPTERS,
+    "/v1/unload_lora_adapter": ADAPTERS,
+    "/rerank": RERANK,
+    "/reranking": RERANK,
+    "/v1/rerank": RERANK,
+    "/v1/reranking": RERANK,
+    "/v2/rerank": RERANK,
+    "/v1/images/{rest:path}": MEDIA,
+    "/v1/audio/{rest:path}": MEDIA,
+    "/v1/videos": MEDIA,
+    "/v1/videos/{rest:path}": MEDIA,
+    "/v1/moderations": "Moderation is not supported: this server has one model, which writes text",
+    "/v1/files": "Files and batches are not kept here: send each request by itself",
+    "/v1/batches": "Files and batches are not kept here: send each request by itself",
+    "/slots/{id}": "Slots are not saved by request: hetrun serve --prompt-cache FILE keeps prompts",
+    "/models/load": LOADED,
+    "/models/unload": LOADED,
+}
+
+
+def routes(service: Service) -> list[Route]:
+    return [Route(path, _refusal(why), methods=ANY) for path, why in REFUSED.items()]
+
+
+def _refusal(why: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def refuse(request: Request) -> Response:
+        raise ApiError(why, code="not_supported", status=501, headers=FINAL)
+
+    return refuse
