@@ -177,6 +177,8 @@ class FakeEngine:
             case Render(messages, options):
                 if messages[-1]["content"] == "slow":
                     self.slow.wait()
+                if messages[-1]["content"] == "refuse":
+                    raise OptionError("no render")
                 return "".join(f"[{m['role']}]{m['content']}" for m in messages) + repr(dict(options))
             case PlanNow():
                 return {"format": 3, "plans": []}

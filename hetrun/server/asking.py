@@ -24,6 +24,7 @@ async def asked(service: Service, question: Question[A], within_s: float = ANSWE
     """The engine's answer, which nobody waits for without end."""
     try:
         async with asyncio.timeout(within_s):
+            await service.info()  # says why there is no engine, where there will be none
             return await service.client.ask(question)
     except TimeoutError:
         message = f"the engine did not answer within {within_s:g} s"

@@ -31,7 +31,7 @@ def routes(service: Service) -> list[Route]:
         return JSONResponse(await asked(service, PlanNow()))
 
     async def props(request: Request) -> Response:
-        info = await service.client.info()
+        info = await service.info()
         state = await asked(service, State(), LOOK_S)
         own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
         defaults = {"temperature": own, **service.sampling}

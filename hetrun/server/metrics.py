@@ -50,7 +50,7 @@ def routes(service: Service) -> list[Route]:
         found = [Metric("up", "gauge", "Whether requests are answered now.", {"": int(health == "ok")})]
         found += of_server(service.traffic)
         if health in ("ok", "stuck"):  # else there is no engine to ask
-            found += of_engine(await asked(service, State(), LOOK_S), await service.client.info())
+            found += of_engine(await asked(service, State(), LOOK_S), await service.info())
         return PlainTextResponse(text(found), headers={"Content-Type": FORMAT})
 
     return [Route("/metrics", metrics, middleware=few())]

@@ -38,7 +38,7 @@ Json = dict[str, object]
 def routes(service: Service) -> list[Route]:
     async def tokenize(request: Request) -> Response:
         body = await json_object(request)
-        info = await service.client.info()
+        info = await service.info()
         check(body, info, service, TOKENIZE)
         source, question = await _text(service, body)
         spelled = _flag(body, "with_pieces"), _flag(body, "return_token_strs")
@@ -55,7 +55,7 @@ def routes(service: Service) -> list[Route]:
 
     async def detokenize(request: Request) -> Response:
         body = await json_object(request)
-        info = await service.client.info()
+        info = await service.info()
         check(body, info, service, ("model", "tokens"))
         try:
             pieces = await asked(service, Detokenize(_tokens(body)))
@@ -66,11 +66,11 @@ def routes(service: Service) -> list[Route]:
 
     async def rendered(request: Request) -> Response:
         body = await json_object(request)
-        check(body, await service.client.info(), service, ("model", *TEMPLATE))
+        check(body, await service.info(), service, ("model", *TEMPLATE))
         return JSONResponse({"prompt": await asked(service, _render(body))})
 
     async def described(request: Request) -> Response:
-        info = await service.client.info()
+        info = await service.info()
         facts = await asked(service, TokenizerInfo())
         return JSONResponse(
             {
