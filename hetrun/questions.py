@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 from hetrun.events import Message
 from hetrun.stats import Streaming
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)
 
 # "now": answered at once from what is known; "texts": cut by the engine's thread, piece by piece;
 # "templates": by the process that runs them; "model": behind the step that runs now, one behind the other.

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 import hetrun
-from hetrun import cli, registry
+from hetrun import cli, registry, replies
 from hetrun.cli import app as commands
 from hetrun.cli import reports
 from hetrun.cli.run import amount
@@ -463,7 +463,8 @@ def test_devices_and_plan_say_where_threads_run(
     assert "48 cores, 96 hardware threads, 2 sockets, 8 NUMA nodes, 16 last-level caches of 3 cores" in out
     assert "  24 threads: all cores of one socket, on CPU 0-23" in out
     seats = Chosen(tree)
-    monkeypatch.setattr(reports, "chosen", lambda: seats)
+    monkeypatch.setattr(replies, "this_machine", lambda: tree)
+    monkeypatch.setattr(replies, "chosen", lambda: seats)
     options = ("plan", "-m", tiny, "--threads", "16")
     assert "CPU" not in run(*options).out
     seats.choose(next(s for s in core_sets(tree) if s.name == "1 core of each cache"))
