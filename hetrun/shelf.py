@@ -14,11 +14,15 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from contextlib import aclosing
 from pathlib import PurePath
 from time import monotonic
+from typing import TypeVar
 
 from hetrun.client import ChatClient, Health
 from hetrun.errors import BudgetError, EngineStopped, OptionError
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.found import Found, name_of
+from hetrun.questions import Question, SetRam
+
+A = TypeVar("A")
 
 log = logging.getLogger(__name__)
 
@@ -98,15 +102,20 @@ class OnDemand:
         finally:
             self._shelf.give_back(self)
 
-    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
-        """For one that is alone; several share a budget, which the shelf divides."""
+    async def ask(self, question: Question[A]) -> A:
+        """Who only looks wakes nobody, and keeps nobody awake."""
+        if question.lane == "now":
+            if self.client is None:
+                raise EngineStopped(f"{self.found.name} sleeps until it is asked for")
+            return await self.client.ask(question)
         client = await self._shelf.lend(self)
         try:
-            memory = await client.set_ram(nbytes)
+            answer = await client.ask(question)
         finally:
             self._shelf.give_back(self)
-        self.budget = nbytes  # also of the next engine
-        return memory
+        if isinstance(question, SetRam):
+            self.budget = question.nbytes  # also of the next engine
+        return answer
 
     async def close(self) -> None:
         """Let go of the engine, whoever uses it."""
@@ -149,7 +158,7 @@ class Shelf:
     @property
     def health(self) -> Health:
         """Ok while models load, too: others answer. Not if one is stuck, which keeps cores from them."""
-        stuck = (m.health for m in self._loaded() if m.health.status == "stuck")
+        stuck = (m.health for m in self.loaded if m.health.status == "stuck")
         return next(stuck, Health("ok"))
 
     async def info(self) -> ModelInfo:
@@ -165,9 +174,8 @@ class Shelf:
     @property
     def usual(self) -> OnDemand | None:
         """The one that is meant where none is named: the only one, or the one that was used last."""
-        loaded = [m for m in self.models.values() if m.client]
-        if loaded:
-            return max(loaded, key=_used_at)
+        if self.loaded:
+            return max(self.loaded, key=_used_at)
         return self.only
 
     def _usual(self) -> OnDemand:
@@ -213,13 +221,16 @@ class Shelf:
         if self._idle_s is not None:
             asyncio.get_running_loop().call_later(self._idle_s, self._sleep, model, model.used_at)
 
+    async def ask(self, question: Question[A]) -> A:
+        return await self._usual().ask(question)
+
     async def set_ram(self, nbytes: int) -> Mapping[str, int]:
         """Everything together takes at most so many bytes from now on; what each loaded model has then.
 
         What nobody uses goes where it is too much. BudgetError: what answers now has more.
         """
         async with self._turn:
-            loaded = self._loaded()
+            loaded = self.loaded
             kept = {m.found.name: self._share(m, nbytes) for m in loaded}
             for model in sorted((m for m in loaded if not m.users), key=_used_at):
                 if sum(kept.values()) <= nbytes:
@@ -230,9 +241,9 @@ class Shelf:
                 raise BudgetError(
                     f"{', '.join(kept)} answer now and have more; ask again when they have ended"
                 )
-            for model in self._loaded():
+            for model in self.loaded:
                 assert model.client is not None
-                await model.client.set_ram(kept[model.found.name])
+                await model.client.ask(SetRam(kept[model.found.name]))
                 model.budget = kept[model.found.name]
             self._ram = nbytes
         return kept
@@ -242,7 +253,9 @@ class Shelf:
         self._closed = True
         await asyncio.gather(*(m.close() for m in self.models.values()), *self._going)
 
-    def _loaded(self) -> list[OnDemand]:
+    @property
+    def loaded(self) -> list[OnDemand]:
+        """Those that have an engine, or will have one in a moment."""
         return [m for m in self.models.values() if m.client]
 
     def _share(self, model: OnDemand, ram: int) -> int:
@@ -254,7 +267,7 @@ class Shelf:
         if self._ram is not None:
             model.budget = self._share(model, self._ram)
         share = model.budget
-        while others := self._loaded():
+        while others := self.loaded:
             fits = self._ram is not None and sum(m.budget for m in others) + share <= self._ram
             if fits and len(others) < self._most:
                 return

@@ -17,6 +17,7 @@ from hetrun.errors import OptionError
 from hetrun.params import SamplingParams
 from hetrun.questions import EngineState, PlanNow, Slot, State, TokenizerInfo
 from hetrun.server.asking import LOOK_S, asked, few
+from hetrun.server.models import engines, meant
 from hetrun.server.sampling import DEFAULT_TEMPERATURE
 from hetrun.server.service import Service
 
@@ -28,11 +29,13 @@ Json = dict[str, object]
 
 def routes(service: Service) -> list[Route]:
     async def plan(request: Request) -> Response:
-        return JSONResponse(await asked(service, PlanNow()))
+        here = await meant(request.query_params, service)
+        return JSONResponse(await asked(here, PlanNow()))
 
     async def props(request: Request) -> Response:
-        info = await service.info()
-        state = await asked(service, State(), LOOK_S)
+        here = await meant(request.query_params, service)
+        info, template = await here.info(), await _template(here)  # which wakes one that sleeps
+        state = await asked(here, State(), LOOK_S)
         own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
         defaults = {"temperature": own, **service.sampling}
         params = {
@@ -47,12 +50,15 @@ def routes(service: Service) -> list[Route]:
             "model_path": PurePath(info.path).name,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"hetrun-{__version__}",
-            **await _template(service),
+            **template,
         }
         return JSONResponse(said)
 
     async def slots(request: Request) -> Response:
-        state = await asked(service, State(), LOOK_S)
+        here = await meant(request.query_params, service)
+        if not engines(here.client):
+            return JSONResponse([])
+        state = await asked(here, State(), LOOK_S)
         return JSONResponse([_described(slot, state) for slot in state.slots])
 
     return [

@@ -7,7 +7,7 @@ keeps counters of its own in this one. The engine's sums begin anew with each of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from starlette.requests import Request
@@ -17,8 +17,10 @@ from starlette.routing import Route
 from hetrun.events import ModelInfo
 from hetrun.questions import EngineState, State
 from hetrun.server.asking import LOOK_S, asked, few
+from hetrun.server.models import engines
 from hetrun.server.service import Service
 from hetrun.server.traffic import Traffic
+from hetrun.shelf import Shelf
 
 FORMAT = "text/plain; version=0.0.4"
 STATES = ("prompt", "answer", "displaced", "waiting")
@@ -35,6 +37,13 @@ class Metric:
     help: str
     values: Values = field(default_factory=dict)
 
+    def of(self, model: str) -> Metric:
+        """The same, of one of several models."""
+        own, values = label("model", model), self.values.items()
+        if self.kind == "summary":
+            return replace(self, values={f"{end}{{{own}}}": value for end, value in values})
+        return replace(self, values={f"{own},{other}" if other else own: value for other, value in values})
+
     def lines(self) -> Iterator[str]:
         yield f"# HELP hetrun_{self.name} {self.help}"
         yield f"# TYPE hetrun_{self.name} {self.kind}"
@@ -49,16 +58,25 @@ def routes(service: Service) -> list[Route]:
         health = service.client.health.status
         found = [Metric("up", "gauge", "Whether requests are answered now.", {"": int(health == "ok")})]
         found += of_server(service.traffic)
-        if health in ("ok", "stuck"):  # else there is no engine to ask
-            found += of_engine(await asked(service, State(), LOOK_S), await service.info())
+        several = isinstance(service.client, Shelf)
+        for client in engines(service.client):
+            if client.health.status in ("ok", "stuck"):  # else there is no engine to ask
+                here = replace(service, client=client)
+                info = await here.info()
+                engine = of_engine(await asked(here, State(), LOOK_S), info)
+                found += [m.of(info.id) for m in engine] if several else engine
         return PlainTextResponse(text(found), headers={"Content-Type": FORMAT})
 
     return [Route("/metrics", metrics, middleware=few())]
 
 
 def text(metrics: list[Metric]) -> str:
-    """All metrics as they are sent."""
-    return "".join(f"{line}\n" for metric in metrics for line in metric.lines())
+    """All metrics as they are sent: those of one name together."""
+    merged: dict[str, Metric] = {}
+    for metric in metrics:
+        known = merged.get(metric.name, metric)
+        merged[metric.name] = replace(metric, values={**known.values, **metric.values})
+    return "".join(f"{line}\n" for metric in merged.values() for line in metric.lines())
 
 
 def of_server(traffic: Traffic) -> list[Metric]:
@@ -74,7 +92,7 @@ def of_server(traffic: Traffic) -> list[Metric]:
 def of_engine(state: EngineState, info: ModelInfo) -> list[Metric]:
     """What the engine's process says."""
     counts, slots = state.counts, state.slots
-    model = ",".join((label("model", info.id), label("architecture", info.architecture)))
+    model = ",".join((label("name", info.id), label("architecture", info.architecture)))
     ends = {label("end", end): n for end, n in sorted(counts.requests.items())}
     states = {label("state", name): sum(s.state == name for s in slots) for name in STATES}
     held = sum(s.prompt_computed + s.answer_tokens for s in slots if s.state in ("prompt", "answer"))

@@ -52,6 +52,13 @@ def _of_several(name: str | None, shelf: Shelf) -> OnDemand:
     return shelf.usual
 
 
+def engines(client: ChatClient) -> list[ChatClient]:
+    """Those that run behind a client: of several models the loaded ones, of one that sleeps none."""
+    if isinstance(client, Shelf):
+        return list(client.loaded)
+    return [] if isinstance(client, OnDemand) and client.client is None else [client]
+
+
 def routes(service: Service) -> list[Route]:
     def described(name: str, client: ChatClient, info: ModelInfo | None) -> Json:
         model: Json = {"id": name, "object": "model", "created": service.created, "owned_by": "hetrun"}
@@ -83,7 +90,7 @@ def routes(service: Service) -> list[Route]:
 
 def _status(client: ChatClient) -> str:
     """In the words of llama.cpp's router."""
-    if isinstance(client, OnDemand) and client.client is None:
+    if not engines(client):
         return "unloaded"
     status = client.health.status
     return status if status in ("loading", "failed") else "loaded"

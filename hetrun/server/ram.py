@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from hetrun.client import ChatClient
 from hetrun.config import OPTIONS
 from hetrun.errors import BudgetError, OptionError
 from hetrun.questions import SetRam
@@ -16,6 +17,7 @@ from hetrun.server.body import json_object
 from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.service import Service
+from hetrun.shelf import Shelf
 
 MOST_REQUESTS = 16  # held at a time: each waits for the end of a step
 
@@ -24,7 +26,7 @@ def routes(service: Service) -> list[Route]:
     async def change(request: Request) -> Response:
         nbytes = wanted(await json_object(request))
         try:
-            memory = await service.client.ask(SetRam(nbytes))
+            memory = await _set(service.client, nbytes)
         except BudgetError as error:
             raise ApiError(str(error), "ram", "budget_too_small") from error
         except OptionError as error:  # a model that keeps what it has
@@ -33,6 +35,13 @@ def routes(service: Service) -> list[Route]:
 
     crowd = Middleware(Crowd, most_requests=MOST_REQUESTS)
     return [Route("/v1/ram", change, methods=["POST"], middleware=[crowd])]
+
+
+async def _set(client: ChatClient, nbytes: int) -> Mapping[str, int]:
+    """Several models share what there is, and the answer says how."""
+    if isinstance(client, Shelf):
+        return await client.set_ram(nbytes)
+    return await client.ask(SetRam(nbytes))
 
 
 def wanted(body: Mapping[str, object]) -> int:

@@ -20,6 +20,7 @@ from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body
 from hetrun.server.messages import messages, template_options
+from hetrun.server.models import meant
 from hetrun.server.orders import check
 from hetrun.server.service import Service
 
@@ -38,27 +39,28 @@ Json = dict[str, object]
 def routes(service: Service) -> list[Route]:
     async def tokenize(request: Request) -> Response:
         body = await json_object(request)
-        info = await service.info()
-        check(body, info, service, TOKENIZE)
-        source, question = await _text(service, body)
+        here = await meant(body, service)
+        info = await here.info()
+        check(body, info, here, TOKENIZE)
+        source, question = await _text(here, body)
         spelled = _flag(body, "with_pieces"), _flag(body, "return_token_strs")
         most = MOST_SPELLED if any(spelled) else MOST_TEXT
         if len(question.text) > most:
             message = f"{source} may have {most} characters here, not {len(question.text)}"
             raise ApiError(message, source, "string_above_max_length")
         try:
-            tokens = await asked(service, question)
+            tokens = await asked(here, question)
         except OptionError as error:  # a text that takes too long to cut
             raise ApiError(str(error), source, "invalid_value") from error
-        pieces = await asked(service, Detokenize(tuple(tokens))) if any(spelled) else []
+        pieces = await asked(here, Detokenize(tuple(tokens))) if any(spelled) else []
         return JSONResponse(_tokenized(tokens, pieces, info, *spelled))
 
     async def detokenize(request: Request) -> Response:
         body = await json_object(request)
-        info = await service.info()
-        check(body, info, service, ("model", "tokens"))
+        here = await meant(body, service)
+        check(body, await here.info(), here, ("model", "tokens"))
         try:
-            pieces = await asked(service, Detokenize(_tokens(body)))
+            pieces = await asked(here, Detokenize(_tokens(body)))
         except OptionError as error:  # a token that there is not
             raise ApiError(str(error), "tokens", "invalid_value") from error
         text = b"".join(pieces).decode(errors="replace")
@@ -66,12 +68,14 @@ def routes(service: Service) -> list[Route]:
 
     async def rendered(request: Request) -> Response:
         body = await json_object(request)
-        check(body, await service.info(), service, ("model", *TEMPLATE))
-        return JSONResponse({"prompt": await asked(service, _render(body))})
+        here = await meant(body, service)
+        check(body, await here.info(), here, ("model", *TEMPLATE))
+        return JSONResponse({"prompt": await asked(here, _render(body))})
 
     async def described(request: Request) -> Response:
-        info = await service.info()
-        facts = await asked(service, TokenizerInfo())
+        here = await meant(request.query_params, service)
+        info = await here.info()
+        facts = await asked(here, TokenizerInfo())
         return JSONResponse(
             {
                 "vocab_size": facts.n_tokens,

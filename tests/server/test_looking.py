@@ -74,7 +74,7 @@ async def test_metrics_of_the_engine_and_of_the_server(http: httpx.AsyncClient, 
     assert found['hetrun_http_requests_total{status="400"}'] == 1
     assert found["hetrun_http_requests_open"] == 1  # this one
     assert found["hetrun_http_request_seconds_count"] == 2
-    assert found['hetrun_model_info{model="fake",architecture="llama"}'] == 1
+    assert found['hetrun_model_info{name="fake",architecture="llama"}'] == 1
     assert found['hetrun_requests_total{end="stop"}'] == 2
     assert found['hetrun_requests{state="waiting"}'] == 1
     assert found["hetrun_kv_tokens"] == 13

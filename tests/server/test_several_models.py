@@ -85,3 +85,18 @@ async def test_the_budget_of_all(http: httpx.AsyncClient) -> None:
     assert list(shares) == ["large"]  # with the other one it would be too much: who was used last stays
     assert GIB < shares["large"] <= 2 * GIB
     assert await statuses(http) == {"large": "loaded", "small": "unloaded"}
+
+
+async def test_what_is_asked_of_one_of_them(http: httpx.AsyncClient) -> None:
+    refused = await http.post("/tokenize", json={"content": "hello"})
+    assert refused.json()["error"]["param"] == "model"
+    answer = await http.post("/tokenize", json={"content": "hello", "model": "small"})
+    assert answer.status_code == 200
+    assert (await http.get("/slots", params={"model": "large"})).json() == []  # it is not loaded for that
+    assert await statuses(http) == {"large": "unloaded", "small": "loaded"}
+    assert (await http.get("/props", params={"model": "large"})).json()["model_alias"] == "large"
+    text = (await http.get("/metrics")).text
+    for name in ("large", "small"):
+        assert f'hetrun_places{{model="{name}"}} ' in text
+        assert f'hetrun_step_seconds_count{{model="{name}"}} ' in text
+    assert text.count("# TYPE hetrun_places ") == 1

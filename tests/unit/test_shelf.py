@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 
@@ -15,8 +16,11 @@ from hetrun.errors import BudgetError, EngineStopped, ModelFileError
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.found import Found
 from hetrun.params import SamplingParams
+from hetrun.questions import Question, SetRam, State
 from hetrun.shelf import PROCESS, OnDemand, Shelf
 from tests.fakes import INFO
+
+A = TypeVar("A")
 
 MIB = 1 << 20
 ASKED = GenerateRequest(SamplingParams(), text="?")
@@ -51,9 +55,10 @@ class Engine:
         assert not self.closed
         yield Event("done")
 
-    async def set_ram(self, nbytes: int) -> Mapping[str, int]:
-        self.ram = nbytes
-        return {}
+    async def ask(self, question: Question[A]) -> A:
+        assert isinstance(question, SetRam)
+        self.ram = question.nbytes
+        return cast(A, {})
 
     async def close(self) -> None:
         self.closed = True
@@ -209,6 +214,8 @@ async def test_it_sleeps_when_nobody_asks_and_wakes_up(started: Started) -> None
         await asyncio.sleep(0.01)
     assert models["a"].health.status == "ok"
     assert (await models["a"].info()).name == "a"  # known: nobody is woken up for it
+    with pytest.raises(EngineStopped, match="sleeps"):
+        await models["a"].ask(State())  # who looks does not wake it either
     assert started.open == []
     await begun(models["a"])
     let_go(models["a"])
