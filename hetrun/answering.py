@@ -94,7 +94,8 @@ class Answering:
             return None
         text = r.decoder.push(tokenizer.piece(choice.token)) if tokenizer else ""
         r.tokens.append(choice.token)
-        return Event("token", text, choice.token, score)
+        opened = r.opened if r.generated == 1 else ""
+        return Event("token", text, choice.token, score, opened=opened)
 
     def _logprob(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
         tokenizer = self._loaded.tokenizer

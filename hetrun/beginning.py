@@ -50,6 +50,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         decoder=StreamDecoder(tuple(params.stop)),
         arrived=asked.arrived,
         pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
+        opened=prepared.opened,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Literal
 
-from hetrun.params import SamplingParams
+from hetrun.params import SamplingParams, Structure
 
 Message = Mapping[str, object]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -31,6 +31,8 @@ class GenerateRequest:
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)  # such as enable_thinking
+    tools: tuple[Message, ...] = ()  # that the template is to tell of
+    parts: str | None = None  # what the answer must look like, put together of parts (`grammar.parts`)
     client: str = ""  # who asks: clients get equal shares, however many requests each has
     priority: int = 0  # lower ones go first
     deadline_s: float | None = None  # seconds from its arrival, behind which nobody wants the answer
@@ -47,6 +49,11 @@ class GenerateRequest:
     def most_tokens(self) -> int | None:
         """Of the answer; None: as many as come."""
         return 0 if self.pooling else self.params.max_tokens
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the answer must look like, if anything."""
+        return Structure("parts", self.parts) if self.parts is not None else self.params.structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,7 @@ class Event:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     echo: tuple[bytes, ...] = ()
     embedding: bytes | None = None
+    opened: str = ""  # with the first token: the mark of a thought that the prompt began and this goes on with
 
     @property
     def last(self) -> bool:
@@ -143,6 +151,8 @@ class ModelInfo:
     load_s: float
     temperature: float | None = None  # what the file itself recommends
     width: int = 0  # numbers of an embedding; 0: the model gives none
+    tool_format: str = "hermes"  # how it writes calls of tools, by its template (`chat.toolcalls.formats`)
+    thought_mark: str = ""  # with which it begins to think, if it does
 
     @property
     def id(self) -> str:

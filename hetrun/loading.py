@@ -14,6 +14,8 @@ from hetrun import model as models
 from hetrun.anatomy import parameters
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
+from hetrun.chat.thoughts import mark_of
+from hetrun.chat.toolcalls.formats import family
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.events import Message, ModelInfo
@@ -180,4 +182,6 @@ def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> Mod
         load_s=loaded.load_s,
         temperature=loaded.temperature,
         width=loaded.model.width,
+        tool_format=family((template.for_tools or template).source),
+        thought_mark=mark_of(template.source),
     )

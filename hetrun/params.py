@@ -31,8 +31,8 @@ SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p
 class Structure:
     """What an answer must look like."""
 
-    kind: Literal["json_schema", "regex", "grammar"]
-    text: str  # JSON, a regular expression, or a grammar in GBNF or Lark
+    kind: Literal["json_schema", "regex", "grammar", "parts"]
+    text: str  # JSON, a regular expression, a grammar in GBNF or Lark, or JSON as `grammar.parts` has it
 
 
 @dataclass(frozen=True)

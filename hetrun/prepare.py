@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from hetrun.chat.thoughts import opened_in, within_thought
 from hetrun.errors import OptionError
 from hetrun.events import GenerateRequest, Message
 from hetrun.sampling import Constraint
@@ -35,6 +36,7 @@ class Prepared:
 
     text: str | None = None
     constraint: Constraint | None = None
+    opened: str = ""  # the mark of a thought that the text has begun
 
 
 class Preparer:
@@ -55,7 +57,7 @@ class Preparer:
         While it waits for one, the future can be cancelled. Called on the engine thread: what each token is,
         only native calls say.
         """
-        structure = request.params.structure
+        structure = request.structure
         if request.messages is None and structure is None:
             then(Prepared())
             return None
@@ -87,10 +89,14 @@ class Preparer:
         grammars: Grammars | None,
         then: Callable[[Prepared | Exception], None],
     ) -> None:
-        structure = request.params.structure
         try:
+            text = self._text(request)
+            opened = opened_in(text or "") if request.messages is not None else ""
+            structure = request.structure
+            if structure and structure.kind == "parts" and opened:
+                structure = replace(structure, text=within_thought(opened, structure.text))
             constraint = grammars.constraint(structure) if grammars and structure else None
-            then(Prepared(self._text(request), constraint))
+            then(Prepared(text, constraint, opened))
         except Exception as error:
             then(error)
 
@@ -99,4 +105,5 @@ class Preparer:
             return None
         if self._render is None:
             raise OptionError("this model takes no messages; give it a text or tokens")
-        return self._render(request.messages, request.template_options)
+        tools = {"tools": request.tools} if request.tools else {}
+        return self._render(request.messages, {**request.template_options, **tools})

@@ -34,6 +34,7 @@ class Running:
     sampler: Sampler
     decoder: StreamDecoder
     arrived: float
+    opened: str = ""  # the mark of a thought that the prompt has begun
     began: float = 0.0  # when it first got a place
     seq: int = -1  # its place in the model; -1: it gave it up
     computed: int = 0

@@ -243,6 +243,7 @@ def _packed_event(event: Event) -> Event | tuple[int | None, str]:
         and event.error is None
         and not event.prompt_logprobs
         and not event.echo
+        and not event.opened
     )
     return (event.token, event.text) if plain else event
 

@@ -6,6 +6,7 @@ end of the prompt; the answer then begins in the middle of a thought.
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 from hetrun.chat.toolcalls.margin import Margin
@@ -29,6 +30,11 @@ def opened_in(prompt: str) -> str:
 def end_of(mark: str) -> str:
     """The mark that ends what this one began."""
     return dict(MARKS)[mark]
+
+
+def within_thought(mark: str, parts: str) -> str:
+    """Parts of a structure (`grammar.parts`) for an answer that goes on with a thought."""
+    return f'[{{"until": {json.dumps(end_of(mark))}}}, {{"space": true}}, {parts}]'
 
 
 class ThoughtSplitter:

@@ -50,6 +50,12 @@ STREAMING = (
     *("synchronous", "mmap", "off"),
 )
 
+# How a model writes calls of tools: what `chat.toolcalls.formats` has, what the template says, or not at all.
+TOOL_PARSERS = (
+    *("auto", "none", "hermes", "qwen3_coder", "glm", "llama3", "mistral", "mistral_named"),
+    *("deepseek", "deepseek_v31", "phi", "generic"),
+)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -222,6 +228,23 @@ class Settings:
     )
     strict: bool = field(
         default=False, metadata=option("refuse unknown fields in requests", values.boolean, "--strict")
+    )
+    tool_parser: str = field(
+        default="auto",
+        metadata=option(
+            "how the model writes calls of tools: none, auto or a name",
+            values.choice(*TOOL_PARSERS),
+            "--tool-parser",
+            shows="auto: as its template says",
+        ),
+    )
+    reasoning_format: str = field(
+        default="auto",
+        metadata=option(
+            "where thoughts go: auto, none (the text), deepseek (reasoning_content)",
+            values.choice("auto", "none", "deepseek"),
+            "--reasoning-format",
+        ),
     )
     url: str | None = field(
         default=None, metadata=option("a running server to chat with", values.text, "--url", shows="none")

@@ -85,7 +85,7 @@ class Grammars:
         return ThreadPoolExecutor(1, "hetrun-mask")
 
     def _compile(self, structure: Structure) -> _Compiled:
-        spelled = spell(structure, self._named.get)
+        spelled = spell(structure, (self._marks if structure.kind == "parts" else self._named).get)
         if spelled.risky:
             names = {t: self._pieces[t].decode("utf-8", "replace") for t in self._control}
             try_out(spelled, self.n_tokens, names)
@@ -104,6 +104,11 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         return make_tokenizer(self._pieces, self._control)
+
+    @cached_property
+    def _marks(self) -> dict[bytes, int]:
+        """Control tokens by their texts: no text of a grammar can match one."""
+        return {self._pieces[token]: token for token in self._control if self._pieces[token]}
 
     @cached_property
     def _named(self) -> dict[bytes, int]:

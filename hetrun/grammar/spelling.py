@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hetrun.grammar.faults import Fault, refuse
 from hetrun.grammar.gbnf import TokenOf, is_gbnf
 from hetrun.grammar.lark import lark_of_gbnf
+from hetrun.grammar.parts import lark_of_parts
 from hetrun.params import Structure
 
 MOST_DEPTH = 120  # of lists and objects in a schema; llguidance's JSON reader ends at 128
@@ -62,6 +63,11 @@ def spell(structure: Structure, token_of: TokenOf) -> Spelled:
     if kind == "json_schema":
         schema = _read_schema(text)
         return Spelled(kind, lark_of_schema(schema), schema)
+    if kind == "parts":
+        lark, schemas = lark_of_parts(json.loads(text), token_of, json_of_schema)
+        for schema in schemas:
+            _check_schema(kind, schema)
+        return Spelled(kind, HEADER + lark, {"anyOf": schemas})
     if kind == "regex":
         return Spelled(kind, _lark_of_regex(text))
     if is_gbnf(text):
@@ -71,7 +77,12 @@ def spell(structure: Structure, token_of: TokenOf) -> Spelled:
 
 def lark_of_schema(schema: dict[str, Any]) -> str:
     """A grammar of the texts that satisfy a schema."""
-    return f"{HEADER}start: %json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
+    return f"{HEADER}start: {json_of_schema(schema)}"
+
+
+def json_of_schema(schema: Mapping[str, Any]) -> str:
+    """The same as a part of a rule."""
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
 def _lark_of_regex(text: str) -> str:
@@ -96,13 +107,16 @@ def _read_schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         refuse("json_schema", Fault("it must be an object, or true"))
+    _check_schema("json_schema", schema)
+    return schema
+
+
+def _check_schema(what: str, schema: Mapping[str, Any]) -> None:
     for depth, values in enumerate(_levels(schema), 1):
         if depth > MOST_DEPTH:
-            refuse("json_schema", Fault(f"it is nested deeper than {MOST_DEPTH} levels"))
+            refuse(what, Fault(f"it is nested deeper than {MOST_DEPTH} levels"))
         if any(isinstance(value, dict) and _wants_distinct_keys(value) for value in values):
-            reason = "minProperties above 1 needs keys that differ: name as many in required"
-            refuse("json_schema", Fault(reason))
-    return schema
+            refuse(what, Fault("minProperties above 1 needs keys that differ: name as many in required"))
 
 
 def _levels(value: object) -> Iterator[list[Any]]:

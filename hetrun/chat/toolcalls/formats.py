@@ -45,7 +45,9 @@ FORMATS: Mapping[str, Format] = {
         Format("glm", _TAGGED),
         Format("llama3", _PYTHON, bare=True),
         Format("mistral", _MISTRAL, short_ids=True),
+        Format("mistral_named", _MISTRAL, short_ids=True),
         Format("deepseek", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
+        Format("deepseek_v31", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("phi", _PHI),
         Format(
             "generic",
@@ -61,7 +63,9 @@ UNTOLD = "hermes"  # for one that takes none: then we tell the model of its tool
 
 # What only the templates of one family hold; the first that fits.
 MARKS = (
-    ("deepseek", "<｜tool▁call▁begin｜>"),
+    ("deepseek", "<｜tool▁call▁begin｜>", "```json"),
+    ("deepseek_v31", "<｜tool▁call▁begin｜>"),
+    ("mistral_named", "[TOOL_CALLS]", "[ARGS]"),
     ("mistral", "[TOOL_CALLS]"),
     ("glm", "<arg_key>"),
     ("qwen3_coder", "<parameter="),
@@ -83,4 +87,4 @@ def family(template: str) -> str:
     """The name of the format in which a model with this template writes calls."""
     if not takes_tools(template):
         return UNTOLD
-    return next((name for name, mark in MARKS if mark in template), OTHERS)
+    return next((name for name, *marks in MARKS if all(mark in template for mark in marks)), OTHERS)

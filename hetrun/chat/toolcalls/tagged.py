@@ -190,10 +190,11 @@ def _types_of(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}
-    return {key: _kinds(inner) for key, inner in properties.items() if isinstance(inner, dict)}
+    return {key: kinds(inner) for key, inner in properties.items() if isinstance(inner, dict)}
 
 
-def _kinds(schema: Mapping[str, Any]) -> frozenset[str]:
+def kinds(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a schema allows, as far as it says."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind})
