@@ -119,7 +119,7 @@ class Event:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     echo: tuple[bytes, ...] = ()
     embedding: bytes | None = None
-    opened: str = ""  # with the first token: the mark of a thought that the prompt began and this goes on with
+    opened: str = ""  # with the first token: the mark of a thought that the prompt has begun
 
     @property
     def last(self) -> bool:

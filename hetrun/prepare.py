@@ -25,9 +25,11 @@ GRAMMARS = 2  # threads that compile: one hostile grammar then does not hold up 
 
 
 class Renderer(Protocol):
-    """Messages to text; `options` are further variables of the template."""
+    """Messages to text; `options` are further variables of the template, `tools` what it is to tell of."""
 
-    def __call__(self, messages: tuple[Message, ...], options: Mapping[str, object]) -> str: ...
+    def __call__(
+        self, messages: tuple[Message, ...], options: Mapping[str, object], tools: tuple[Message, ...] = ()
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +107,4 @@ class Preparer:
             return None
         if self._render is None:
             raise OptionError("this model takes no messages; give it a text or tokens")
-        tools = {"tools": request.tools} if request.tools else {}
-        return self._render(request.messages, {**request.template_options, **tools})
+        return self._render(request.messages, request.template_options, request.tools)

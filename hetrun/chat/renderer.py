@@ -12,8 +12,6 @@ from hetrun.chat.frames import framed
 from hetrun.chat.messages import checked_messages, checked_objects, plain
 from hetrun.chat.process import Gone, Process
 from hetrun.chat.template import MOST_SOURCE, ChatTemplate
-from hetrun.chat.toolcalls.formats import takes_tools
-from hetrun.chat.toolprompt import told
 from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
 from hetrun.visible import visible
 
@@ -72,13 +70,9 @@ class TemplateWorker:
             "bos_token": bos_token,
             "eos_token": eos_token,
         }
-        checked, described = checked_messages(messages), checked_objects("tools", tools)
-        source = self._all[number].source
-        if not takes_tools(source) and (described or "tool_calls" not in source):
-            checked, described = told(checked, described), None
         given = plain("the template's variables", variables) | {
-            "messages": checked,
-            "tools": described,
+            "messages": checked_messages(messages),
+            "tools": checked_objects("tools", tools),
             "documents": checked_objects("documents", documents),
         }
         return self._ask(number, {"variables": given})

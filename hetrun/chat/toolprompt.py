@@ -7,20 +7,29 @@ any training for it has a chance as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from hetrun.chat.template import ChatTemplate
+from hetrun.chat.toolcalls.formats import takes_tools
 
 Json = dict[str, Any]
 
 BEFORE = "You can call functions. These are the functions, as JSON:\n<tools>\n"
 BEHIND = (
-    "\n</tools>\nTo call one, answer with its name and its arguments as JSON within tags, once for each call:\n"
+    "\n</tools>\nTo call one, answer with its name and arguments as JSON within tags, once for each call:\n"
     '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>\n'
     "What a function returns comes within <tool_response></tool_response>."
 )
 
 
-def told(messages: Sequence[Json], tools: Sequence[Json] | None) -> list[Json]:
+def needs_telling(template: ChatTemplate, tools: Sequence[Mapping[str, object]]) -> bool:
+    """Whether a template leaves out tools, or a conversation with calls of them."""
+    source = (template.for_tools or template).source
+    return not takes_tools(source) and (bool(tools) or "tool_calls" not in source)
+
+
+def told(messages: Sequence[Json], tools: Sequence[Mapping[str, object]]) -> list[Json]:
     """The same conversation in system, user and assistant messages of text only."""
     out: list[Json] = []
     if tools:
@@ -50,7 +59,7 @@ def _add_to_user(out: list[Json], text: str, to_last: bool) -> None:
         out.append({"role": "user", "content": text})
 
 
-def _description(tools: Sequence[Json]) -> str:
+def _description(tools: Sequence[Mapping[str, object]]) -> str:
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     return BEFORE + "\n".join(lines) + BEHIND
 

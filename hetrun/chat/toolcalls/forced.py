@@ -48,9 +48,7 @@ _JSON = '{{"name": "{}", "arguments": '
 FRAMES: Mapping[str, Frame] = {
     "hermes": Frame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n"),
     "generic": Frame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n", lazy=False),
-    "qwen3_coder": Frame(
-        ("<tool_call>", "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", CLOSE), "\n"
-    ),
+    "qwen3_coder": Frame(("<tool_call>", "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", CLOSE), "\n"),
     "glm": Frame(("<tool_call>", "{}\n"), (CLOSE,), "\n"),
     "llama3": Frame(('{{"name": "{}", "parameters": ',), ("}",), several=False, lazy=False),
     "mistral": Frame((_JSON,), ("}",), ", ", ("[TOOL_CALLS]", "["), ("]",)),

@@ -47,5 +47,7 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
         if kind is Begin:
             out += same
         elif text := "".join(piece.text for piece in same if not isinstance(piece, Begin)):
-            out.append(Text(text) if kind is Text else Thought(text) if kind is Thought else Arguments(index, text))
+            out.append(
+                Text(text) if kind is Text else Thought(text) if kind is Thought else Arguments(index, text)
+            )
     return out
