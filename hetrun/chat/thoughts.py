@@ -1,7 +1,7 @@
 """What a model thinks before it answers, apart from its answer.
 
-Such models write `<think>`, their thoughts and `</think>`. Some templates write the first mark themselves, at the
-end of the prompt; the answer then begins in the middle of a thought.
+Such models write `<think>`, their thoughts and `</think>`. Some templates write the first mark themselves, at
+the end of the prompt; the answer then begins in the middle of a thought.
 """
 
 from __future__ import annotations

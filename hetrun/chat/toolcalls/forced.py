@@ -7,7 +7,7 @@ objects are marks, values of JSON, free texts, choices and repetitions.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 

@@ -16,9 +16,10 @@ from hetrun.chat.toolcalls.tagged import types_of
 class CallReader:
     """Takes an answer's text piece by piece and gives what is certain of it.
 
-    Text that may begin a call is held back. Once the name of a call is known, and its arguments begin, it is a
-    call and stays one: arguments then come as the model writes them, and what is cut off stays cut off. What
-    ends before that, or turns out to be something else, is text as it was written. Space around calls is none.
+    Text that may begin a call is held back. Once the name of a call is known, and its arguments begin, it is
+    a call and stays one: arguments then come as the model writes them, and what is cut off stays cut off.
+    What ends before that, or turns out to be something else, is text as it was written. Space around calls
+    is none.
     """
 
     def __init__(
