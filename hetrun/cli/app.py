@@ -65,7 +65,7 @@ def chat(**given: object) -> None:
 @hetrun.command(cls=sampling.Command)
 @options.settings("model", "models", "models_max", "sleep_idle")
 @options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
-@options.settings("temperature", "chat_template", "prompt_cache")
+@options.settings("temperature", "chat_template", "tool_parser", "reasoning_format", "prompt_cache")
 @options.settings(*options.RUNNING)
 @options.verbose
 @sampling.options(*sampling.SAMPLING)

@@ -64,6 +64,8 @@ async def _serve(
             most_requests=settings.queue + BESIDE,
             hosts=hosts,
             origins=settings.cors_origins,
+            tool_parser=settings.tool_parser,
+            reasoning_format=settings.reasoning_format,
         )
 
         def started() -> None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrun import __version__
+from hetrun.chat.toolcalls.pieces import Piece
 from hetrun.errors import DeadlineExceeded
 from hetrun.events import Event, ModelInfo, TokenLogprob
 from hetrun.server import several
@@ -21,6 +22,7 @@ from hetrun.server.orders import Order
 from hetrun.server.service import Service
 from hetrun.server.several import Numbered
 from hetrun.server.sse import EventStream, json_text
+from hetrun.server.tools import ChoiceReader
 
 LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
 
@@ -66,13 +68,18 @@ class Choice:
     texts: list[str] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
     end: Event | None = None
+    reader: ChoiceReader | None = None
+    pieces: list[Piece] = field(default_factory=list)  # that the reader found
 
     def saw(self, event: Event) -> None:
         """An event of this choice."""
         if event.kind == "prompt":
             self.prompt.saw(event)
             return
-        self.texts.append(event.text)
+        if self.reader:
+            self.pieces += self.reader.saw(event)
+        else:
+            self.texts.append(event.text)
         if event.kind == "done":
             self.end = event
         elif event.logprob is not None:
@@ -150,11 +157,16 @@ async def gathered(order: Order, events: Events) -> Whole:
     """All that comes; an error of one choice is that of all."""
     prompts = [Prompt() for _ in order.prompts]
     found = Whole([Choice(prompts[i // order.tried]) for i in range(order.choices)], Counts(order.tried))
+    if order.reading:
+        for choice in found.choices:
+            choice.reader = order.reading.reader()
     try:
         async for index, event in events:
             if event.kind == "error":
                 raise order.failure(event.error)
             found.choices[index].saw(event)
+            if order.reading:
+                await asyncio.sleep(0)  # all events may be here already, and others have their turn
             if event.kind == "done":
                 found.counts.ended(index, event)
     finally:

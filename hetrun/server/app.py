@@ -46,12 +46,14 @@ def create_app(
     most_requests: int = MOST_REQUESTS,
     hosts: Iterable[str] | None = None,
     origins: Iterable[str] = (),
+    tool_parser: str = "auto",
+    reasoning_format: str = "auto",
 ) -> Starlette:
     """The server in front of this client, which stays the caller's to close.
 
     `hosts`: names that lead here, besides this machine's own; None: any. `origins`: pages that may ask.
     """
-    service = Service(client, strict, sampling or {}, most_requests)
+    service = Service(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests)
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -11,18 +12,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hetrun.events import Event, GenerateRequest, ModelInfo, TokenLogprob
-from hetrun.server import orders, scores
+from hetrun.server import orders, scores, toolschemas
 from hetrun.server.answers import Answer, Choice, Events, Json, Template, Whole, finish_reason, respond
 from hetrun.server.asker import asker
 from hetrun.server.body import json_object
 from hetrun.server.counts import Counts
 from hetrun.server.crowd import Crowd
+from hetrun.server.errors import ApiError
 from hetrun.server.messages import messages, template_options
 from hetrun.server.models import meant
 from hetrun.server.orders import Order
-from hetrun.server.sampling import sampling_params
+from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.service import Service
 from hetrun.server.sse import json_text
+from hetrun.server.tools import ChoiceReader, parts, reading
 
 KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
 
@@ -41,11 +44,24 @@ def routes(service: Service) -> list[Route]:
 
 def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, client: str = "") -> Order:
     """Read a request of this client; ApiError names the field that is wrong."""
-    orders.check(body, info, service, KNOWN)
-    wanted = scores.of_chat(body)
+    orders.check(body, info, service, KNOWN, built=toolschemas.NAMES)
+    wanted, tools = scores.of_chat(body), toolschemas.tools_of(body)
     params = sampling_params(body, info, service.sampling, wanted)
-    prompt = GenerateRequest(params, messages=messages(body), template_options=template_options(body))
-    return orders.bounded(orders.order(body, info, client, [prompt], wanted, "messages"))
+    if tools.all and params.structure and params.json_schema is None:
+        form = form_field(body)
+        message = f"{form} and tools are both given: an answer cannot follow both"
+        raise ApiError(message, form, "invalid_value")
+    options = template_options(body)
+    how = reading(tools, info, service, params)
+    prompt = GenerateRequest(
+        params,
+        messages=messages(body),
+        template_options=options,
+        tools=tuple(tool.given for tool in tools.all),
+        parts=parts(how, params, thinks=options.get("enable_thinking") is not False),
+    )
+    order = orders.order(body, info, client, [prompt], wanted, "messages")
+    return orders.bounded(replace(order, reading=how))
 
 
 def whole(order: Order, found: Whole) -> Json:
@@ -59,14 +75,30 @@ def whole(order: Order, found: Whole) -> Json:
 
 
 def _choice(index: int, choice: Choice, order: Order) -> Json:
-    message = {"role": "assistant", "content": choice.text, "refusal": None}
+    message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reader:
+        message = choice.reader.message(choice.pieces)
     logprobs = None if order.wanted.answer is None else _content(choice.scores)
     return {
         "index": index,
         "message": message,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": _reason(choice.finish_reason, choice.reader),
         "logprobs": logprobs,
     }
+
+
+def _reason(reason: str, reader: ChoiceReader | None) -> str:
+    """An answer that was cut off says so, whatever calls it has."""
+    return "tool_calls" if reason == "stop" and reader and reader.calls else reason
+
+
+def _read(reader: ChoiceReader, event: Event) -> Iterator[tuple[Json, Json | None]]:
+    """What an event adds to a choice, as deltas; the first has the token's log-probability."""
+    logprobs = None if event.kind != "token" or event.logprob is None else _content([event.logprob])
+    deltas = [reader.delta(piece) for piece in reader.saw(event)]
+    for delta in deltas or ([{}] if logprobs else []):
+        yield delta, logprobs
+        logprobs = None
 
 
 def _content(found: list[TokenLogprob]) -> Json:
@@ -80,6 +112,7 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
     """
     answer, counts = Answer(order.info, "chat.completion.chunk", "chatcmpl"), Counts(order.tried)
     templates: dict[int, Template] = {}
+    readers = [order.reading.reader() if order.reading else None for _ in range(order.choices)]
     usage: Json = {"usage": None} if order.include_usage else {}
 
     def chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:
@@ -87,7 +120,8 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
         return answer.body([choice], **usage)
 
     def end(index: int, event: Event) -> Json:
-        choice: Json = {"index": index, "delta": {}, "finish_reason": finish_reason(event), "logprobs": None}
+        reason = _reason(finish_reason(event), readers[index])
+        choice: Json = {"index": index, "delta": {}, "finish_reason": reason, "logprobs": None}
         last = counts.ended(index, event) == order.choices and not order.include_usage
         return answer.body([choice], **usage, **({"timings": counts.timings()} if last else {}))
 
@@ -97,8 +131,13 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
                 raise order.failure(event.error)
             if index not in templates:
                 templates[index] = Template(chunk(index, {"content": ""}), "content")
-                yield json_text(chunk(index, {"role": "assistant", "content": ""}))
-            if event.kind == "token" and event.logprob is not None:
+                # Whether there will be any text is not known yet, where there may be calls.
+                begin = "" if readers[index] is None else None
+                yield json_text(chunk(index, {"role": "assistant", "content": begin}))
+            if reader := readers[index]:
+                for piece in _read(reader, event):
+                    yield json_text(chunk(index, *piece))
+            elif event.kind == "token" and event.logprob is not None:
                 yield json_text(chunk(index, {"content": event.text}, _content([event.logprob])))
             elif event.text:
                 yield templates[index].with_text(event.text)

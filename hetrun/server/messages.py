@@ -9,7 +9,9 @@ from reprlib import repr as short
 from hetrun.events import Message
 from hetrun.server.errors import ApiError, wrong_type
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+THOUGHTS = ("reasoning_content", "reasoning")  # what an assistant thought before
+MOST_ID = 256  # characters of a call's id
 # Parts that are no text, each as people call it.
 SENSES: Mapping[str, str] = {
     "image_url": "images",
@@ -65,21 +67,70 @@ def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict):
         raise wrong_type(where, "an object", message)
     role = message.get("role")
-    if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
-        raise ApiError(f"{where}: tools are not supported by this server yet", where, "unsupported_parameter")
+    if role == "function" or message.get("function_call"):
+        text = f"{where}: this is the older form of calls; send tool_calls, and answers with the role tool"
+        raise ApiError(text, where, "unsupported_parameter")
     if role is None:
         raise ApiError(f"{where}.role is missing", f"{where}.role", "missing_required_parameter")
     if role not in ROLES:
         raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role", "invalid_value")
     # "developer" is OpenAI's newer word for the same thing, and no template knows it.
     read: dict[str, object] = {"role": "system" if role == "developer" else role}
-    read["content"] = _content(message.get("content"), f"{where}.content", optional=role == "assistant")
+    if role == "tool":
+        read["tool_call_id"] = _text(message, "tool_call_id", where, MOST_ID)
+    content = message.get("content")
+    calls = _calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else []
+    if calls:
+        read["tool_calls"] = calls
+    if content is not None or not calls:
+        read["content"] = _content(content, f"{where}.content", optional=role == "assistant")
+    for thought in THOUGHTS if role == "assistant" else ():
+        if message.get(thought) is not None:
+            read[thought] = _text(message, thought, where)
     name = message.get("name")
     if name is not None:
         if not isinstance(name, str):
             raise wrong_type(f"{where}.name", "a string", name)
         read["name"] = name
     return read
+
+
+def _calls(given: object, where: str) -> list[Message]:
+    """What an assistant called; templates get the same shape."""
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise wrong_type(where, "a list", given)
+    return [_call(call, f"{where}[{i}]") for i, call in enumerate(given)]
+
+
+def _call(call: object, where: str) -> Message:
+    if not isinstance(call, dict):
+        raise wrong_type(where, "an object", call)
+    if call.get("type", "function") != "function":
+        message = f"{where}.type must be function, not {short(call['type'])}"
+        raise ApiError(message, f"{where}.type", "invalid_value")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise wrong_type(f"{where}.function", "an object", function)
+    arguments: object = function.get("arguments")
+    if not isinstance(arguments, dict):  # as some clients have it, though OpenAI has a string
+        arguments = _text(function, "arguments", f"{where}.function")
+    read: dict[str, object] = {"type": "function", "id": _text(call, "id", where, MOST_ID)}
+    read["function"] = {"name": _text(function, "name", f"{where}.function", MOST_ID), "arguments": arguments}
+    return read
+
+
+def _text(values: Mapping[str, object], name: str, where: str, most: int | None = None) -> str:
+    text = values.get(name)
+    if text is None:
+        raise ApiError(f"{where}.{name} is missing", f"{where}.{name}", "missing_required_parameter")
+    if not isinstance(text, str):
+        raise wrong_type(f"{where}.{name}", "a string", text)
+    if most is not None and len(text) > most:
+        message = f"{where}.{name} may have {most} characters, not {len(text)}"
+        raise ApiError(message, f"{where}.{name}", "string_above_max_length")
+    return text
 
 
 def _content(content: object, where: str, optional: bool) -> str:

@@ -14,6 +14,7 @@ from hetrun.server.errors import ApiError, api_error
 from hetrun.server.fields import Body, count, flag
 from hetrun.server.scores import Wanted
 from hetrun.server.service import Service
+from hetrun.server.tools import PLAIN, Reading
 
 MOST_CHOICES = 128  # for one prompt, as OpenAI has it
 MOST_TOGETHER = 512  # for all prompts
@@ -34,6 +35,7 @@ class Order:
     n: int = 1
     tried: int = 1
     form: str | None = None  # the field that says what the answer must look like
+    reading: Reading = PLAIN  # what there is in answers besides text
 
     @property
     def choices(self) -> int:
@@ -47,7 +49,9 @@ class Order:
 
     def failure(self, error: Exception | None) -> ApiError:
         """The answer to a request that ends with this error."""
-        structure = self.params.structure
+        structure = self.prompts[0].structure
+        if isinstance(error, OptionError) and (fault := self.reading.fault(str(error))):
+            return fault
         if self.form and structure and isinstance(error, OptionError):
             # A schema or grammar is looked at where the vocabulary is: the client called it by another name.
             message = str(error)
@@ -57,11 +61,13 @@ class Order:
         return api_error(error, self.info.context, self.prompt_field)
 
 
-def check(body: Body, info: ModelInfo, service: Service, known: Sequence[str]) -> None:
+def check(
+    body: Body, info: ModelInfo, service: Service, known: Sequence[str], built: Sequence[str] = ()
+) -> None:
     """Refuse what is not built, another model and, where the server is strict, what is not known."""
     for name, neutral in fields.UNBUILT.items():
         value = body.get(name)
-        if value is not None and value not in neutral:
+        if value is not None and value not in neutral and name not in built:
             raise ApiError(f"{name} is not supported by this server yet", name, "unsupported_parameter")
     for name, why in fields.NEVER.items():
         if body.get(name):

@@ -66,6 +66,8 @@ FRAMES: Mapping[str, Frame] = {
     "phi": Frame((_JSON,), ("}",), ", ", ("<|tool_call|>", "["), ("]", "<|/tool_call|>")),
 }
 
+TAGGED = ("qwen3_coder", "glm")  # arguments stand one by one
+
 
 def calls(family: str, tools: Mapping[str, Schema], several: bool = True, thought: str = "") -> str:
     """An answer that is calls of these tools and nothing else, but for a thought, which may come first."""
@@ -93,6 +95,11 @@ def when_begun(family: str, tools: Mapping[str, Schema], several: bool = True) -
         block = [{"until": frame.begin[0]}, {"any": [option[1:] for option in options]}]
     parts = [{"any_times": block} if several else {"maybe": block}, {"free": True}]
     return json.dumps(parts, ensure_ascii=False)
+
+
+def in_order(family: str) -> bool:
+    """Whether a grammar of calls holds one schema for each tool, in their order."""
+    return family not in TAGGED
 
 
 def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
