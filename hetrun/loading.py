@@ -13,6 +13,7 @@ from typing import Any
 from hetrun import model as models
 from hetrun.anatomy import parameters
 from hetrun.chat import ChatTemplate, checked_messages
+from hetrun.chat.messages import checked_objects
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.chat.thoughts import mark_of
 from hetrun.chat.toolcalls.formats import family
@@ -154,15 +155,14 @@ def renderer(templates: TemplateWorker, tokenizer: Tokenizer | None) -> Renderer
     # Asked for here, because these are native calls.
     bos, eos = (tokenizer.bos_text, tokenizer.eos_text) if tokenizer else ("", "")
 
-    def render(
-        messages: tuple[Message, ...], options: Mapping[str, object], tools: tuple[Message, ...] = ()
-    ) -> str:
-        if name := next((name for name in ("messages", "tools") if name in options), None):
-            raise OptionError(f"{name} is no variable that can be given to a template beside the messages")
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+        if "messages" in options:
+            raise OptionError("messages is no variable that can be given to a template beside the messages")
         variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos, **options}
-        if needs_telling(templates.template, tools):
+        if needs_telling(templates.template, variables.get("tools")):
+            tools = checked_objects("tools", variables.pop("tools", None))
             return templates.render(told(checked_messages(messages), tools), **variables)
-        return templates.render(messages, tools=tools or None, **variables)
+        return templates.render(messages, **variables)
 
     return render
 

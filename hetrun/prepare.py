@@ -25,11 +25,9 @@ GRAMMARS = 2  # threads that compile: one hostile grammar then does not hold up 
 
 
 class Renderer(Protocol):
-    """Messages to text; `options` are further variables of the template, `tools` what it is to tell of."""
+    """Messages to text; `options` are further variables of the template, such as `tools`."""
 
-    def __call__(
-        self, messages: tuple[Message, ...], options: Mapping[str, object], tools: tuple[Message, ...] = ()
-    ) -> str: ...
+    def __call__(self, messages: tuple[Message, ...], options: Mapping[str, object]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +105,5 @@ class Preparer:
             return None
         if self._render is None:
             raise OptionError("this model takes no messages; give it a text or tokens")
-        return self._render(request.messages, request.template_options, request.tools)
+        tools = {"tools": request.tools} if request.tools else {}
+        return self._render(request.messages, {**request.template_options, **tools})

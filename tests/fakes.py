@@ -3,6 +3,7 @@
 The last message (or the text) of a request says what happens:
 
     say WORDS       answers with these words, one token each
+    muse WORDS      the same, within a thought that the prompt has begun
     silence         gives no sign until it is cancelled
     forever WORD    answers with this (or "ha") until it is cancelled, or `max_tokens` is reached
     refuse          is refused when it is submitted
@@ -260,8 +261,9 @@ class FakeEngine:
             others = tuple((token, -1.0 - token) for token in range(params.logprobs))
             pieces = (b"A", b"\xc3", b"C", b"D", b"E")[: params.logprobs]  # the second is half a character
             logprob = TokenLogprob(job.done, -0.5 / job.number, others, text.encode(), pieces)
+        opened = "<think>" if job.done == 1 and _prompt(job.request).startswith("muse") else ""
         if not job.request.pooling:
-            job.on_event(Event("token", text=text, token=job.done, logprob=logprob))
+            job.on_event(Event("token", text=text, token=job.done, logprob=logprob, opened=opened))
         return True
 
     def _finish(self, job: Job, reason: FinishReason) -> bool:
@@ -285,7 +287,7 @@ def deadlock(libc: ctypes.CDLL, seconds: float | None) -> None:
 
 def _prompt(request: GenerateRequest) -> str:
     if request.messages is not None:
-        return str(request.messages[-1]["content"])
+        return str(request.messages[-1].get("content", ""))
     return request.text or bytes(request.tokens or b"say nothing").decode()
 
 
@@ -331,7 +333,7 @@ def _reply(prompt: str, options: Mapping[str, object]) -> Iterator[str]:
             raise OptionError(f"{words}: there is a mistake in it")
         case "options":
             yield repr(dict(sorted(options.items())))
-        case "say":
+        case "say" | "muse":
             yield from (word + " " for word in words.split(" ")[:-1])
             yield words.split(" ")[-1]
         case _:

@@ -7,7 +7,7 @@ any training for it has a chance as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hetrun.chat.template import ChatTemplate
@@ -23,13 +23,13 @@ BEHIND = (
 )
 
 
-def needs_telling(template: ChatTemplate, tools: Sequence[Mapping[str, object]]) -> bool:
+def needs_telling(template: ChatTemplate, tools: object) -> bool:
     """Whether a template leaves out tools, or a conversation with calls of them."""
     source = (template.for_tools or template).source
     return not takes_tools(source) and (bool(tools) or "tool_calls" not in source)
 
 
-def told(messages: Sequence[Json], tools: Sequence[Mapping[str, object]]) -> list[Json]:
+def told(messages: Sequence[Json], tools: Sequence[Json] | None) -> list[Json]:
     """The same conversation in system, user and assistant messages of text only."""
     out: list[Json] = []
     if tools:
@@ -59,7 +59,7 @@ def _add_to_user(out: list[Json], text: str, to_last: bool) -> None:
         out.append({"role": "user", "content": text})
 
 
-def _description(tools: Sequence[Mapping[str, object]]) -> str:
+def _description(tools: Sequence[Json]) -> str:
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     return BEFORE + "\n".join(lines) + BEHIND
 

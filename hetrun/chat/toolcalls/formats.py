@@ -75,12 +75,19 @@ MARKS = (
     ("llama3", "<|python_tag|>"),
     ("llama3", '"parameters": '),
 )
-_TAKES_TOOLS = re.compile(r"\{[%{][^%}]*(?:\b(?:in|if|elif|and|or|not)|[({])\s*tools\b")
+_TOOLS = re.compile(r"\btools\b")
+_BEFORE = re.compile(r"(?:\b(?:in|if|elif|and|or|not)\s+|\(\s*|\{[%{]-?\s*)\Z")
+NEAR = 500  # characters of a template before a name, in which the block begins that it stands in
 
 
 def takes_tools(template: str) -> bool:
     """Whether a template writes what tools there are."""
-    return _TAKES_TOOLS.search(template) is not None
+    for found in _TOOLS.finditer(template):
+        before = template[max(0, found.start() - NEAR) : found.start()]
+        begun = max(before.rfind("{%"), before.rfind("{{"))
+        if begun > max(before.rfind("%}"), before.rfind("}}")) and _BEFORE.search(before[-20:]):
+            return True
+    return False
 
 
 def family(template: str) -> str:

@@ -74,7 +74,7 @@ class CallReader:
             return
         if self._fresh and not c.isspace():
             self._fresh = False
-            if self._format.bare and c in "{[":
+            if self._format.bare and c == "{":
                 self._open(json_calls(self._calls, bare=True), "")
                 self._take(c)
                 return

@@ -1,0 +1,242 @@
+"""Calls of tools in what a model writes: every family, whole and in pieces, right and wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrun.chat.toolcalls.formats import FORMATS, family, takes_tools
+from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, joined
+from hetrun.chat.toolcalls.reader import CallReader
+from hetrun.config import TOOL_PARSERS
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "now": {},
+}
+
+
+def read(name: str, pieces: Sequence[str], most: int | None = None) -> list[Piece]:
+    reader = CallReader(FORMATS[name], TOOLS, most)
+    return joined([piece for text in pieces for piece in reader.push(text)] + reader.finish())
+
+
+def call(index: int, name: str, arguments: str) -> list[Piece]:
+    return [Begin(index, name), Arguments(index, arguments)]
+
+
+def weather(index: int = 0) -> list[Piece]:
+    return call(index, "weather", '{"city": "Oslo", "days": 2}')
+
+
+TWO = [*weather(), *call(1, "now", "{}")]
+OSLO = '{"city": "Oslo", "days": 2}'
+# What models of each family write for the same two calls.
+FAMILIES = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {OSLO}}}\n</tool_call>\n<tool_call>\n'
+    '{"name": "now", "arguments": {}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
+    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+    "llama3": f'{{"name": "weather", "parameters": {OSLO}}}; {{"name": "now", "parameters": {{}}}}',
+    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {OSLO}, "id": "abcdefghi"}}, '
+    '{"name": "now", "arguments": {}, "id": "123456789"}]',
+    "mistral_named": f"[TOOL_CALLS]weather[ARGS]{OSLO}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{{}}",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    f"{OSLO}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n"
+    "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{OSLO}"
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "phi": f'functools[{{"name": "weather", "arguments": {OSLO}}}, {{"name": "now", "arguments": {{}}}}]',
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_of_each_family(name: str) -> None:
+    assert read(name, [FAMILIES[name]]) == TWO
+    assert read("generic", [FAMILIES[name]]) == TWO
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n != "llama3"])
+def test_text_before_calls_is_text(name: str) -> None:
+    assert read(name, [f"I will look.\n\n{FAMILIES[name]}\n"]) == [Text("I will look."), *TWO]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_at_most_one_call_where_that_is_wanted(name: str) -> None:
+    assert read(name, [FAMILIES[name]], most=1) == weather()
+
+
+@given(name=st.sampled_from(sorted(FAMILIES)), parser=st.sampled_from(["own", "generic"]), data=st.data())
+def test_pieces_change_nothing(name: str, parser: str, data: st.DataObject) -> None:
+    """Also not for texts that were cut off, or have something else in their middle."""
+    text = FAMILIES[name]
+    begin = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(begin, len(text)))
+    text = text[:begin] + data.draw(st.sampled_from(["", "<", "}", "\n", '"', "x <tool_call>"])) + text[end:]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    parser = name if parser == "own" else parser
+    assert read(parser, pieces) == read(parser, [text])
+
+
+@given(name=st.sampled_from(sorted(FORMATS)), text=st.text("<>[]{}\":tol_cal/nme,' \\f(｜", max_size=60))
+def test_what_has_no_call_stays_as_it_is(name: str, text: str) -> None:
+    found = read(name, list(text))
+    if not any(isinstance(piece, Begin) for piece in found) and "▁" not in text:
+        assert "".join(piece.text for piece in found if isinstance(piece, Text)) == text
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_a_call_is_text_until_its_arguments_begin(name: str) -> None:
+    text = FAMILIES[name]
+    for end in range(len(text)):
+        found = read(name, [text[:end]])
+        if isinstance(found[0] if found else None, Begin):
+            assert found[0] == Begin(0, "weather")
+            rest = [piece for piece in found[1:] if isinstance(piece, Arguments) and piece.index == 0]
+            assert OSLO.startswith("".join(piece.text for piece in rest))
+        elif not name.startswith("deepseek"):  # whose outer mark says nothing
+            assert found == ([Text(text[:end])] if end else [])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    reader = CallReader(FORMATS["hermes"], TOOLS)
+    seen = [reader.push(c) for c in '<tool_call>{"name": "weather", "arguments": {"city": "Os']
+    assert [piece for pieces in seen for piece in pieces][:2] == [Begin(0, "weather"), Arguments(0, "{")]
+    assert reader.push("lo") == [Arguments(0, "lo")]
+
+
+def test_a_text_of_a_tag_comes_as_it_is_written() -> None:
+    reader = CallReader(FORMATS["qwen3_coder"], TOOLS)
+    reader.push("<tool_call>\n<function=weather>\n<parameter=city>\nOs")
+    assert reader.push('lo "\n') == [Arguments(0, 'lo \\"')]
+    assert reader.push("</parameter>") == [Arguments(0, '"')]
+
+
+HERMES = [
+    # arguments before the name, none at all, as a text, within `function`, several in a list
+    ('{"arguments": {"a": 1}, "name": "now"}', [*call(0, "now", '{"a": 1}')]),
+    ('{"name": "now"}', call(0, "now", "{}")),
+    ('{"name": "now", "arguments": null}', call(0, "now", "{}")),
+    ('{"name": "now", "arguments": "{\\"a\\": 1}"}', call(0, "now", '{"a": 1}')),
+    ('{"name": "now", "arguments": "soon"}', call(0, "now", '"soon"')),
+    ('{"type": "function", "function": {"name": "now", "arguments": {}}}', call(0, "now", "{}")),
+    ('[{"name": "now"}, {"name": "now"}]', [*call(0, "now", "{}"), *call(1, "now", "{}")]),
+    # a tool that is not there: whoever runs tools says so to the model
+    ('{"name": "other", "arguments": {}}', call(0, "other", "{}")),
+    # a line end and the closing mark in a string, brackets too many
+    ('{"name": "now", "arguments": {"a": "x\ny"}}', call(0, "now", '{"a": "x\\ny"}')),
+    ('{"name": "now", "arguments": {"a": "</tool_call>"}}', call(0, "now", '{"a": "</tool_call>"}')),
+    ('{"name": "now", "arguments": {"a": 1}}}}', call(0, "now", '{"a": 1}')),
+    # arguments that do not end
+    ('{"name": "now", "arguments": {"a": [1', call(0, "now", '{"a": [1')),
+    # no JSON, and JSON that is no call
+    ("now(a=1)", [Text("<tool_call>now(a=1)</tool_call> and more")]),
+    ('{"city": "Oslo"}', [Text('<tool_call>{"city": "Oslo"}</tool_call> and more')]),
+    ("[]", [Text("<tool_call>[]</tool_call> and more")]),
+    ('{"name": ""}', [Text('<tool_call>{"name": ""}</tool_call> and more')]),
+]
+
+
+@pytest.mark.parametrize(("inner", "found"), HERMES)
+def test_what_models_write_between_tags(inner: str, found: list[Piece]) -> None:
+    more = [] if isinstance(found[0], Text) else [Text(" and more")]
+    assert read("hermes", [f"<tool_call>{inner}</tool_call> and more"]) == [*found, *more]
+
+
+def test_a_word_about_tags_is_no_call() -> None:
+    said = "Put it in <tool_call> tags, as in "
+    assert read("hermes", [said + FAMILIES["hermes"]]) == [Text(said.rstrip()), *TWO]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "parameters": {"age": 3}}',
+        '{"answer": 42}',
+        '{"name": "now"}',
+        '{"name": "now", "age": 3, "parameters": {}}',
+        'The call is {"name": "now", "parameters": {}}',
+        "<|python_tag|>print(1)",
+    ],
+)
+def test_json_without_a_mark_is_a_call_only_of_a_tool(text: str) -> None:
+    assert read("llama3", list(text)) == [Text(text)]
+
+
+VALUES = [
+    ("days", "2", "2"),
+    ("days", "two", '"two"'),
+    ("city", "5", '"5"'),
+    ("city", "a\n b", '"a\\n b"'),
+    ("other", "[1, 2]", "[1, 2]"),
+    ("other", "plain", '"plain"'),
+    ("other", "1e999", '"1e999"'),
+    ("other", "[" * 100_000, json.dumps("[" * 100_000)),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "found"), VALUES, ids=lambda x: x[:10])
+def test_arguments_in_tags_have_the_types_of_the_schema(key: str, text: str, found: str) -> None:
+    said = f"<tool_call>weather\n<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    assert read("glm", [said]) == call(0, "weather", f'{{"{key}": {found}}}')
+
+
+HOSTILE = [
+    "<tool_call>" * 20_000,
+    '<tool_call>{"x":"<tool_call>' * 10_000,
+    '<tool_call>{"name":"now","arguments":{' * 5_000,
+    '<tool_call>{"arguments":' + "[" * 200_000,
+    '<tool_call>{"name":"' + "n" * 200_000,
+    "<tool_call>[" * 20_000,
+    " " * 200_000,
+    "<" * 200_000,
+    "{" * 200_000,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda x: x[:30])
+def test_no_text_takes_long(text: str) -> None:
+    """Some microseconds for each character; minutes would mean that the time is squared."""
+    began = time.perf_counter()
+    found = read("generic", [text[i : i + 3] for i in range(0, len(text), 3)])
+    assert time.perf_counter() - began < 20
+    assert sum(len(p.name if isinstance(p, Begin) else p.text) for p in found) <= len(text)
+
+
+TEMPLATES = {
+    "hermes": "{% for tool in tools %}{% endfor %}<tool_call>",
+    "qwen3_coder": "{%- if tools %}<tool_call><function=x><parameter=y>{% endif %}",
+    "glm": "{%- if tools -%}<tool_call>x<arg_key>{% endif %}",
+    "llama3": "{% if not tools is defined %}{% set tools = none %}{% endif %}<|python_tag|>",
+    "mistral": "{%- if tools is not none %}[TOOL_CALLS]{% endif %}",
+    "mistral_named": "{%- if messages and tools %}[TOOL_CALLS]x[ARGS]{% endif %}",
+    "deepseek": "{% if tools %}<｜tool▁call▁begin｜>```json{% endif %}",
+    "deepseek_v31": "{% if tools %}<｜tool▁call▁begin｜>{% endif %}",
+    "phi": "{% if tools is defined %}<|tool_call|>{% endif %}",
+    "generic": "{{ tools | tojson }}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_tells_its_family(name: str) -> None:
+    assert takes_tools(TEMPLATES[name])
+    assert family(TEMPLATES[name]) == name
+
+
+def test_a_template_without_tools_is_told_of_them_in_hermes_form() -> None:
+    template = "{% for message in messages %}You have no tools, so if tools{{ message.content }}{% endfor %}"
+    assert not takes_tools(template)
+    assert family(template) == "hermes"
+
+
+def test_the_option_names_every_format() -> None:
+    assert set(TOOL_PARSERS) == {*FORMATS, "auto", "none"}
