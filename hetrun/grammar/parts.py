@@ -22,11 +22,12 @@ from typing import Any
 
 from hetrun.grammar.gbnf import TokenOf
 
+Part = Any  # JSON
 Schema = dict[str, Any]
 
 
 def lark_of_parts(
-    part: Any,  # noqa: ANN401 - JSON
+    part: Part,
     token_of: TokenOf,
     json_of: Callable[[Mapping[str, Any]], str],
 ) -> tuple[str, list[Schema]]:
@@ -46,7 +47,7 @@ class _Writer:
         self.lines: list[str] = []
         self.schemas: list[Schema] = []
 
-    def item(self, part: Any) -> str:  # noqa: ANN401
+    def item(self, part: Part) -> str:
         """A part as it stands in a rule."""
         match part:
             case "":

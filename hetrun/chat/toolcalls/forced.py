@@ -7,7 +7,7 @@ objects are marks, values of JSON, free texts, choices and repetitions.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,5 +143,5 @@ def closed(schema: Schema) -> Schema:
     return {"additionalProperties": "patternProperties" in schema, **schema, "type": "object"}
 
 
-def _marks(parts: Any) -> list[Part]:  # noqa: ANN401
+def _marks(parts: Iterable[str]) -> list[Part]:
     return [{"mark": part} if part[:1] in ("<", "[") and part[-1:] in (">", "]") else part for part in parts]

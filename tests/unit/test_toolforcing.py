@@ -1,0 +1,157 @@
+"""Calls that a grammar forces: whatever a model draws, the reader finds calls whose arguments fit."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from hetrun.chat.thoughts import ThoughtSplitter, within_thought
+from hetrun.chat.toolcalls import forced
+from hetrun.chat.toolcalls.formats import FORMATS
+from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, Thought, joined
+from hetrun.chat.toolcalls.reader import CallReader
+from hetrun.errors import OptionError
+from hetrun.grammar.masks import Grammars
+from hetrun.params import Structure
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 5},
+            "unit": {"enum": ["C", "F"]},
+            "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        },
+        "required": ["city"],
+    },
+    "now": {},
+}
+CONTROL = (
+    *("[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+    *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>", "<|/tool_call|>", "<eos>"),
+)
+TAGS = [b"<tool_call>", b"</tool_call>", b"<think>", b"</think>"]  # tokens of their own, but text
+PIECES = [*(bytes([i]) for i in range(256)), *TAGS, *(text.encode() for text in CONTROL)]
+END = len(PIECES) - 1
+PLAIN = [i for i in range(END) if i >= 256 or 32 <= i < 127 or i == 10]
+LIKELY = {*b'"}/<\n', *range(256, END + 1)}  # that make it come to an end
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(PIECES, range(256 + len(TAGS), END), [END])
+
+
+def drawn(grammars: Grammars, parts: str, seed: int, most: int = 4000) -> str | None:
+    """A text that the parts allow, by dice; None if it does not end."""
+    constraint = grammars.constraint(Structure("parts", parts))
+    dice, text = random.Random(seed), b""
+    for _ in range(most):
+        if constraint.finished:
+            return text.decode()
+        allowed = {int(token) for token in np.flatnonzero(constraint.allowed())}
+        open_to = sorted(allowed.intersection([*PLAIN, END]) or allowed)
+        likely = [token for token in open_to if token in LIKELY]
+        token = dice.choice(likely if likely and dice.random() < 0.6 else open_to)
+        if token == END:
+            return text.decode()
+        constraint.accept(token)
+        text += PIECES[token]
+    return None
+
+
+def read(family: str, text: str, thought: bool = False, opened: bool = False) -> list[Piece]:
+    reader = CallReader(FORMATS[family], TOOLS)
+    if not thought:
+        return reader.push(text) + reader.finish()
+    splitter = ThoughtSplitter("<think>")
+    if opened:
+        splitter.open()
+    pieces = splitter.push(text) + splitter.finish()
+    found = [p for piece in pieces for p in (reader.push(piece.text) if isinstance(piece, Text) else [piece])]
+    return joined(found + reader.finish())
+
+
+def check_calls(pieces: list[Piece]) -> int:
+    """Nothing but calls, each as its schema says; how many."""
+    calls: list[tuple[str, str]] = []
+    for piece in pieces:
+        assert not isinstance(piece, Text)
+        if isinstance(piece, Begin):
+            calls.append((piece.name, ""))
+        elif isinstance(piece, Arguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+    for name, arguments in calls:
+        found = json.loads(arguments)
+        # Of text in tags a grammar does not count the characters.
+        jsonschema.validate({k: v for k, v in found.items() if k != "city"}, {**TOOLS[name], "required": []})
+        assert set(found) <= set(TOOLS[name].get("properties", {}))
+        assert name == "now" or isinstance(found["city"], str)
+    return len(calls)
+
+
+@pytest.mark.parametrize("family", forced.FRAMES)
+def test_forced_answers_are_calls(grammars: Grammars, family: str) -> None:
+    several = 0
+    for seed in range(12):
+        text = drawn(grammars, forced.calls(family, TOOLS), seed)
+        if text is not None:
+            count = check_calls(read(family, text))
+            assert count
+            several += count > 1
+        text = drawn(grammars, forced.calls(family, TOOLS, several=False), seed)
+        assert text is None or check_calls(read(family, text)) == 1
+    assert several or not forced.FRAMES[family].several
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_thought_may_come_first(grammars: Grammars, family: str) -> None:
+    thoughts = 0
+    for seed in range(20):
+        parts = forced.calls(family, TOOLS, several=False, thought="<think>")
+        text = drawn(grammars, parts, seed)
+        found = read(family, text, thought=True) if text else []
+        thoughts += any(isinstance(piece, Thought) for piece in found)
+        assert text is None or check_calls([piece for piece in found if not isinstance(piece, Thought)]) == 1
+        text = drawn(grammars, within_thought("<think>", forced.calls(family, TOOLS)), seed)
+        found = read(family, text, thought=True, opened=True) if text else []
+        assert text is None or check_calls([piece for piece in found if not isinstance(piece, Thought)])
+    assert thoughts
+
+
+@pytest.mark.parametrize("family", [name for name, frame in forced.FRAMES.items() if frame.lazy])
+def test_a_call_that_was_begun_is_one(grammars: Grammars, family: str) -> None:
+    parts = forced.when_begun(family, TOOLS)
+    assert parts is not None
+    frame = forced.FRAMES[family]
+    mark = (frame.open or frame.begin)[0].encode()
+    constraint = grammars.constraint(Structure("parts", parts))
+    for byte in b"Let me see. ":
+        assert constraint.allowed()[byte]
+        constraint.accept(byte)
+    assert constraint.allowed()[END]
+    constraint.accept(PIECES.index(mark))
+    assert not constraint.allowed()[END]
+    assert not constraint.allowed()[ord("!")]
+
+
+def test_only_what_the_tools_allow(grammars: Grammars) -> None:
+    parts = forced.calls("hermes", {"now": {}})
+    constraint = grammars.constraint(Structure("parts", parts))
+    for byte in b'<tool_call>\n{"name": "':
+        constraint.accept(byte)
+    assert np.flatnonzero(constraint.allowed()).tolist() == [ord("n")]
+
+
+def test_a_schema_that_cannot_be_followed_is_told_with_its_place(grammars: Grammars) -> None:
+    bad = {"type": "object", "properties": {"x": {"type": "no such type"}}}
+    for family in ("hermes", "mistral", "deepseek"):
+        with pytest.raises(OptionError, match=r"^parts at anyOf\[1\]\.properties\.x: "):
+            grammars.constraint(Structure("parts", forced.calls(family, {"now": {}, "bad": bad})))
+    with pytest.raises(OptionError, match=r"^parts"):
+        grammars.constraint(Structure("parts", forced.calls("glm", {"now": {}, "bad": bad})))
