@@ -94,9 +94,12 @@ def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
     if tools.choice == "required":
         return forced.calls(how.format, schemas, tools.parallel, how.thought if thinks else "")
     if params.json_schema is not None:
+        schema = json.loads(str(params.json_schema))
+        if schema is False:  # which nothing fits: said where it is compiled by itself
+            return None
         calls = forced.calls(how.format, schemas, tools.parallel)
-        schema = json.dumps({"json": json.loads(str(params.json_schema))}, ensure_ascii=False)
-        return f'{{"any": [{calls}, {schema}]}}'
+        form = json.dumps({"json": {} if schema is True else schema}, ensure_ascii=False)
+        return f'{{"any": [{calls}, {form}]}}'
     if params.structure is None and any(tool.strict for tool in tools.all):
         loose: Mapping[str, Any] = {"additionalProperties": True}
         checked = {tool.name: tool.parameters if tool.strict else loose for tool in tools.all}
