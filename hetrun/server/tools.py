@@ -56,7 +56,9 @@ class Reading:
             return None
         place, inner, reason = found.groups()
         wanted, where = self.tools.wanted, "tools"
-        if place is not None and forced.in_order(self.format) and int(place) < len(wanted):
+        if place is not None and forced.in_order(self.format):
+            if int(place) >= len(wanted):  # of the form that the answer has where it is no call
+                return None
             where = f"{wanted[int(place)].place}.function.parameters"
         said = f"{where}.{inner}" if inner and where != "tools" else where
         return ApiError(f"{said}: {reason}", where, "invalid_function_parameters")
