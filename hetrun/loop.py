@@ -308,8 +308,7 @@ class Loop:
     def _run(self, chosen: Chosen, stands_aside: bool = False) -> None:
         """One step, and what comes of it."""
         chosen = self._places.make_room(chosen, self._standing)
-        hidden = any(r.pooled for r, _ in chosen)  # then all of them: see mixing.py
-        chosen, drafts = (chosen, {}) if hidden else self._speculating.add(chosen)
+        chosen, drafts = self._speculating.add(chosen)
         ids = frozenset(r.id for r, _ in chosen)
         if not chosen or not self._gate.enter(ids, self._pace.seconds(chosen)):
             return  # who must end is in the inbox
@@ -319,7 +318,7 @@ class Loop:
             self._standing = ids
             self._due = self._answered + self._mixing.patience(self._running, ids)
         chunks = tuple([r.chunk(n, drafts.get(r.id, ())) for r, n in chosen])
-        step = Step(chunks, sum(map(len, drafts.values())), hidden)
+        step = Step(chunks, sum(map(len, drafts.values())), hidden=any(r.pooled for r, _ in chosen))
         try:
             logits = self._model.step(step, self._between if stands_aside else None)
         except Cancelled:
@@ -332,8 +331,7 @@ class Loop:
             self._standing = outer
             self._gate.leave()
         seconds = clock.seconds()
-        if not hidden:
-            self._speculating.saw(chosen, drafts, seconds)
+        self._speculating.saw(chosen, drafts, seconds)
         if not drafts:
             self._pace.saw(chosen, seconds)
             self._entry.saw(chosen, seconds)

@@ -118,9 +118,9 @@ class Speculating:
 
     def _rests(self, chosen: Chosen) -> bool:
         """Where nothing was worth a try for a while, not every short step is looked at: a look takes time for
-        each sequence, and the next one finds what came meanwhile."""
-        self._looked = self._speculation is not None
-        if self._idle >= IDLE and all([r.missing == 1 for r, _ in chosen]):
+        each sequence, and the next one finds what came meanwhile. Steps of embeddings never are."""
+        self._looked = self._speculation is not None and not any([r.pooled for r, _ in chosen])
+        if self._looked and self._idle >= IDLE and all([r.missing == 1 for r, _ in chosen]):
             n = len(chosen)
             every = int(1 + n * LOOK_S / (WORTH * self._costs.plain(n)))
             self._turn = (self._turn + 1) % min(MOST_RESTS, every)
