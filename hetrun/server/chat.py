@@ -135,8 +135,12 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
                 begin = "" if readers[index] is None else None
                 yield json_text(chunk(index, {"role": "assistant", "content": begin}))
             if reader := readers[index]:
-                for piece in _read(reader, event):
-                    yield json_text(chunk(index, *piece))
+                for delta, logprobs in _read(reader, event):
+                    text = delta.get("content")
+                    if logprobs is None and isinstance(text, str):
+                        yield templates[index].with_text(text)
+                    else:
+                        yield json_text(chunk(index, delta, logprobs))
             elif event.kind == "token" and event.logprob is not None:
                 yield json_text(chunk(index, {"content": event.text}, _content([event.logprob])))
             elif event.text:

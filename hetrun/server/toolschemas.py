@@ -77,6 +77,9 @@ def _tools(given: object) -> tuple[Tool, ...]:
         raise ApiError(
             f"tools may hold {MOST_TOOLS} tools, not {len(given)}", "tools", "array_above_max_length"
         )
+    if _size(given) > MOST_TEXT:
+        message = f"tools may have {MOST_TEXT} characters of JSON"
+        raise ApiError(message, "tools", "string_above_max_length")
     found = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
     seen: set[str] = set()
     for tool in found:
@@ -84,10 +87,14 @@ def _tools(given: object) -> tuple[Tool, ...]:
             where = f"{tool.place}.function.name"
             raise ApiError(f"{where}: there is another tool named {tool.name}", where, "invalid_value")
         seen.add(tool.name)
-    if sum(len(json.dumps(tool.given)) for tool in found) > MOST_TEXT:
-        message = f"tools may have {MOST_TEXT} characters of JSON"
-        raise ApiError(message, "tools", "string_above_max_length")
     return found
+
+
+def _size(tools: list[object]) -> int:
+    try:
+        return len(json.dumps(tools, ensure_ascii=False))
+    except RecursionError:
+        raise ApiError("tools is nested too deeply", "tools", "invalid_value") from None
 
 
 def _tool(given: object, where: str) -> Tool:

@@ -162,3 +162,38 @@ def test_a_grammar_needs_a_tokenizer() -> None:
         assert isinstance(answer.wait().last.error, OptionError)
     finally:
         engine.close()
+
+
+def test_tools_reach_the_template_and_an_open_thought_is_said_once() -> None:
+    tools = ({"type": "function", "function": {"name": "now"}},)
+    heard: list[Mapping[str, object]] = []
+
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+        heard.append(options)
+        return f"b<think>\n{messages[0]['content']}"
+
+    engine = engine_with(render)
+    try:
+        for content, opened in (("", "<think>"), ("b", "")):
+            answer = Answer()
+            messages = ({"role": "user", "content": content},)
+            params = SamplingParams(max_tokens=3)
+            engine.submit(GenerateRequest(params, messages=messages, tools=tools), answer)
+            said = [event.opened for event in answer.wait().events]
+            assert said == [opened, *[""] * (len(said) - 1)]
+        assert heard == [{"tools": tools}] * 2
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("prompt", "text"), [("t<think>\n", "hm</think>\ncall"), ("t", "call")])
+def test_an_open_thought_may_end_before_forced_calls_begin(prompt: str, text: str) -> None:
+    script = {"t": b"hm</think>\ncall"}
+    engine = Engine(lambda: loaded(FakeModel(script), render=lambda messages, options: prompt))
+    try:
+        answer = Answer()
+        messages = ({"role": "user", "content": ""},)
+        engine.submit(GenerateRequest(SamplingParams(), messages=messages, parts='["call"]'), answer)
+        assert answer.wait().text == text
+    finally:
+        engine.close()

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from hetrun.events import Event
-from hetrun.wire import SMALL, Answer, Channel, Message
+from hetrun.wire import SMALL, Answer, Channel, Message, packed, unpacked
 
 Pair = tuple[Channel, Channel]
 
@@ -96,3 +96,9 @@ def test_sending_to_nobody_is_no_error(pair: Pair) -> None:
         one.send(answer(i, 1 if i % 2 else 2 * SMALL))
     with pytest.raises((EOFError, OSError)):
         one.receive()
+
+
+def test_what_an_event_says_besides_its_text_arrives() -> None:
+    for event in (Event("token", "a", 1), Event("token", "a", 1, opened="<think>")):
+        answer = Answer(1, (event,))
+        assert unpacked(packed(answer)) == answer
