@@ -15,6 +15,7 @@ from starlette.routing import Route
 from hetrun.errors import OptionError
 from hetrun.events import ModelInfo
 from hetrun.questions import Detokenize, Render, Tokenize, TokenizerInfo
+from hetrun.server import toolschemas
 from hetrun.server.asking import asked, few
 from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, wrong_type
@@ -41,7 +42,7 @@ def routes(service: Service) -> list[Route]:
         body = await json_object(request)
         here = await meant(body, service)
         info = await here.info()
-        check(body, info, here, TOKENIZE)
+        check(body, info, here, TOKENIZE, built=toolschemas.NAMES)
         source, question = await _text(here, body)
         spelled = _flag(body, "with_pieces"), _flag(body, "return_token_strs")
         most = MOST_SPELLED if any(spelled) else MOST_TEXT
@@ -69,7 +70,7 @@ def routes(service: Service) -> list[Route]:
     async def rendered(request: Request) -> Response:
         body = await json_object(request)
         here = await meant(body, service)
-        check(body, await here.info(), here, ("model", *TEMPLATE))
+        check(body, await here.info(), here, ("model", *TEMPLATE), built=toolschemas.NAMES)
         return JSONResponse({"prompt": await asked(here, _render(body))})
 
     async def described(request: Request) -> Response:
@@ -118,7 +119,9 @@ async def _text(service: Service, body: Body) -> tuple[str, Tokenize]:
 
 
 def _render(body: Body) -> Render:
-    more = {"add_generation_prompt": _flag(body, "add_generation_prompt", default=True)}
+    more: dict[str, object] = {"add_generation_prompt": _flag(body, "add_generation_prompt", default=True)}
+    if tools := toolschemas.tools_of(body).all:
+        more["tools"] = [tool.given for tool in tools]
     return Render(messages(body), {**template_options(body), **more})
 
 

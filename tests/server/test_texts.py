@@ -62,6 +62,9 @@ async def test_a_template_is_applied(http: httpx.AsyncClient) -> None:
     response = await http.post("/apply-template", json=body | {"add_generation_prompt": False})
     said = "[user]hello{'enable_thinking': False, 'add_generation_prompt': False}"
     assert response.json() == {"prompt": said}
+    tool = {"type": "function", "function": {"name": "now"}}
+    response = await http.post("/apply-template", json={"messages": HELLO, "tools": [tool]})
+    assert response.json() == {"prompt": f"[user]hello{{'add_generation_prompt': True, 'tools': {[tool]}}}"}
 
 
 async def test_the_tokenizer_is_described(http: httpx.AsyncClient) -> None:
@@ -109,6 +112,12 @@ async def test_the_tokenizer_is_described(http: httpx.AsyncClient) -> None:
         ("/detokenize", {"tokens": [2**31]}, "tokens[0]", "invalid_value"),
         ("/detokenize", {"tokens": [0] * (texts.MOST_TOKENS + 1)}, "tokens", "array_above_max_length"),
         ("/apply-template", {}, "messages", "missing_required_parameter"),
+        (
+            "/apply-template",
+            {"messages": HELLO, "tools": [{}]},
+            "tools[0].function",
+            "missing_required_parameter",
+        ),
         (
             "/apply-template",
             {"messages": [{"content": "a"}]},
