@@ -269,9 +269,10 @@ class FakeEngine:
     def _finish(self, job: Job, reason: FinishReason) -> bool:
         scored = reason == "stop" and job.request.params.logprobs is not None
         end = TokenLogprob(0, -0.25, piece=b"<end>") if scored else None
-        prompt = _prompt(job.request)
-        vector = struct.pack("<4f", len(prompt), ord(prompt[0]), ord(prompt[-1]), 1)
-        embedding = vector if job.request.pooling and reason == "stop" else None
+        embedding = None
+        if job.request.pooling and reason == "stop":
+            prompt = _prompt(job.request)
+            embedding = struct.pack("<4f", len(prompt), ord(prompt[0]), ord(prompt[-1]), 1)
         job.on_event(Event("done", "", None, end, reason, job.usage, TIMINGS, embedding=embedding))
         return False
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -116,14 +117,28 @@ async def respond(
     request: Request, service: Service, order: Order, whole: MakeWhole, chunks: MakeChunks
 ) -> Response:
     """The response to an order, in the shape that the two functions give it."""
+
+    async def in_one(events: Events) -> Response:
+        return await _in_pieces(whole(order, await gathered(order, events)))
+
+    return await answered(request, service, order, in_one, lambda events: EventStream(chunks(order, events)))
+
+
+async def answered(
+    request: Request,
+    service: Service,
+    order: Order,
+    whole: Callable[[Events], Coroutine[Any, Any, Response]],
+    stream: Callable[[Events], EventStream],
+) -> Response:
+    """The response to an order, made of its events when all are there, or as they come."""
     events = several.events(service.client, order)
     try:
         # What is wrong with a request shows before its first token, while a status can still be sent.
         first = await unless_gone(request.receive, _first(events, order))
         if order.stream:
-            return EventStream(chunks(order, _behind(first, events)))
-        found = await unless_gone(request.receive, gathered(order, _behind(first, events)))
-        return await _in_pieces(whole(order, found))
+            return stream(_behind(first, events))
+        return await unless_gone(request.receive, whole(_behind(first, events)))
     except BaseException:
         await events.aclose()
         raise

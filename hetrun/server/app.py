@@ -21,6 +21,7 @@ from hetrun.server import (
     metrics,
     models,
     ram,
+    responses,
     texts,
 )
 from hetrun.server.auth import RequireKey
@@ -31,7 +32,7 @@ from hetrun.server.service import Service
 from hetrun.server.traffic import Counted
 
 ENDPOINTS = (
-    *(chat.routes, completions.routes, embeddings.routes, models.routes),
+    *(chat.routes, completions.routes, responses.routes, embeddings.routes, models.routes),
     *(texts.routes, looking.routes, metrics.routes, health.routes, ram.routes),
     elsewhere.routes,
 )

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hetrun.events import Event, GenerateRequest, ModelInfo, TokenLogprob
+from hetrun.events import Event, GenerateRequest, Message, ModelInfo, TokenLogprob
 from hetrun.server import orders, scores, toolschemas
 from hetrun.server.answers import Answer, Choice, Events, Json, Template, Whole, finish_reason, respond
 from hetrun.server.asker import asker
@@ -23,9 +23,10 @@ from hetrun.server.messages import messages, template_options
 from hetrun.server.models import meant
 from hetrun.server.orders import Order
 from hetrun.server.sampling import form_field, sampling_params
+from hetrun.server.scores import Wanted
 from hetrun.server.service import Service
 from hetrun.server.sse import json_text
-from hetrun.server.tools import ChoiceReader, parts, reading
+from hetrun.server.tools import ChoiceReader, Reading, parts, reading
 
 KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
 
@@ -45,7 +46,17 @@ def routes(service: Service) -> list[Route]:
 def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, client: str = "") -> Order:
     """Read a request of this client; ApiError names the field that is wrong."""
     orders.check(body, info, service, KNOWN, built=toolschemas.NAMES)
-    wanted, tools = scores.of_chat(body), toolschemas.tools_of(body)
+    wanted = scores.of_chat(body)
+    prompt, how = asked(body, info, service, wanted, messages(body))
+    order = orders.order(body, info, client, [prompt], wanted, "messages")
+    return orders.bounded(replace(order, reading=how))
+
+
+def asked(
+    body: Mapping[str, object], info: ModelInfo, service: Service, wanted: Wanted, said: tuple[Message, ...]
+) -> tuple[GenerateRequest, Reading]:
+    """What the engine is asked to answer to these messages, and how its answers are read."""
+    tools = toolschemas.tools_of(body)
     params = sampling_params(body, info, service.sampling, wanted)
     if tools.all and params.structure and params.json_schema is None:
         form = form_field(body)
@@ -55,13 +66,12 @@ def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, cl
     how = reading(tools, info, service, params)
     prompt = GenerateRequest(
         params,
-        messages=messages(body),
+        messages=said,
         template_options=options,
         tools=tuple(tool.given for tool in tools.all),
         parts=parts(how, params, thinks=options.get("enable_thinking") is not False),
     )
-    order = orders.order(body, info, client, [prompt], wanted, "messages")
-    return orders.bounded(replace(order, reading=how))
+    return prompt, how
 
 
 def whole(order: Order, found: Whole) -> Json:

@@ -77,7 +77,7 @@ def _message(message: object, where: str) -> Message:
     # "developer" is OpenAI's newer word for the same thing, and no template knows it.
     read: dict[str, object] = {"role": "system" if role == "developer" else role}
     if role == "tool":
-        read["tool_call_id"] = _text(message, "tool_call_id", where, MOST_ID)
+        read["tool_call_id"] = required_text(message, "tool_call_id", where, MOST_ID)
     content = message.get("content")
     calls = _calls(message.get("tool_calls"), f"{where}.tool_calls") if role == "assistant" else []
     if calls:
@@ -86,7 +86,7 @@ def _message(message: object, where: str) -> Message:
         read["content"] = _content(content, f"{where}.content", optional=role == "assistant")
     for thought in THOUGHTS if role == "assistant" else ():
         if message.get(thought) is not None:
-            read[thought] = _text(message, thought, where)
+            read[thought] = required_text(message, thought, where)
     name = message.get("name")
     if name is not None:
         if not isinstance(name, str):
@@ -115,13 +115,17 @@ def _call(call: object, where: str) -> Message:
         raise wrong_type(f"{where}.function", "an object", function)
     arguments: object = function.get("arguments")
     if not isinstance(arguments, dict):  # as some clients have it, though OpenAI has a string
-        arguments = _text(function, "arguments", f"{where}.function")
-    read: dict[str, object] = {"type": "function", "id": _text(call, "id", where, MOST_ID)}
-    read["function"] = {"name": _text(function, "name", f"{where}.function", MOST_ID), "arguments": arguments}
+        arguments = required_text(function, "arguments", f"{where}.function")
+    read: dict[str, object] = {"type": "function", "id": required_text(call, "id", where, MOST_ID)}
+    read["function"] = {
+        "name": required_text(function, "name", f"{where}.function", MOST_ID),
+        "arguments": arguments,
+    }
     return read
 
 
-def _text(values: Mapping[str, object], name: str, where: str, most: int | None = None) -> str:
+def required_text(values: Mapping[str, object], name: str, where: str, most: int | None = None) -> str:
+    """A field that has to be a string."""
     text = values.get(name)
     if text is None:
         raise ApiError(f"{where}.{name} is missing", f"{where}.{name}", "missing_required_parameter")

@@ -24,6 +24,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
+    end = DONE
+
     def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
         # Proxies must neither keep an answer nor hold it back to fill a buffer.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -41,11 +43,25 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for chunk in self._chunks:
-                await _send(send, _event(chunk))
-            await _send(send, DONE)
+                await _send(send, self.framed(chunk))
+            await _send(send, self.end)
         except ApiError as error:
             await _send(send, _event(json_text(error.body())))
         await send({"type": "http.response.body", "body": b""})
+
+    def framed(self, chunk: str) -> bytes:
+        """The event for one chunk."""
+        return _event(chunk)
+
+
+class NamedEvents(EventStream):
+    """Chunks are whole events with their names; the last one says by itself that it is the last."""
+
+    end = b""
+
+    def framed(self, chunk: str) -> bytes:
+        """The event for one chunk."""
+        return f"{chunk}\n\n".encode()
 
 
 def json_text(value: object) -> str:
