@@ -241,10 +241,8 @@ class Shelf:
                 raise BudgetError(
                     f"{', '.join(kept)} answer now and have more; ask again when they have ended"
                 )
-            for model in self.loaded:
-                assert model.client is not None
-                await model.client.ask(SetRam(kept[model.found.name]))
-                model.budget = kept[model.found.name]
+            for model in sorted(self.loaded, key=_who_goes, reverse=True):  # who may refuse is asked first
+                await self._restrict(model, kept)
             self._ram = nbytes
         return kept
 
@@ -257,6 +255,19 @@ class Shelf:
     def loaded(self) -> list[OnDemand]:
         """Those that have an engine, or will have one in a moment."""
         return [m for m in self.models.values() if m.client]
+
+    async def _restrict(self, model: OnDemand, shares: dict[str, int]) -> None:
+        """To its share. Who cannot do with it now, and is not used, begins anew when it is asked for."""
+        assert model.client is not None
+        share = shares[model.found.name]
+        try:
+            await model.client.ask(SetRam(share))
+            model.budget = share
+        except BudgetError:
+            if model.users:
+                raise
+            del shares[model.found.name]
+            await self._unload(model)
 
     def _share(self, model: OnDemand, ram: int) -> int:
         return min(ram, max(ram // self._most, model.need))

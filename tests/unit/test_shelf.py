@@ -33,6 +33,7 @@ class Engine:
         self.found, self.ram = found, ram
         self.go = asyncio.Event()
         self.closed = False
+        self.least = 0
         self.broken = found.name == "broken"
 
     @property
@@ -57,6 +58,8 @@ class Engine:
 
     async def ask(self, question: Question[A]) -> A:
         assert isinstance(question, SetRam)
+        if question.nbytes < self.least:
+            raise BudgetError("too little")
         self.ram = question.nbytes
         return cast(A, {})
 
@@ -252,6 +255,26 @@ async def test_the_budget_changes(started: Started) -> None:
     for model in several.models.values():
         let_go(model)
     await asyncio.gather(*both)
+
+
+async def test_one_that_cannot_do_with_less_goes_unless_it_answers(started: Started) -> None:
+    several = shelf(started, "a", "b", ram=4096 * MIB)
+    a, b = several.models.values()
+    for model in (a, b):
+        await model.info()
+        started.all[-1].least = 1500 * MIB
+    task = await begun(b)
+    with pytest.raises(BudgetError, match="too little"):
+        await several.set_ram(2048 * MIB)
+    assert started.open == ["a", "b"]
+    let_go(b)
+    await task
+    assert await several.set_ram(2048 * MIB) == {}
+    assert started.open == []
+    task = await begun(a)
+    assert started.all[-1].ram == 1024 * MIB
+    let_go(a)
+    await task
 
 
 async def test_closing(started: Started) -> None:
