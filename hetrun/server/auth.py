@@ -24,7 +24,8 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         headers = {"WWW-Authenticate": "Bearer"}
-        message = "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'"
+        # Its first words are OpenAI's: some clients know by them what is wrong.
+        message = "Incorrect API key provided, or none: send it as 'Authorization: Bearer KEY'"
         error = ApiError(message, code="invalid_api_key", status=401, headers=headers)
         await error.response()(scope, receive, send)
 

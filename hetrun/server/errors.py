@@ -49,9 +49,10 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
         case ApiError():
             return error
         case ContextFull():
-            # The first words are what client libraries recognise an overflow by.
+            # Client libraries recognise an overflow by some of these words, each by others.
             limit = f"This model's maximum context length is {context} tokens. " if context else ""
-            return ApiError(f"{limit}{error}", prompt, "context_length_exceeded")
+            said = f"{limit}The prompt is too long: {error}"
+            return ApiError(said, prompt, "context_length_exceeded")
         case UserError():
             return ApiError(str(error))
         case Overloaded():

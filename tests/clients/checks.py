@@ -1,0 +1,68 @@
+"""What a client's script says of what it tried: a line of JSON for each.
+
+This runs in the environments of the clients, which have none of hetrun's packages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+
+URL = os.environ.get("CHECK_URL", "")  # with /v1
+KEY = os.environ.get("CHECK_KEY", "")
+UDS = os.environ.get("CHECK_UDS", "")
+MODEL = os.environ.get("CHECK_MODEL", "")
+MESSAGES = [{"role": "user", "content": "Say hello."}]
+TOO_LONG = [{"role": "user", "content": "hello " * 5000}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "number": {"enum": [1, 2]}},
+    "required": ["city", "number"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "Look a city up.", "parameters": SCHEMA},
+}
+# So much cannot be read until then, and the server can predict that.
+HURRY = {"deadline_s": 0.2}
+HURRIED = [{"role": "user", "content": "hurry " * 1800}]
+
+
+def package(name: str) -> None:
+    """Say which version of a package this is about."""
+    print(json.dumps({"version": version(name)}), flush=True)
+
+
+def check(what: str, does: Callable[[], None]) -> None:
+    """Do it, and say whether it went well, or why not."""
+    why = ""
+    try:
+        does()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+    print(json.dumps({"what": what, "why": why}), flush=True)
+
+
+def expect(condition: bool, said: object) -> None:
+    """Fail with what was said instead."""
+    if not condition:
+        raise AssertionError(repr(said)[:500])
+
+
+def good_city(text: str | None) -> None:
+    """It follows the schema."""
+    found = json.loads(text or "")
+    expect(found["city"] in ("Paris", "Rome") and found["number"] in (1, 2), text)
+
+
+def raises(kind: type[Exception], does: Callable[[], object], code: str | None = None) -> None:
+    """Fail unless it ends with this class, and with this code where one is given."""
+    try:
+        does()
+    except kind as error:
+        expect(code is None or getattr(error, "code", None) == code, error)
+        return
+    raise AssertionError(f"no {kind.__name__}")
