@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 
 URL = os.environ.get("CHECK_URL", "")  # with /v1
@@ -26,7 +28,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "Look a city up.", "parameters": SCHEMA},
 }
-# So much cannot be read until then, and the server can predict that.
+# So much cannot be read until then, and the server can predict that: whoever is alone is tried, though.
 HURRY = {"deadline_s": 0.2}
 HURRIED = [{"role": "user", "content": "hurry " * 1800}]
 
@@ -56,6 +58,25 @@ def good_city(text: str | None) -> None:
     """It follows the schema."""
     found = json.loads(text or "")
     expect(found["city"] in ("Paris", "Rome") and found["number"] in (1, 2), text)
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """The server writes a long answer to somebody else meanwhile."""
+    asked = {"messages": MESSAGES, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{URL}/chat/completions", json.dumps(asked).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.readline()
+        answer.readline()
+        answer.readline()  # its second event, which is a text
+        yield
+
+
+def refuses_hurry(kind: type[Exception], does: Callable[[], object]) -> None:
+    """What cannot be done in time is refused at once, with this class."""
+    with busy():
+        raises(kind, does)
 
 
 def raises(kind: type[Exception], does: Callable[[], object], code: str | None = None) -> None:

@@ -19,6 +19,7 @@ from tests.clients.checks import (
     good_city,
     package,
     raises,
+    refuses_hurry,
 )
 
 
@@ -68,7 +69,9 @@ if __name__ == "__main__":
     check("400", lambda: raises(litellm.BadRequestError, lambda: ask(temperature=-1)))
     check("401", lambda: raises(litellm.AuthenticationError, lambda: ask(api_key="wrong")))
     check("404", lambda: raises(litellm.NotFoundError, lambda: ask(model="openai/another")))
-    check("429", lambda: raises(litellm.RateLimitError, lambda: ask(messages=HURRIED, extra_body=HURRY)))
+    check(
+        "429", lambda: refuses_hurry(litellm.RateLimitError, lambda: ask(messages=HURRIED, extra_body=HURRY))
+    )
     check(
         "too long",
         lambda: raises(litellm.ContextWindowExceededError, lambda: ask(messages=TOO_LONG)),

@@ -317,7 +317,8 @@ async def test_a_prompt_that_is_too_long(http: httpx.AsyncClient, stream: bool) 
     assert response.status_code == 400
     error = error_of(response)
     assert error["code"] == "context_length_exceeded"
-    assert error["message"].startswith("This model's maximum context length is 2048 tokens. The prompt is too long: ")
+    limit = "This model's maximum context length is 2048 tokens. "
+    assert error["message"].startswith(f"{limit}The prompt is too long: ")
 
 
 async def test_a_failure_has_a_status_while_it_still_can(http: httpx.AsyncClient) -> None:
