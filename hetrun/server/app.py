@@ -20,6 +20,7 @@ from hetrun.server import (
     looking,
     metrics,
     models,
+    openapi,
     ram,
     responses,
     texts,
@@ -34,7 +35,7 @@ from hetrun.server.traffic import Counted
 ENDPOINTS = (
     *(chat.routes, completions.routes, responses.routes, embeddings.routes, models.routes),
     *(texts.routes, looking.routes, metrics.routes, health.routes, ram.routes),
-    elsewhere.routes,
+    *(openapi.routes, elsewhere.routes),
 )
 
 

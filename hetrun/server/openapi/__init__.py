@@ -1,0 +1,74 @@
+"""GET /openapi.json: what can be asked of this server, in OpenAPI 3.1."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hetrun import __version__
+from hetrun.server.openapi import replies, requests
+from hetrun.server.openapi.paths import RESPONSES, paths
+from hetrun.server.openapi.schemas import Json
+from hetrun.server.service import Service
+from hetrun.server.sse import json_text
+
+SCHEMAS: Json = {
+    "Message": requests.MESSAGE,
+    "ChatRequest": requests.CHAT,
+    "CompletionRequest": requests.COMPLETION,
+    "EmbeddingRequest": requests.EMBEDDING,
+    "TokenizeRequest": requests.TOKENIZE,
+    "DetokenizeRequest": requests.DETOKENIZE,
+    "ApplyTemplateRequest": requests.APPLY_TEMPLATE,
+    "RamRequest": requests.RAM,
+    "ChatAnswer": replies.CHAT,
+    "CompletionAnswer": replies.COMPLETION,
+    "Embeddings": replies.EMBEDDINGS,
+    "Models": replies.MODELS,
+    "Health": replies.HEALTH,
+    "Error": replies.ERROR,
+    "Usage": replies.USAGE,
+    "Timings": replies.TIMINGS,
+    "Model": replies.MODEL,
+}
+
+
+def routes(service: Service) -> list[Route]:
+    async def described(request: Request) -> Response:
+        return Response(_as_text(), media_type="application/json")
+
+    return [Route("/openapi.json", described)]
+
+
+def document() -> Json:
+    """The document; it says nothing of a model or of how the server was started."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "hetrun",
+            "version": __version__,
+            "description": "OpenAI's API, and llama.cpp's and vLLM's names for what it lacks. Fields that "
+            "are not described are ignored, unless the server was started with --strict.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        # Without --api-key nothing is asked for.
+        "security": [{"bearer": []}, {"key": []}, {}],
+        "paths": paths(),
+        "components": {
+            "schemas": SCHEMAS,
+            "responses": RESPONSES,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
+        },
+    }
+
+
+@cache
+def _as_text() -> str:
+    return json_text(document())

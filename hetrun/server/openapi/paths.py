@@ -1,0 +1,185 @@
+"""Paths and methods, and the statuses that each may end with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hetrun.server import elsewhere
+from hetrun.server.openapi import replies
+from hetrun.server.openapi.schemas import STRING, Json, ref
+
+JSON = "application/json"
+# What can go wrong: the names of responses, by status.
+STATUSES = {
+    400: ("Wrong", "The request is wrong; param names the field."),
+    401: ("NoKey", "The key is missing or wrong."),
+    403: ("Page", "Web pages of this origin may not use the server."),
+    404: ("Unknown", "There is no such model here."),
+    405: ("Method", "Another method is needed."),
+    408: ("TooSlow", "The body was not complete in time."),
+    413: ("TooLarge", "The body is too large."),
+    421: ("WrongHost", "The request is for another host than this machine."),
+    429: ("Busy", "More than can be done now: Retry-After says when to come again."),
+    500: ("Failed", "A mistake of the server."),
+    501: ("NotHere", "Others have this, and this server has not; the message says what to use instead."),
+    503: ("NoEngine", "There is no engine that could answer."),
+    504: ("TooLate", "The deadline has passed."),
+}
+_ERROR: Json = {JSON: {"schema": ref("Error")}}
+RESPONSES: Json = {name: {"description": said, "content": _ERROR} for name, said in STATUSES.values()}
+ALWAYS = (401, 403, 405, 421, 500)
+BODY = (400, 408, 413)  # where there is a body to be read
+ENGINE = (429, 503, 504)  # where the engine is asked
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of some paths that mean the same."""
+
+    paths: tuple[str, ...]
+    method: str
+    summary: str
+    answer: dict[str, Json]  # by media types
+    body: Json | None = None
+    statuses: Iterable[int] = ()
+    more: Json = field(default_factory=dict)  # further answers
+    open: bool = False  # whether it needs no key
+
+
+def _json(schema: Json) -> dict[str, Json]:
+    return {JSON: schema}
+
+
+_ANSWER = (*BODY, 404, *ENGINE)
+_HEALTH: Json = {"503": {"description": "not now", "content": {JSON: {"schema": ref("Health")}}}}
+OPERATIONS = (
+    Operation(
+        ("/v1/chat/completions", "/chat/completions"),
+        "post",
+        "Answer a conversation",
+        {JSON: ref("ChatAnswer"), "text/event-stream": replies.STREAM},
+        ref("ChatRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/v1/completions", "/completions"),
+        "post",
+        "Continue texts, or score them",
+        {JSON: ref("CompletionAnswer"), "text/event-stream": replies.STREAM},
+        ref("CompletionRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/v1/embeddings", "/embeddings"),
+        "post",
+        "Make a vector of each text",
+        _json(ref("Embeddings")),
+        ref("EmbeddingRequest"),
+        _ANSWER,
+    ),
+    Operation(("/v1/models", "/models"), "get", "All models", _json(ref("Models")), statuses=(503,)),
+    Operation(("/v1/models/{name}",), "get", "One model", _json(ref("Model")), statuses=(404, 503)),
+    Operation(
+        ("/tokenize",),
+        "post",
+        "The tokens of a text",
+        _json(replies.TOKENIZED),
+        ref("TokenizeRequest"),
+        (*BODY, *ENGINE),
+    ),
+    Operation(
+        ("/detokenize",),
+        "post",
+        "The text of tokens",
+        _json(replies.DETOKENIZED),
+        ref("DetokenizeRequest"),
+        (*BODY, *ENGINE),
+    ),
+    Operation(
+        ("/apply-template",),
+        "post",
+        "The text that messages become",
+        _json(replies.RENDERED),
+        ref("ApplyTemplateRequest"),
+        (*BODY, *ENGINE),
+    ),
+    Operation(
+        ("/tokenizer_info",),
+        "get",
+        "The vocabulary and the template",
+        _json(replies.TOKENIZER),
+        statuses=(400, *ENGINE),
+    ),
+    Operation(("/plan",), "get", "What runs where", _json(replies.PLAN), statuses=(400, *ENGINE)),
+    Operation(("/props",), "get", "Settings", _json(replies.PROPS), statuses=ENGINE),
+    Operation(("/slots",), "get", "Requests that the engine has", _json(replies.SLOTS), statuses=ENGINE),
+    Operation(("/metrics",), "get", "Numbers for Prometheus", {"text/plain": STRING}, statuses=ENGINE),
+    Operation(
+        ("/health", "/v1/health"),
+        "get",
+        "Whether requests are answered",
+        _json(ref("Health")),
+        more=_HEALTH,
+        open=True,
+    ),
+    Operation(
+        ("/v1/ram",),
+        "post",
+        "Change the memory that everything may take",
+        _json(replies.RAM),
+        ref("RamRequest"),
+        (*BODY, *ENGINE),
+    ),
+    Operation(("/openapi.json",), "get", "This document", _json(replies.DOCUMENT)),
+)
+
+
+def paths() -> Json:
+    """All of them."""
+    found: dict[str, Json] = {}
+    for operation in OPERATIONS:
+        for path in operation.paths:
+            found.setdefault(path, _parameters(path))[operation.method] = _described(operation, path)
+    for path, why in elsewhere.REFUSED.items():
+        path = written(path)
+        refusal: Json = {"summary": why, "deprecated": True, "responses": _failures((501,))}
+        found[path] = _parameters(path)
+        for method in map(str.lower, elsewhere.ANY):
+            found[path][method] = refusal | {"operationId": _id(method, path)}
+    return dict(found)
+
+
+def written(path: str) -> str:
+    """A route's path as OpenAPI has it: without the kind of what a name stands for."""
+    return path.replace(":path}", "}")
+
+
+def _described(operation: Operation, path: str) -> Json:
+    answer = {kind: {"schema": schema} for kind, schema in operation.answer.items()}
+    responses: Json = {"200": {"description": operation.summary, "content": answer}}
+    responses |= _failures(operation.statuses) | operation.more
+    said: Json = {"summary": operation.summary, "operationId": _id(operation.method, path)}
+    if operation.body is not None:
+        said["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
+    if operation.open:
+        said["security"] = []
+    return said | {"responses": responses}
+
+
+def _failures(statuses: Iterable[int]) -> Json:
+    return {
+        str(status): {"$ref": f"#/components/responses/{STATUSES[status][0]}"}
+        for status in sorted({*ALWAYS, *statuses})
+    }
+
+
+def _parameters(path: str) -> Json:
+    names = re.findall(r"{(\w+)}", path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": STRING} for name in names]
+    return {"parameters": parameters} if parameters else {}
+
+
+def _id(method: str, path: str) -> str:
+    return "_".join([method, *re.findall(r"\w+", path)])

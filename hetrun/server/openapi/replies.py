@@ -1,0 +1,217 @@
+"""What the server answers."""
+
+from __future__ import annotations
+
+from hetrun.server.openapi.schemas import (
+    BOOLEAN,
+    INTEGER,
+    NULL,
+    NUMBER,
+    STRING,
+    Json,
+    array,
+    const,
+    described,
+    either,
+    enum,
+    integer,
+    mapping,
+    optional,
+    ref,
+    struct,
+)
+
+_COUNT = integer(0)
+_REASON = enum("stop", "length")
+_NUMBERS = array(NUMBER)
+
+ERROR = struct(
+    {
+        "error": struct(
+            {
+                "message": STRING,
+                "type": enum("invalid_request_error", "rate_limit_error", "server_error"),
+                "param": described(optional(STRING), "the field at fault"),
+                "code": described(optional(STRING), "for programs"),
+            }
+        )
+    }
+)
+USAGE = struct(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "prompt_tokens_details": struct({"cached_tokens": _COUNT}),
+    }
+)
+_RATES = ("ms", "per_token_ms", "per_second")
+TIMINGS = struct(
+    {
+        "cache_n": _COUNT,
+        **{f"{what}_n": _COUNT for what in ("prompt", "predicted")},
+        **{f"{what}_{rate}": NUMBER for what in ("prompt", "predicted") for rate in _RATES},
+    },
+    {"draft_n": _COUNT, "draft_n_accepted": _COUNT},
+)
+
+
+def _token(**more: Json) -> Json:
+    """A token with its log-probability."""
+    return struct({"token": STRING, "logprob": NUMBER, "bytes": optional(array(integer(0, 255))), **more})
+
+
+_SCORES = struct({"content": array(_token(top_logprobs=array(_token()))), "refusal": NULL})
+_LEGACY = struct(
+    {
+        "tokens": array(STRING),
+        "token_logprobs": array(optional(NUMBER)),
+        "top_logprobs": optional(array(optional(mapping(NUMBER)))),
+        "text_offset": array(_COUNT),
+    }
+)
+_RANKED = mapping(
+    struct({"logprob": NUMBER, "rank": optional(integer(1)), "decoded_token": optional(STRING)})
+)
+
+
+def _answer(kind: str, choice: Json, more: dict[str, Json] | None = None) -> Json:
+    return struct(
+        {
+            "id": STRING,
+            "object": const(kind),
+            "created": INTEGER,
+            "model": STRING,
+            "system_fingerprint": STRING,
+            "choices": array(choice, 1),
+            "usage": ref("Usage"),
+            "timings": ref("Timings"),
+        },
+        more,
+    )
+
+
+_MESSAGE = struct({"role": const("assistant"), "content": STRING, "refusal": NULL})
+CHAT = _answer(
+    "chat.completion",
+    struct({"index": _COUNT, "message": _MESSAGE, "finish_reason": _REASON, "logprobs": optional(_SCORES)}),
+    {"prompt_logprobs": array(optional(_RANKED), 1)},
+)
+COMPLETION = _answer(
+    "text_completion",
+    struct({"index": _COUNT, "text": STRING, "finish_reason": _REASON, "logprobs": optional(_LEGACY)}),
+)
+STREAM = described(
+    STRING,
+    "Events with one JSON object each: chunks as OpenAI has them, the last with timings. Then comes [DONE], "
+    "or an object with an error where the answer could not be completed.",
+)
+EMBEDDINGS = struct(
+    {
+        "object": const("list"),
+        "data": array(
+            struct(
+                {
+                    "object": const("embedding"),
+                    "index": _COUNT,
+                    "embedding": either(_NUMBERS, described(STRING, "base64 of little-endian float32")),
+                }
+            )
+        ),
+        "model": STRING,
+        "usage": struct({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+    }
+)
+MODEL = struct(
+    {
+        "id": STRING,
+        "object": const("model"),
+        "created": INTEGER,
+        "owned_by": STRING,
+        "status": struct({"value": enum("loaded", "loading", "failed", "unloaded")}),
+        "meta": optional(
+            struct(
+                {
+                    "name": STRING,
+                    "architecture": STRING,
+                    "n_ctx": INTEGER,
+                    "n_vocab": INTEGER,
+                    "n_embd": INTEGER,
+                    "n_params": INTEGER,
+                    "size": INTEGER,
+                    "chat_template": STRING,
+                }
+            )
+        ),
+    }
+)
+MODELS = struct({"object": const("list"), "data": array(ref("Model"))})
+_PIECE = described(either(STRING, array(integer(0, 255))), "part of a character as its bytes")
+TOKENIZED = struct(
+    {
+        "tokens": either(array(_COUNT), array(struct({"id": _COUNT, "piece": _PIECE}))),
+        "count": _COUNT,
+        "max_model_len": _COUNT,
+    },
+    {"token_strs": array(STRING)},
+)
+DETOKENIZED = struct({"content": STRING, "prompt": STRING})
+RENDERED = struct({"prompt": STRING})
+TOKENIZER = struct(
+    {
+        "vocab_size": _COUNT,
+        "model_max_length": _COUNT,
+        "add_bos_token": BOOLEAN,
+        "bos_token": optional(STRING),
+        "bos_token_id": optional(INTEGER),
+        "eos_token": optional(STRING),
+        "eos_token_id": optional(INTEGER),
+        "chat_template": STRING,
+        "chat_template_origin": STRING,
+    }
+)
+PLAN = described({"type": "object"}, "what hetrun plan --json prints, of what runs now")
+PROPS = struct(
+    {
+        "default_generation_settings": struct({"n_ctx": _COUNT, "params": {"type": "object"}}),
+        "total_slots": _COUNT,
+        "model_alias": STRING,
+        "model_path": described(STRING, "the file's name only"),
+        "modalities": struct({"vision": const(False), "audio": const(False)}),
+        "build_info": STRING,
+        "chat_template": optional(STRING),
+        "bos_token": optional(STRING),
+        "eos_token": optional(STRING),
+    },
+    {"chat_template_origin": STRING},
+)
+SLOTS = array(
+    struct(
+        {
+            "id": _COUNT,
+            "n_ctx": _COUNT,
+            "is_processing": BOOLEAN,
+            "state": enum("prompt", "answer", "displaced", "waiting"),
+            "seconds": NUMBER,
+            "n_prompt_tokens": _COUNT,
+            "n_prompt_tokens_processed": _COUNT,
+            "n_prompt_tokens_cache": _COUNT,
+            "n_decoded": _COUNT,
+            "n_remain": _COUNT,
+        }
+    )
+)
+HEALTH = struct(
+    {"status": enum("ok", "loading", "stuck", "failed")},
+    {
+        "progress": NUMBER,
+        "reason": STRING,
+        "error": STRING,
+        "segment": optional(STRING),
+        "seconds": NUMBER,
+        "expected": optional(NUMBER),
+        "streaming": described({"type": "object"}, "where weights come from disk"),
+    },
+)
+RAM = struct({"ram": _COUNT, "memory": described(mapping(NUMBER), "the bill, in bytes")})
+DOCUMENT = described({"type": "object"}, "this document")

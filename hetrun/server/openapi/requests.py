@@ -1,0 +1,223 @@
+"""Bodies of requests, with the limits that the code keeps: the same constants, or a test compares them.
+
+Names that are not here are ignored, unless the server is strict.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hetrun.params import (
+    LEAST_TEMPERATURE,
+    MOST,
+    MOST_BIAS,
+    MOST_BREAKERS,
+    MOST_STOPS,
+    MOST_STRINGS,
+    MOST_STRUCTURE,
+    SAMPLERS,
+    SPELLINGS,
+)
+from hetrun.server import embeddings, fields, texts
+from hetrun.server.completions import MOST_TOKENS, PROMPT
+from hetrun.server.messages import ROLES
+from hetrun.server.openapi.schemas import (
+    ANYTHING,
+    BOOLEAN,
+    STRING,
+    Json,
+    array,
+    const,
+    described,
+    either,
+    enum,
+    integer,
+    number,
+    optional,
+    ref,
+    string,
+    struct,
+)
+from hetrun.server.orders import MOST_CHOICES
+from hetrun.server.sampling import LIMITS, UNLIMITED
+from hetrun.server.scores import MOST_LEGACY_TOP, MOST_TOP
+
+MOST_TOKEN = 2**31 - 1
+# What a field may say that asks for nothing.
+NOTHING = enum(None, False, 0, "", [], {})
+
+
+def _strings(most: int) -> Json:
+    return either(string(1, MOST_STRINGS), array(string(1, MOST_STRINGS), 0, most))
+
+
+# How tokens are chosen, by names; null is allowed for each besides.
+SAMPLING: dict[str, Json] = {
+    "temperature": either(const(0), number(LEAST_TEMPERATURE, sys.float_info.max)),
+    "top_k": integer(-1),
+    "top_p": number(0, 1),
+    "min_p": number(0, 1),
+    "typical_p": number(0, 1),
+    "top_n_sigma": number(-MOST, MOST),
+    "xtc_probability": number(0, 1),
+    "xtc_threshold": number(0, 1),
+    "min_keep": integer(0),
+    "dynatemp_range": number(0, MOST),
+    "dynatemp_exponent": number(0, MOST),
+    "repeat_penalty": number(LEAST_TEMPERATURE, MOST),
+    "frequency_penalty": number(-MOST, MOST),
+    "presence_penalty": number(-MOST, MOST),
+    "repeat_last_n": integer(-1),
+    "dry_multiplier": number(0, MOST),
+    "dry_base": number(0, MOST),
+    "dry_allowed_length": integer(0),
+    "dry_penalty_last_n": integer(-1),
+    "dry_sequence_breakers": _strings(MOST_BREAKERS),
+    "mirostat": integer(0, 2),
+    "mirostat_tau": number(0, MOST),
+    "mirostat_eta": number(0, MOST),
+    "samplers": either(
+        described(STRING, "names with semicolons between them"),
+        array(enum(*SAMPLERS, *SPELLINGS), 0, len(SAMPLERS)),
+    ),
+    "seed": described(integer(-1, 2**64 - 1), "-1: a random one"),
+    "stop": _strings(MOST_STOPS),
+    "ignore_eos": BOOLEAN,
+    "logit_bias": {
+        "type": "object",
+        "patternProperties": {"^[0-9]{1,10}$": number(-MOST_BIAS, MOST_BIAS)},
+        "additionalProperties": False,
+    },
+}
+_SCHEMA = either({"type": "object"}, BOOLEAN, string(0, MOST_STRUCTURE))
+FORMS: dict[str, Json] = {
+    "response_format": either(
+        struct({"type": const("text")}),
+        struct({"type": const("json_object")}, {"schema": optional(_SCHEMA)}),
+        struct(
+            {
+                "type": const("json_schema"),
+                "json_schema": struct(
+                    {"schema": {"type": "object"}},
+                    {"name": ANYTHING, "strict": optional(BOOLEAN)},
+                ),
+            }
+        ),
+    ),
+    "json_schema": _SCHEMA,
+    "regex": string(1, MOST_STRUCTURE),
+    "grammar": described(string(0, MOST_STRUCTURE), "GBNF or Lark"),
+}
+_LENGTHS = {name: described(integer(0), "0 only where scores of the prompt are asked for") for name in LIMITS}
+_LENGTHS["n_predict"] = described(integer(min(UNLIMITED)), f"{' or '.join(map(str, UNLIMITED))}: no limit")
+_ASKER: dict[str, Json] = {
+    "user": STRING,
+    "safety_identifier": STRING,
+    "priority": described(integer(-fields.MOST_PRIORITY, fields.MOST_PRIORITY), "lower ones go first"),
+    "deadline_s": {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MOST_DEADLINE_S},
+}
+_NEUTRAL = {name: enum(*values) for name, values in fields.UNBUILT.items()}
+_IGNORED: dict[str, Json] = {name: ANYTHING for name in fields.HINTS}
+_COMMON: dict[str, Json] = {
+    "model": STRING,
+    "stream": BOOLEAN,
+    "stream_options": struct({}, {"include_usage": optional(BOOLEAN)}),
+    "n": integer(1, MOST_CHOICES),
+    **_ASKER,
+    **SAMPLING,
+    **_LENGTHS,
+    **FORMS,
+    **_NEUTRAL,
+}
+
+
+def _body(required: dict[str, Json], more: dict[str, Json], **constraints: object) -> Json:
+    """Everything that need not be given may be null."""
+    return struct(required, {name: optional(schema) for name, schema in more.items()}) | constraints
+
+
+def _with_hints(more: dict[str, Json]) -> dict[str, Json]:
+    return more | _IGNORED | {name: NOTHING for name in fields.NEVER}
+
+
+def _texts(least: int, most: int) -> Json:
+    """One or several, as text or as token ids."""
+    tokens = array(integer(0, MOST_TOKEN), 1)
+    return either(string(least), array(either(string(least), tokens), 1, most), tokens)
+
+
+_PART = struct({"type": const("text"), "text": STRING})
+_CONTENT = either(STRING, array(_PART))
+_NAMED: dict[str, Json] = {"name": optional(STRING)}
+_OTHERS = enum(*(role for role in ROLES if role != "assistant"))
+MESSAGE = either(
+    struct({"role": _OTHERS, "content": _CONTENT}, _NAMED),
+    struct({"role": const("assistant")}, {"content": optional(_CONTENT), **_NAMED}),
+)
+_MESSAGES = array(ref("Message"), 1)
+_TEMPLATE: dict[str, Json] = {
+    "chat_template_kwargs": {"type": "object"},
+    "add_generation_prompt": BOOLEAN,
+    **{name: _NEUTRAL[name] for name in texts.TEMPLATE if name in _NEUTRAL},
+}
+
+CHAT = _body(
+    {"messages": _MESSAGES},
+    _with_hints(
+        _COMMON
+        | {
+            "logprobs": BOOLEAN,
+            "top_logprobs": described(integer(0, MOST_TOP), "needs logprobs"),
+            "prompt_logprobs": integer(0, MOST_TOP),
+            "n_probs": integer(0, MOST_TOP),
+            "chat_template_kwargs": {"type": "object"},
+        }
+    ),
+)
+COMPLETION = _body(
+    {PROMPT.name: _texts(0, PROMPT.most)},
+    _with_hints(
+        _COMMON
+        | {
+            "max_tokens": described(integer(0), f"{MOST_TOKENS} if not given; 0 with echo: scores only"),
+            "logprobs": integer(0, MOST_LEGACY_TOP),
+            "n_probs": integer(0, MOST_TOP),
+            "echo": BOOLEAN,
+            "best_of": described(integer(1, MOST_CHOICES), "at least n"),
+            "suffix": NOTHING,
+        }
+    ),
+)
+EMBEDDING = _body(
+    {embeddings.INPUT.name: _texts(1, embeddings.INPUT.most)},
+    _with_hints(
+        {
+            "model": STRING,
+            "encoding_format": enum(*embeddings.FORMATS),
+            "dimensions": described(integer(1), "no more than n_embd of /v1/models"),
+            **_ASKER,
+        }
+    ),
+)
+_SOURCES: dict[str, Json] = {
+    "content": string(0, texts.MOST_TEXT),
+    "prompt": string(0, texts.MOST_TEXT),
+    "messages": _MESSAGES,
+}
+_SPELLED = f"at most {texts.MOST_SPELLED} characters then"
+TOKENIZE = _body(
+    {},
+    {
+        "model": ANYTHING,
+        **_SOURCES,
+        **{name: BOOLEAN for name in (*texts.ADD, "parse_special")},
+        **{name: described(BOOLEAN, _SPELLED) for name in ("with_pieces", "return_token_strs")},
+        **_TEMPLATE,
+    },
+    anyOf=[{"required": [name]} for name in _SOURCES],
+)
+DETOKENIZE = _body({"tokens": array(integer(0, MOST_TOKEN), 0, texts.MOST_TOKENS)}, {"model": ANYTHING})
+APPLY_TEMPLATE = _body({"messages": _MESSAGES}, {"model": ANYTHING, **_TEMPLATE})
+RAM = struct({"ram": described(either(STRING, integer(0)), "as 1.5GiB, or in bytes")}, None) | {
+    "additionalProperties": False
+}
