@@ -27,6 +27,9 @@ STATUSES = {
     503: ("NoEngine", "There is no engine that could answer."),
     504: ("TooLate", "The deadline has passed."),
 }
+MODEL: tuple[Json, ...] = (
+    {"name": "model", "in": "query", "schema": STRING, "description": "which, where there are several"},
+)
 _ERROR: Json = {JSON: {"schema": ref("Error")}}
 RESPONSES: Json = {name: {"description": said, "content": _ERROR} for name, said in STATUSES.values()}
 ALWAYS = (401, 403, 405, 421, 500)
@@ -45,6 +48,7 @@ class Operation:
     body: Json | None = None
     statuses: Iterable[int] = ()
     more: Json = field(default_factory=dict)  # further answers
+    query: tuple[Json, ...] = ()
     open: bool = False  # whether it needs no key
 
 
@@ -53,6 +57,7 @@ def _json(schema: Json) -> dict[str, Json]:
 
 
 _ANSWER = (*BODY, 404, *ENGINE)
+_LOOK = (400, 404, *ENGINE)
 _HEALTH: Json = {"503": {"description": "not now", "content": {JSON: {"schema": ref("Health")}}}}
 OPERATIONS = (
     Operation(
@@ -87,7 +92,7 @@ OPERATIONS = (
         "The tokens of a text",
         _json(replies.TOKENIZED),
         ref("TokenizeRequest"),
-        (*BODY, *ENGINE),
+        _ANSWER,
     ),
     Operation(
         ("/detokenize",),
@@ -95,7 +100,7 @@ OPERATIONS = (
         "The text of tokens",
         _json(replies.DETOKENIZED),
         ref("DetokenizeRequest"),
-        (*BODY, *ENGINE),
+        _ANSWER,
     ),
     Operation(
         ("/apply-template",),
@@ -103,18 +108,21 @@ OPERATIONS = (
         "The text that messages become",
         _json(replies.RENDERED),
         ref("ApplyTemplateRequest"),
-        (*BODY, *ENGINE),
+        _ANSWER,
     ),
     Operation(
         ("/tokenizer_info",),
         "get",
         "The vocabulary and the template",
         _json(replies.TOKENIZER),
-        statuses=(400, *ENGINE),
+        statuses=_LOOK,
+        query=MODEL,
     ),
-    Operation(("/plan",), "get", "What runs where", _json(replies.PLAN), statuses=(400, *ENGINE)),
-    Operation(("/props",), "get", "Settings", _json(replies.PROPS), statuses=ENGINE),
-    Operation(("/slots",), "get", "Requests that the engine has", _json(replies.SLOTS), statuses=ENGINE),
+    Operation(("/plan",), "get", "What runs where", _json(replies.PLAN), statuses=_LOOK, query=MODEL),
+    Operation(("/props",), "get", "Settings", _json(replies.PROPS), statuses=_LOOK, query=MODEL),
+    Operation(
+        ("/slots",), "get", "Requests that the engine has", _json(replies.SLOTS), statuses=_LOOK, query=MODEL
+    ),
     Operation(("/metrics",), "get", "Numbers for Prometheus", {"text/plain": STRING}, statuses=ENGINE),
     Operation(
         ("/health", "/v1/health"),
@@ -163,6 +171,8 @@ def _described(operation: Operation, path: str) -> Json:
     said: Json = {"summary": operation.summary, "operationId": _id(operation.method, path)}
     if operation.body is not None:
         said["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
+    if operation.query:
+        said["parameters"] = list(operation.query)
     if operation.open:
         said["security"] = []
     return said | {"responses": responses}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     BOOLEAN,
     INTEGER,
@@ -23,6 +24,7 @@ from hetrun.server.openapi.schemas import (
 
 _COUNT = integer(0)
 _REASON = enum("stop", "length")
+_CHAT_REASON = enum("stop", "length", "tool_calls")
 _NUMBERS = array(NUMBER)
 
 ERROR = struct(
@@ -91,10 +93,15 @@ def _answer(kind: str, choice: Json, more: dict[str, Json] | None = None) -> Jso
     )
 
 
-_MESSAGE = struct({"role": const("assistant"), "content": STRING, "refusal": NULL})
+_MESSAGE = struct(
+    {"role": const("assistant"), "content": optional(STRING), "refusal": NULL},
+    {"reasoning_content": STRING, "tool_calls": array(tools.MADE, 1)},
+)
 CHAT = _answer(
     "chat.completion",
-    struct({"index": _COUNT, "message": _MESSAGE, "finish_reason": _REASON, "logprobs": optional(_SCORES)}),
+    struct(
+        {"index": _COUNT, "message": _MESSAGE, "finish_reason": _CHAT_REASON, "logprobs": optional(_SCORES)}
+    ),
     {"prompt_logprobs": array(optional(_RANKED), 1)},
 )
 COMPLETION = _answer(

@@ -20,7 +20,8 @@ from hetrun.params import (
 )
 from hetrun.server import embeddings, fields, texts
 from hetrun.server.completions import MOST_TOKENS, PROMPT
-from hetrun.server.messages import ROLES
+from hetrun.server.messages import MOST_ID, ROLES, THOUGHTS
+from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,
     BOOLEAN,
@@ -137,7 +138,7 @@ def _body(required: dict[str, Json], more: dict[str, Json], **constraints: objec
 
 
 def _with_hints(more: dict[str, Json]) -> dict[str, Json]:
-    return more | _IGNORED | {name: NOTHING for name in fields.NEVER}
+    return _IGNORED | {name: NOTHING for name in fields.NEVER} | more
 
 
 def _texts(least: int, most: int) -> Json:
@@ -149,10 +150,19 @@ def _texts(least: int, most: int) -> Json:
 _PART = struct({"type": const("text"), "text": STRING})
 _CONTENT = either(STRING, array(_PART))
 _NAMED: dict[str, Json] = {"name": optional(STRING)}
-_OTHERS = enum(*(role for role in ROLES if role != "assistant"))
+_OTHERS = enum(*(role for role in ROLES if role not in ("assistant", "tool")))
 MESSAGE = either(
     struct({"role": _OTHERS, "content": _CONTENT}, _NAMED),
-    struct({"role": const("assistant")}, {"content": optional(_CONTENT), **_NAMED}),
+    struct({"role": const("tool"), "content": _CONTENT, "tool_call_id": string(0, MOST_ID)}, _NAMED),
+    struct(
+        {"role": const("assistant")},
+        {
+            "content": optional(_CONTENT),
+            "tool_calls": optional(array(tools.SENT)),
+            **{name: optional(STRING) for name in THOUGHTS},
+            **_NAMED,
+        },
+    ),
 )
 _MESSAGES = array(ref("Message"), 1)
 _TEMPLATE: dict[str, Json] = {
@@ -165,6 +175,7 @@ CHAT = _body(
     {"messages": _MESSAGES},
     _with_hints(
         _COMMON
+        | tools.FIELDS
         | {
             "logprobs": BOOLEAN,
             "top_logprobs": described(integer(0, MOST_TOP), "needs logprobs"),
@@ -208,7 +219,7 @@ _SPELLED = f"at most {texts.MOST_SPELLED} characters then"
 TOKENIZE = _body(
     {},
     {
-        "model": ANYTHING,
+        "model": STRING,
         **_SOURCES,
         **{name: BOOLEAN for name in (*texts.ADD, "parse_special")},
         **{name: described(BOOLEAN, _SPELLED) for name in ("with_pieces", "return_token_strs")},
@@ -216,8 +227,8 @@ TOKENIZE = _body(
     },
     anyOf=[{"required": [name]} for name in _SOURCES],
 )
-DETOKENIZE = _body({"tokens": array(integer(0, MOST_TOKEN), 0, texts.MOST_TOKENS)}, {"model": ANYTHING})
-APPLY_TEMPLATE = _body({"messages": _MESSAGES}, {"model": ANYTHING, **_TEMPLATE})
+DETOKENIZE = _body({"tokens": array(integer(0, MOST_TOKEN), 0, texts.MOST_TOKENS)}, {"model": STRING})
+APPLY_TEMPLATE = _body({"messages": _MESSAGES}, {"model": STRING, **_TEMPLATE})
 RAM = struct({"ram": described(either(STRING, integer(0)), "as 1.5GiB, or in bytes")}, None) | {
     "additionalProperties": False
 }

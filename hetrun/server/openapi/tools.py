@@ -1,0 +1,50 @@
+"""Tools that a request offers, and calls of them, in requests and in answers."""
+
+from __future__ import annotations
+
+from hetrun.server.messages import MOST_ID
+from hetrun.server.openapi.schemas import (
+    BOOLEAN,
+    STRING,
+    Json,
+    array,
+    const,
+    either,
+    enum,
+    optional,
+    string,
+    struct,
+)
+from hetrun.server.toolschemas import CHOICES, MOST_TOOLS, NAME
+
+_NAME: Json = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+_FUNCTION = struct(
+    {"name": _NAME},
+    {
+        "description": optional(STRING),
+        "parameters": optional({"type": "object"}),
+        "strict": optional(BOOLEAN),
+    },
+)
+TOOL = struct({"function": _FUNCTION}, {"type": const("function")})
+_NAMED = struct({"function": struct({"name": _NAME})}, {"type": const("function")})
+FIELDS: dict[str, Json] = {
+    "tools": array(TOOL, 0, MOST_TOOLS),
+    "tool_choice": either(enum(*CHOICES), _NAMED),
+    "parallel_tool_calls": BOOLEAN,
+}
+# In a message of an assistant that is sent back: some clients have arguments as an object.
+SENT = struct(
+    {
+        "id": string(0, MOST_ID),
+        "function": struct({"name": string(0, MOST_ID), "arguments": either(STRING, {"type": "object"})}),
+    },
+    {"type": const("function")},
+)
+MADE = struct(
+    {
+        "id": STRING,
+        "type": const("function"),
+        "function": struct({"name": STRING, "arguments": STRING}),
+    },
+)
