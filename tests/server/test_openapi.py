@@ -14,7 +14,7 @@ from starlette.routing import Route
 from hetrun.client import LocalClient
 from hetrun.errors import OptionError
 from hetrun.params import CHECKS
-from hetrun.server import chat, completions, embeddings, texts
+from hetrun.server import chat, completions, embeddings, responses, texts
 from hetrun.server.app import create_app
 from hetrun.server.openapi import document
 from hetrun.server.openapi.paths import written
@@ -82,6 +82,7 @@ def test_it_has_the_routes_of_the_server_and_no_others(engine: FakeEngine) -> No
     [
         ("ChatRequest", chat.KNOWN),
         ("CompletionRequest", completions.KNOWN),
+        ("ResponseRequest", tuple({*responses.KNOWN} - {*responses.CHAT_NAMES})),
         ("EmbeddingRequest", embeddings.KNOWN),
         ("TokenizeRequest", texts.TOKENIZE),
         ("DetokenizeRequest", ("model", "tokens")),
@@ -137,4 +138,9 @@ async def test_answers_are_as_it_says(http: httpx.AsyncClient) -> None:
     asked = {"prompt": ["a", "b"], "logprobs": 2, "echo": True}
     validator("CompletionRequest").validate(asked)
     validator("CompletionAnswer").validate((await http.post("/v1/completions", json=asked)).json())
+    asked = {"input": "hi", "max_output_tokens": 3}
+    validator("ResponseRequest").validate(asked)
+    response = (await http.post("/v1/responses", json=asked)).json()
+    validator("Response").validate(response)
+    validator("Response").validate((await http.get(f"/v1/responses/{response['id']}")).json())
     validator("Error").validate((await http.post("/v1/completions", json={})).json())

@@ -59,6 +59,7 @@ def _json(schema: Json) -> dict[str, Json]:
 _ANSWER = (*BODY, 404, *ENGINE)
 _LOOK = (400, 404, *ENGINE)
 _HEALTH: Json = {"503": {"description": "not now", "content": {JSON: {"schema": ref("Health")}}}}
+_KEPT = ("/v1/responses/{name}", "/responses/{name}")
 OPERATIONS = (
     Operation(
         ("/v1/chat/completions", "/chat/completions"),
@@ -76,6 +77,16 @@ OPERATIONS = (
         ref("CompletionRequest"),
         _ANSWER,
     ),
+    Operation(
+        ("/v1/responses", "/responses"),
+        "post",
+        "Answer, and keep the answer to go on from",
+        {JSON: ref("Response"), "text/event-stream": replies.NAMED_STREAM},
+        ref("ResponseRequest"),
+        _ANSWER,
+    ),
+    Operation(_KEPT, "get", "A response that was kept", _json(ref("Response")), statuses=(400, 404)),
+    Operation(_KEPT, "delete", "Forget a response", _json(replies.DROPPED), statuses=(404,)),
     Operation(
         ("/v1/embeddings", "/embeddings"),
         "post",

@@ -108,6 +108,46 @@ COMPLETION = _answer(
     "text_completion",
     struct({"index": _COUNT, "text": STRING, "finish_reason": _REASON, "logprobs": optional(_LEGACY)}),
 )
+_OUTPUT = struct({"id": STRING, "type": enum("message", "reasoning", "function_call"), "status": STRING})
+RESPONSE = struct(
+    {
+        "id": STRING,
+        "object": const("response"),
+        "created_at": INTEGER,
+        "completed_at": optional(INTEGER),
+        "status": enum("completed", "incomplete"),
+        "error": NULL,
+        "incomplete_details": optional(struct({"reason": STRING})),
+        "instructions": optional(STRING),
+        "max_output_tokens": optional(INTEGER),
+        "metadata": mapping(STRING),
+        "model": STRING,
+        "output": array(_OUTPUT),
+        "parallel_tool_calls": BOOLEAN,
+        "previous_response_id": optional(STRING),
+        "store": BOOLEAN,
+        "temperature": optional(NUMBER),
+        "top_p": optional(NUMBER),
+        "text": {"type": "object"},
+        "tool_choice": either(STRING, {"type": "object"}),
+        "tools": array({"type": "object"}),
+        "truncation": const("disabled"),
+        "usage": struct(
+            {
+                "input_tokens": _COUNT,
+                "input_tokens_details": struct({"cached_tokens": _COUNT}),
+                "output_tokens": _COUNT,
+                "output_tokens_details": struct({"reasoning_tokens": _COUNT}),
+                "total_tokens": _COUNT,
+            }
+        ),
+        "timings": ref("Timings"),
+    }
+)
+DROPPED = struct({"id": STRING, "object": const("response"), "deleted": const(True)})
+NAMED_STREAM = described(
+    STRING, "Events with names and numbers as OpenAI has them, the last of which has the whole response."
+)
 STREAM = described(
     STRING,
     "Events with one JSON object each: chunks as OpenAI has them, the last with timings. Then comes [DONE], "

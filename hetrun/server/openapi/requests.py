@@ -18,7 +18,7 @@ from hetrun.params import (
     SAMPLERS,
     SPELLINGS,
 )
-from hetrun.server import embeddings, fields, texts
+from hetrun.server import embeddings, fields, responses, texts
 from hetrun.server.completions import MOST_TOKENS, PROMPT
 from hetrun.server.messages import MOST_ID, ROLES, THOUGHTS
 from hetrun.server.openapi import tools
@@ -42,6 +42,7 @@ from hetrun.server.openapi.schemas import (
 from hetrun.server.orders import MOST_CHOICES
 from hetrun.server.sampling import LIMITS, UNLIMITED
 from hetrun.server.scores import MOST_LEGACY_TOP, MOST_TOP
+from hetrun.server.toolschemas import CHOICES, MOST_TOOLS
 
 MOST_TOKEN = 2**31 - 1
 # What a field may say that asks for nothing.
@@ -79,7 +80,7 @@ SAMPLING: dict[str, Json] = {
     "mirostat_eta": number(0, MOST),
     "samplers": either(
         described(STRING, "names with semicolons between them"),
-        array(enum(*SAMPLERS, *SPELLINGS), 0, len(SAMPLERS)),
+        array(enum(*SAMPLERS, *SPELLINGS, ""), 0, len(SAMPLERS) + 1),
     ),
     "seed": described(integer(-1, 2**64 - 1), "-1: a random one"),
     "stop": _strings(MOST_STOPS),
@@ -198,6 +199,35 @@ COMPLETION = _body(
             "suffix": NOTHING,
         }
     ),
+)
+_NOT_THERE = {*responses.MOVED, "n"}
+_ITEMS = array(
+    either(struct({"type": STRING}), struct({"role": STRING, "content": either(STRING, array(ANYTHING))}))
+)
+RESPONSE = _body(
+    {},
+    {name: schema for name, schema in _with_hints(_COMMON).items() if name not in _NOT_THERE}
+    | {name: NOTHING for name in responses.NEVER}
+    | {
+        "input": described(either(STRING, _ITEMS), "a text, or messages, calls and their results"),
+        "instructions": STRING,
+        "max_output_tokens": integer(0),
+        "text": struct({}, {"format": {"type": "object"}, "verbosity": optional(STRING)}),
+        "reasoning": struct({}, {"effort": optional(STRING), "summary": optional(STRING)}),
+        "previous_response_id": STRING,
+        "store": BOOLEAN,
+        "metadata": {"type": "object", "additionalProperties": STRING},
+        "truncation": const("disabled"),
+        "include": array(enum(*responses.INCLUDES)),
+        "top_logprobs": integer(0, MOST_TOP),
+        "max_tool_calls": integer(1, MOST_TOKEN),
+        "chat_template_kwargs": {"type": "object"},
+        "prompt_cache_key": STRING,
+        "tools": array(struct({"type": const("function"), "name": STRING}), 0, MOST_TOOLS),
+        "tool_choice": either(enum(*CHOICES), struct({"type": const("function"), "name": STRING})),
+        "parallel_tool_calls": BOOLEAN,
+    },
+    anyOf=[{"required": ["input"]}, {"required": ["previous_response_id"]}],
 )
 EMBEDDING = _body(
     {embeddings.INPUT.name: _texts(1, embeddings.INPUT.most)},
