@@ -68,6 +68,8 @@ class Traffic:
             ("stream", self._stream, ("200",)),
             ("echo", self._echo, ("200",)),
             ("structured", self._structured, ("200",)),
+            ("tools", self._tools, ("200",)),
+            ("responses", self._responses, ("200",)),
             ("embeddings", self._embeddings, ("200",)),
             ("tokenize", self._tokenize, ("200",)),
             ("models", lambda: self._get("/v1/models"), ("200",)),
@@ -163,6 +165,17 @@ class Traffic:
             "required": ["a"],
         }
         return await self._post(CHAT, self._said(json_schema=schema))
+
+    async def _tools(self) -> str:
+        function = {"name": self._rng.choice(WORDS), "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": function}]
+        return await self._post(
+            CHAT, self._said(tools=tools, tool_choice=self._rng.choice(("auto", "required")))
+        )
+
+    async def _responses(self) -> str:
+        asked = {"input": self._text(), "max_output_tokens": 16}
+        return await self._post("/v1/responses", json.dumps(asked).encode())
 
     async def _echo(self) -> str:
         prompts = [self._text(), self._text()]

@@ -113,6 +113,14 @@ def embeddings(client: openai.OpenAI) -> None:
     expect(len(answer.data) == 2 and len(answer.data[0].embedding) > 100, answer)
 
 
+def responses(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=16)
+    expect(bool(whole.output_text) and whole.usage is not None, whole)
+    with client.responses.stream(model=MODEL, input="Say hello.", max_output_tokens=16) as events:
+        last = [event.type for event in events][-1]
+    expect(last in ("response.completed", "response.incomplete"), last)
+
+
 def models(client: openai.OpenAI) -> None:
     expect([model.id for model in client.models.list()] == [MODEL], "models")
 
@@ -136,7 +144,7 @@ def errors(where: str, client: openai.OpenAI) -> None:
 
 
 def everything(where: str, client: openai.OpenAI) -> None:
-    for does in (chat, stream, completion, structured, tools, streamed_tools, embeddings, models):
+    for does in (chat, stream, completion, structured, tools, streamed_tools, embeddings, responses, models):
         check(f"{where} {does.__name__}", partial(does, client))
     errors(where, client)
 
