@@ -3,6 +3,7 @@
 # make test       everything the tests need, and the whole suite
 # make test-ipex  the conformance table on IPEX, in an environment of its own: 8 GB, as torch 2.8 wants CUDA with it
 # make check      format, lint, types, import contracts and the quick tests: about a minute and a half
+# make fuzz-api   Schemathesis for ten minutes: whatever the server's OpenAPI document allows, and what it does not
 # make bench      hetrun and llama.cpp in turn on the same file
 #
 # PYTHON=python3.12 and VENV=elsewhere may follow. Speed: a target that is up to date installs nothing.
@@ -11,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 IPEX_VENV ?= .venv-ipex
 BIN := $(VENV)/bin
+FUZZER := $(VENV)/schemathesis
 
 SETTINGS := pyproject.toml setup.py constraints.txt scripts/install.py
 SOURCES := $(shell find hetrun backends models plugins tui -type f ! -name '*.pyc' ! -name '*.so')
@@ -32,7 +34,7 @@ define install
 @touch $@
 endef
 
-.PHONY: help run install test test-ipex check bench format lint types pyright contracts clean
+.PHONY: help run install test test-ipex check fuzz-api bench format lint types pyright contracts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -56,6 +58,9 @@ check: $(TESTED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -q -m "not slow"
+
+fuzz-api: $(TESTED) $(FUZZER)/installed.stamp
+	PYTHONPATH=$(CURDIR):$(abspath $(FUZZER)) $(BIN)/python -m tests.schemathesis_run
 
 bench: $(RUNNABLE)
 	$(BIN)/hetrun bench --vs llama.cpp -o table
@@ -92,3 +97,8 @@ $(VENV)/test.stamp: $(SETTINGS) $(COMPILED)
 
 $(IPEX_VENV)/ipex.stamp: $(SETTINGS) $(COMPILED)
 	$(call install,--editable --without torch demo ipex test)
+
+# Beside the other packages, because its plugin would be loaded by every run of pytest.
+$(FUZZER)/installed.stamp: $(TESTED) constraints.txt
+	$(BIN)/python -m pip install -q --upgrade --target $(FUZZER) -c constraints.txt schemathesis
+	@touch $@
