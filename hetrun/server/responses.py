@@ -110,14 +110,17 @@ def routes(service: Service) -> list[Route]:
             raise _unknown(name, "response_id", "response_not_found", 404)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
+    async def stored(request: Request) -> Response:
+        # One route, or the Allow header of a refusal would name one method of the two.
+        return await (drop if request.method == "DELETE" else one)(request)
+
     crowd = Middleware(Crowd, most_requests=service.most_requests)
     return [
         route
         for path in ("/v1/responses", "/responses")
         for route in (
             Route(path, create, methods=["POST"], middleware=[crowd]),
-            Route(f"{path}/{{name}}", one, methods=["GET"]),
-            Route(f"{path}/{{name}}", drop, methods=["DELETE"]),
+            Route(f"{path}/{{name}}", stored, methods=["GET", "DELETE"]),
         )
     ]
 

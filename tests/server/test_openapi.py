@@ -144,3 +144,10 @@ async def test_answers_are_as_it_says(http: httpx.AsyncClient) -> None:
     validator("Response").validate(response)
     validator("Response").validate((await http.get(f"/v1/responses/{response['id']}")).json())
     validator("Error").validate((await http.post("/v1/completions", json={})).json())
+
+
+async def test_a_refused_method_is_told_of_all_that_are_allowed(http: httpx.AsyncClient) -> None:
+    for path, item in DOCUMENT["paths"].items():
+        refused = await http.request("TRACE", path)
+        allowed = {method.strip().lower() for method in refused.headers["allow"].split(",")}
+        assert (refused.status_code, allowed - {"head"}) == (405, item.keys() & set(METHODS)), path

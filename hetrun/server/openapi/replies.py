@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
+    ANYTHING,
     BOOLEAN,
     INTEGER,
     NULL,
@@ -145,11 +146,12 @@ RESPONSE = struct(
     }
 )
 DROPPED = struct({"id": STRING, "object": const("response"), "deleted": const(True)})
+# OpenAPI 3.1 has no schema for events: some tools hold it against each of them, others against the whole.
 NAMED_STREAM = described(
-    STRING, "Events with names and numbers as OpenAI has them, the last of which has the whole response."
+    ANYTHING, "Events with names and numbers as OpenAI has them, the last of which has the whole response."
 )
 STREAM = described(
-    STRING,
+    ANYTHING,
     "Events with one JSON object each: chunks as OpenAI has them, the last with timings. Then comes [DONE], "
     "or an object with an error where the answer could not be completed.",
 )
