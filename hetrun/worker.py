@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 from hetrun.errors import EngineStopped
 from hetrun.events import Doing, Event, GenerateRequest, ModelInfo
 from hetrun.lanes import Lanes
+from hetrun.lasting import all_of_this_lasts
 from hetrun.questions import Question
 from hetrun.stats import Streaming
 from hetrun.watchdog import Watchdog, write_stacks
@@ -104,6 +105,7 @@ def _read(channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
 def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> None:
     try:
         engine = _build(load, channel)
+        all_of_this_lasts()
         channel.send(Ready(engine.info))
     except Exception as error:
         channel.send(Failed(portable(error)))

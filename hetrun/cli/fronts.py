@@ -16,6 +16,7 @@ from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
 from hetrun.found import Found, find_models
+from hetrun.lasting import all_of_this_lasts
 from hetrun.params import SamplingParams
 from hetrun.shelf import Shelf
 
@@ -69,6 +70,7 @@ async def _serve(
         )
 
         def started() -> None:
+            all_of_this_lasts()
             what = info.id if shelf.only else f"{len(shelf.models)} models ({', '.join(shelf.models)})"
             say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
             if shelf.only:

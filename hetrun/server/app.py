@@ -31,6 +31,7 @@ from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on
 from hetrun.server.guard import Guard
 from hetrun.server.service import Service
 from hetrun.server.traffic import Counted
+from hetrun.server.turns import InTurn
 
 ENDPOINTS = (
     *(chat.routes, completions.routes, responses.routes, embeddings.routes, models.routes),
@@ -62,6 +63,7 @@ def create_app(
             Middleware(Counted, traffic=service.traffic),
             Middleware(Guard, hosts=hosts, origins=tuple(origins)),
             *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
+            Middleware(InTurn),
         ],
         exception_handlers={
             ApiError: on_api_error,
