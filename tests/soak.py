@@ -72,9 +72,17 @@ def growth(looks: Sequence[Look]) -> list[Growth]:
 
     return [
         Growth("memory, MiB", middle(first) >> 20, middle(last) >> 20, MAY_GROW >> 20),
-        Growth("descriptors", least(first, "descriptors"), least(last, "descriptors"), 4),
-        Growth("threads", least(first, "threads"), least(last, "threads"), 2),
+        Growth("descriptors", least(first, "descriptors"), least(last, "descriptors"), 0),
+        Growth("threads", least(first, "threads"), least(last, "threads"), 0),
     ]
+
+
+def minutes(looks: Sequence[Look]) -> list[int]:
+    """What the processes held in the middle of each minute."""
+    by_minute: dict[int, list[int]] = {}
+    for look in looks:
+        by_minute.setdefault(int((look.at - looks[0].at) / 60), []).append(look.held.memory)
+    return [int(statistics.median(held)) >> 20 for held in by_minute.values()]
 
 
 def percentiles(times: Sequence[float]) -> dict[str, float]:
@@ -105,6 +113,7 @@ def summary(told: Told, probes: Sequence[tuple[float, float]], looks: Sequence[L
         "health_ms_in_floods": health,
         "health_ms": percentiles([s for _, s in probes]),
         "growth": [asdict(one) for one in grown],
+        "memory_each_minute_MiB": minutes(looks),
         "broken": broken,
     }
 

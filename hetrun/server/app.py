@@ -32,6 +32,7 @@ from hetrun.server.guard import Guard
 from hetrun.server.service import Service
 from hetrun.server.traffic import Counted
 from hetrun.server.turns import InTurn
+from hetrun.server.unread import Unread
 
 ENDPOINTS = (
     *(chat.routes, completions.routes, responses.routes, embeddings.routes, models.routes),
@@ -61,6 +62,7 @@ def create_app(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[
             Middleware(Counted, traffic=service.traffic),
+            Middleware(Unread),
             Middleware(Guard, hosts=hosts, origins=tuple(origins)),
             *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
             Middleware(InTurn),

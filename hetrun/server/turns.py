@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class InTurn:
-    """Middleware: who has sent a whole body goes on when its turn comes, one for each round of the event loop.
+    """Middleware: who has sent a whole body goes on when its turn comes: one in each round of the loop.
 
     What follows a body is half a millisecond of work: to read what it asks for, to give it to the engine. Of
     200 requests that come at once that would be one long round, for whose end even /health would wait.

@@ -32,7 +32,7 @@ async def test_bodies_that_come_together_are_worked_at_in_rounds_of_their_own() 
 
 
 async def test_who_gives_up_does_not_keep_the_turn() -> None:
-    seen = list[str]()
+    seen = list[int]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

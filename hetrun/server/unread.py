@@ -1,0 +1,58 @@
+"""What a refused request has not sent yet is read all the same, for a moment, and thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hetrun.server.body import MAX_BYTES
+
+MOST_S = 2.0
+MOST_BYTES = 2 * MAX_BYTES
+
+
+class Unread:
+    """Middleware: a response is complete when its request is, or has been given enough time for that.
+
+    Who closes a connection on which something lies unread resets it, and the client's system may forget the
+    response that it holds already: the client would be told of the reset instead of the refusal.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = scope["type"] == "http" and _has_body(scope)
+
+        async def reading() -> Message:
+            nonlocal left
+            message = await receive()
+            left = left and message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            if left and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await _throw_away(receive)
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await self._app(scope, reading, sending)
+
+
+def _has_body(scope: Scope) -> bool:
+    said = dict(scope["headers"])
+    return b"transfer-encoding" in said or said.get(b"content-length", b"0") != b"0"
+
+
+async def _throw_away(receive: Receive) -> None:
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MOST_S):
+            while size <= MOST_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
