@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,11 @@ from hetrun.events import Event, ModelInfo, TokenLogprob
 from hetrun.server import several
 from hetrun.server.counts import Counts
 from hetrun.server.gone import unless_gone
+from hetrun.server.jsontext import json_response, json_text
 from hetrun.server.orders import Order
 from hetrun.server.service import Service
 from hetrun.server.several import Numbered
-from hetrun.server.sse import EventStream, json_text
+from hetrun.server.sse import EventStream
 from hetrun.server.tools import ChoiceReader
 
 LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
@@ -41,7 +42,7 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     token: str = field(default_factory=lambda: secrets.token_hex(12))
 
-    def body(self, choices: Iterable[Json], **more: object) -> Json:
+    def body(self, choices: list[Json], **more: object) -> Json:
         """The answer, or a chunk of it."""
         head = {"id": f"{self.prefix}-{self.token}", "object": self.kind, "created": self.created}
         head |= {"model": self.info.id, "system_fingerprint": f"hetrun-{__version__}"}
@@ -119,7 +120,7 @@ async def respond(
     """The response to an order, in the shape that the two functions give it."""
 
     async def in_one(events: Events) -> Response:
-        return await _in_pieces(whole(order, await gathered(order, events)))
+        return await json_response(whole(order, await gathered(order, events)))
 
     return await answered(request, service, order, in_one, lambda events: EventStream(chunks(order, events)))
 
@@ -187,20 +188,6 @@ async def gathered(order: Order, events: Events) -> Whole:
     finally:
         await events.aclose()
     return found
-
-
-async def _in_pieces(body: Json) -> Response:
-    """A JSON response. Choices with their scores may be large, so others have their turn between two."""
-    choices = body["choices"]
-    assert isinstance(choices, Iterable)
-    texts = []
-    for choice in choices:
-        texts.append(json_text(choice))
-        await asyncio.sleep(0)
-    # Quotes within a JSON string are escaped, so this can only be the field.
-    before, after = json_text(body | {"choices": []}).split('"choices":[]')
-    text = f'{before}"choices":[{",".join(texts)}]{after}'
-    return Response(text.encode(), media_type="application/json")
 
 
 def finish_reason(event: Event) -> str:

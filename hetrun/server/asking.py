@@ -21,10 +21,10 @@ LOOK_S = 5.0  # for what is answered at once
 
 
 async def asked(service: Service, question: Question[A], within_s: float = ANSWER_S) -> A:
-    """The engine's answer, which nobody waits for without end."""
+    """The engine's answer, which nobody waits for without end; a model that loads is waited for first."""
+    await service.info()  # says why there is no engine, where there will be none
     try:
         async with asyncio.timeout(within_s):
-            await service.info()  # says why there is no engine, where there will be none
             return await service.client.ask(question)
     except TimeoutError:
         message = f"the engine did not answer within {within_s:g} s"

@@ -19,13 +19,13 @@ from hetrun.server.body import json_object
 from hetrun.server.counts import Counts
 from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError
+from hetrun.server.jsontext import Long, json_text
 from hetrun.server.messages import messages, template_options
 from hetrun.server.models import meant
 from hetrun.server.orders import Order
 from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.scores import Wanted
 from hetrun.server.service import Service
-from hetrun.server.sse import json_text
 from hetrun.server.tools import ChoiceReader, Reading, parts, reading
 
 KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
@@ -76,11 +76,11 @@ def asked(
 
 def whole(order: Order, found: Whole) -> Json:
     """The answer in one piece."""
-    choices = (_choice(i, choice, order) for i, choice in enumerate(found.choices))
+    choices = [_choice(i, choice, order) for i, choice in enumerate(found.choices)]
     more = found.totals()
     if order.wanted.prompt is not None:
         # Nothing comes before the first token.
-        more["prompt_logprobs"] = [None, *map(scores.ranked, found.choices[0].prompt.scores)]
+        more["prompt_logprobs"] = Long([None], map(scores.ranked, found.choices[0].prompt.scores))
     return Answer(order.info, "chat.completion", "chatcmpl").body(choices, **more)
 
 
@@ -112,7 +112,7 @@ def _read(reader: ChoiceReader, event: Event) -> Iterator[tuple[Json, Json | Non
 
 
 def _content(found: list[TokenLogprob]) -> Json:
-    return {"content": list(map(scores.entry, found)), "refusal": None}
+    return {"content": Long(map(scores.entry, found)), "refusal": None}
 
 
 async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:

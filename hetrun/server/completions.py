@@ -31,12 +31,12 @@ from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError
 from hetrun.server.fields import count, flag
 from hetrun.server.inputs import Field, texts
+from hetrun.server.jsontext import json_text, long_text
 from hetrun.server.models import meant
 from hetrun.server.orders import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.sampling import limit_field, sampling_params
-from hetrun.server.scores import Legacy, Offsets, Wanted
+from hetrun.server.scores import Echo, Offsets, Wanted, legacy
 from hetrun.server.service import Service
-from hetrun.server.sse import json_text
 
 MOST_TOKENS = 16  # of an answer, where the request does not say: OpenAI's
 STRICT_BEST_OF = 20
@@ -109,7 +109,7 @@ def whole(order: Order, found: Whole) -> Json:
         for p, prompt in enumerate(order.prompts)
         for choice in best(found.choices[p * order.tried : (p + 1) * order.tried], order.n)
     ]
-    choices = (_choice(i, choice, prompt, order) for i, (choice, prompt) in enumerate(chosen))
+    choices = [_choice(i, choice, prompt, order) for i, (choice, prompt) in enumerate(chosen)]
     return Answer(order.info, "text_completion", "cmpl").body(choices, **found.totals())
 
 
@@ -135,12 +135,9 @@ def _choice(index: int, choice: Choice, prompt: GenerateRequest, order: Order) -
     echoed = prompt_text(prompt, choice.prompt)
     logprobs = None
     if order.wanted.answer is not None:
-        legacy = Legacy()
-        if prompt.echo:
-            legacy.prompt(echoed, choice.prompt.pieces, choice.prompt.scores)
-        if order.params.max_tokens != 0:
-            legacy.answer(_with_end(choice), Offsets(len(echoed)))
-        logprobs = legacy.body(order.wanted.answer)
+        echo = Echo(echoed, choice.prompt.pieces, choice.prompt.scores) if prompt.echo else None
+        answer = [] if order.params.max_tokens == 0 else _with_end(choice)
+        logprobs = legacy(echo, answer, Offsets(len(echoed)), order.wanted.answer)
     return _as_json(index, echoed + choice.text, logprobs, choice.finish_reason)
 
 
@@ -165,18 +162,17 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
     templates: dict[int, Template] = {}
     usage: Json = {"usage": None} if order.include_usage else {}
 
-    def chunk(index: int, text: str, legacy: Legacy | None = None) -> Json:
-        logprobs = legacy.body(order.wanted.answer or 0) if legacy else None
+    def chunk(index: int, text: str, logprobs: Json | None = None) -> Json:
         return answer.body([_as_json(index, text, logprobs, None)], **usage)
 
     def echo(index: int) -> Json:
         request, prompt = order.prompts[index // order.tried], prompts[index // order.tried]
-        text, legacy = prompt_text(request, prompt), None
+        text, logprobs = prompt_text(request, prompt), None
         offsets[index] = Offsets(len(text))
         if order.wanted.answer is not None:
-            legacy = Legacy()
-            legacy.prompt(text, prompt.pieces, prompt.scores)
-        return chunk(index, text, legacy)
+            echoed = Echo(text, prompt.pieces, prompt.scores)
+            logprobs = legacy(echoed, (), offsets[index], order.wanted.answer)
+        return chunk(index, text, logprobs)
 
     def end(index: int, event: Event) -> Json:
         choice = _as_json(index, "", None, finish_reason(event))
@@ -194,11 +190,10 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
                 templates[index] = Template(chunk(index, ""), "text")
                 offsets[index] = Offsets()
                 if order.prompts[0].echo:
-                    yield json_text(echo(index))
+                    yield await long_text(echo(index))
             if event.logprob is not None and order.wanted.answer is not None:
-                legacy = Legacy()
-                legacy.answer([event.logprob], offsets[index])
-                yield json_text(chunk(index, event.text, legacy))
+                logprobs = legacy(None, (event.logprob,), offsets[index], order.wanted.answer)
+                yield json_text(chunk(index, event.text, logprobs))
             elif event.text:
                 yield templates[index].with_text(event.text)
             if event.kind == "done":

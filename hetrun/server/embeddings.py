@@ -29,9 +29,9 @@ from hetrun.server.crowd import Crowd
 from hetrun.server.errors import ApiError, api_error
 from hetrun.server.gone import unless_gone
 from hetrun.server.inputs import Field, Text, texts
+from hetrun.server.jsontext import json_text
 from hetrun.server.models import meant
 from hetrun.server.service import Service
-from hetrun.server.sse import json_text
 
 # Texts of one request that the engine has at a time: enough to fill its passes, and no more of its queue.
 TOGETHER = 32

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from hetrun.server.answers import Json
-from hetrun.server.sse import json_text
+from hetrun.server.jsontext import json_text
 
 
 def new_id(kind: str) -> str:

@@ -16,8 +16,8 @@ from hetrun.server.answers import Events, Json, finish_reason
 from hetrun.server.counts import Counts
 from hetrun.server.errors import ApiError
 from hetrun.server.items import Call, Item, Message, Reasoning, Telling, with_list
+from hetrun.server.jsontext import json_text
 from hetrun.server.orders import Order
-from hetrun.server.sse import json_text
 
 # The words that OpenAI has for what ends a response; what else went wrong was the prompt.
 CODES = {"server_error": "server_error", "rate_limit_error": "rate_limit_exceeded"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hetrun.events import TokenLogprob
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, count, flag
+from hetrun.server.jsontext import Long
 
 CHAT_NAMES = ("logprobs", "top_logprobs", "prompt_logprobs", "n_probs")
 COMPLETION_NAMES = ("logprobs", "n_probs")
@@ -112,51 +113,50 @@ class Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Legacy:
-    """Tokens with their scores as four lists."""
+class Echo:
+    """The tokens of a prompt that is echoed as a text, and their scores; nothing comes before the first."""
 
-    tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float | None] = field(default_factory=list)
-    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
-    text_offset: list[int] = field(default_factory=list)
+    text: str
+    pieces: Sequence[bytes]
+    scores: Sequence[TokenLogprob]
 
-    def prompt(self, text: str, pieces: Sequence[bytes], scores: Iterable[TokenLogprob]) -> None:
-        """The tokens of a prompt that is echoed as this text; nothing comes before the first."""
-        offsets = Offsets()
-        begins = [offsets.of(piece) for piece in pieces]
-        # What a tokenizer puts in front (a token that begins, a blank) is no part of the text.
-        ahead = max(offsets.at - len(text), 0)
-        for piece, at, scored in zip(pieces, begins, (None, *scores), strict=True):
-            self._add(piece_text(piece), min(max(at - ahead, 0), len(text)), scored)
+    def offsets(self) -> Iterator[int]:
+        """Where each begins. What a tokenizer puts in front (a blank, a token) is no part of the text."""
+        length, offsets = len(self.text), Offsets()
+        ahead = max(len(b"".join(self.pieces).decode(errors="replace")) - length, 0)
+        for piece in self.pieces:
+            yield min(max(offsets.of(piece) - ahead, 0), length)
 
-    def answer(self, scores: Iterable[TokenLogprob], offsets: Offsets) -> None:
-        """Tokens of an answer."""
-        for scored in scores:
-            self._add(_name(scored.token, scored.piece), offsets.of(scored.piece or b""), scored)
 
-    def body(self, top: int) -> Json:
-        """As JSON; without alternatives their list is null."""
-        return {
-            "tokens": self.tokens,
-            "token_logprobs": self.token_logprobs,
-            "top_logprobs": self.top_logprobs if top else None,
-            "text_offset": self.text_offset,
-        }
+def legacy(echo: Echo | None, answer: Sequence[TokenLogprob], offsets: Offsets, top: int) -> Json:
+    """A prompt, if it is echoed, and an answer as four lists; without alternatives their list is null."""
+    echo = echo or Echo("", (), ())
+    first = [None] if echo.pieces else []
+    scored = (*first, *echo.scores, *answer)
+    # Each list is made by itself while it is written, so each names its tokens.
+    return {
+        "tokens": Long(_names(echo, answer)),
+        "token_logprobs": Long(None if one is None else finite(one.logprob) for one in scored),
+        "top_logprobs": Long(map(_top, scored, _names(echo, answer))) if top else None,
+        "text_offset": Long(echo.offsets(), (offsets.of(one.piece or b"") for one in answer)),
+    }
 
-    def _add(self, text: str, at: int, scored: TokenLogprob | None) -> None:
-        self.tokens.append(text)
-        self.text_offset.append(at)
-        if scored is None:
-            self.token_logprobs.append(None)
-            self.top_logprobs.append(None)
-            return
-        self.token_logprobs.append(finite(scored.logprob))
-        pieces = scored.top_pieces or (None,) * len(scored.top)
-        top: dict[str, float] = {}
-        for (token, score), piece in zip(scored.top, pieces, strict=True):
-            top.setdefault(_name(token, piece), finite(score))  # the better one of two that look alike
-        top.setdefault(text, finite(scored.logprob))
-        self.top_logprobs.append(top)
+
+def _names(echo: Echo, answer: Sequence[TokenLogprob]) -> Iterator[str]:
+    yield from map(piece_text, echo.pieces)
+    yield from (_name(one.token, one.piece) for one in answer)
+
+
+def _top(scored: TokenLogprob | None, text: str) -> dict[str, float] | None:
+    """A token and the best in its place."""
+    if scored is None:
+        return None
+    pieces = scored.top_pieces or (None,) * len(scored.top)
+    top: dict[str, float] = {}
+    for (token, score), piece in zip(scored.top, pieces, strict=True):
+        top.setdefault(_name(token, piece), finite(score))  # the better one of two that look alike
+    top.setdefault(text, finite(scored.logprob))
+    return top
 
 
 def _name(token: int, piece: bytes | None) -> str:

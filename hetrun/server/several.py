@@ -10,6 +10,7 @@ from dataclasses import replace
 from time import monotonic
 
 from hetrun.client import ChatClient
+from hetrun.errors import Overloaded
 from hetrun.events import Event, GenerateRequest
 from hetrun.server.orders import Order
 
@@ -42,7 +43,8 @@ async def events(client: ChatClient, order: Order) -> AsyncGenerator[Numbered, N
 
 class _Crew:
     """Tasks that run choices, of an earlier prompt first. The first choice of a prompt leads: the others come
-    when it has read the prompt, and begin with its keys and values."""
+    when it has read the prompt, and begin with its keys and values. One for which the queue has no room comes
+    behind another one: what is begun already is not thrown away for it."""
 
     def __init__(self, client: ChatClient, order: Order) -> None:
         self.arrived: asyncio.Queue[Numbered] = asyncio.Queue()
@@ -52,6 +54,7 @@ class _Crew:
         self._next: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
         for leader in range(0, order.choices, order.tried):
             self._next.put_nowait(leader)
+        self._running = 0
         self._tasks = [asyncio.create_task(self._work()) for _ in range(min(AT_ONCE, order.choices))]
 
     async def close(self) -> None:
@@ -62,18 +65,27 @@ class _Crew:
     async def _work(self) -> None:
         while True:
             index = await self._next.get()
+            self._running += 1
             try:
                 await self._run(index)
+            except Overloaded:
+                self._next.put_nowait(index)
+                return  # there are others, and they are enough
             except Exception as error:
                 self.arrived.put_nowait((index, Event("error", error=error)))
+            finally:
+                self._running -= 1
 
     async def _run(self, index: int) -> None:
+        """A choice, to its end; Overloaded: it is to come once more, behind one that runs."""
         p, i = divmod(index, self._order.tried)
         request, leads = self._now(choice(self._order.prompts[p], i)), i == 0 and self._order.tried > 1
         # The end of an answer that comes all at once would be too late a sign for the others.
         request = replace(request, whole=request.whole and not leads)
         async with aclosing(self._client.stream(request)) as stream:
             async for event in stream:
+                if isinstance(event.error, Overloaded) and self._running > 1:
+                    raise event.error
                 self.arrived.put_nowait((index, event))
                 if leads and event.kind != "prompt":
                     leads = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -12,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from hetrun.server.errors import ApiError
 from hetrun.server.gone import unless_gone
+from hetrun.server.jsontext import json_text
 
 DONE = b"data: [DONE]\n\n"
 
@@ -62,15 +62,6 @@ class NamedEvents(EventStream):
     def framed(self, chunk: str) -> bytes:
         """The event for one chunk."""
         return f"{chunk}\n\n".encode()
-
-
-def json_text(value: object) -> str:
-    """JSON in one line, without blanks."""
-    return _ENCODER.encode(value)
-
-
-# json.dumps makes a new one for every call that has separators, and there is a call for every token.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def _event(text: str) -> bytes:

@@ -20,6 +20,7 @@ from hetrun.server.asking import asked, few
 from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body
+from hetrun.server.jsontext import Long, json_response
 from hetrun.server.messages import messages, template_options
 from hetrun.server.models import meant
 from hetrun.server.orders import check
@@ -54,7 +55,7 @@ def routes(service: Service) -> list[Route]:
         except OptionError as error:  # a text that takes too long to cut
             raise ApiError(str(error), source, "invalid_value") from error
         pieces = await asked(here, Detokenize(tuple(tokens))) if any(spelled) else []
-        return JSONResponse(_tokenized(tokens, pieces, info, *spelled))
+        return await json_response(_tokenized(tokens, pieces, info, *spelled))
 
     async def detokenize(request: Request) -> Response:
         body = await json_object(request)
@@ -146,11 +147,11 @@ def _tokenized(
 ) -> Json:
     said: Json = {"tokens": tokens, "count": len(tokens), "max_model_len": info.context}
     if with_pieces:
-        said["tokens"] = [
+        said["tokens"] = Long(
             {"id": token, "piece": _spelled(piece)} for token, piece in zip(tokens, pieces, strict=True)
-        ]
+        )
     if with_strs:
-        said["token_strs"] = [piece.decode(errors="replace") for piece in pieces]
+        said["token_strs"] = Long(piece.decode(errors="replace") for piece in pieces)
     return said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -10,7 +11,8 @@ import pytest
 
 from hetrun.events import TokenLogprob
 from hetrun.server import orders
-from hetrun.server.scores import Legacy, Offsets
+from hetrun.server.jsontext import json_text
+from hetrun.server.scores import Echo, Offsets, legacy
 from tests.fakes import FakeEngine
 from tests.server.test_api import chunks_of, error_of
 
@@ -174,20 +176,31 @@ async def test_the_best_answers(http: httpx.AsyncClient, engine: FakeEngine) -> 
 
 
 def test_offsets_count_characters_of_the_text() -> None:
-    legacy = Legacy()
     # A token that begins, and a blank that the tokenizer puts in front, are no part of the text.
-    legacy.prompt("a\N{GRINNING FACE}", [b"<s>", b" a", b"\xf0\x9f", b"\x98\x80"], [scored(b"")] * 3)
-    assert legacy.text_offset == [0, 0, 1, 1]
-    assert legacy.tokens == ["<s>", " a", "bytes:\\xf0\\x9f", "bytes:\\x98\\x80"]
-    offsets = Offsets(2)
-    legacy.answer([scored("\N{LATIN SMALL LETTER E WITH ACUTE}".encode()), scored(b"x")], offsets)
-    assert legacy.text_offset[4:] == [2, 3]
+    text, pieces = "a\N{GRINNING FACE}", [b"<s>", b" a", b"\xf0\x9f", b"\x98\x80"]
+    echo = Echo(text, pieces, [scored(b"")] * 3)
+    answer = [scored("\N{LATIN SMALL LETTER E WITH ACUTE}".encode()), scored(b"x")]
+    found = read(legacy(echo, answer, Offsets(len(text)), 0))
+    assert found["text_offset"] == [0, 0, 1, 1, 2, 3]
+    assert found["tokens"] == [
+        *("<s>", " a", "bytes:\\xf0\\x9f", "bytes:\\x98\\x80"),
+        *("\N{LATIN SMALL LETTER E WITH ACUTE}", "x"),
+    ]
+    assert found["token_logprobs"] == [None, *[-1.0] * 5]
+    assert found["top_logprobs"] is None
 
 
 def test_scores_are_numbers_that_json_knows() -> None:
-    legacy = Legacy()
-    legacy.answer([TokenLogprob(1, float("-inf"), ((2, float("-inf")),), b"a", (b"a",))], Offsets())
-    assert (legacy.token_logprobs, legacy.top_logprobs) == ([-9999.0], [{"a": -9999.0}])
+    answer = [TokenLogprob(1, float("-inf"), ((2, float("-inf")),), b"a", (b"a",))]
+    found = read(legacy(None, answer, Offsets(), 1))
+    assert (found["token_logprobs"], found["top_logprobs"]) == ([-9999.0], [{"a": -9999.0}])
+
+
+def read(said: object) -> dict[str, Any]:
+    """As a client has it."""
+    found = json.loads(json_text(said))
+    assert isinstance(found, dict)
+    return found
 
 
 def scored(piece: bytes) -> TokenLogprob:

@@ -114,26 +114,43 @@ async def test_a_choice_that_fails_ends_all(
     assert await asyncio.to_thread(engine.idle.wait, 5)
 
 
-async def test_a_choice_that_finds_no_room_is_the_answer_to_all(engine: FakeEngine) -> None:
-    class Crowded(LocalClient):
-        asked = 0
+class Crowded(LocalClient):
+    """Its queue has room for so many at a time."""
 
-        async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-            self.asked += 1
-            if self.asked == 3:
-                yield Event("error", error=Overloaded("the queue is full", 2.0))
-                return
+    def __init__(self, engine: FakeEngine, room: int) -> None:
+        super().__init__(engine)
+        self.room, self.refused = room, 0
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        if not self.room:
+            self.refused += 1
+            yield Event("error", error=Overloaded("the queue is full", 2.0))
+            return
+        self.room -= 1
+        try:
             async with aclosing(super().stream(request)) as events:
                 async for event in events:
                     yield event
+        finally:
+            self.room += 1
 
-    transport = httpx.ASGITransport(create_app(Crowded(engine)))
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+async def test_choices_that_find_no_room_come_behind_the_others(engine: FakeEngine, room: int) -> None:
+    client = Crowded(engine, room)
+    ends = [i async for i, event in several.events(client, an_order("say a", 20)) if event.last]
+    assert sorted(ends) == list(range(20))
+    assert client.refused
+
+
+async def test_where_none_finds_room_that_is_the_answer_to_all(engine: FakeEngine) -> None:
+    transport = httpx.ASGITransport(create_app(Crowded(engine, 0)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         response = await http.post(CHAT, json=asking("forever", n=3))
     assert response.status_code == 429
     assert response.headers["retry-after"] == "2"
     assert error_of(response)["code"] == "overloaded"
-    assert sorted(engine.cancelled) == [1, 2]
+    assert not engine.requests
 
 
 async def test_each_choice_has_its_own_seed(http: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -9,11 +9,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hetrun import __version__
+from hetrun.server.jsontext import json_text
 from hetrun.server.openapi import replies, requests
 from hetrun.server.openapi.paths import RESPONSES, paths
 from hetrun.server.openapi.schemas import Json
 from hetrun.server.service import Service
-from hetrun.server.sse import json_text
 
 SCHEMAS: Json = {
     "Message": requests.MESSAGE,

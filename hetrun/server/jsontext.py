@@ -1,0 +1,88 @@
+"""JSON of answers. What may be long is made and written in parts: others have their turns in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from time import perf_counter
+
+from starlette.responses import Response
+
+PART = 32  # items at a time; 5 ms of the largest there are, tokens with 20 alternatives each
+TURN_S = 0.002  # of writing, before others have their turn
+
+
+class Long:
+    """A list of which each item is made when it is written; it can be written once."""
+
+    def __init__(self, *items: Iterable[object]) -> None:
+        self._items = chain(*items)
+
+    def parts(self) -> Iterator[list[object]]:
+        """A few items at a time."""
+        while part := list(islice(self._items, PART)):
+            yield part
+
+    def all(self) -> list[object]:
+        """As a list."""
+        return list(self._items)
+
+
+def _known(value: object) -> list[object]:
+    if isinstance(value, Long):
+        return value.all()
+    raise TypeError(f"{type(value).__name__} is nothing that JSON can say")
+
+
+def json_text(value: object) -> str:
+    """JSON in one line, without blanks."""
+    return _ENCODER.encode(value)
+
+
+# json.dumps makes a new one for every call that has separators, and there is a call for every token.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_known)
+
+
+async def long_text(value: object) -> str:
+    """The same, in the making of which others have their turns."""
+    texts, begin = list[str](), perf_counter()
+    for text in _texts(value):
+        texts.append(text)
+        if perf_counter() - begin > TURN_S:
+            await asyncio.sleep(0)
+            begin = perf_counter()
+    return "".join(texts)
+
+
+async def json_response(value: object) -> Response:
+    """A response of this JSON."""
+    return Response((await long_text(value)).encode(), media_type="application/json")
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Piece by piece."""
+    match value:
+        case dict() if value:
+            between = "{"
+            for name, item in value.items():
+                yield f"{between}{json_text(name)}:"
+                yield from _texts(item)
+                between = ","
+            yield "}"
+        case Long():
+            yield "["
+            for i, part in enumerate(value.parts()):
+                yield f"{',' if i else ''}{json_text(part)[1:-1]}"
+            yield "]"
+        case list() if len(value) > PART:
+            yield from _texts(Long(value))
+        case list():
+            yield "["
+            for i, item in enumerate(value):
+                yield "," if i else ""
+                yield from _texts(item)
+            yield "]"
+        case _:
+            yield json_text(value)
