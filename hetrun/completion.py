@@ -9,8 +9,9 @@ from typing import cast, get_args
 import numpy as np
 
 from hetrun.errors import OptionError
-from hetrun.events import Event, FinishReason, GenerateRequest, Pooling, Timings, TokenLogprob, Usage
+from hetrun.events import Event, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
 from hetrun.params import SamplingParams
+from hetrun.pooling import Pooling
 
 Prompt = str | Sequence[int]
 

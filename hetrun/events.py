@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hetrun.params import SamplingParams, Structure
 
+if TYPE_CHECKING:  # numpy comes with it
+    from hetrun.pooling import Pooling
+
 Message = Mapping[str, object]
 FinishReason = Literal["stop", "length", "cancelled"]
-# Of the hidden states of a text's tokens: their mean, the last one, or the first one.
-Pooling = Literal["mean", "last", "cls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +153,7 @@ class ModelInfo:
     temperature: float | None = None  # what the file itself recommends
     width: int = 0  # numbers of an embedding; 0: the model gives none
     tool_format: str = "hermes"  # how it writes calls of tools, by its template (`chat.toolcalls.formats`)
+    pooling: Pooling = "mean"  # what its embeddings are made of
     thought_mark: str = ""  # with which it begins to think, if it does
 
     @property

@@ -12,10 +12,17 @@ from hetrun.errors import ModelFileError
 from hetrun.formats.huggingface import Folder, read_folder
 from hetrun.graph import Weight
 from hetrun.hf import Config, HfModel, Imported, Importer
+from hetrun.pooling import Pooling
 from hetrun.source import recommended
 from hetrun.stamp import Stamp
 
 TOKENIZER = "tokenizer_config.json"
+POOLING = "1_Pooling/config.json"
+POOLING_MODES: Mapping[str, Pooling] = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+}
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 MAX_TEMPLATES = 64
@@ -63,6 +70,13 @@ class HfSource:
     def temperature(self) -> float | None:
         """What the folder recommends."""
         return recommended(self.folder.settings("generation_config.json").get_float("temperature", -1.0))
+
+    @property
+    def pooling(self) -> Pooling:
+        """What sentence-transformers would do."""
+        said = self.folder.settings(POOLING)
+        found = (kind for name, kind in POOLING_MODES.items() if said.get_bool(name, False))
+        return next(found, "mean")
 
     @property
     def nbytes(self) -> int:

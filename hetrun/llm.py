@@ -30,14 +30,14 @@ from hetrun.completion import (
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError, UserError
-from hetrun.events import Doing, Event, GenerateRequest, Message, Pooling
+from hetrun.events import Doing, Event, GenerateRequest, Message
 from hetrun.executor import Chunk, Step
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.loading import describe, load, prompts_of, template_of
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
-from hetrun.pooling import read_vector
+from hetrun.pooling import Pooling, read_vector
 from hetrun.prepare import Renderer
 from hetrun.questions import Question
 from hetrun.replies import answered
@@ -144,11 +144,13 @@ class LLM:
         return self._complete([GenerateRequest(self._params(params), messages=tuple(messages))])[0]
 
     def embed(
-        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling = "mean", normalise: bool = True
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalise: bool = True
     ) -> Floats:
         """A vector for each text or list of token ids, float32 [n_texts, width]: of the hidden states of its
-        tokens the mean, the "last" or the first ("cls"); of length 1 unless `normalise` is off."""
-        found = self._collect([embedding_request(text, pooling) for text in as_prompts(texts)])
+        tokens the "mean", the "last" or the first ("cls"), where nothing is given what the model's file says;
+        of length 1 unless `normalise` is off."""
+        kind = self.info.pooling if pooling is None else pooling
+        found = self._collect([embedding_request(text, kind) for text in as_prompts(texts)])
         return np.stack([read_vector(vector_of(events[-1]), normalise) for events in found])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:

@@ -187,6 +187,7 @@ def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> Mod
         load_s=loaded.load_s,
         temperature=loaded.temperature,
         width=loaded.model.width,
+        pooling=source.pooling,
         tool_format=family((template.for_tools or template).source),
         thought_mark=mark_of(template.source),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import BackendError
-from hetrun.events import Pooling
 
+# Of the hidden states of a text's tokens: their mean, the last one, or the first one.
+Pooling = Literal["mean", "last", "cls"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 STORED = np.dtype("<f4")  # as it crosses pipes and networks

@@ -14,10 +14,13 @@ from hetrun import registry
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from hetrun.graph import Architecture, Extent, Graph, GraphBuilder, ModelMeta, Weight, WeightSource
+from hetrun.pooling import Pooling
 from hetrun.quant import QuantType
 from hetrun.stamp import Stamp
 from hetrun.tokenizer import Vocabulary
 
+# llama.cpp's numbers; 0 says nothing, and 4 is a model that ranks texts, which we have no other use for.
+POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 LEAST_TEMPERATURE = 1e-6  # of those above 0, as for requests
 
 
@@ -52,6 +55,11 @@ class ModelSource(ModelMeta, WeightSource, Protocol):
     @property
     def temperature(self) -> float | None:
         """The temperature that its makers recommend."""
+        ...
+
+    @property
+    def pooling(self) -> Pooling:
+        """What its embeddings are made of; the mean where nothing is said."""
         ...
 
     @property
@@ -110,6 +118,11 @@ class GGUFModel:
     def temperature(self) -> float | None:
         """What the file recommends."""
         return recommended(self.file.get_float("general.sampling.temp", -1.0))
+
+    @property
+    def pooling(self) -> Pooling:
+        """What the file says."""
+        return POOLINGS.get(self.get_int("pooling_type", 0, 0, 1 << 31), "mean")
 
     @property
     def nbytes(self) -> int:

@@ -78,7 +78,7 @@ def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
         priority=fields.priority(body),
         deadline_s=fields.deadline_s(body),
         whole=True,
-        pooling="mean",
+        pooling=info.pooling,
     )
     found = [_of(asked, text) for text in texts(body, info, INPUT)]
     form = body.get("encoding_format")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -9,9 +13,9 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.errors import ContextFull, OptionError
-from hetrun.events import Pooling
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
+from hetrun.pooling import Pooling
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_placement import devices, random_placement
@@ -113,6 +117,29 @@ def test_beside_answers() -> None:
         next(stream)
         assert np.array_equal(llm.embed(TEXTS), vectors)
         assert llm.generate([TEXTS[2]], params)[0].tokens == answer.tokens
+
+
+SAID = [(1, "mean"), (2, "cls"), (3, "last"), (0, "mean"), (99, "mean")]
+
+
+@pytest.mark.parametrize(("said", "pooling"), SAID)
+def test_a_file_says_what_its_embeddings_are_made_of(tmp_path: Path, said: int, pooling: Pooling) -> None:
+    path = tiny.write_gguf(replace(cases.GQA, pooling=said), tmp_path / "tiny.gguf")
+    with LLM(path, backends=["reference"]) as llm:
+        assert llm.info.pooling == pooling
+        assert np.array_equal(llm.embed("some words"), llm.embed("some words", pooling=pooling))
+        others = [llm.embed("some words", pooling=kind) for kind in get_args(Pooling) if kind != pooling]
+        assert not any(np.allclose(llm.embed("some words"), other) for other in others)
+
+
+def test_a_folder_says_what_its_embeddings_are_made_of(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(hf.folder(cases_hf.ROWS[0]), folder)
+    (folder / "1_Pooling").mkdir()
+    modes = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    with LLM(folder, backends=["reference"]) as llm:
+        assert llm.info.pooling == "last"
 
 
 def test_texts_strings_and_what_is_refused() -> None:

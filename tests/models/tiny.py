@@ -66,6 +66,7 @@ class TinyLlama:
     mlp_bias: bool = False
     rope_base: float = 10000.0
     rope: RopeScaling | None = None
+    pooling: int | None = None  # llama.cpp's number
     quant: str = "F32"  # a type that the gguf package knows
     eps: float = 1e-5
     context: int = 256
@@ -179,6 +180,8 @@ def add_config(writer: GGUFWriter, model: TinyLlama) -> None:
     if model.heads * model.head_dim != model.embd:
         writer.add_key_length(model.head_dim)
         writer.add_value_length(model.head_dim)
+    if model.pooling is not None:
+        writer.add_uint32("llama.pooling_type", model.pooling)
 
 
 def add_rope_scaling(writer: GGUFWriter, model: TinyLlama) -> None:
