@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.models import cases, tiny
 
+ROOT = Path(__file__).parents[1]
 # What Schemathesis looks at, without two checks that this server does not mean to pass. What fits the
 # document may be refused all the same (positive_data_acceptance): a token that the model lacks, a schema
 # or a grammar that cannot be compiled, a field that needs another one, a full context. And fields and
@@ -68,8 +69,10 @@ def run(address: str, folder: Path, *options: str) -> int:
     command += ["run", f"{address}/openapi.json", "--checks", ",".join(CHECKS), "--continue-on-failure"]
     # What is not here (501) has one answer to everything, and more paths than all the rest.
     command += ["--exclude-deprecated", *options]
+    environ = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.schemathesis_hooks"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     # It keeps notes where it runs.
-    return subprocess.run(command, check=False, cwd=folder).returncode
+    return subprocess.run(command, check=False, cwd=folder, env=environ).returncode
 
 
 def main() -> int:
