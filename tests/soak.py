@@ -32,6 +32,7 @@ from tests.stress import MAY_GROW, Held, held, tiny_model
 
 LOOK_S = 2.0
 HEALTH_S = 0.1  # the bar for the 99th percentile of /health while a flood is answered
+OWN = 8  # MiB
 WARM = 0.2  # of the time, before growth counts
 
 
@@ -64,24 +65,26 @@ def growth(looks: Sequence[Look]) -> list[Growth]:
     quarter = max(1, len(kept) // 4)
     first, last = kept[:quarter], kept[-quarter:]
 
-    def middle(part: Sequence[Look]) -> int:
-        return int(statistics.median(look.held.memory for look in part))
+    def middle(part: Sequence[Look], what: str) -> int:
+        return int(statistics.median(getattr(look.held, what) for look in part)) >> 20
 
     def least(part: Sequence[Look], what: str) -> int:
         return min(int(getattr(look.held, what)) for look in part)
 
     return [
-        Growth("memory, MiB", middle(first) >> 20, middle(last) >> 20, MAY_GROW >> 20),
+        # Kept prompts come and go: how many there are when somebody looks is chance.
+        Growth("memory, MiB", middle(first, "memory"), middle(last, "memory"), MAY_GROW >> 20),
+        Growth("of it neither files nor keys and values", middle(first, "own"), middle(last, "own"), OWN),
         Growth("descriptors", least(first, "descriptors"), least(last, "descriptors"), 0),
         Growth("threads", least(first, "threads"), least(last, "threads"), 0),
     ]
 
 
-def minutes(looks: Sequence[Look]) -> list[int]:
+def minutes(looks: Sequence[Look], what: str) -> list[int]:
     """What the processes held in the middle of each minute."""
     by_minute: dict[int, list[int]] = {}
     for look in looks:
-        by_minute.setdefault(int((look.at - looks[0].at) / 60), []).append(look.held.memory)
+        by_minute.setdefault(int((look.at - looks[0].at) / 60), []).append(getattr(look.held, what))
     return [int(statistics.median(held)) >> 20 for held in by_minute.values()]
 
 
@@ -113,7 +116,8 @@ def summary(told: Told, probes: Sequence[tuple[float, float]], looks: Sequence[L
         "health_ms_in_floods": health,
         "health_ms": percentiles([s for _, s in probes]),
         "growth": [asdict(one) for one in grown],
-        "memory_each_minute_MiB": minutes(looks),
+        "memory_each_minute_MiB": minutes(looks, "memory"),
+        "own_each_minute_MiB": minutes(looks, "own"),
         "broken": broken,
     }
 

@@ -85,6 +85,7 @@ class Held:
     """What a server's processes hold."""
 
     memory: int
+    own: int  # of it, what is neither files nor keys and values, which are shared with their own pages
     descriptors: int
     threads: int
 
@@ -96,8 +97,8 @@ class Outcome:
     answers: int = 0
     left: int = 0  # clients that had not seen the end
     wrong: list[str] = field(default_factory=list)
-    before: Held = Held(0, 0, 0)
-    after: Held = Held(0, 0, 0)
+    before: Held = Held(0, 0, 0, 0)
+    after: Held = Held(0, 0, 0, 0)
     seconds: float = 0.0
 
     @property
@@ -218,13 +219,14 @@ def compare(asked: Sequence[Wish], got: Sequence[Said | Exception], alone: Seque
 
 def held(server: Server) -> Held:
     """What the server's processes hold now."""
-    memory = descriptors = threads = 0
+    memory = own = descriptors = threads = 0
     for pid in tree(server.pid):
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         memory += int(status["VmRSS"].split()[0]) << 10
+        own += int(status["RssAnon"].split()[0]) << 10
         threads += int(status["Threads"])
         descriptors += len(os.listdir(f"/proc/{pid}/fd"))
-    return Held(memory, descriptors, threads)
+    return Held(memory, own, descriptors, threads)
 
 
 def settled(server: Server, wanted: Held | None = None) -> Held:
