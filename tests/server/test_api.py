@@ -400,5 +400,7 @@ async def test_the_api_key(engine: FakeEngine, headers: dict[str, str], status: 
         assert response.status_code == status
         if status == 401:
             assert error_of(response)["code"] == "invalid_api_key"
+            # By these words litellm, and others, know what is wrong.
+            assert error_of(response)["message"].startswith("Incorrect API key provided")
             assert (await http.post(CHAT, json=asking(), headers=headers)).status_code == 401
         assert (await http.get("/health")).status_code == 200

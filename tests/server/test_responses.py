@@ -528,6 +528,14 @@ async def test_leaving_cancels(engine: FakeEngine) -> None:
         assert engine.cancelled == [1]
 
 
+async def test_leaving_before_a_whole_answer_cancels(engine: FakeEngine) -> None:
+    async with served(engine, Address(port=0)) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post(RESPONSES, json=asking("forever"), timeout=0.5)
+        assert await asyncio.to_thread(engine.idle.wait, 5)
+        assert engine.cancelled == [1]
+
+
 # --- what is kept
 
 

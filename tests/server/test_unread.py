@@ -77,12 +77,12 @@ async def test_who_never_sends_the_rest_is_not_waited_for(
 async def test_what_is_sent_without_end_is_not_read_without_end(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(unread, "MOST_S", 0.01)
     stop, started = asyncio.Event(), asyncio.Event()
     with listen.listening(Address(port=0)) as bound:
         running = asyncio.create_task(listen.serve(create_app(LocalClient(engine)), bound, stop, started.set))
         await started.wait()
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            await asyncio.to_thread(answer, bound.getsockname(), CHAT, 1 << 40, "", 1 << 26)
+            await asyncio.to_thread(answer, bound.getsockname(), CHAT, 1 << 40, "", 1 << 28)
         stop.set()
         await asyncio.wait_for(running, 10)
