@@ -7,6 +7,7 @@ from time import perf_counter
 
 from hetrun.model import Model
 from hetrun.running import Chosen, Running
+from hetrun.stats import smoothed
 
 # While prompts are computed, a running answer's tokens come at most so many times as far apart as without.
 STRETCH = 2.5
@@ -52,18 +53,14 @@ class Pace:
         tokens = sum(n for _, n in chosen)
         if all([r.answers for r, _ in chosen]):
             bits = tokens.bit_length()
-            self._measured[bits] = _smooth(self._measured.get(bits), seconds)
+            self._measured[bits] = smoothed(self._measured.get(bits), seconds, SMOOTHING)
         else:
-            self._per_token = _smooth(self._per_token or None, seconds / tokens)
+            self._per_token = smoothed(self._per_token or None, seconds / tokens, SMOOTHING)
 
     def guessed(self, chosen: Chosen, quiet: float) -> float:
         """What a step of answers and prompts takes, where the model cannot say: from steps that ran."""
         prompts = sum(n for r, n in chosen if r.missing > 1)
         return quiet + self._per_token * prompts
-
-
-def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + SMOOTHING * (now - before)
 
 
 class Clock:

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 
+def smoothed(before: float | None, now: float, share: float) -> float:
+    """A mean in which the newest value has this share; the first one has all of it."""
+    return now if before is None else before + share * (now - before)
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """What a time belongs to."""

@@ -25,7 +25,7 @@ from hetrun.plan import PlanSet
 from hetrun.prefetch.disk import Disk, DiskRate, remember
 from hetrun.prefetch.keeping import POLICIES, Kept, Policy, choose, resize, switch
 from hetrun.prefetch.streamer import Streamer
-from hetrun.stats import Streaming
+from hetrun.stats import Streaming, smoothed
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +78,16 @@ class Compute:
     def saw(self, tokens: int, seconds: float) -> None:
         """One more pass: one of a few tokens tells what weights take, one of many what each token adds."""
         if tokens <= FEW:
-            self.least = _smoothed(self.least, seconds)
+            self.least = smoothed(self.least, seconds, SMOOTHING)
         else:
-            self.each = _smoothed(self.each, max(0.0, seconds - (self.least or 0.0)) / tokens)
+            each = max(0.0, seconds - (self.least or 0.0)) / tokens
+            self.each = smoothed(self.each, each, SMOOTHING)
 
     def seconds(self, tokens: int) -> float | None:
         """A pass of so many; None: nothing was seen yet."""
         if self.least is None and self.each is None:
             return None
         return (self.least or 0.0) + ((self.each or 0.0) * tokens if tokens > FEW else 0.0)
-
-
-def _smoothed(before: float | None, new: float) -> float:
-    return new if before is None else before + SMOOTHING * (new - before)
 
 
 @dataclass(frozen=True, slots=True)

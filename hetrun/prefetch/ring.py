@@ -105,7 +105,6 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "release": (None, (c_void_p, c_int64)),
     "stop": (None, (c_void_p,)),
     "restart": (None, (c_void_p,)),
-    "stop_byte": (None, (c_void_p, c_void_p)),
     "fault": (c_int, (c_void_p, POINTER(Fault))),
     "counts": (None, (c_void_p, POINTER(Counts))),
     "fetch": (c_int, (c_void_p, POINTER(_Extent), c_void_p, POINTER(Fault))),
@@ -210,10 +209,6 @@ class Ring:
     def restart(self) -> None:
         """Forget the lap, whatever became of it; no runner is at work any more."""
         self._dll.hetrun_ring_restart(self._ring)
-
-    def stop_byte(self, address: int | None) -> None:
-        """The byte that becomes 1 when nobody gets anything any more."""
-        self._dll.hetrun_ring_stop_byte(self._ring, address)
 
     def fault(self) -> Fault | None:
         """Why pieces do not come, if something failed."""

@@ -63,7 +63,6 @@ struct ring {
     int paused, closing, failed;
     int halted; /* nobody gets anything until a restart */
     struct fault fault;
-    uint8_t *stop_byte;
 
     int64_t waiters, stalled_since;
     struct counts counts;
@@ -104,8 +103,6 @@ static void halt(struct ring *ring)
 {
     STORE(ring->halted, 1);
     STORE(ring->source.stopped, 1);
-    if (ring->stop_byte)
-        STORE(*ring->stop_byte, 1);
     pthread_cond_broadcast(&ring->given);
 }
 
@@ -389,14 +386,6 @@ void hetrun_ring_restart(struct ring *ring)
     STORE(ring->halted, 0);
     STORE(ring->source.stopped, 0);
     pthread_cond_broadcast(&ring->room);
-    pthread_mutex_unlock(&ring->mutex);
-}
-
-/* The byte that becomes 1 when nobody gets anything any more; NULL for none. */
-void hetrun_ring_stop_byte(struct ring *ring, uint8_t *byte)
-{
-    pthread_mutex_lock(&ring->mutex);
-    ring->stop_byte = byte;
     pthread_mutex_unlock(&ring->mutex);
 }
 

@@ -155,10 +155,6 @@ class Streamer:
         """From any thread: whoever waits for a piece gets none any more, until `restart`."""
         self._ring.stop()
 
-    def stop_byte(self, address: int | None) -> None:
-        """The byte that becomes 1 when nobody gets a piece any more, so that others end as well."""
-        self._ring.stop_byte(address)
-
     def error(self) -> HetrunError | None:
         """Why pieces do not come; None after a `stop` that had no other reason."""
         fault = self._ring.fault()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import pow
 
+from hetrun.stats import smoothed
+
 Predict = Callable[[Sequence[tuple[int, float]]], float | None]
 
 SMOOTHING = 0.15
@@ -36,7 +38,7 @@ class Correction:
 
     def saw(self, factor: float, step: int) -> None:
         """One more. One in which something else happened is no news of the others."""
-        self.factor = _smooth(self.factor, min(factor, MOST_AT_ONCE * self.factor))
+        self.factor = smoothed(self.factor, min(factor, MOST_AT_ONCE * self.factor), SMOOTHING)
         self.step = step
 
 
@@ -81,10 +83,10 @@ class Costs:
         if self._is_new(shape):
             if drafted:
                 more = seconds - self._expect(depths, drafted)
-                self._compiling = _smooth(self._compiling, max(0.0, more))
+                self._compiling = smoothed(self._compiling, max(0.0, more), SMOOTHING)
             return
         if not drafted:
-            self._plain[bits] = _smooth(self._plain.get(bits, seconds), seconds)
+            self._plain[bits] = smoothed(self._plain.get(bits), seconds, SMOOTHING)
         kind, factor = (bits, drafted.bit_length()), seconds / self._expect(depths, drafted)
         known = self._corrections.setdefault(kind, Correction(factor, self._step))
         known.saw(factor, self._step)
@@ -125,7 +127,3 @@ class Costs:
         if found is None or not drafted:
             return usual
         return usual + (found.factor - usual) * pow(0.5, (self._step - found.step) / FORGOTTEN)
-
-
-def _smooth(before: float, now: float) -> float:
-    return before + SMOOTHING * (now - before)
