@@ -33,9 +33,8 @@ from tests.stress import MAY_GROW, Held, held, tiny_model
 LOOK_S = 2.0
 HEALTH_S = 0.1  # the bar for the 99th percentile of /health while a flood is answered
 OWN = 8  # MiB
-WARM = (
-    0.5  # of the time, before growth counts: what may be kept (prompts, responses) is full after 10 minutes
-)
+# Of the time, before growth counts: what may be kept (prompts, responses) is full behind ten minutes.
+WARM = 0.5
 
 
 @dataclass(frozen=True, slots=True)
