@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -32,6 +34,18 @@ def answer(where: tuple[str, int], path: str, size: int, headers: str = "", sent
     return b"".join(pieces)
 
 
+@asynccontextmanager
+async def served(engine: FakeEngine, api_key: str | None = None) -> AsyncIterator[tuple[str, int]]:
+    stop, started = asyncio.Event(), asyncio.Event()
+    with listen.listening(Address(port=0)) as bound:
+        app = create_app(LocalClient(engine), api_key=api_key)
+        running = asyncio.create_task(listen.serve(app, bound, stop, started.set))
+        await started.wait()
+        yield bound.getsockname()[:2]
+        stop.set()
+        await asyncio.wait_for(running, 10)
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
@@ -45,44 +59,28 @@ def answer(where: tuple[str, int], path: str, size: int, headers: str = "", sent
 async def test_who_sends_all_first_reads_the_refusal(
     engine: FakeEngine, path: str, headers: str, status: bytes
 ) -> None:
-    stop, started = asyncio.Event(), asyncio.Event()
-    with listen.listening(Address(port=0)) as bound:
-        app = create_app(LocalClient(engine), api_key="right")
-        running = asyncio.create_task(listen.serve(app, bound, stop, started.set))
-        await started.wait()
+    async with served(engine, "right") as where:
         for _ in range(5):  # a race, so more than once
-            got = await asyncio.to_thread(answer, bound.getsockname(), path, SIZE, headers)
+            got = await asyncio.to_thread(answer, where, path, SIZE, headers)
             assert got.split(b" ")[1] == status
             assert got.endswith(b"}")
-        stop.set()
-        await asyncio.wait_for(running, 10)
 
 
 async def test_who_never_sends_the_rest_is_not_waited_for(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unread, "MOST_S", 0.2)
-    stop, started = asyncio.Event(), asyncio.Event()
-    with listen.listening(Address(port=0)) as bound:
-        running = asyncio.create_task(listen.serve(create_app(LocalClient(engine)), bound, stop, started.set))
-        await started.wait()
+    async with served(engine) as where:
         begin = time.monotonic()
-        got = await asyncio.to_thread(answer, bound.getsockname(), CHAT, SIZE, "", 100)
+        got = await asyncio.to_thread(answer, where, CHAT, SIZE, "", 100)
         assert got.split(b" ")[1] == b"413"
         assert 0.2 <= time.monotonic() - begin < 10
-        stop.set()
-        await asyncio.wait_for(running, 10)
 
 
 async def test_what_is_sent_without_end_is_not_read_without_end(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unread, "MOST_S", 0.01)
-    stop, started = asyncio.Event(), asyncio.Event()
-    with listen.listening(Address(port=0)) as bound:
-        running = asyncio.create_task(listen.serve(create_app(LocalClient(engine)), bound, stop, started.set))
-        await started.wait()
+    async with served(engine) as where:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            await asyncio.to_thread(answer, bound.getsockname(), CHAT, 1 << 40, "", 1 << 28)
-        stop.set()
-        await asyncio.wait_for(running, 10)
+            await asyncio.to_thread(answer, where, CHAT, 1 << 40, "", 1 << 28)
