@@ -12,7 +12,8 @@ import json
 import random
 import sys
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import schemathesis
 
@@ -23,8 +24,28 @@ MOST_FIELDS = 4  # of those that are not required
 answers: Counter[tuple[str, str]] = Counter()
 
 
-@schemathesis.hook  # type: ignore[untyped-decorator]
-def map_body(context: Any, body: Any) -> Any:  # noqa: ANN401  # whatever JSON can say
+class Operation(Protocol):
+    """What is used here of an endpoint, as Schemathesis knows it."""
+
+    label: str
+    schema: Any
+    definition: Any
+
+
+class Of(Protocol):
+    """A case, or what a hook is told: of an endpoint."""
+
+    operation: Operation
+
+
+class Response(Protocol):
+    """What is used of an answer."""
+
+    status_code: int
+    headers: Mapping[str, object]
+
+
+def map_body(context: Of, body: object) -> object:
     """A body with what it must have, and a few other fields; the same one for the same body."""
     if not isinstance(body, dict):
         return body
@@ -41,14 +62,13 @@ def map_body(context: Any, body: Any) -> Any:  # noqa: ANN401  # whatever JSON c
     return thin
 
 
-@schemathesis.hook  # type: ignore[untyped-decorator]
-def after_call(context: Any, case: Any, response: Any) -> None:  # noqa: ANN401  # Schemathesis' own
+def after_call(context: object, case: Of, response: Response) -> None:
     """Count it."""
     streamed = "text/event-stream" in str(response.headers.get("content-type", ""))
     answers[case.operation.label, f"{response.status_code}{' streamed' if streamed else ''}"] += 1
 
 
-def schema_of(operation: Any) -> dict[str, Any]:  # noqa: ANN401  # Schemathesis' own
+def schema_of(operation: Operation) -> dict[str, Any]:
     """What the document says of its body."""
     raw = operation.schema.raw_schema
     schema: dict[str, Any] = operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
@@ -57,9 +77,13 @@ def schema_of(operation: Any) -> dict[str, Any]:  # noqa: ANN401  # Schemathesis
     return schema
 
 
-@atexit.register
 def told() -> None:
     """By endpoint: statuses and how many."""
     for label in sorted({label for label, _ in answers}):
         mine = sorted((status, n) for (of, status), n in answers.items() if of == label)
         print(f"{label}: {', '.join(f'{n} x {status}' for status, n in mine)}", file=sys.stderr)
+
+
+schemathesis.hook(map_body)
+schemathesis.hook(after_call)
+atexit.register(told)

@@ -133,6 +133,7 @@ def legacy(echo: Echo | None, answer: Sequence[TokenLogprob], offsets: Offsets, 
     echo = echo or Echo("", (), ())
     first = [None] if echo.pieces else []
     scored = (*first, *echo.scores, *answer)
+    assert len(scored) == len(echo.pieces) + len(answer), "a token of the prompt has no score"
     # Each list is made by itself while it is written, so each names its tokens.
     return {
         "tokens": Long(_names(echo, answer)),

@@ -21,16 +21,17 @@ class Unread:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left = scope["type"] == "http" and _has_body(scope)
+        heard = False  # all of the request
 
         async def reading() -> Message:
-            nonlocal left
+            nonlocal heard
             message = await receive()
-            left = left and message.get("more_body", False)
+            heard = not message.get("more_body", False)
             return message
 
         async def sending(message: Message) -> None:
-            if left and message["type"] == "http.response.body" and not message.get("more_body", False):
+            ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if ends and not heard and _has_body(scope):
                 await send({**message, "more_body": True})
                 await _throw_away(receive)
                 message = {"type": "http.response.body"}

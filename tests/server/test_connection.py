@@ -43,10 +43,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served(engine: FakeEngine) -> AsyncIterator[tuple[str, int]]:
+async def served(engine: FakeEngine, api_key: str | None = None) -> AsyncIterator[tuple[str, int]]:
     stop, started = asyncio.Event(), asyncio.Event()
     with listen.listening(Address(port=0)) as bound:
-        app = create_app(LocalClient(engine))
+        app = create_app(LocalClient(engine), api_key=api_key)
         running = asyncio.create_task(listen.serve(app, bound, stop, started.set))
         await started.wait()
         yield bound.getsockname()[:2]

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
-from hetrun.client import LocalClient
-from hetrun.server import listen, unread
-from hetrun.server.app import create_app
+from hetrun.server import unread
 from hetrun.server.body import MAX_BYTES
-from hetrun.server.listen import Address
 from tests.fakes import FakeEngine
 from tests.server.test_api import CHAT
+from tests.server.test_connection import served
 
 SIZE = MAX_BYTES + 1
 
@@ -32,18 +28,6 @@ def answer(where: tuple[str, int], path: str, size: int, headers: str = "", sent
         while piece := client.recv(1 << 16):
             pieces.append(piece)
     return b"".join(pieces)
-
-
-@asynccontextmanager
-async def served(engine: FakeEngine, api_key: str | None = None) -> AsyncIterator[tuple[str, int]]:
-    stop, started = asyncio.Event(), asyncio.Event()
-    with listen.listening(Address(port=0)) as bound:
-        app = create_app(LocalClient(engine), api_key=api_key)
-        running = asyncio.create_task(listen.serve(app, bound, stop, started.set))
-        await started.wait()
-        yield bound.getsockname()[:2]
-        stop.set()
-        await asyncio.wait_for(running, 10)
 
 
 @pytest.mark.parametrize(
