@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from hetrun.backend import Floats
+from hetrun.backend import Floats, Greatest, Rows
 from hetrun.errors import BackendError, HetrunError
 from hetrun.events import Event, FinishReason, TokenLogprob
-from hetrun.executor import Step
+from hetrun.executor import Between, Step
 from hetrun.inbox import Request
 from hetrun.loaded import Loaded, tokenizer_of
+from hetrun.model import Chooses
 from hetrun.running import Running
 from hetrun.sampling import Choice, choose, of_prompt
 
@@ -28,6 +29,14 @@ class Answering:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        self._model = loaded.model
+        self._chooses = self._model if isinstance(self._model, Chooses) else None
+
+    def rows(self, step: Step, running: Sequence[Running], between: Between | None) -> Rows:
+        """What the model says to a step, as much of it as somebody looks at."""
+        if self._chooses and (k := enough(running, self._model.n_vocab)):
+            return self._chooses.choose(step, k, between)
+        return self._model.step(step, between)
 
     def began(self, r: Running) -> None:
         """A request has its place: say what its prompt's tokens stand for, where that is wanted."""
@@ -36,17 +45,18 @@ class Answering:
             tell(r, Event("prompt", echo=tuple(piece(token) for token in r.tokens)))
 
     def took(
-        self, r: Running, n: int, rows: Floats, now: float, choices: Choices = (None,), draft: Draft = ()
+        self, r: Running, n: int, rows: Rows, now: float, choices: Choices = (None,), draft: Draft = ()
     ) -> Ending | None:
         """A step has seen n more tokens of a sequence, and a draft; how the request ends by the rows it gave.
 
         `choices`: the token that follows each, where those were found for all together.
         """
         if r.pooled:
+            assert not isinstance(rows, Greatest)  # whoever wants whole rows gets them
             r.first, r.last = r.first or now, now
             r.pooled.add(rows)
             return None if r.missing else "stop"
-        if r.wants_scores and not self._score(r, n, rows):
+        if r.wants_scores and not isinstance(rows, Greatest) and not self._score(r, n, rows):
             return "gone"
         if r.missing:
             return None
@@ -119,7 +129,13 @@ class Answering:
         return (isinstance(error, BackendError) and self._loaded.diagnose()) or error
 
 
-def together(running: Sequence[Running], step: Step, drafts: Drafts, logits: Floats) -> Iterator[Choices]:
+def enough(running: Sequence[Running], n_vocab: int) -> int:
+    """How many of the greatest logits of each row all of them can do with; 0: somebody wants whole rows."""
+    wanted = [0 if r.pooled or r.wants_scores else r.sampler.enough for r in running]
+    return max(wanted) if all(wanted) and max(wanted) < n_vocab else 0
+
+
+def together(running: Sequence[Running], step: Step, drafts: Drafts, logits: Rows) -> Iterator[Choices]:
     """The next tokens of each sequence, where samplers can look at all rows of a step at once."""
     counts = [1 + len(drafts.get(r.id, ())) for r in running]
     found: Choices = (None,) * sum(counts)

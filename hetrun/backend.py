@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.graph import Op, Value, Weight
+from hetrun.greatest import Greatest as Greatest
+from hetrun.greatest import Rows as Rows
 from hetrun.kv import KvCache
 from hetrun.kvrows import KvView
 from hetrun.ops import Moe
@@ -24,6 +26,7 @@ from hetrun.whole_backend import Whole
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Chosen = Callable[[str, NDArray[np.integer[Any]]], None]  # rows of experts' numbers
 FLOAT_BYTES = 4
 # A product, or one whose results are logits; rows of a table; small numbers; the products of a mixture.
 Use = Literal["product", "logits", "lookup", "vector", "experts"]
@@ -45,6 +48,20 @@ class Unavailable:
 
 
 Probe = Available | Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMemory:
+    """What may be taken of the memory that a device has to itself."""
+
+    limit: int  # bytes, in all
+    besides: int  # of these what is not for weights: the driver, what passes work in, keys and values
+    rows: int = 0  # of that what keys and values have in any case
+
+    @property
+    def room(self) -> int:
+        """What weights may take."""
+        return self.limit - self.besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +93,16 @@ class Pass:
     wanted: Ints  # which tokens' results are asked for
     parts: tuple[SequencePart, ...]
     values: dict[str, Floats] = field(default_factory=dict)  # filled as segments run
+    # A value of which so many of the greatest numbers of each row are enough: a backend that makes it may
+    # leave the others out, and puts them into `greatest` instead of `values`.
+    enough: tuple[str, int] | None = None
+    greatest: Greatest | None = None
     # To be called as often as is convenient in a long pass: passes of other sequences may run meanwhile, on
     # this thread and maybe on this backend. Only inside of `submit`, by the thread that called it.
     between: Callable[[], None] | None = None
+    # To be told which experts the rows of a mixture have chosen, by the name of its router, if somebody wants
+    # to know; by who holds all of them, in `submit` or `wait`. Whoever can only say it slowly need not.
+    chosen: Chosen | None = None
 
     @property
     def shape(self) -> PassShape:
@@ -144,7 +168,7 @@ class Buffer(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the host that it takes."""
         ...
 
 
@@ -198,6 +222,18 @@ class Backend(ABC):
     def start(self) -> None:  # noqa: B027 - most are ready when they are made
         """Load the libraries that compute. What takes a second or 100 MiB waits until a plan needs it."""
 
+    def grant(self, nbytes: int | None) -> OwnMemory | None:
+        """Take so many bytes of the device's own memory at most; None: what is free, less a part that is left
+        to others. Called before anything is brought in, if at all; BudgetError where it cannot work with so
+        much. The result is None where the device has no memory to itself."""
+        return None
+
+    @property
+    def granted(self) -> OwnMemory | None:
+        """What it may take of that memory now: less than was granted, where others came first while it was
+        not started; None if nothing was granted."""
+        return None
+
     @abstractmethod
     def supports(self, op: Op) -> bool:
         """Whether it can run an op of this kind on weights of these types."""
@@ -211,11 +247,21 @@ class Backend(ABC):
         return tuple(dict.fromkeys(use_of(op, i) for op in ops for i in range(len(op.weights))))
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
-        """Memory that these weights will take once they are brought in."""
+        """Memory of the host that these weights will take once they are brought in."""
         return sum(use.weight.nbytes for use in wanted)
 
+    def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        """The same of the device's own memory."""
+        return 0
+
+    def streaming(self, largest: int) -> tuple[Backend, OwnMemory] | None:
+        """A second way to work on the same device, by the side of this one: with weights that stay on the
+        host and cross a link for every pass; and what of the device's memory is left then. Asked where that
+        has no room for all weights, before any is brought in; `largest`: what a layer's part takes there."""
+        return None
+
     def streams(self, wanted: WeightUse) -> bool:
-        """Whether a weight does not fit into the device's own memory, and crosses a link for every pass."""
+        """Whether a weight does not stay in the device's own memory, and crosses a link for every pass."""
         return False
 
     @abstractmethod
@@ -271,10 +317,15 @@ class Backend(ABC):
         """Give everything back."""
 
 
+def looks_up(op: Op) -> bool:
+    """Whether its weight is a table, of which a pass reads a few rows."""
+    return op.kind in ("embed", "positions")
+
+
 def use_of(op: Op, index: int) -> WeightUse:
     """An op's index-th weight, and what it does with it."""
     weight = op.weights[index]
-    if op.kind in ("embed", "positions"):
+    if looks_up(op):
         return WeightUse(weight, "lookup")
     if isinstance(op.attrs, Moe) and index > 0:
         return WeightUse(weight, "experts", op.attrs.matrices)
@@ -295,4 +346,5 @@ class Descriptor:
     )
     precision: Precision = "exact"  # a fast one is only there if the user wants it fast
     by_name: bool = False  # only there if the user names it: naming what it is a way of is not enough
+    own_memory: bool = False  # its device has memory to itself, of which --vram says how much may be taken
     whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it

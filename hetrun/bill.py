@@ -19,6 +19,7 @@ KV = "KV"
 KV_ONE = "KV of one full sequence"
 KV_ALL = "KV of all, at most"
 WORK = "graphs and scratch"
+BESIDES = "driver, scratch and KV"  # of a device with memory to itself
 HELPERS = "helper processes"
 RESERVE = "reserve"
 LIMIT, LEFT = "limit", "left"
@@ -67,15 +68,17 @@ def settled(bill: Mapping[str, int]) -> dict[str, int]:
     return complete(bill, bill.get(LIMIT))
 
 
-def table(bill: Mapping[str, int]) -> list[str]:
-    """A table for people: what, which kind of memory, how much; the sum against the limit."""
+def table(bill: Mapping[str, int], device: str = "") -> list[str]:
+    """A table for people: what, which kind of memory, how much; the sum against the limit. That of a device
+    is of one kind."""
     if not bill:
         return []
-    bill, lines = settled(bill), [_line("memory", "kind", "MiB")]
+    bill, lines = settled(bill), [_line(f"memory of {device}" if device else "memory", "kind", "MiB")]
     for name, size in bill.items():
         if name in (LIMIT, LEFT) or (name == KV_ONE and KV_ALL in bill):
             continue
-        lines.append(_line(f"  {name}", _KIND_OF.get(name, "anonymous"), _mib(size)))
+        kind = "its own" if device else _KIND_OF.get(name, "anonymous")
+        lines.append(_line(f"  {name}", kind, _mib(size)))
         if name == KV_ALL and KV_ONE in bill:
             lines.append(_line("    of which one sequence", "", _mib(bill[KV_ONE])))
     lines.append(_line("  in all", "", _mib(total(bill))))

@@ -34,6 +34,7 @@ class Timed:
     """A runner, and where its times go."""
 
     name: str  # the segment's and its backend's
+    backend: str
     record: Record
     measured: Measured | None
     runner: Runner

@@ -7,22 +7,23 @@ pieces, and those that do not fit come from disk for every pass (`hetrun.prefetc
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hetrun import bill, registry
-from hetrun.backend import Backend, WeightUse
+from hetrun.backend import Backend, Segment, WeightUse
 from hetrun.books import Granted, granted
-from hetrun.errors import BudgetError, OptionError
+from hetrun.context import KvBytes, choose_context, kv_quant, longest
+from hetrun.errors import OptionError
 from hetrun.estimates import MAX_SEQUENCES, besides, in_parts, kv_of_all, work_bytes
-from hetrun.graph import Extent, Graph, kv_shapes
+from hetrun.graph import Extent, Graph, Op, kept_by, kv_shapes
 from hetrun.kv import sequence_bytes
 from hetrun.kvrows import BLOCK
+from hetrun.ownmemory import Own, Places, bills, granted_to, with_streaming
 from hetrun.pieces import Cut
-from hetrun.plan import PlanSet
-from hetrun.planner import Options, StaticPlanner, Wishes, this_machine
+from hetrun.plan import Placement, PlanSet
+from hetrun.planner import LARGEST_UBATCH, Options, StaticPlanner, Wishes, this_machine
 from hetrun.prefetch import ring
 from hetrun.prefetch.disk import UNKNOWN_RATE, USUAL, Disk, disk_of
 from hetrun.prefetch.extents import can_stream, lay_out
@@ -31,12 +32,11 @@ from hetrun.prefetch.frommaps import MappedPart
 from hetrun.prefetch.keeping import LAYER, Policy
 from hetrun.prefetch.keeping import choose as choose_pieces
 from hetrun.prefetch.outlook import Load, Window, predict, window
-from hetrun.quant import QuantType, by_name
+from hetrun.quant import QuantType
 from hetrun.source import ModelSource, build_graph
-from hetrun.weights import available_memory, free_memory
 
-KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
+USUAL_CONTEXT = 4096  # tokens for which a device must have room to hold a layer, where nobody said how many
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
@@ -45,12 +45,20 @@ def create_backends(options: Options) -> dict[str, Backend]:
     """The backends asked for, or all that work here, the most wanted first."""
     known = registry.backends()
     names = registry.choose(list(options.backends) if options.backends else None, options.precision)
-    return {name: known[name].create() for name in names}
+    some = [name for name in names if options.vram != 0 or not known[name].own_memory]
+    if not some:
+        raise OptionError(
+            f"--vram 0 leaves no memory to {' and '.join(names)}; allow more, or other backends"
+        )
+    return {name: known[name].create() for name in some}
 
 
-def plan_graph(graph: Graph, backends: Mapping[str, Backend], wishes: Wishes) -> tuple[PlanSet, Wanted]:
+def plan_graph(
+    places: Places, backends: Mapping[str, Backend], wishes: Wishes, homes: Sequence[Placement] = ()
+) -> tuple[PlanSet, Wanted]:
     """The plan set, and which weights each backend must hold for it."""
-    plans = StaticPlanner(backends, list(backends)).plan(graph, this_machine(), wishes)
+    order = [name for name in places.order() if name in backends]
+    plans = StaticPlanner(backends, order, homes).plan(places.graph, this_machine(), wishes)
     wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
     for segment in dict.fromkeys(
         s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
@@ -59,54 +67,7 @@ def plan_graph(graph: Graph, backends: Mapping[str, Backend], wishes: Wishes) ->
     return plans, {name: list(uses) for name, uses in wanted.items()}
 
 
-def kv_quant(graph: Graph, name: str) -> QuantType:
-    """The type of KV rows, which must divide the model's heads into whole blocks."""
-    quant = by_name(name.upper())
-    for shape in kv_shapes(graph).values():
-        if shape.head_dim % quant.block:
-            raise OptionError(
-                f"--kv-type {name} needs heads of a multiple of {quant.block}, not {shape.head_dim}"
-            )
-    return quant
-
-
 Wanted = dict[str, list[WeightUse]]  # by backend
-KvBytes = Callable[[int], int]  # of one sequence of so many tokens
-
-
-def choose_context(source: ModelSource, options: Options, weights: int, kv_bytes: KvBytes) -> int:
-    """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
-    trained = source.require_int("context_length", 1, 1 << 31)
-    if options.ram is not None:
-        room = options.ram - weights
-        least = weights + kv_bytes(options.ctx or BLOCK)
-        if least > options.ram:
-            raise BudgetError(
-                f"--ram {options.ram / 2**20:.0f} MiB is too little: "
-                f"this model needs at least {-(-least >> 20)} MiB"
-            )
-    else:
-        room = int(KV_SHARE * max(0, available_memory() - weights))
-    if options.ctx is not None:
-        _check_context(options.ctx, kv_bytes)
-        return options.ctx
-    return min(trained, max(BLOCK, _longest(trained, kv_bytes, room)))
-
-
-def _longest(most: int, kv_bytes: KvBytes, room: int) -> int:
-    """The longest sequence that fits."""
-    return bisect_right(range(most + 1), room, key=kv_bytes) - 1
-
-
-def _check_context(ctx: int, kv_bytes: KvBytes) -> None:
-    """A context that memory cannot hold is refused now, and not in the middle of an answer."""
-    needed, free = kv_bytes(ctx), available_memory()
-    if needed > free:
-        raise BudgetError(
-            f"--ctx {ctx} needs {needed / 2**30:.1f} GiB for keys and values, "
-            f"but {free / 2**30:.1f} GiB are free of {free_memory().of}; "
-            f"up to {_longest(ctx, kv_bytes, free)} tokens would fit"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +87,7 @@ class Prepared:
     room: int  # bytes that weights may take, and what backends hold besides; 0: nothing beyond these
     streamed: Streamed | None = None
     mapped: MappedPart | None = None
+    own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
 
 
 def prepare(source: ModelSource, options: Options) -> Prepared:
@@ -172,16 +134,45 @@ class Deciding:
             options = replace(options, ram=self._granted.nbytes)
         self._source, self._options = source, options
         self._graph, self._backends, self._quant = graph, backends, quant
+        own = granted_to(backends, options.vram)
+        self._own = with_streaming(graph, backends, own, self._rows_of)
+        self._homes: tuple[Placement, ...] = ()  # on devices, because RAM has no room for all
 
     def decide(self) -> Prepared:
-        """All in memory, if that is possible."""
-        plans, wanted = plan_graph(self._graph, self._backends, self._options.wishes)
-        weights = self._weights(wanted)
-        least = besides() + weights + self._least_kv(plans)
-        if self._options.streaming != "off" and least > self._granted.nbytes:
-            if found := self._not_in_memory():
-                return found
+        """All in memory, if that is possible: in RAM or in that of one device; else in both together."""
+        plans, wanted = self._planned(self._backends)
+        if not self._fits(plans, wanted):
+            self._homes = self._places.homes()
+            plans, wanted = self._planned(self._backends)
+            if self._options.streaming != "off" and not self._fits(plans, wanted):
+                if found := self._not_in_memory():
+                    return found
         return self._in_memory(plans, wanted)
+
+    @property
+    def _places(self) -> Places:
+        return Places(self._graph, self._backends, self._own, self._rows_of)
+
+    def _planned(self, backends: Mapping[str, Backend]) -> tuple[PlanSet, Wanted]:
+        return plan_graph(self._places, backends, self._options.wishes, self._homes)
+
+    def _left_to(self, name: str) -> tuple[PlanSet, Wanted, list[Segment]]:
+        """All that has no home on a device planned for one backend, and what that runs."""
+        some = {name: self._backends[name]} | {h.backend: self._backends[h.backend] for h in self._homes}
+        plans, wanted = self._planned(some)
+        segments = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
+        mine = [s for s in segments if s.backend == name]
+        return replace(plans, devices=bills(some, self._own, wanted)), wanted, mine
+
+    def _fits(self, plans: PlanSet, wanted: Wanted) -> bool:
+        return besides() + self._weights(wanted) + self._least_kv(plans) <= self._granted.nbytes
+
+    def _rows_of(self, ops: Sequence[Op]) -> int:
+        """Keys and values of a sequence of some length, as far as some ops keep them."""
+        trained = self._source.require_int("context_length", 1, 1 << 31)
+        most = self._options.wishes.ubatch or LARGEST_UBATCH
+        context = self._options.ctx or min(trained, USUAL_CONTEXT)
+        return sequence_bytes(kept_by(ops), self._quant, most, context)
 
     def _not_in_memory(self) -> Prepared | None:
         """In pieces where that is possible; else mapped. None where nothing of both is."""
@@ -199,8 +190,7 @@ class Deciding:
         backend = self._backends[name]
         if (mapping := backend.mapping()) is None:
             return None
-        plans, wanted = plan_graph(self._graph, {name: backend}, self._options.wishes)
-        first, *further = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
+        plans, wanted, (first, *further) = self._left_to(name)
         held = besides() + work_bytes(self._graph, plans.ubatch)
         room = self._granted.nbytes - held - self._least_kv(plans)
         weights = () if further else mapping.choose(first.ops, room)
@@ -213,7 +203,7 @@ class Deciding:
         of_all = kv_of_all(one, self._granted.nbytes - least)
         room = self._granted.nbytes - held - left - of_all
         mapping.map(weights, room)
-        self._keep_only(name)
+        self._keep_only(plans)
         paid = {bill.WEIGHTS: left, bill.MAPPED: room, bill.KV_ONE: one, bill.KV_ALL: of_all}
         paid |= {bill.WORK: held - besides(), **in_parts(besides())}
         size = sum(weight.nbytes for weight in weights)
@@ -225,15 +215,16 @@ class Deciding:
         mapped = MappedPart(mapping, size, left, room, self._granted.nbytes, least + one)
         return self._prepared(plans, wanted, context, left, of_all, mapped=mapped)
 
-    def _keep_only(self, name: str) -> None:
-        for other in [other for other in self._backends if other != name]:
+    def _keep_only(self, plans: PlanSet) -> None:
+        for other in [name for name in self._backends if name not in plans.backends]:
             self._backends.pop(other).close()
 
     def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
         options, held = self._options, besides()
         context = choose_context(self._source, options, held + self._weights(wanted), self._kv_bytes(plans))
+        context = self._within_devices(context, plans, wanted)
         if self._build_for(context):
-            plans, wanted = plan_graph(self._graph, self._backends, options.wishes)
+            plans, wanted = self._planned(self._backends)
         weights, one = self._weights(wanted), self._kv_bytes(plans)(context)
         free = self._granted.nbytes - held
         of_all = kv_of_all(one, free - weights)
@@ -245,18 +236,18 @@ class Deciding:
     def _from_disk(self, found: Pieces) -> Prepared | None:
         """Weights in pieces."""
         context = choose_context(self._source, self._options, found.fixed, self._kv_bytes(found.plans))
+        context = self._within_devices(context, found.plans, found.wanted)
         if self._build_for(context) and (again := self._cut(found.backend)):
             found = again
         return self._in_pieces(found, context)
 
     def _cut(self, name: str) -> Pieces | None:
-        """Everything on one backend, as one segment, in pieces."""
+        """What has no home on a device on one backend, as one segment, in pieces."""
         backend = self._backends[name]
         partly = backend.partial()
         if partly is None or not ring.library():
             return None
-        plans, wanted = plan_graph(self._graph, {name: backend}, self._options.wishes)
-        first, *further = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
+        plans, wanted, (first, *further) = self._left_to(name)
         disk = self._disk()
         cut = None if further else partly.cut(first.ops, first.writes, disk.way.request)
         if cut is None or not all(map(can_stream, cut.pieces)):
@@ -283,6 +274,18 @@ class Deciding:
         return replace(
             plans, ubatch=n, ubatch_why="each pass reads its weights from disk once, for all of them"
         )
+
+    def _within_devices(self, context: int, plans: PlanSet, wanted: Wanted) -> int:
+        """As long as the devices have room for keys and values of the layers that have their home there."""
+        if self._options.ctx:
+            return context
+        for name in self._own.keys() & wanted.keys():
+            own, backend = self._own[name], self._backends[name]
+            shapes = kept_by(op for s in plans.plan(1).segments if s.backend == name for op in s.ops)
+            room = own.room + own.rows - backend.device_bytes(wanted[name])
+            rows = partial(sequence_bytes, shapes, self._quant, plans.ubatch)
+            context = min(context, max(BLOCK, longest(context, rows, room)))
+        return context
 
     def _least_kv(self, plans: PlanSet) -> int:
         return self._kv_bytes(plans)(self._options.ctx or BLOCK)
@@ -314,7 +317,7 @@ class Deciding:
             **in_parts(besides()),
         }
         within = partial(billed, found, paid, policy_of(self._options.streaming))
-        self._keep_only(found.backend)
+        self._keep_only(found.plans)
         streamed = Streamed(
             *(found.backend, found.cut, self._granted, found.whole, found.fixed, found.work, found.disk),
             *(found.window.nbytes, self._options.streaming, self._options.planner != "static", within),
@@ -333,9 +336,11 @@ class Deciding:
         streamed: Streamed | None = None,
         mapped: MappedPart | None = None,
     ) -> Prepared:
+        plans = replace(plans, devices=bills(self._backends, self._own, wanted))
+        own = {name: own for name, own in self._own.items() if name in self._backends}
         return Prepared(
             *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
-            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped),
+            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own),
         )
 
     def _weights(self, wanted: Mapping[str, Sequence[WeightUse]]) -> int:

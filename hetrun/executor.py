@@ -10,8 +10,21 @@ from time import perf_counter
 
 import numpy as np
 
-from hetrun.backend import Backend, Done, Floats, Ints, Pass, PassShape, Runner, Segment, SequencePart
+from hetrun.backend import (
+    Backend,
+    Done,
+    Floats,
+    Greatest,
+    Ints,
+    Pass,
+    PassShape,
+    Rows,
+    Runner,
+    Segment,
+    SequencePart,
+)
 from hetrun.compiled import Compiled, Ran, Stage, Timed
+from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast, Measured, Work
 from hetrun.forms import Forms, of_wanted_rows
 from hetrun.graph import Graph, Value
@@ -82,6 +95,8 @@ class Executor:
         self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
         # Who is told of each pass, and decides whether anything is learnt from it.
         self.hear: Callable[[Ran], None] = Ran.learn
+        # Who may ask a pass for more than its results, before it runs.
+        self.ask: Callable[[Pass], object] = lambda work: None
         self._inside = 0.0  # seconds of all segments
         self.between_s = 0.0  # that a pass takes besides its segments; smoothed
         self._forecast = forecast
@@ -101,6 +116,7 @@ class Executor:
         self._plan: Plan | None = None  # whose threads are set
         # The one that runs now, for whoever wonders why nothing comes; may be read at any time.
         self.segment = ""
+        self.failed = ""  # the backend whose segment failed in the last step
         self._away = 0.0  # seconds spent in other steps while a pass stood still
         self._busy: list[Shape] = []  # what passes have begun to run by: all but the last stand still
 
@@ -117,13 +133,24 @@ class Executor:
         """Somebody else has set the backends' threads: they are set again before the next pass."""
         self._plan = None
 
-    def run(self, step: Step, between: Between | None = None) -> Floats:
-        """The logits of the wanted tokens, or their hidden states; the array is good until the next step.
+    def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
+        """The k greatest logits of each wanted token, where what makes them can choose; else all of them."""
+        return self._run(step, between, k)
 
-        `between` is called now and then in the middle of a pass; it may run steps of other sequences.
+    def run(self, step: Step, between: Between | None = None) -> Floats:
+        """The logits of the wanted tokens, or their hidden states; the array is good until the next step."""
+        rows = self._run(step, between, 0)
+        assert not isinstance(rows, Greatest)  # nobody asked for that
+        return rows
+
+    def _run(self, step: Step, between: Between | None, k: int) -> Rows:
+        """What `run` gives or, for k greatest, `choose`.
+
+        `between` may run steps of other sequences now and then in the middle of a pass.
         If anything goes wrong, every sequence is as long as it was before. Only one that got more tokens than
         a cache with windows takes at once may have lost what it saw then: it is empty, and begins anew.
         """
+        self.failed = ""
         before = {c.seq: self._kv.length(c.seq) for c in step.chunks}
         if len(before) < len(step.chunks):
             raise ValueError("a step has one chunk for each of its sequences")
@@ -134,7 +161,9 @@ class Executor:
             passes = self._cut(step)
             if len(passes) == 1:
                 start, inside = perf_counter(), self._inside + self._away
-                rows = self._run_pass(self._prepare(passes[0], before, slots), step.hidden, between)
+                work = self._prepare(passes[0], before, slots)
+                work.enough = (self._graph.logits.name, k) if k else None
+                rows = self._run_pass(work, step.hidden, between)
                 besides = perf_counter() - start - (self._inside + self._away - inside)
                 if besides < MOST_BETWEEN_S:  # more is a graph that was compiled
                     self.between_s += SMOOTHING * (besides - self.between_s)
@@ -143,6 +172,7 @@ class Executor:
             out, at = np.empty((step.wanted, self._result(step.hidden).width), np.float32), 0
             for pieces in passes:
                 rows = self._run_pass(self._prepare(pieces, before, slots), step.hidden, between)
+                assert not isinstance(rows, Greatest)  # nobody asked for that
                 out[at : at + len(rows)] = rows
                 at += len(rows)
             return out
@@ -212,7 +242,7 @@ class Executor:
         rows_wanted = _join(wanted) + np.repeat(offsets, counts)
         return Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
 
-    def _run_pass(self, work: Pass, hidden: bool, between: Between | None = None) -> Floats:
+    def _run_pass(self, work: Pass, hidden: bool, between: Between | None = None) -> Rows:
         plan, depth, n = self.plans.plan(len(work.tokens)), work.depth, len(work.tokens)
         plan = self._hidden.of(plan) if hidden else plan
         key, compiled = self._compiled(plan, work.shape)
@@ -220,6 +250,7 @@ class Executor:
         ran = Ran(plan.bucket, plan.threads, n, depth, len(work.parts) > 1, 0.0, True, [])
         if between:
             work.between = partial(self._step_aside, between, plan)
+        self.ask(work)
         self._busy.append(key)
         start, away = perf_counter(), self._away
         try:
@@ -233,6 +264,8 @@ class Executor:
         if not hidden:  # what it takes without the output matrix is no measure of the plan
             self.hear(ran)
         result = self._result(hidden)
+        if work.greatest is not None:
+            return work.greatest
         return work.values[result.name] if len(work.wanted) else np.empty((0, result.width), np.float32)
 
     def _result(self, hidden: bool) -> Value:
@@ -260,7 +293,7 @@ class Executor:
             try:
                 begun.append((timed, perf_counter(), timed.runner.submit(work)))
             except BaseException as e:
-                failed = e
+                failed, self.failed = e, timed.backend
                 break
         for timed, start, done in begun:
             asked = perf_counter()
@@ -273,7 +306,7 @@ class Executor:
                 self._inside += took
                 self._stats.wait_seconds += end - asked
             except BaseException as e:
-                failed = failed or e
+                failed, self.failed = failed or e, timed.backend
         self.segment = ""
         if failed:
             raise failed
@@ -288,7 +321,7 @@ class Executor:
         if found is None:
             while len(cache) >= most and (key_of_old := self._oldest(cache)):
                 cache.pop(key_of_old).close()
-            found = cache[key] = self._compile(plan, shape)
+            found = cache[key] = self._fitting(plan, shape)
         else:
             cache.move_to_end(key)
         return key, found
@@ -303,18 +336,29 @@ class Executor:
                 backend.set_threads(plan.threads)
             self._plan = plan
 
+    def _fitting(self, plan: Plan, shape: PassShape) -> Compiled:
+        """Compiled; where a device has no memory left for it, what was not run for longest goes."""
+        while True:
+            try:
+                return self._compile(plan, shape)
+            except BudgetError:
+                cache = next((c for c in (self._large, self._small) if self._oldest(c)), None)
+                if cache is None or (old := self._oldest(cache)) is None:
+                    raise
+                cache.pop(old).close()
+
     def _compile(self, plan: Plan, shape: PassShape) -> Compiled:
         compiled = Compiled(plan.stages, [])
         try:
             for segments in plan.stages:
-                stage: list[Timed] = []
-                compiled.stages.append(stage)
+                compiled.stages.append(stage := [])
                 # Whoever works by itself begins first; the others keep this thread until they are done.
                 for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
                     record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
                     measured = self._measured(s, plan.threads, shape)
+                    runner, wanted = self._runner(s, shape), of_wanted_rows(s.ops)
                     name = f"{s.name} on {s.backend}"
-                    stage.append(Timed(name, record, measured, self._runner(s, shape), of_wanted_rows(s.ops)))
+                    stage.append(Timed(name, s.backend, record, measured, runner, wanted))
         except BaseException:
             compiled.close()
             raise
@@ -330,7 +374,11 @@ class Executor:
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
         backend = self._backends[segment.backend]
-        return backend.compile(segment, shape, self._store.buffers(segment.backend), self._kv)
+        try:
+            return backend.compile(segment, shape, self._store.buffers(segment.backend), self._kv)
+        except BaseException:
+            self.failed = segment.backend
+            raise
 
     @property
     def native_seconds(self) -> float:

@@ -50,7 +50,10 @@ def form_of(ops: Sequence[Op]) -> str:
 def _anywhere(attrs: Attrs) -> Attrs:
     if isinstance(attrs, Attention):
         return replace(attrs, layer=0, first=0)
-    return replace(attrs, first=0) if isinstance(attrs, Moe) else attrs
+    if isinstance(attrs, Moe):
+        # Which experts are left out differs from layer to layer; what it takes depends on how many there are.
+        return replace(attrs, first=0, without=tuple(range(len(attrs.without))), numbers=())
+    return attrs
 
 
 def _word(ops: Sequence[Op]) -> str:

@@ -7,7 +7,7 @@ the first to the second, so that a prompt's last layer works on one row instead 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -85,6 +85,19 @@ class Weight:
             first += part.rows
         return replace(self, name=f"{self.name}[{a}:{b}]", shape=(b - a, self.shape[1]), parts=tuple(parts))
 
+    def blocks(self, numbers: Sequence[int], rows: int, what: str) -> Weight:
+        """Of its blocks of so many rows those with these numbers, in this order; `what` they are, for its
+        name."""
+        runs: list[list[int]] = []
+        for n in numbers:
+            if runs and runs[-1][1] == n:
+                runs[-1][1] += 1
+            else:
+                runs.append([n, n + 1])
+        parts = tuple(p for a, b in runs for p in self.rows(a * rows, b * rows).parts)
+        name = f"{self.name}[{what} {', '.join(spelled(a, b) for a, b in runs)}]"
+        return replace(self, name=name, shape=(len(numbers) * rows, self.shape[1]), parts=parts)
+
     def cols(self, a: int, b: int) -> Weight:
         """Columns a to b; both must lie on the border of a quantisation block."""
         _check_range("columns", self, a, b, self.shape[1])
@@ -95,6 +108,11 @@ class Weight:
         skip, width = a // self.quant.block * self.quant.block_bytes, self.quant.row_bytes(b - a)
         parts = tuple(_part_cols(p, skip, width) for p in self.parts)
         return replace(self, name=f"{self.name}[:,{a}:{b}]", shape=(self.shape[0], b - a), parts=parts)
+
+
+def spelled(a: int, b: int) -> str:
+    """The numbers from a to b, without b: `3`, `3-5`."""
+    return f"{a}-{b - 1}" if b - a > 1 else str(a)
 
 
 def _part_rows(part: Extent | Constant, a: int, b: int) -> Extent | Constant:
@@ -350,7 +368,12 @@ class KvShape:
 
 
 def kv_shapes(graph: Graph) -> Mapping[int, KvShape]:
-    """What each layer keeps, for the attention ops of a graph."""
-    attentions = [op.attrs for op in graph.ops if isinstance(op.attrs, Attention)]
+    """What each layer of a graph keeps."""
+    return kept_by(graph.ops)
+
+
+def kept_by(ops: Iterable[Op]) -> Mapping[int, KvShape]:
+    """What layers keep, for the attention among some ops."""
+    attentions = [op.attrs for op in ops if isinstance(op.attrs, Attention)]
     # The last share of a layer's attention ends with the layer's last head.
     return {a.layer: KvShape(a.first + a.n_kv_heads, a.head_dim, a.window) for a in attentions}

@@ -73,7 +73,20 @@ class Group(ABC):
     """Who has which row, for layers that see equally far; how long a sequence is, the cache says."""
 
     window: int  # how many tokens one sees, itself included; 0: all
-    rows: int  # of each table
+
+    def __init__(self, rows: int) -> None:
+        """So many rows in each table."""
+        self.rows = rows
+        # A row's stamp changes when it is about to hold something else, and so do those of the rows behind it
+        # in its sequence. So who copied some rows that follow each other sees by that of the last one whether
+        # all of them are still good.
+        self.stamps = np.zeros(rows, np.int64)
+        self._stamp = 0
+
+    def _renew(self, a: int, b: int) -> None:
+        """Rows a to b hold something else from now on."""
+        self._stamp += 1
+        self.stamps[a:b] = self._stamp
 
     @property
     @abstractmethod
@@ -166,7 +179,7 @@ class Paged(Group):
         self.unit = unit
         self._longest = longest
         self._region = -(-longest // unit)
-        self.rows = regions * self._region * unit
+        super().__init__(regions * self._region * unit)
         self._memory = memory
         self._most_runs = most_runs
         n = regions * self._region
@@ -216,6 +229,7 @@ class Paged(Group):
             self._take(s.first + s.units)
             s.units += 1
         a = s.first * self.unit + length
+        self._renew(a, a + n)
         return np.arange(a, a + n)
 
     def fork_wants(self, seq: int, n: int) -> int:
@@ -233,6 +247,7 @@ class Paged(Group):
         child.units = shared
         self._holders[self._shown[child.first : child.first + shared]] += 1
         whole = shared * self.unit
+        self._renew(child.first * self.unit, child.first * self.unit + whole)
         self.extend(new, whole, n - whole)
         self._memory.move(parent.first * self.unit + whole, child.first * self.unit + whole, n - whole)
 

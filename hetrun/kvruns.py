@@ -27,9 +27,9 @@ class Runs(Group):
 
     def __init__(self, window: int, region: int, regions: int, memory: Backing) -> None:
         """`region` rows for each sequence."""
+        super().__init__(region * regions)
         self.window = window
         self.region = region
-        self.rows = region * regions
         self._memory = memory
         self._free = list(range(0, self.rows, region))[::-1]
         self._touched: dict[int, int] = {}  # rows of each region that were written since the system had it
@@ -56,6 +56,7 @@ class Runs(Group):
             self._make_room(s, length, n)
         a = s.first + length - s.base
         self._use(s, length + n - s.base)
+        self._renew(a, a + n)
         return np.arange(a, a + n)
 
     def fork_wants(self, seq: int, n: int) -> int:
@@ -65,12 +66,14 @@ class Runs(Group):
         parent, child = self._runs[seq], self._runs[new]
         self._use(child, self._kept(parent, n))
         child.base = n - child.used
+        self._renew(child.first, child.first + child.used)
         self._memory.move(parent.first + child.base - parent.base, child.first, child.used)
 
     def place(self, seq: int, n: int) -> KvView:
         s = self._runs[seq]
         self._use(s, min(n, self.window - 1))
         s.base = n - s.used
+        self._renew(s.first, s.first + s.used)
         return self.view(seq, n, n)
 
     def keepable(self, seq: int, n: int) -> bool:
@@ -112,5 +115,6 @@ class Runs(Group):
         keep = min(held, self.window - 1 + SLACK, self.region - n)
         if keep < min(held, self.window - 1):
             raise too_long(self.region)
+        self._renew(s.first, s.first + keep)
         self._memory.move(s.first + held - keep, s.first, keep)
         s.base = length - keep

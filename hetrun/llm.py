@@ -29,7 +29,7 @@ from hetrun.completion import (
 )
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine import Engine, OnEvent
-from hetrun.errors import OptionError, UserError
+from hetrun.errors import OptionError
 from hetrun.events import Doing, Event, GenerateRequest, Message
 from hetrun.executor import Chunk, Step
 from hetrun.loaded import Loaded, tokenizer_of
@@ -324,9 +324,11 @@ def model_path(settings: Settings) -> Path:
     if settings.model is None:
         return default_model()
     path = Path(settings.model).expanduser()
-    if not os.path.exists(path):  # which says no to what cannot be a path, too
-        raise UserError(f"{path} does not exist; give a .gguf file, or a folder with safetensors")
-    return path
+    if os.path.exists(path):  # which says no to what cannot be a path, too
+        return path
+    from hetrun.hub.finding import find  # on use: most name a file
+
+    return find(settings.model, not settings.offline)
 
 
 def as_options(settings: Settings, eager: bool = False) -> Options:
@@ -338,6 +340,7 @@ def as_options(settings: Settings, eager: bool = False) -> Options:
         ctx=settings.ctx,
         kv_type=settings.kv_type,
         ram=settings.ram,
+        vram=settings.vram,
         precision=cast("Precision", settings.precision),
         planner=settings.planner,
         streaming=settings.streaming,

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from hetrun.answering import Answering, Drafts, Ending, logged, tell, together
-from hetrun.backend import Floats
+from hetrun.backend import Rows
 from hetrun.beginning import begun
 from hetrun.budget import look
 from hetrun.entry import Entry, gives_way
@@ -31,7 +31,7 @@ from hetrun.prepare import Prepared, Preparer
 from hetrun.running import Chosen, Running
 from hetrun.scheduler import Shares
 from hetrun.speculation.speculating import Speculating
-from hetrun.waiting import Waiting
+from hetrun.waiting import Waiting, is_late
 
 log = logging.getLogger(__name__)
 
@@ -246,9 +246,9 @@ class Loop:
         """End what nobody wants any more."""
         now = perf_counter()
         begun = (*self._running, *self._displaced)
-        for r in [r for r in begun if _late(r.arrived, r.request.deadline_s, now)]:
+        for r in [r for r in begun if is_late(r.arrived, r.request, now)]:
             self._fail(r, DeadlineExceeded(f"the answer was not complete within {r.request.deadline_s:g} s"))
-        for w in [w for w in self._waiting if _late(w.arrived, w.asked.request.deadline_s, now)]:
+        for w in [w for w in self._waiting if is_late(w.arrived, w.asked.request, now)]:
             deadline = w.asked.request.deadline_s
             self._refuse(w, DeadlineExceeded(f"the answer had not begun within {deadline:g} s"))
 
@@ -320,7 +320,8 @@ class Loop:
         chunks = tuple([r.chunk(n, drafts.get(r.id, ())) for r, n in chosen])
         step = Step(chunks, sum(map(len, drafts.values())), hidden=any(r.pooled for r, _ in chosen))
         try:
-            logits = self._model.step(step, self._between if stands_aside else None)
+            between = self._between if stands_aside else None
+            logits = self._answering.rows(step, [r for r, _ in chosen], between)
         except Cancelled:
             return  # the same; the others run again
         except Exception as e:
@@ -344,7 +345,7 @@ class Loop:
         look(self._model)
         clock.stop()
 
-    def _take_rows(self, chosen: Chosen, drafts: Drafts, step: Step, logits: Floats) -> int:
+    def _take_rows(self, chosen: Chosen, drafts: Drafts, step: Step, logits: Rows) -> int:
         """What a step gave: tokens to those in it. How many of theirs the model has seen for good by it."""
         now, row, given = perf_counter(), 0, 0
         choices = together([r for r, _ in chosen], step, drafts, logits)
@@ -394,7 +395,3 @@ class Loop:
             self._places.end(r, keep)  # if that fails, it is still among those who hear that all is over
             self._running.remove(r)
         self._shares.left(r.client)
-
-
-def _late(arrived: float, deadline_s: float | None, now: float) -> bool:
-    return deadline_s is not None and now > arrived + deadline_s

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Protocol
+from typing import TypeVar
 
 from hetrun import bill, registry
-from hetrun.backend import Backend, Floats
+from hetrun.backend import Backend, Descriptor, Floats, Rows
 from hetrun.books import Books, granted
-from hetrun.budget import Budgeted
+from hetrun.choices import known_choices
 from hetrun.decisions import Prepared, prepare
+from hetrun.errors import HetrunError
 from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.executor import KEPT_FEW, Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
@@ -21,6 +22,8 @@ from hetrun.forms import coarse
 from hetrun.graph import kv_shapes
 from hetrun.inmemory import InMemory
 from hetrun.kv import KvCache
+from hetrun.modelrole import Chooses as Chooses
+from hetrun.modelrole import Model as Model
 from hetrun.pilot import Pilot, Setup, planned, planner_for, recall_seats
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, this_machine
@@ -39,81 +42,7 @@ CACHED_SHARE = 1 / 16  # of a budget that does not hold all weights, for prompts
 LOADING = 0.6  # of the progress of opening a model; the rest is measuring
 
 
-class Model(Budgeted, Protocol):
-    """What the engine knows of a model."""
-
-    n_vocab: int
-    width: int  # of hidden states; 0: it does not give them
-    context: int
-    max_sequences: int  # that may run together
-    stands_aside: bool  # whether steps of others can run in the middle of a long one
-    stats: Stats
-
-    @property
-    def segment(self) -> str:
-        """What runs now, in words; from any thread."""
-        ...
-
-    @property
-    def plans(self) -> PlanSet:
-        """The plans in force."""
-        ...
-
-    def step(self, step: Step, between: Between | None = None) -> Floats:
-        """The logits of the wanted tokens, or their hidden states where the step says so; `between` may run
-        steps of other sequences in the middle of it."""
-        ...
-
-    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
-        """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
-        ...
-
-    def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
-        """Whether there is memory for so many more tokens of each of these sequences."""
-        ...
-
-    def shareable(self, seq: int, n: int) -> int:
-        """How many of a sequence's first n tokens a new one could begin with."""
-        ...
-
-    @property
-    def alike(self) -> int:
-        """The most tokens of a step whose rows have the bits that they have one by one; 0: several at once
-        are no use."""
-        ...
-
-    @property
-    def native_seconds(self) -> float:
-        """Time spent in calls that leave Python."""
-        ...
-
-    def alloc(self) -> int: ...
-    def fork(self, seq: int, n: int | None = None) -> int: ...
-    def truncate(self, seq: int, n: int) -> None: ...
-    def free(self, seq: int) -> None: ...
-    def length(self, seq: int) -> int: ...
-
-    def cancel(self) -> None:
-        """End the step that is running; from any thread."""
-        ...
-
-    def rearm(self) -> None:
-        """Let the next step run."""
-        ...
-
-    def expect(self, tokens: int, between: Between | None = None) -> None:
-        """So many tokens of prompts wait: prepare for them. Where that takes long, `between` is called."""
-        ...
-
-    def tend(self, idle: bool = False, between: Between | None = None) -> None:
-        """Between two steps: look after the plan, with `between` in the same way."""
-        ...
-
-    def rest(self) -> None:
-        """Nothing has come for a while: what only costs time to have again is given back."""
-        ...
-
-    def close(self) -> None: ...
+T = TypeVar("T")
 
 
 class PlannedModel:
@@ -201,7 +130,7 @@ class PlannedModel:
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states; good until the next step."""
         if (reading := self._disk or self._maps) is None:
-            return self._executor.run(step, between)
+            return self._run(lambda: self._executor.run(step, between), step)
         start = perf_counter()
         rows = self._executor.run(step)
         certain = step.tokens - step.drafted
@@ -211,6 +140,24 @@ class PlannedModel:
             perf_counter() - start, step.tokens, certain + accepted, answering=certain == len(step.chunks)
         )
         return rows
+
+    def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
+        """The k greatest logits of each wanted token, where a device can choose; else all of them."""
+        if self._disk or self._maps:
+            return self.step(step)
+        return self._run(lambda: self._executor.choose(step, k, between), step)
+
+    def _run(self, run: Callable[[], T], step: Step) -> T:
+        """Without a backend that fails, where the others can do it."""
+        before = [self._kv.length(c.seq) for c in step.chunks]
+        while True:
+            try:
+                return run()
+            except HetrunError as e:
+                # With windows a sequence may have lost what it saw; then the step is another one.
+                is_whole = before == [self._kv.length(c.seq) for c in step.chunks]
+                if not (is_whole and self.pilot and self.pilot.goes_on_without(self._executor.failed, e)):
+                    raise
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
@@ -329,9 +276,9 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
     known, plan = registry.backends(), prepared.plans.plan(1)
     home = {coarse(op.scope): s.backend for s in plan.segments for op in s.ops}
     allowed = options.backends or ()
-    chosen = [n for n in prepared.backends if known[n].preference or n in allowed or n in home.values()]
+    chosen = [n for n in prepared.backends if n in home.values() or _may_be_chosen(n, known.get(n), allowed)]
     machine = this_machine()
-    details = {n: str(known[n].probe()) for n in chosen}
+    details = {n: str(known[n].probe()) for n in chosen if n in known}
     return Setup(
         home,
         tuple(chosen),
@@ -342,7 +289,13 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
         path_of_machine(machine.cores, details),
         options.precision,
         () if wishes.threads else machine.wide,
+        prepared.own,
     )
+
+
+def _may_be_chosen(name: str, known: Descriptor | None, allowed: Collection[str]) -> bool:
+    """Whether a planner may choose a backend; another way to work of one that it may is not known itself."""
+    return known is None or bool(known.preference) or name in allowed
 
 
 def open_planned(source: ModelSource, options: Options, progress: Progress | None = None) -> Model:
@@ -364,6 +317,7 @@ def describe(source: ModelSource, options: Options) -> PlanSet:
         forecast = Forecast.load(setup.memory)
         recall_seats(forecast, setup)
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
+        planner.listen(known_choices(prepared.graph).likely)
         return planned(planner, prepared.plans, setup)
     finally:
         for backend in prepared.backends.values():

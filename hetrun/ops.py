@@ -72,7 +72,9 @@ class Moe(Attrs):
     the sum of those chosen when `normalise` is set, times `scale`.
 
     A share of a mixture has the weights of `held` experts from `first` on, and the whole router: its result
-    is the part of the sum that these experts give.
+    is the part of the sum that these experts give. Its experts may have had other `numbers` in the whole. A
+    share may also have all weights, and leave the part of some experts, those `without`, to others: nobody
+    holds its weights a second time then.
     """
 
     n_experts: int
@@ -82,11 +84,19 @@ class Moe(Attrs):
     scale: float = 1.0
     first: int = 0
     held: int = 0  # 0: all
+    without: tuple[int, ...] = ()  # ascending; only where all are held
+    numbers: tuple[int, ...] = ()  # of those that are held; empty: from `first` on
 
     @property
     def matrices(self) -> int:
         """How many experts lie on top of each other in the weights."""
         return self.held or self.n_experts
+
+    @property
+    def computed(self) -> list[int]:
+        """The experts whose part it gives, by their numbers in the whole."""
+        found = self.numbers or range(self.first, self.first + self.matrices)
+        return sorted({*found} - {*self.without})
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +188,12 @@ def _moe(f: Form) -> Sizes:
     yield "input", f.inputs[0], f.out
     yield "number of experts used", a.n_used, max(1, min(a.n_used, a.n_experts))
     yield "last expert", a.first + a.matrices, min(a.first + a.matrices, a.n_experts)
+    if a.without:
+        yield "number of experts held", a.held, 0
+        left_out = sorted({e for e in a.without if 0 <= e < a.n_experts})
+        yield "list of experts left out", a.without, tuple(left_out)
+    if a.numbers:
+        yield "number of numbers of experts", len({*a.numbers}), a.held
     gate_up = (a.matrices * a.n_ff, f.out)
     shapes = {
         "router": (a.n_experts, f.out), "gate": gate_up, "up": gate_up, "down": (a.matrices * f.out, a.n_ff)

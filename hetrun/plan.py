@@ -85,6 +85,7 @@ class PlanSet:
     promises_off: tuple[str, ...] = ()
     expected: Mapping[str, Expected] = field(default_factory=dict)  # by bucket; empty: nothing was measured
     reason: str = ""  # why this set took the place of another
+    devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     notes: tuple[str, ...] = ()  # what else was decided and why: of weights that come from disk
 
     def plan(self, tokens: int) -> Plan:
@@ -119,6 +120,7 @@ class PlanSet:
             "ubatch": self.ubatch,
             "ubatch_why": self.ubatch_why,
             "memory": settled(self.memory),
+            "device_memory": {name: settled(bill) for name, bill in self.devices.items()},
             "promises_off": list(self.promises_off),
             "reason": self.reason,
             "notes": list(self.notes),
@@ -146,6 +148,8 @@ class PlanSet:
         if self.reason:
             lines.append(f"last change: {self.reason}")
         lines += [f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}", *table(self.memory)]
+        for name, bill in self.devices.items():
+            lines += table(bill, name)
         for x in (*self.notes, *[f"not promised: {x}" for x in self.promises_off]):
             lines += wrap(x, 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(lines)
@@ -155,6 +159,10 @@ def _placement_json(p: Placement) -> dict[str, Any]:
     facts = asdict(p)
     if p.share is None:
         del facts["share"]
+    elif not (p.share.order or p.share.whole):
+        facts["share"] = {
+            name: value for name, value in facts["share"].items() if name not in ("order", "whole")
+        }
     return facts
 
 

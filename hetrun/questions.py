@@ -88,6 +88,14 @@ class PlanNow(Question[Mapping[str, object]]):
 
 
 @dataclass(frozen=True)
+class StepSeconds(Question[float | None]):
+    """What a step takes of so many tokens of each sequence, each behind so many others; None: unknown yet."""
+
+    lane = "model"
+    chunks: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class SetRam(Question[Mapping[str, int]]):
     """Take at most so many bytes from now on; what the model takes then, by what it is for.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, distributions
@@ -60,19 +60,29 @@ def register(descriptor: Descriptor) -> Callable[[], None]:
 
 
 def backends() -> dict[str, Descriptor]:
-    """Every backend that is known, available or not, the most wanted first."""
-    found = {name: _load(point) for (group, name), point in _points().items() if group == "backends"} | _added
-    return dict(sorted(found.items(), key=lambda item: (-item[1].preference, item[0])))
+    """Every backend that is known, available or not, the most wanted first; several of one package stay in
+    its order."""
+    found = {name: _load(point) for (group, name), point in _points().items() if group == "backends"}
+    found |= {name: (descriptor,) for name, descriptor in _added.items()}
+    ordered = [(-d.preference, name, at, d) for name, some in found.items() for at, d in enumerate(some)]
+    return {d.name: d for *_, d in sorted(ordered, key=lambda item: item[:3])}
 
 
-def _load(point: EntryPoint) -> Descriptor:
-    """A backend's descriptor; one whose package is broken says so when it is asked for."""
+def backends_of(package: str) -> Sequence[Descriptor]:
+    """Those that one package registered under a name, imported now and without the others."""
+    return _load(_points()["backends", package])
+
+
+def _load(point: EntryPoint) -> Sequence[Descriptor]:
+    """A package's backends: one, or what a function says, of which each is a device. One that is broken says
+    so when it is asked for."""
     try:
-        return cast(Descriptor, point.load())
+        found = cast(Descriptor | Callable[[], Sequence[Descriptor]], point.load())
+        return (found,) if isinstance(found, Descriptor) else found()
     except Exception as e:
         broken = Unavailable(f"{point.value} cannot be imported: {e}")
         log.debug("the backend %s: %s", point.name, broken.reason, exc_info=True)
-        return Descriptor(point.name, lambda: broken, partial(_refuse, point.name, broken), preference=-1)
+        return (Descriptor(point.name, lambda: broken, partial(_refuse, point.name, broken), preference=-1),)
 
 
 def _refuse(name: str, broken: Unavailable) -> Backend:

@@ -26,6 +26,7 @@ from hetrun.questions import (
     SetRam,
     Slot,
     State,
+    StepSeconds,
     Tokenize,
     TokenizerFacts,
     TokenizerInfo,
@@ -82,6 +83,8 @@ def answered(llm: Asked, question: Question[Any]) -> object:
             return llm.render(messages, options)
         case PlanNow():
             return plan_json(llm.plan)
+        case StepSeconds(chunks):
+            return llm.aside(lambda loaded: loaded.model.predict(chunks))
         case SetRam(nbytes):
             return dict(llm.set_ram(nbytes).memory)
         case State():

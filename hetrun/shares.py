@@ -28,13 +28,18 @@ class Share:
     rows: of the results of its products; those of all shares are put side by side.
     heads: of its attention: their rows of the projections to q, k and v, their columns of the KV rows and of
     the projection behind; the results of that are added.
-    experts: of its mixture, behind the whole router; the results are added.
+    experts: of its mixture, behind the whole router; the results are added. Those with an `order` are a to b
+    of it, and not experts of these numbers: so a share can have the ones that are chosen most. One of them
+    may be `whole`: it has the weights of all, and leaves those of the others unused. That takes no memory
+    where they lie anyway.
     """
 
     kind: Kind
     a: int
     b: int
     of: int
+    order: tuple[int, ...] = ()  # every expert once
+    whole: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}{self.a}-{self.b}"
@@ -61,10 +66,14 @@ def divide(graph: Graph, shares: Mapping[str, Sequence[Share]]) -> Graph:
 def _check(scope: str, parts: Sequence[Share]) -> None:
     """Whether the shares of a scope have everything once."""
     first = parts[0]
-    if any((p.kind, p.of) != (first.kind, first.of) for p in parts):
+    if any((p.kind, p.of, p.order) != (first.kind, first.of, first.order) for p in parts):
         raise OptionError(
-            f"the plan shares out {scope} in several ways; its shares must be of one kind and number"
+            f"the plan shares out {scope} in several ways; its shares must be of one kind, number and order"
         )
+    if any(p.kind != "experts" and (p.order or p.whole) for p in parts):
+        raise OptionError(f"the plan shares out {first.kind} of {scope} in an order; only experts have one")
+    if first.order and sorted(first.order) != list(range(first.of)):
+        raise OptionError(f"the order of the experts of {scope} must have each of {first.of} once")
     gaps = [p.a != before.b for before, p in pairwise(parts)]
     if first.a != 0 or parts[-1].b != first.of or any(gaps) or any(p.a >= p.b for p in parts):
         ranges = ", ".join(f"{p.a}-{p.b}" for p in parts)
@@ -234,8 +243,21 @@ def _experts(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[
 def _experts_of(op: Op, scope: str, share: Share) -> Op:
     a = op.attrs
     assert isinstance(a, Moe)
+    if (share.order or share.whole) and a.held:
+        raise _nothing(scope, share, "not all of them itself, so they have no order")
+    order = share.order or tuple(range(share.of))
+    mine = order[share.a : share.b]
+    if share.whole:
+        part = _part(op, scope, share, op.out.width, op.weights)
+        return replace(part, attrs=replace(a, without=tuple(sorted({*order} - {*mine}))))
     router, *others = op.weights
     each = [w.shape[0] // a.matrices for w in others]
-    some = [w.rows(share.a * n, share.b * n) for w, n in zip(others, each, strict=True)]
-    part = _part(op, scope, share, op.out.width, (router, *some))
-    return replace(part, attrs=replace(a, first=a.first + share.a, held=share.b - share.a))
+    if not share.order:
+        some = [w.rows(share.a * n, share.b * n) for w, n in zip(others, each, strict=True)]
+        part = _part(op, scope, share, op.out.width, (router, *some))
+        return replace(part, attrs=replace(a, first=a.first + share.a, held=share.b - share.a))
+    # The experts get other numbers: its own come first, in the weights and in the router alike.
+    some = [w.blocks(mine, n, "experts") for w, n in zip(others, each, strict=True)]
+    rest = sorted({*order} - {*mine})
+    part = _part(op, scope, share, op.out.width, (router.blocks((*mine, *rest), 1, "experts"), *some))
+    return replace(part, attrs=replace(a, held=len(mine), numbers=mine))

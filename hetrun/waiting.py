@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from hetrun.events import GenerateRequest
 from hetrun.inbox import Request
 from hetrun.prepare import Prepared
 from hetrun.running import Running
@@ -38,3 +39,8 @@ class Waiting:
     def arrived(self) -> float:
         """When it came."""
         return self.asked.arrived
+
+
+def is_late(arrived: float, request: GenerateRequest, now: float) -> bool:
+    """Whether nobody wants it any more."""
+    return request.deadline_s is not None and now > arrived + request.deadline_s

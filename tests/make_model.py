@@ -14,6 +14,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ U8 = NDArray[np.uint8]
 
 POOL = 16 * 1024 * 1024 - 3  # floats; odd, so that slices of it hardly ever repeat whole rows
 CHUNK = 8 * 1024 * 1024  # floats quantised at a time
+LAYER = re.compile(r"(?<=^blk\.)\d+")
 
 
 class MakeModelError(Exception):
@@ -87,6 +89,7 @@ SHAPES = {
             used=4,
         ),
         Shape("8b", embd=4096, layers=32, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=49152),
+        Shape("32b", embd=5120, layers=64, ffn=27648, heads=40, kv_heads=8, head_dim=128, vocab=49152),
     )
 }
 
@@ -118,6 +121,7 @@ def use_more_bits(layer: int, layers: int) -> bool:
 MIXES = {
     "F32": Mix(LlamaFileType.ALL_F32, Qt.F32, Qt.F32, Qt.F32),
     "F16": Mix(LlamaFileType.MOSTLY_F16, Qt.F16, Qt.F16, Qt.F16),
+    "BF16": Mix(LlamaFileType.MOSTLY_BF16, Qt.BF16, Qt.BF16, Qt.BF16),
     "Q8_0": Mix(LlamaFileType.MOSTLY_Q8_0, Qt.Q8_0, Qt.Q8_0, Qt.Q8_0),
     "Q4_0": Mix(LlamaFileType.MOSTLY_Q4_0, Qt.Q4_0, Qt.Q6_K, Qt.Q4_0),
     "Q4_1": Mix(LlamaFileType.MOSTLY_Q4_1, Qt.Q4_1, Qt.Q6_K, Qt.Q4_1),
@@ -276,22 +280,22 @@ def fit_vocabulary(fields: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 @functools.cache
-def smollm2_tokenizer() -> dict[str, tuple[Any, list[GGUFValueType]]]:
-    """Value and types of every field of SmolLM2's tokenizer; gguf takes seconds to read them."""
-    fields = GGUFReader(smollm2_file()).fields
+def tokenizer_of(path: Path) -> dict[str, tuple[Any, list[GGUFValueType]]]:
+    """Value and types of every field of a model's tokenizer; gguf takes seconds to read them."""
+    fields = GGUFReader(path).fields
     return {key: (f.contents(), f.types) for key, f in fields.items() if key.startswith("tokenizer.")}
 
 
-def add_tokenizer(writer: GGUFWriter, vocab: int) -> None:
-    """Copy SmolLM2's tokenizer, with `vocab` tokens."""
-    fields = smollm2_tokenizer()
+def add_tokenizer(writer: GGUFWriter, vocab: int, tokenizer: Path | None) -> None:
+    """Copy a model's tokenizer, with `vocab` tokens: SmolLM2's, unless it is another one's."""
+    fields = tokenizer_of(tokenizer or smollm2_file())
     values = fit_vocabulary({key: value for key, (value, _) in fields.items()}, vocab)
     for key, (_, types) in fields.items():
         sub_type = types[-1] if len(types) > 1 else None
         writer.add_key_value(key, values[key], types[0], sub_type=sub_type)
 
 
-def add_metadata(writer: GGUFWriter, shape: Shape, quant: str) -> None:
+def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path | None) -> None:
     writer.add_name(f"synthetic-{shape.name}-{quant.lower()}")
     writer.add_file_type(MIXES[quant].file_type)
     writer.add_quantization_version(2)
@@ -310,7 +314,7 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str) -> None:
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
-    add_tokenizer(writer, shape.vocab)
+    add_tokenizer(writer, shape.vocab, tokenizer)
 
 
 class Progress(Protocol):
@@ -342,31 +346,46 @@ def progress(total: int, label: str) -> Iterator[Progress]:
         yield Bar()
 
 
-def write_model(path: Path, shape: Shape, quant: str, seed: int) -> int:
+@dataclass(frozen=True)
+class Making:
+    """How a model is made: whose tokenizer it gets, and whether all layers have the same numbers, which takes
+    a fraction of the time."""
+
+    tokenizer: Path | None = None
+    same_layers: bool = False
+
+
+def write_model(path: Path, shape: Shape, quant: str, seed: int, making: Making = Making()) -> int:
     """Write the file and return its size; nothing stays behind when that fails."""
     partial = path.with_name(path.name + ".part")
     try:
-        stream_model(partial, path.name, shape, quant, seed)
+        stream_model(partial, path.name, shape, quant, seed, making)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return path.stat().st_size
 
 
-def stream_model(path: Path, label: str, shape: Shape, quant: str, seed: int) -> None:
-    """One quantised tensor is in memory at a time, and one chunk of its floats."""
+def stream_model(path: Path, label: str, shape: Shape, quant: str, seed: int, making: Making) -> None:
+    """One quantised tensor is in memory at a time, and one chunk of its floats; of layers that are the same,
+    one tensor of each name and type."""
     tensors = list(matrices(shape, MIXES[quant]))
     writer = GGUFWriter(path, "llama")
-    add_metadata(writer, shape, quant)
+    add_metadata(writer, shape, quant, making.tokenizer)
     for t in tensors:
         writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.nbytes, raw_dtype=t.type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    noise = Noise(seed)
+    noise, made = Noise(seed), dict[tuple[str, Qt], U8]()
     with progress(sum(t.nbytes for t in tensors), label) as bar:
         for index, t in enumerate(tensors):
-            packed = np.concatenate([quantize(rows, t.type) for rows in noise.rows(index, t)])
+            key = LAYER.sub("", t.name), t.type
+            packed = made.get(key)
+            if packed is None:
+                packed = np.concatenate([quantize(rows, t.type) for rows in noise.rows(index, t)])
+            if making.same_layers:
+                made[key] = packed
             writer.write_tensor_data(packed)
             bar.advance(t.nbytes)
     writer.close()
@@ -377,10 +396,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--quant", choices=sorted(MIXES), default="Q4_0")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="the model whose tokenizer is copied")
+    parser.add_argument("--same-layers", action="store_true", help="alike layers: sooner made")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
     try:
-        size = write_model(args.output, SHAPES[args.shape], args.quant, args.seed)
+        making = Making(args.tokenizer, args.same_layers)
+        size = write_model(args.output, SHAPES[args.shape], args.quant, args.seed, making)
     except (MakeModelError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)
         return 2

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -374,7 +374,7 @@ class MeteredRunner:
         self.streamed = tuple(b for op in segment.ops for b in self.weights[op] if b.kept is None)
 
     def submit(self, work: Pass) -> Done:
-        task = Given(self, work)
+        task = Given(self, replace(work, chosen=None))  # the engine's thread counts
         self.device.give(task)
         return task
 

@@ -20,7 +20,7 @@ def moe(
     out, rounded = torch.zeros_like(x), x.to(BF16)
     for expert in range(a.matrices):
         rows, place = torch.nonzero(chosen == a.first + expert, as_tuple=True)
-        if not len(rows):
+        if not len(rows) or expert in a.without:
             continue
         check()
         inner = gated(gates.products[expert], ups.products[expert], rounded[rows])

@@ -12,6 +12,7 @@ from hetrun.backends.llamacpp import amx, few, fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
 from hetrun.backends.llamacpp.kernels import kernels
 from hetrun.backends.llamacpp.kernels.product import products
+from hetrun.backends.llamacpp.kernels.sorting import sorter
 from hetrun.backends.llamacpp.mapping import MappedWeights
 from hetrun.backends.llamacpp.memory import GgmlBuffer, WeightMemory
 from hetrun.backends.llamacpp.partial import PartialWeights
@@ -40,6 +41,7 @@ class LlamacppBackend(Backend):
         self.lib = native.library()
         self.kernels = kernels()
         self.products = products()
+        self.sorter = sorter()
         self.slots = 0  # the most threads that there may be: graphs have room for as many
         self._backend = self.lib.ggml_backend_cpu_init()
         if not self._backend:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hetrun.backend import Buffers, PassShape, WeightUse
-from hetrun.backends.llamacpp import bringing, few, native, packed
+from hetrun.backends.llamacpp import bringing, counting, few, leaving, native, packed
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.inputs import Inputs
@@ -37,7 +37,7 @@ class Emitter:
         self._buffers = buffers
         self.kv = kv
         self.threads, self.slots = backend.threads, backend.slots
-        self.kernels, self.products = backend.kernels, backend.products
+        self.kernels, self.products, self.sorter = backend.kernels, backend.products, backend.sorter
         self._partial = backend.partial()
         self.gathered: dict[tuple[int, int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
@@ -236,6 +236,8 @@ def _moe(e: Emitter, op: Op) -> None:
     router, gate, up, down = e.weights(op)
     scores = lib.ggml_mul_mat(ctx, router, e.w.plain(x))
     chosen = lib.ggml_argsort_top_k(ctx, scores, a.n_used)  # [n_used, rows]
+    if x.rows <= counting.MOST_ROWS and not a.held:
+        counting.keep(e, op, chosen)
     shares = scores if a.normalise else lib.ggml_soft_max(ctx, scores)
     shares = lib.ggml_get_rows(ctx, lib.ggml_reshape_3d(ctx, shares, 1, a.n_experts, x.rows), chosen)
     if a.normalise:
@@ -247,7 +249,13 @@ def _moe(e: Emitter, op: Op) -> None:
     if a.matrices < a.n_experts:
         chosen, shares = _held(e, a, scores, chosen, shares, x.rows)
     late, experts = chosen, uses(op)[1:]
-    if mapped := e.mapped(experts[0]):
+    mapped = e.mapped(experts[0])
+    if a.without and e.sorter and not mapped:
+        e.define(op, leaving.mixture(e, e.sorter, a, x, (gate, up, down), chosen, shares))
+        return
+    if a.without:
+        shares = leaving.kept_shares(e, a, scores, chosen, shares, x.rows)
+    if mapped:
         chosen, late = bringing.bring_experts(e, mapped, experts, chosen)
     each = e.w.heads(x, x.width)  # [width, 1, rows]
     inner = lib.ggml_swiglu_split(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hetrun.backend import Floats
 from hetrun.backends.llamacpp.bringing import Brought
 from hetrun.backends.llamacpp.few import Common, Span
+from hetrun.backends.llamacpp.leaving import Sorted
 from hetrun.backends.llamacpp.packed import LookupNode, Node
 from hetrun.backends.llamacpp.queries import Layout
 from hetrun.backends.llamacpp.writer import Ref
@@ -62,4 +64,7 @@ class Inputs:
     products: list[Node] = field(default_factory=list)
     lookups: list[LookupNode] = field(default_factory=list)
     brought: list[Brought] = field(default_factory=list)
+    chosen: dict[str, int] = field(default_factory=dict)  # by router the experts of each row
+    sorted: list[Sorted] = field(default_factory=list)
+    kept: list[Floats] = field(default_factory=list)  # numbers in memory of ours that the graph reads
     few: dict[tuple[int, Rows, tuple[Span, ...]], Common] = field(default_factory=dict)

@@ -88,9 +88,9 @@ class CpuTraits(Structure):
     _fields_ = (("from_float", c_void_p), ("vec_dot", c_void_p), ("vec_dot_type", c_int), ("nrows", c_int64))
 
 
-# The names of tensors that nodes of our own make, which ggml all calls CUSTOM: products, and those that bring
-# pages of mapped weights.
-PRODUCT, PAGES = "PRODUCT", "PAGES"
+# The names of tensors that nodes of our own make, which ggml all calls CUSTOM: products, those that bring
+# pages of mapped weights, and those around products of experts of which some are left out.
+PRODUCT, PAGES, SORTED = OWN = "PRODUCT", "PAGES", "SORTED"
 OBJECT_BYTES = 32  # struct ggml_object, in front of each tensor of a context
 
 T = c_void_p  # a struct ggml_tensor *
@@ -325,4 +325,4 @@ def op_name(lib: Library, node: Tensor) -> str:
     """What a node does, in ggml's words or ours."""
     name: str = lib.ggml_op_name(node.op).decode()
     own: str = node.name.decode(errors="replace")
-    return own if name == "CUSTOM" and own in (PRODUCT, PAGES) else name
+    return own if name == "CUSTOM" and own in OWN else name

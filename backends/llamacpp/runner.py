@@ -12,12 +12,13 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
-from hetrun.backends.llamacpp import fusion, native
+from hetrun.backends.llamacpp import counting, fusion, native
 from hetrun.backends.llamacpp.bringing import connect
 from hetrun.backends.llamacpp.emit import Emitter, most_tensors
 from hetrun.backends.llamacpp.few import FewRows
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.joining import join
+from hetrun.backends.llamacpp.leaving import Leaving
 from hetrun.backends.llamacpp.native import DATA, NB, NE
 from hetrun.backends.llamacpp.packed import PackedProducts
 from hetrun.backends.llamacpp.queries import TILE
@@ -59,6 +60,8 @@ class GgmlRunner:
             backend.products, self._inputs.products, self._inputs.lookups, backend.slots
         )
         connect(self._inputs.brought)
+        self._leaving = Leaving(self._w, self._inputs.sorted)
+        self._chosen = counting.views(self._inputs.chosen)
         self._book()
 
     def _book(self) -> None:
@@ -83,12 +86,16 @@ class GgmlRunner:
             array[:] = work.values[name]
         self._seen.patch(work)
         self._padding.patch(work)
+        self._leaving.patch()
         for mask in self._masks:
             mask.fill(work)
         if self._few.patch(work):
             self._book()
         self._compute(work)
         work.values.update(self._writes)
+        if work.chosen:
+            for router, chosen in self._chosen.items():
+                work.chosen(router, chosen)
         return FINISHED
 
     def _compute(self, work: Pass) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from time import perf_counter
 
 from hetrun.backends.llamacpp import native
-from hetrun.backends.llamacpp.native import PRODUCT, Library, op_name
+from hetrun.backends.llamacpp.native import PRODUCT, SORTED, Library, op_name
 from hetrun.spent import Activity, Spent
 
 # ggml does not run these: they only say how memory is looked at.
@@ -19,7 +19,7 @@ COMPUTE = 16  # the flag of nodes that are run
 # What nodes are for where we write them; everything else is `other`.
 OF_OP: Mapping[str, Activity] = {
     **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD"), "products"),
-    PRODUCT: "products",
+    **dict.fromkeys((PRODUCT, SORTED), "products"),
     # SET_ROWS writes keys and values; CUSTOM is attention by a kernel of our own.
     **dict.fromkeys(("FLASH_ATTN_EXT", "CUSTOM", "SET_ROWS"), "attention"),
     **dict.fromkeys(("RMS_NORM", "NORM", "MUL"), "norms"),  # MUL is only written for a norm's weight

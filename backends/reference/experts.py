@@ -16,10 +16,12 @@ def moe(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Fl
     router, *others = w
     gate, up, down = (m.reshape(a.matrices, -1, m.shape[1]) for m in others)
     chosen, shares = route(a, x[0] @ router.T)
+    if work.chosen and not a.held:
+        work.chosen(op.weights[0].name, chosen)
     out = np.zeros_like(x[0])
     for expert in range(a.matrices):
         rows, place = np.nonzero(chosen == a.first + expert)
-        if not len(rows):
+        if not len(rows) or expert in a.without:
             continue
         mine = x[0][rows]
         inner = silu(mine @ gate[expert].T) * (mine @ up[expert].T)

@@ -59,8 +59,9 @@ def line_of(error: BaseException, template: Template | None) -> int | None:
     line = None
     traceback: TracebackType | None = error.__traceback__
     while template is not None and traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == "<template>":
-            line = template.get_corresponding_lineno(traceback.tb_lineno)
+        # Between two lines of a loop Python names none (None, whatever typeshed says).
+        if traceback.tb_frame.f_code.co_filename == "<template>" and (at := traceback.tb_lineno):
+            line = template.get_corresponding_lineno(at)
         traceback = traceback.tb_next
     return line
 

@@ -10,10 +10,16 @@ from hetrun import __version__
 from hetrun.cli import heed_sigterm, options
 from hetrun.cli import sampling_options as sampling
 from hetrun.config import Settings
+from hetrun.errors import OptionError
 
 
 class InOrder(click.Group):
-    """Lists its commands as they stand here: the most used first."""
+    """Lists its commands as they stand here: the most used first. Each has -v, of which errors tell."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        if not any(param.name == "verbose" for param in cmd.params):
+            cmd.params.append(options.told_of_errors())
+        super().add_command(cmd, name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -35,35 +41,76 @@ def run_command(arguments: list[str]) -> int:
 
 @hetrun.command(cls=sampling.Command)
 @click.argument("prompt", required=False)
-@options.settings("model", *options.ANSWERING, "prompt_cache")
+@options.settings("model", "offline", *options.ANSWERING, "prompt_cache")
 @click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
+@click.option("-f", "--file", "source", metavar="FILE", help="a request in each line; -: standard input")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="with -f: where results go, in JSON lines"
+)
+@click.option("--resume", is_flag=True, help="with -o: go on with results that are there")
+@click.option("--unordered", is_flag=True, help="with -f: results as they come, not in the file's order")
+@click.option(
+    "--workers",
+    cls=options.Several,
+    multiple=True,
+    metavar="URL...",
+    help="with -f: servers that answer instead",
+)
+@options.settings("api_key", "strict")
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
 @options.as_json
 @options.verbose
 @sampling.options(*sampling.SAMPLING)
-def run(prompt: str | None, raw: bool, as_json: bool, verbose: bool, **given: object) -> None:
-    """Answer one PROMPT; - or nothing reads it from stdin."""
-    from hetrun.cli.run import answer
+def run(
+    prompt: str | None,
+    raw: bool,
+    source: str | None,
+    output: Path | None,
+    resume: bool,
+    unordered: bool,
+    workers: tuple[str, ...],
+    as_json: bool,
+    verbose: bool,
+    **given: object,
+) -> int:
+    """Answer one PROMPT; - or nothing reads it from stdin.
 
+    With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
+    may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
+    the exit code is 3.
+    """
     chosen = sampling.taken(given)
-    settings = Settings.resolve(environ=None, **given)
-    answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
+    if source is None:
+        from hetrun.cli.run import answer
+
+        alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
+        options.refuse_without("-f", alone | {"--api-key": given["api_key"], "--strict": given["strict"]})
+        settings = options.resolved(given)
+        answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
+        return 0
+    from hetrun.cli.batches import Files, run_file
+
+    if prompt is not None:
+        raise OptionError(f"-f {source} and a prompt are both given: take one of them")
+    files = Files(source, output, resume, unordered, workers)
+    settings = Settings.resolve(environ=None, **given) if workers else options.resolved(given)
+    return run_file(settings, files, chosen, raw=raw, as_json=as_json, verbose=verbose)
 
 
 @hetrun.command(cls=sampling.Command)
-@options.settings("model", *options.ANSWERING, "prompt_cache", *options.RUNNING)
+@options.settings("model", "offline", *options.ANSWERING, "prompt_cache", *options.RUNNING)
 @sampling.options(*sampling.SAMPLING)
 def chat(**given: object) -> None:
     """Talk to a model in the terminal."""
     from hetrun.cli.fronts import talk
 
     chosen = sampling.taken(given)
-    talk(Settings.resolve(environ=None, **given), chosen)
+    talk(options.resolved(given), chosen)
 
 
 @hetrun.command(cls=sampling.Command)
-@options.settings("model", "models", "models_max", "sleep_idle")
+@options.settings("model", "offline", "models", "models_max", "sleep_idle")
 @options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
 @options.settings("temperature", "chat_template", "tool_parser", "reasoning_format", "prompt_cache")
 @options.settings(*options.RUNNING)
@@ -77,11 +124,11 @@ def serve(verbose: bool, **given: object) -> None:
     from hetrun.cli.fronts import serve_forever
 
     chosen = sampling.taken(given)
-    serve_forever(Settings.resolve(environ=None, **given), chosen, verbose)
+    serve_forever(options.resolved(given), chosen, verbose)
 
 
 @hetrun.command()
-@options.settings("model")
+@options.settings("model", "offline")
 @click.option("-p", "prompt", help="tokens of a prompt; 512,2048: both  [default: 512]")
 @click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
 @click.option("-d", "depth", help="tokens seen before generating  [default: 512; 32 in a sweep over --ram]")
@@ -106,7 +153,9 @@ def serve(verbose: bool, **given: object) -> None:
 )
 @click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="of a sweep, as FILE.svg")
 @click.option("-o", "output", default="table", show_default=True, help="table, json or csv")
-@options.settings("ctx", "threads", "backends", "ubatch", "kv_type", "precision", "planner", "streaming")
+@options.settings(
+    "ctx", "vram", "threads", "backends", "ubatch", "kv_type", "precision", "planner", "streaming"
+)
 @options.settings("spec")
 def bench(
     prompt: str | None,
@@ -144,9 +193,9 @@ def bench(
     chosen = options_of(asked)
     if isinstance(chosen, tool.SweepOptions):
         heed_sigterm()  # its control groups shall go with it
-        tool.in_budgets(Settings.resolve(environ=None, **given), chosen)
+        tool.in_budgets(options.resolved(given), chosen)
         return
-    settings = Settings.resolve(environ=None, ram=ram, **given)
+    settings = options.resolved(given | {"ram": ram})
     if isinstance(chosen, tool.BenchOptions):
         tool.main(settings, chosen)
     else:
@@ -155,22 +204,22 @@ def bench(
 
 @hetrun.command(name="eval")
 @click.option("-f", "--file", "file", type=click.Path(path_type=Path), required=True, help="a text file")
-@options.settings("model")
+@options.settings("model", "offline")
 @click.option("--against", default="reference", show_default=True, help="reference or llama.cpp")
 @click.option("--vs", metavar="PEER", help="llama.cpp: how close it is to the float32 model, too")
 @click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text")
-@options.settings("threads", "backends", "ubatch", "kv_type", "precision", "planner")
+@options.settings("vram", "threads", "backends", "ubatch", "kv_type", "precision", "planner")
 @options.as_json
 def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: bool, **given: object) -> None:
     """Perplexity of a text, and how close the predictions are to another computation's."""
     from hetrun import evaluate as tool
 
-    settings = Settings.resolve(environ=None, **given)
+    settings = options.resolved(given)
     tool.main(settings, tool.EvalOptions(file, against, tokens, as_json, vs))
 
 
 @hetrun.command()
-@options.settings("model", *options.RUNNING)
+@options.settings("model", "offline", *options.RUNNING)
 @click.option("--machine", metavar="NAME|FILE", help="predict for another machine, as its file describes it")
 @click.option(
     "--shape", metavar="NAME", help="with --machine: a model's measures, as opt-30b or llama-70b:q4_0"
@@ -192,7 +241,7 @@ def plan(
     from hetrun.cli.machines import Question, print_prediction, refuse_alone
     from hetrun.cli.reports import print_plan
 
-    settings = Settings.resolve(environ=None, **given)
+    settings = options.resolved(given)
     question = Question(machine, shape, batch, prompt, generate)
     if machine is not None:
         print_prediction(question, settings, as_json)
@@ -220,7 +269,7 @@ def convert(
     from hetrun.cli import convert as tool
 
     threads = Settings.resolve(environ=None, **given).threads
-    tool.convert(model, quant, output, threads, force, as_json)
+    tool.convert(options.placed(model), quant, output, threads, force, as_json)
 
 
 @hetrun.command()
@@ -236,7 +285,7 @@ def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None
     """
     from hetrun.cli import repack as tool
 
-    tool.repack(model, output, force, as_json)
+    tool.repack(options.placed(model), output, force, as_json)
 
 
 @hetrun.command()
@@ -248,7 +297,7 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
     """What MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
     from hetrun.cli.inspection import print_model
 
-    print_model(model, tensors, full, as_json)
+    print_model(options.placed(model), tensors, full, as_json)
 
 
 @hetrun.command()
@@ -259,7 +308,7 @@ def check(files: tuple[Path, ...], weights: bool, as_json: bool) -> int:
     """Find what is wrong with models, files or folders, without loading them."""
     from hetrun.cli import checking as tool
 
-    return tool.check(files, weights, as_json)
+    return tool.check([options.placed(file) for file in files], weights, as_json)
 
 
 @hetrun.command()
@@ -270,3 +319,64 @@ def devices(measure: bool, as_json: bool) -> None:
     from hetrun.cli.reports import print_devices
 
     print_devices(measure, as_json)
+
+
+@hetrun.command()
+@click.argument("name")
+@options.settings("offline")
+@options.as_json
+def pull(name: str, as_json: bool, **given: object) -> None:
+    """Bring a model from Hugging Face's hub: user/repo, or user/repo:Q4_K_M.
+
+    It goes into Hugging Face's own cache, where other programs find it too; what was begun is gone on with.
+    Commands that run a model take hf:user/repo as its name, and do the same where it is not here.
+    """
+    from hetrun.cli import models
+
+    models.pull(name, Settings.resolve(environ=None, **given).offline, as_json)
+
+
+@hetrun.command(name="list")
+@options.as_json
+def list_models(as_json: bool) -> None:
+    """The models on this machine, those of Ollama and LM Studio too, by the names that -m takes."""
+    from hetrun.cli import models
+
+    models.print_list(as_json)
+
+
+@hetrun.command(name="rm")
+@click.argument("name")
+@click.option("-y", "--yes", is_flag=True, help="do not ask")
+@options.as_json
+def remove(name: str, yes: bool, as_json: bool) -> None:
+    """Remove a model that was pulled."""
+    from hetrun.cli import models
+
+    models.take_away(name, yes, as_json)
+
+
+@hetrun.command()
+@options.as_json
+def doctor(as_json: bool) -> int:
+    """What is installed, what works here, and the line that mends what does not.
+
+    The exit code is 2 where something is broken.
+    """
+    from hetrun.cli import doctor as tool
+
+    return tool.doctor(as_json)
+
+
+@hetrun.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes SHELL complete commands and options.
+
+    For bash: hetrun completion bash > ~/.local/share/bash-completion/completions/hetrun
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(hetrun, {}, "hetrun", "_HETRUN_COMPLETE").source())

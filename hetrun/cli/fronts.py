@@ -52,7 +52,7 @@ async def _serve(
         stop = asyncio.Event()
         listen.stop_on_signals(stop)
         if shelf.only:
-            await _loaded(shelf.only, stop)
+            await loaded(shelf.only, stop)
             if stop.is_set():
                 return
             info = await shelf.only.info()
@@ -111,8 +111,8 @@ def _for(settings: Settings, model: str | None, ram: int | None) -> Settings:
     return replace(settings, model=model, ram=ram, origins=origins)
 
 
-async def _loaded(client: ChatClient, stop: asyncio.Event) -> None:
-    """Wait until the model is loaded, or until somebody asks to stop."""
+async def loaded(client: ChatClient, stop: asyncio.Event) -> None:
+    """Wait with a bar until the model is loaded, or until somebody asks to stop."""
     ready = asyncio.ensure_future(client.info())
     asked = asyncio.ensure_future(stop.wait())
     try:

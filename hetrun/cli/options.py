@@ -6,21 +6,31 @@ accept the same spellings and refuse with the same sentences.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hetrun.config import OPTIONS, Settings
+from hetrun.config.values import SPECULATION, Choice
+from hetrun.errors import OptionError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-FLAGS = ("deterministic", "strict")
+FLAGS = ("deterministic", "offline", "strict")
+FILES = ("model", "models", "plan", "prompt_cache", "chat_template", "uds")
 REPEATED = ("backends", "models", "allowed_hosts", "cors_origins")
 RUNNING = (
     "ctx",
     "ram",
+    "vram",
     "threads",
     "backends",
     "ubatch",
@@ -52,7 +62,33 @@ def _option(name: str) -> Decorator:
         return click.option(*known.flags, name, is_flag=True, default=None, help=known.help)
     default = known.shows or str(getattr(Settings, name))
     help_text = f"{known.help}  [default: {default}]"
-    return click.option(*known.flags, name, multiple=name in REPEATED, metavar="VALUE", help=help_text)
+    return click.option(
+        *known.flags,
+        name,
+        multiple=name in REPEATED,
+        metavar="VALUE",
+        help=help_text,
+        shell_complete=lambda context, parameter, begun: completions(name, begun),
+    )
+
+
+def completions(name: str, begun: str) -> list[CompletionItem]:
+    """What an option's value may go on with, for a shell."""
+    from click.shell_completion import CompletionItem
+
+    parse = OPTIONS[name].parse
+    if name in FILES:
+        return [CompletionItem(begun, type="file")]
+    words: Sequence[str] = ()
+    if isinstance(parse, Choice):
+        words = parse.allowed
+    elif name == "spec":
+        words = (*SPECULATION, "draft:")
+    elif name == "backends":
+        from importlib.metadata import entry_points
+
+        words = sorted(point.name for point in entry_points(group="hetrun.backends"))
+    return [CompletionItem(word) for word in words if word.startswith(begun)]
 
 
 def as_json(command: Command) -> Command:
@@ -63,3 +99,58 @@ def as_json(command: Command) -> Command:
 def verbose(command: Command) -> Command:
     """-v."""
     return click.option("-v", "--verbose", is_flag=True, help="say more on stderr")(command)
+
+
+def told_of_errors() -> click.Option:
+    """-v of a command that has no more to say: it is for errors of our own only."""
+    help_text = "on an error of hetrun's own: where it was"
+    return click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, help=help_text)
+
+
+class Several(click.Option):
+    """An option with all that follows it up to the next one; it may also be repeated."""
+
+
+def spread(arguments: Sequence[str], flags: Container[str]) -> list[str]:
+    """`--workers A B` as click reads it: `--workers A --workers B`."""
+    found: list[str] = []
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            flag = argument if argument in flags else ""
+        elif flag and found[-1] != flag:
+            found.append(flag)
+        found.append(argument)
+    return found
+
+
+def refuse_without(flag: str, given: Mapping[str, object]) -> None:
+    """OptionError for options that mean nothing without another one."""
+    for name, value in given.items():
+        if value not in (None, False, ()):
+            raise OptionError(f"{name} goes with {flag}: give it, or leave {name} out")
+
+
+def resolved(given: Mapping[str, object]) -> Settings:
+    """All options; a model that was named, and is no path, is looked for and perhaps downloaded."""
+    settings = Settings.resolve(environ=None, **given)
+    if settings.models:
+        models = tuple([str(placed(Path(place), settings.offline)) for place in settings.models])
+        settings = replace(settings, models=models)
+    kind, _, draft = settings.spec.partition(":")
+    if draft:
+        settings = replace(settings, spec=f"{kind}:{placed(Path(draft), settings.offline)}")
+    if settings.model is None or os.path.exists(os.path.expanduser(settings.model)):
+        return settings
+    from hetrun.cli.models import place_of
+
+    return replace(settings, model=str(place_of(Path(settings.model), settings.offline)))
+
+
+def placed(model: Path, offline: bool = False) -> Path:
+    """The path of a model that may be given by a name instead."""
+    if os.path.exists(model) or ":" not in str(model):
+        return model
+    from hetrun.cli.models import place_of
+
+    return place_of(model, offline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 
 PATIENCE = 1.0  # seconds before a bar is worth drawing
@@ -22,6 +23,48 @@ def loading(what: str) -> Iterator[Callable[[float], None] | None]:
         yield bar.update
     finally:
         bar.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How far something has come that is counted."""
+
+    done: int
+    total: int | None  # None: nobody knows
+    remarks: str = ""
+    left_s: float | None = None
+
+
+@contextmanager
+def rows(what: str) -> Iterator[Callable[[Row], None] | None]:
+    """A function to be told how far something has come; None where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    words = ("{task.fields[count]}", "{task.fields[remarks]}", "{task.fields[left]}")
+    texts = [TextColumn(text, markup=False) for text in ("{task.description}", *words)]
+    columns = (texts[0], BarColumn(bar_width=24), *texts[1:])
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None, count="", remarks="", left="")
+
+        def show(row: Row) -> None:
+            count = f"{row.done} of {row.total}" if row.total is not None else f"{row.done}"
+            left = "" if row.left_s is None else f"{clock(row.left_s)} left"
+            progress.update(
+                task, completed=row.done, total=row.total, count=count, remarks=row.remarks, left=left
+            )
+
+        yield show
+
+
+def clock(seconds: float) -> str:
+    """As 1:05, or 2:01:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class _Bar:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from hetrun.cli.options import Several, spread
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.files import read_text
@@ -207,6 +208,10 @@ class Option(click.Option):
 
 class Command(click.Command):
     """Its help has the usual options first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        several = {flag for param in self.params if isinstance(param, Several) for flag in param.opts}
+        return super().parse_args(ctx, spread(args, several))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         usual: list[tuple[str, str]] = []

@@ -67,6 +67,7 @@ class Settings:
             "path, directory or name", values.text, "-m", "--model", shows="SmolLM2-135M-Instruct"
         ),
     )
+    offline: bool = field(default=False, metadata=option("download nothing", values.boolean, "--offline"))
     ctx: int | None = field(
         default=None,
         metadata=option(
@@ -80,7 +81,10 @@ class Settings:
     vram: int | None = field(
         default=None,
         metadata=option(
-            "most memory on GPUs, as 8GiB", values.size(0), "--vram", shows="what is free minus a margin"
+            "most memory on each GPU, as 8GiB; 0: use none",
+            values.size(0),
+            "--vram",
+            shows="what is free minus a margin",
         ),
     )
     threads: int | None = field(

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from reprlib import repr as short
@@ -153,16 +154,22 @@ def origins(value: object, where: str) -> tuple[str, ...]:
     return found
 
 
-def choice(*allowed: str) -> Callable[[object, str], str]:
+@dataclass(frozen=True, slots=True)
+class Choice:
     """One of several words."""
 
-    def parse(value: object, where: str) -> str:
+    allowed: tuple[str, ...]
+
+    def __call__(self, value: object, where: str) -> str:
         word = value.strip().lower() if isinstance(value, str) else ""
-        if word not in allowed:
-            raise refused(where, value, " or ".join(allowed))
+        if word not in self.allowed:
+            raise refused(where, value, " or ".join(self.allowed))
         return word
 
-    return parse
+
+def choice(*allowed: str) -> Choice:
+    """One of these words."""
+    return Choice(allowed)
 
 
 def speculation(value: object, where: str) -> str:

@@ -14,11 +14,13 @@ from os import cpu_count
 from time import perf_counter
 
 from hetrun.backend import Backend
-from hetrun.errors import Cancelled, HetrunError
+from hetrun.choices import Choices, path_of
+from hetrun.errors import BudgetError, Cancelled, HetrunError
 from hetrun.executor import Between, Executor
 from hetrun.forecast import Forecast
 from hetrun.graph import Graph
 from hetrun.kv import KvCache
+from hetrun.ownmemory import within
 from hetrun.pilot.aside import Aside
 from hetrun.pilot.crew import Crew
 from hetrun.pilot.inforce import InForce
@@ -28,12 +30,12 @@ from hetrun.pilot.setup import Setup, home_of, planner_for
 from hetrun.pilot.state import LEAST_WAITING, Change, State
 from hetrun.pilot.trying import Explorer
 from hetrun.pilot.watching import Watcher
+from hetrun.pilot.weights import Weights
 from hetrun.planner.costs import CALL
-from hetrun.planner.online import HOLDS, RATE, START, Now, Parts
+from hetrun.planner.online import Now
 from hetrun.planner.probe import Prober, Trial, trials_of
-from hetrun.planner.residency import Copy
 from hetrun.planner.turns import SIZES, price_of_a_turn, turn
-from hetrun.weights import Progress, WeightStore, process_memory, stretch
+from hetrun.weights import Progress, WeightStore, stretch
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +63,17 @@ class Pilot:
         forecast: Forecast,
         setup: Setup,
     ) -> None:
-        self._graph, self._backends, self._store = graph, backends, store
+        self._graph, self._backends = graph, backends
         self._executor, self.forecast, self._kv = executor, forecast, kv
         self._setup = setup
         self.prober = Prober(graph, backends, store, kv, forecast, setup.context)
         self.planner = planner_for(graph, backends, forecast, setup)
-        self._nbytes = self.planner.nbytes
+        self.choices = Choices(graph)
+        self._choices_at = path_of(graph) if setup.memory else None
+        if self._choices_at:
+            self.choices.load(self._choices_at)
+        self.planner.listen(self.choices.likely)
+        executor.ask = self.choices.ask
         self._home = home_of(self.planner, setup)
         held = set(self._home)
         started = {name for name, backend in backends.items() if backend.started}
@@ -75,6 +82,9 @@ class Pilot:
         self.aside = Aside(executor)
         others = Others()
         crew = Crew(setup.threads[-1], others.look, others.count)
+        self._weights = Weights(
+            *(backends, store, self.planner, forecast, self._state, self.aside, setup.own)
+        )
         self._in_force = InForce(self.planner, executor, crew, alters=len(setup.threads) > 1)
         self._watcher = Watcher(self.planner, forecast)
         self._explorer = Explorer(self.planner, executor, self.prober, store, backends, setup.context)
@@ -160,7 +170,7 @@ class Pilot:
 
     def _probe(self, name: str, trials: Sequence[Trial], until: float, tell: Progress) -> None:
         try:
-            self._start(name)
+            self._weights.start(name)
             if self.forecast.fact(CALL, name) is None:
                 self.prober.call(name, self._setup.threads[-1])
             self.prober.run(trials, until, tell)
@@ -173,6 +183,9 @@ class Pilot:
             if name in self._setup.home.values():
                 raise
             self._refuse(name, e)
+        finally:
+            if self._backends[name].asynchronous:
+                self.prober.give_back(name)  # a device's memory is for what plans need
 
     def _learn_turns(self, name: str) -> None:
         """What it costs that this backend and the one that holds most of the model take turns."""
@@ -184,16 +197,6 @@ class Pilot:
             price = price_of_a_turn(self.prober, self.planner.units, able, home, name, threads, tokens)
             if price is not None:
                 self.forecast.learn_fact(turn(tokens), name, price)
-
-    def _start(self, name: str) -> None:
-        """Load a backend's libraries, and see what that takes."""
-        backend = self._backends[name]
-        if not backend.started:
-            before, start = process_memory(), perf_counter()
-            backend.start()
-            self.forecast.learn_fact(START, name, perf_counter() - start)
-            self.forecast.learn_fact(HOLDS, name, max(0, process_memory() - before))
-        self._state.started.add(name)
 
     # --- between steps
 
@@ -268,6 +271,19 @@ class Pilot:
             self.replan(f"{chosen.backend} failed")  # which it would do in somebody's answer, too
         self._executor.forget_threads()
 
+    def goes_on_without(self, name: str, error: HetrunError) -> bool:
+        """A backend failed in the middle of a step: whether the others can take the same step."""
+        if (
+            isinstance(error, Cancelled)
+            or name not in self._candidates()
+            or name in self._setup.home.values()
+        ):
+            return False
+        self._refuse(name, error)
+        self.replan(f"{name} failed")
+        self._executor.forget_threads()
+        return name not in self._in_force.planned.backends
+
     def _refuse(self, name: str, error: Exception) -> None:
         log.warning(
             "the backend %s is left out: %s", name, error, exc_info=not isinstance(error, HetrunError)
@@ -292,31 +308,35 @@ class Pilot:
             eager,
             state.parts,
             self._kv.used_bytes,
+            {name: own.room for name, own in self._weights.own.items()},
         )
 
     def replan(self, cause: str, waiting: int = 0, eager: bool = False) -> bool:
         """Ask the planner; whether another plan is in force now."""
         now = self._now(waiting, eager)
         self.planner.candidates = tuple(self._candidates())
-        plans = self._in_force.planned
+        plans = within(self._in_force.planned, self._weights.own)
         proposal = self.planner.propose(plans, now)
         if proposal is None:
             self._in_force.adopt(self.planner.annotate(plans, now))
             self._watcher.watch(self._in_force.planned, now, self._candidates())
             return False
         try:
-            self._bring(proposal.bring)
-            self._bring_parts(proposal.parts)
+            self._weights.bring(proposal.bring)
+            self._weights.bring_parts(proposal.parts)
         except Cancelled:
             raise
         except Exception as e:  # a plugin may fail in any way, and the plan stays as it is
+            if isinstance(e, BudgetError) and not proposal.bring:  # what is free may lie in pieces
+                log.info("there is no room for what would be better (%s): %s", proposal.reason, e)
+                return False
             for name in {b for _, b in proposal.bring} | {b for b, _ in proposal.parts - now.parts}:
                 if name not in self._setup.home.values():
                     self._refuse(name, e)
             return False
         self._in_force.adopt(proposal.plans)
-        self._drop(proposal.drop)
-        self._drop_parts(proposal.spare)
+        self._weights.drop(proposal.drop)
+        self._weights.drop_parts(proposal.spare)
         self._state.parts = proposal.parts
         change = Change(perf_counter(), f"{cause}: {proposal.reason}")
         self._note(change)
@@ -328,47 +348,6 @@ class Pilot:
         self._state.changes.append(change)
         del self._state.changes[:-MOST_CHANGES]
         log.info("planned anew: %s", change.reason)
-
-    def _bring(self, copies: frozenset[Copy]) -> None:
-        """Load libraries and read weights, and see how fast that is."""
-        for name in sorted({b for _, b in copies}):
-            self._start(name)
-            mine = sorted(i for i, b in copies if b == name)
-            backend = self._backends[name]
-            wanted = [use for i in mine for use in backend.wants(self.planner.units[i].ops)]
-            start, away = perf_counter(), self.aside.away
-            self._store.load({name: wanted}, self.aside)
-            seconds = perf_counter() - start - (self.aside.away - away)
-            size = sum(self._nbytes[i, name] for i in mine)
-            if size > 1 << 24:
-                self.forecast.learn_fact(RATE, name, size / seconds)
-        self._state.held |= copies
-
-    def _bring_parts(self, parts: Parts) -> None:
-        """Read the weights that operations of their own, or parts of them, want in another form."""
-        for name in sorted({b for b, _ in parts}):
-            self._start(name)
-            self._store.load({name: [use for b, use in parts if b == name]}, self.aside)
-        self._state.parts |= parts
-
-    def _drop_parts(self, parts: Parts) -> None:
-        """Give their memory back."""
-        for name in {b for b, _ in parts}:
-            self._store.drop(name, [use for b, use in parts if b == name])
-
-    def _drop(self, copies: frozenset[Copy]) -> None:
-        """Give the memory of weights back that no plan uses."""
-        if not copies:
-            return
-        keep = self._state.held - copies
-        for name in sorted({b for _, b in copies}):
-            backend = self._backends[name]
-            stays = {u for i, b in keep if b == name for u in backend.wants(self.planner.units[i].ops)}
-            stays |= {use for b, use in self._state.parts if b == name}
-            mine = [i for i, b in copies if b == name]
-            gone = {u for i in mine for u in backend.wants(self.planner.units[i].ops)} - stays
-            self._store.drop(name, gone)
-        self._state.held = set(keep)
 
     # --- what follows
 
@@ -382,6 +361,8 @@ class Pilot:
             return
         try:
             self.forecast.save(self._setup.memory)
+            if self._choices_at:
+                self.choices.save(self._choices_at)
         except OSError as e:
             log.debug("times are not kept: %s", e)
 

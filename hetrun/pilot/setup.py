@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetrun.backend import Backend, Precision
 from hetrun.forecast import Forecast
 from hetrun.graph import Graph
+from hetrun.ownmemory import Own
 from hetrun.plan import PlanSet
 from hetrun.planner.online import Now, OnlinePlanner
 from hetrun.planner.residency import Copy
@@ -27,6 +28,7 @@ class Setup:
     memory: Path | None  # where times are kept
     precision: Precision = "exact"
     wide: tuple[int, ...] = ()  # of the threads those that keep all cores busy; empty: only the most do
+    own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
 
 
 def planner_for(
@@ -49,6 +51,7 @@ def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:
 def planned(planner: OnlinePlanner, plans: PlanSet, setup: Setup) -> PlanSet:
     """What a model that brings in all that pays would be run by, as far as times are known already."""
     home = home_of(planner, setup)
-    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=True)
+    own_room = {name: own.room for name, own in setup.own.items()}
+    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=True, own_room=own_room)
     proposal = planner.propose(plans, now)
     return proposal.plans if proposal else planner.annotate(plans, now)

@@ -34,7 +34,7 @@ def closer(
             near = best_of(replace(demand, ways=ways))
             if near.seconds > (1 + PRICE) * fast.seconds:
                 continue
-            if copies.total(rest | used_by([near])) <= copies.room:
+            if copies.fit(rest | used_by([near])):
                 found[i] = replace(near, given=max(0.0, near.seconds - fast.seconds))
                 break
     return found

@@ -14,32 +14,36 @@ really took. One that is better by what any new plan must be better by takes the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hetrun.backend import Backend, Precision
+from hetrun.backend import Backend, Precision, Segment
 from hetrun.errors import OptionError
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import coarse
 from hetrun.graph import Graph
+from hetrun.ops import Moe
 from hetrun.plan import BUCKETS, Expected, Plan, PlanSet, make_plans
 from hetrun.planner.balance import Link, Migration
 from hetrun.planner.closeness import PRICE
+from hetrun.planner.hot import Device, HotExperts, Point
 from hetrun.planner.online import (
-    HOLDS,
     RATE,
     START,
     USUAL,
     WORTH,
+    Likely,
     Now,
     OnlinePlanner,
     Parts,
     Proposal,
     ms,
+    weight_of,
 )
+from hetrun.planner.parts import NO_PARTS, PartsHeld, Room
 from hetrun.planner.probe import LINK, Trial
-from hetrun.planner.residency import Copy
+from hetrun.planner.residency import Copies, Copy
 from hetrun.planner.sides import At, Sides
 from hetrun.planner.two import Candidate, Pair, Ways, scoring_of
 
@@ -79,9 +83,12 @@ class ConcurrentPlanner(OnlinePlanner):
         super().__init__(graph, backends, forecast, threads, candidates, precision)
         self.sides = Sides(graph, backends, forecast, self.costs)
         self._backends = backends
+        self._mixtures = {i for i, u in enumerate(self.units) if any(isinstance(o.attrs, Moe) for o in u.ops)}
         self._in_turn: dict[str, Plan] = {}  # what a bucket with two devices would run by otherwise
         self._wrong: dict[str, float] = {}  # bucket -> how many times as long as predicted passes took
         self._uses: dict[Copy, Parts] = {}
+        self._held = PartsHeld(backends, self._alone, forecast)
+        self.hot = HotExperts(self.sides, backends)
 
     def propose(self, current: PlanSet, now: Now) -> Proposal | None:
         self.sides.fresh()
@@ -89,8 +96,11 @@ class ConcurrentPlanner(OnlinePlanner):
         before = replace(current, plans={b: self._without(b, p) for b, p in current.plans.items()})
         proposal = super().propose(before, now)
         after = proposal.plans if proposal else before
-        chosen = {b: c for b in BUCKETS if (c := self._choose(b, current.plans[b], after, now))}
-        chosen = self._within(chosen, current, after, now)
+        if self.hot:
+            self._place_experts(current, after, now)
+        room = self._room(after, now)
+        chosen = {b: c for b in BUCKETS if (c := self._choose(b, current.plans[b], after, now, room))}
+        chosen = self._within(chosen, current, after, now, room)
         plans = {b: chosen[b].plan if b in chosen else p for b, p in after.plans.items()}
         self._in_turn = {b: after.plans[b] for b in chosen}
         changed = [b for b in BUCKETS if plans[b] is not current.plans[b]]
@@ -99,21 +109,26 @@ class ConcurrentPlanner(OnlinePlanner):
         used = self._copies_used(plans)
         bring, drop = used - now.held, (proposal.drop if proposal else frozenset[Copy]()) - used
         whole = self._uses_of((now.held | bring) - drop)
-        parts = frozenset(x for c in chosen.values() for x in self._needed(c.plan)) - whole
+        parts = frozenset(x for c in chosen.values() for x in self._held.needed(c.plan)) - whole
         reason = self._reason_of_all(current, chosen, changed, proposal)
-        memory = self._bill_of(after.memory, parts)
-        plan_set = self.annotate(replace(after, plans=plans, memory=memory, reason=reason), now)
+        billed = self._held.billed(after, parts)
+        plan_set = self.annotate(replace(billed, plans=plans, reason=reason), now)
         return Proposal(plan_set, bring, drop, reason, parts, now.parts - parts - whole)
 
     def _copies_used(self, plans: Mapping[str, Plan]) -> frozenset[Copy]:
-        """Those of whole units, which plans without parts need."""
+        """Those of units that run as a whole."""
         return frozenset(
             (i, s.backend)
             for plan in plans.values()
-            if not is_concurrent(plan)
             for s in plan.segments
             for i in self.costs.members(s)
+            if not is_concurrent(plan) or self._whole(s, i)
         )
+
+    def _whole(self, s: Segment, unit: int) -> bool:
+        """Whether all ops of a unit are in a segment."""
+        mine = {id(op) for op in s.ops}
+        return all(id(op) in mine for op in self.units[unit].ops)
 
     def _reason_of_all(
         self,
@@ -138,26 +153,28 @@ class ConcurrentPlanner(OnlinePlanner):
             self._in_turn |= make_plans(self._graph, buckets, self._alone)
         return self._in_turn[bucket]
 
-    def _choose(self, bucket: str, mine: Plan, after: PlanSet, now: Now) -> Choice | None:
+    def _choose(self, bucket: str, mine: Plan, after: PlanSet, now: Now, room: Room) -> Choice | None:
         """Two devices at once, as they are or in a new way; None if they had better take turns."""
         tokens, depth = self.point(bucket, after.ubatch, now)
         in_turn = self._seconds_in_turn(after.plans[bucket], tokens, depth)
         if in_turn is None:
             return None
         stay = self._clocked(bucket, mine, tokens, depth) if is_concurrent(mine) else in_turn
-        if stay is None or not {s.backend for s in mine.segments} <= {*self.candidates}:
+        could_stay = {s.backend for s in mine.segments} <= {*self.candidates} and self.hot.goes_with(mine)
+        if stay is None or not could_stay:
             stay = in_turn
             mine = after.plans[bucket]
         limit = (1 - WORTH) * min(stay, in_turn)
         best: Choice | None = None
         steps = max(1.0, MOVED_S / max(in_turn, 1e-9))
         at = At(tokens, depth, self._threads[-1])
-        for candidate in self._candidates(at, mine, now, steps):
+        for candidate in self._candidates(at, mine, after.plans[bucket], now, steps):
             if self._wrong.get(bucket, 1.0) * candidate.seconds >= limit:
                 continue
             plan = self._made(bucket, at.threads, candidate)
-            seconds = self._clocked(bucket, plan, tokens, depth) if plan else None
-            if plan is None or seconds is None:
+            if plan is None or not self._held.fit(self._held.needed(plan) - room.whole, room):
+                continue
+            if (seconds := self._clocked(bucket, plan, tokens, depth)) is None:
                 continue
             seconds += self._moved(mine, plan, now, steps)
             if self._rounds_more(plan, after.plans[bucket]):
@@ -204,13 +221,21 @@ class ConcurrentPlanner(OnlinePlanner):
             return None
         return made[bucket]
 
-    def _candidates(self, at: At, mine: Plan, now: Now, steps: float) -> Iterator[Candidate]:
+    def _candidates(self, at: At, mine: Plan, in_turn: Plan, now: Now, steps: float) -> Iterator[Candidate]:
         hosts = [b for b in self.candidates if b not in self._alone]
         others = [b for b in self.candidates if b in self._alone]
-        scoring = scoring_of(mine)
+        scoring, there = scoring_of(mine), self._units_of(in_turn, self._alone)
         for host, other in product(hosts, others):
             pair = Pair(host, other, self._moving(other, now, steps))
-            yield from Ways(self.sides, pair, at).candidates(scoring)
+            staying = {unit: b for unit, b in there.items() if b != other}
+            experts = self.hot.split(host, other, at)
+            yield from Ways(self.sides, pair, at, staying, experts).candidates(scoring)
+            yield from self.hot.beside(in_turn, self._units_of(in_turn, [host]), host, at, experts)
+
+    def _units_of(self, plan: Plan, backends: Collection[str]) -> dict[str, str]:
+        """The units of a plan, in which backends take turns, that run on some of them."""
+        mine = (s for s in plan.segments if s.backend in backends)
+        return {self.units[i].scope: s.backend for s in mine for i in self.costs.members(s)}
 
     # --- keys and values
 
@@ -232,26 +257,68 @@ class ConcurrentPlanner(OnlinePlanner):
 
     # --- memory
 
+    def _copies(self, now: Now) -> Copies:
+        copies = super()._copies(now)
+        own_room = {b: max(0, n - self._held.own_bytes(now.parts, b)) for b, n in copies.own_room.items()}
+        own = dict(copies.own_bytes)
+        for b, room in own_room.items():
+            mixtures = [c for c in own if c[1] == b and c[0] in self._mixtures and c not in now.held]
+            # Where not all have room, some experts of each are worth more than some mixtures as a whole.
+            if sum(own[c] for c in mixtures) > room:
+                own |= dict.fromkeys(mixtures, room + 1)
+        return replace(copies, own_bytes=own, own_room=own_room)
+
+    def _place_experts(self, current: PlanSet, after: PlanSet, now: Now) -> None:
+        """Decide which experts lie on which device, in what room whole units leave."""
+        coming = self._copies_used(after.plans) | now.held
+        points = [
+            Point(At(*self.point(b, after.ubatch, now), self._threads[-1]), weight_of(b, now))
+            for b in BUCKETS
+        ]
+        homes = {b: [i for i in self._mixtures if (i, b) in now.home] for _, b in now.home}
+        host = max(homes, key=lambda b: len(homes[b]))
+        scopes = frozenset(op.scope for i in homes[host] for op in self.units[i].ops)
+        for b in [b for b in self.candidates if b in self._alone and host not in self._alone]:
+            free = now.own_room.get(b, 1 << 60) - self.sizes.own_total(coming, b)
+            free -= self._held.own_bytes(now.parts, b)
+            device = Device(host, b, free, scopes)
+            self.hot.choose(device, points, current.plans.values(), fixed=not now.eager)
+
+    def _room(self, after: PlanSet, now: Now) -> Room:
+        """What there is for parts, beside the copies that the plans bring in which take turns."""
+        copies = self._copies(now)
+        coming = self._copies_used(after.plans) - now.held
+        own = {b: n - copies.own_total(coming, b) for b, n in copies.own_room.items()}
+        own = {b: max(0, n - self.hot.kept_free.get(b, 0)) for b, n in own.items()}
+        return Room(copies.room - copies.total(now.held), own, self._uses_of(now.held | coming), now.parts)
+
     def _within(
-        self, chosen: Mapping[str, Choice], current: PlanSet, after: PlanSet, now: Now
+        self, chosen: Mapping[str, Choice], current: PlanSet, after: PlanSet, now: Now, room: Room
     ) -> dict[str, Choice]:
-        """Of the plans with two devices those that fit into memory and are worth what they need; what stays
-        comes first, then what gains most."""
-        copies, whole = self._copies(now), self._uses_of(now.held)
-        room = copies.room - copies.total(now.held)
-        kept: dict[str, Choice] = {}
-        parts: Parts = frozenset()
+        """Of the plans with two devices those that fit into memory together and are worth what they need;
+        what stays comes first, then what gains most. Where there is no room for one, there may be for
+        another that needs less besides."""
+        kept, parts = dict[str, Choice](), NO_PARTS
 
         def rank(bucket: str) -> tuple[bool, float]:
             c = chosen[bucket]
             return c.plan is not current.plans[bucket], USUAL[bucket] * (c.seconds - c.otherwise)
 
         for bucket in sorted(chosen, key=rank):
-            choice = chosen[bucket]
-            more = parts | (self._needed(choice.plan) - whole)
-            if self._bytes_of(more) <= room and self._is_worth(more - parts - now.parts, choice, after, now):
+            choice: Choice | None = chosen[bucket]
+            if not self._held.fit(parts | self._more(choice, room), room):
+                left = self._held.left(room, parts)
+                choice = self._choose(bucket, current.plans[bucket], after, now, left)
+            more = parts | self._more(choice, room)
+            if not choice or not self._held.fit(more, room):
+                continue
+            if self._is_worth(more - parts - now.parts, choice, after, now):
                 kept[bucket], parts = choice, more
         return kept
+
+    def _more(self, choice: Choice | None, room: Room) -> Parts:
+        """What a plan needs besides whole units."""
+        return self._held.needed(choice.plan) - room.whole if choice else NO_PARTS
 
     def _is_worth(self, missing: Parts, choice: Choice, after: PlanSet, now: Now) -> bool:
         """The rule of the planner: in the long run, or for the prompt that waits."""
@@ -261,15 +328,9 @@ class ConcurrentPlanner(OnlinePlanner):
         for b in {b for b, _ in missing}:
             price += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0
             rate = self._forecast.fact(RATE, b)
-            mine = frozenset(part for part in missing if part[0] == b)
-            price += self._bytes_of(mine, besides=False) / rate if rate else 0.0
+            price += self._held.moved(missing, b) / rate if rate else 0.0
         gain = choice.otherwise - choice.seconds if choice.plan.bucket == BUCKETS[-1] else 0.0
         return now.waiting / after.ubatch * gain > price
-
-    def _needed(self, plan: Plan) -> Parts:
-        return frozenset(
-            (s.backend, use) for s in plan.segments for use in self._backends[s.backend].wants(s.ops)
-        )
 
     def _uses_of(self, held: frozenset[Copy]) -> Parts:
         found: Parts = frozenset()
@@ -279,19 +340,6 @@ class ConcurrentPlanner(OnlinePlanner):
                 self._uses[unit, b] = frozenset((b, use) for use in uses)
             found |= self._uses[unit, b]
         return found
-
-    def _bytes_of(self, parts: Parts, besides: bool = True) -> int:
-        """Bytes of weights, and what backends hold besides that have no others."""
-        total = sum(self._backends[b].resident_bytes([use]) for b, use in parts)
-        fixed = {b for b, _ in parts if b in self._alone} if besides else set()
-        return total + sum(int(self._forecast.fact(HOLDS, b) or 0) for b in fixed)
-
-    def _bill_of(self, memory: Mapping[str, int], parts: Parts) -> dict[str, int]:
-        bill = {name: size for name, size in memory.items() if not name.startswith("parts for ")}
-        for b in sorted({b for b, _ in parts}):
-            mine = frozenset(part for part in parts if part[0] == b)
-            bill[f"parts for {b}"] = self._bytes_of(mine, besides=False)
-        return bill
 
     # --- what the pilot asks
 
@@ -326,7 +374,12 @@ class ConcurrentPlanner(OnlinePlanner):
     def rests_on(self, plan: Plan, tokens: int) -> Mapping[Work, bool]:
         return self.sides.works(plan, tokens) if is_concurrent(plan) else {}
 
+    def listen(self, likely: Likely) -> None:
+        self.sides.likely = likely
+
     def surprised(self, plans: PlanSet) -> str:
+        if other_experts := self.hot.surprised():
+            return other_experts
         for bucket, plan in plans.plans.items():
             wrong = self.sides.wrong(plan) if is_concurrent(plan) else None
             known = self._wrong.get(bucket, 1.0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from hetrun.backend import Backend, Precision, Segment, WeightUse
+from hetrun.backend import Backend, Floats, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import units
@@ -22,6 +22,7 @@ from hetrun.planner.costs import Costs, longest
 from hetrun.planner.placing import Chain
 from hetrun.planner.probe import SMALL, Trial
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, complete, cost, place_all, used_by
+from hetrun.planner.sizes import sizes_of
 from hetrun.planner.turns import turn
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ USUAL = {
 MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-32": 24, "33-64": 48, "65-256": 192}
 SHALLOW = 512.0
 
+Likely = Callable[[str], Floats | None]  # by router: how likely a token chooses each expert
 Parts = frozenset[tuple[str, WeightUse]]  # a backend, and a weight in the form it wants for some ops
 
 
@@ -63,6 +65,7 @@ class Now:
     eager: bool = False  # whatever pays in the long run is brought in now
     parts: Parts = frozenset()  # weights that are in memory besides those of whole units
     kv_bytes: int = 0  # keys and values that are in use
+    own_room: Mapping[str, int] = field(default_factory=dict)  # for weights, in devices' own memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class OnlinePlanner:
         self.wide = self._threads[-1:]  # those that may be best where memory is not the limit
         self._ran: dict[str, dict[str, tuple[Segment, int]]] = {}  # bucket -> backend -> its longest, threads
         self.candidates = tuple(candidates)
-        self._nbytes = self._sizes(backends)
+        self.sizes = sizes_of(self.units, {b: backends[b] for b in self.candidates}, self.costs.able)
         self._rounding = tuple(
             {name: max(map(backend.rounding, unit.ops)) for name, backend in backends.items()}
             for unit in self.units
@@ -108,8 +111,8 @@ class OnlinePlanner:
 
     @property
     def nbytes(self) -> Mapping[Copy, int]:
-        """What each unit takes on each backend that could hold it."""
-        return self._nbytes
+        """What each unit takes of the host's memory on each backend that could hold it."""
+        return self.sizes.host
 
     def propose(self, current: PlanSet, now: Now) -> Proposal | None:
         """A plan set that is better than the current one, or None."""
@@ -169,6 +172,9 @@ class OnlinePlanner:
         of."""
         return {}
 
+    def listen(self, likely: Likely) -> None:
+        """Hear from there how likely tokens choose each expert of a mixture, by its router."""
+
     def surprised(self, plans: PlanSet) -> str:
         """Whether passes take another time than the plans say; empty if not."""
         return ""
@@ -202,11 +208,9 @@ class OnlinePlanner:
     def _demands(
         self, current: PlanSet, now: Now, factors: Mapping[str, Mapping[str, float]]
     ) -> list[Demand]:
-        seen = sum(now.passes.values())
         demands = []
         for bucket in BUCKETS:
             tokens, depth = self.point(bucket, current.ubatch, now)
-            weight = USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
             ways = {}
             # Fewer threads win where memory is the limit: larger passes are not measured with them.
             for threads in self._threads if tokens <= SMALL else self.wide:
@@ -214,7 +218,7 @@ class OnlinePlanner:
                 if all(chain.times):
                     chain = self.costs.scaled(chain, factors[bucket])
                     ways[threads] = chain.taking_turns(self._turn(chain, tokens))
-            demands.append(Demand(weight, ways or {self._threads[-1]: chain}))
+            demands.append(Demand(weight_of(bucket, now), ways or {self._threads[-1]: chain}))
         return demands
 
     def _turn(self, chain: Chain, tokens: int) -> float:
@@ -226,8 +230,12 @@ class OnlinePlanner:
         """What copies take besides the home of every unit, which stays."""
         at_home = {b for _, b in now.home}
         fixed = {b: int(self._forecast.fact(HOLDS, b) or 0) for b in self.candidates if b not in at_home}
-        nbytes = {c: 0 if c in now.home else size for c, size in self._nbytes.items()}
-        return Copies(nbytes, fixed, max(0, now.room - sum(self._nbytes[c] for c in now.home)))
+        sizes, room = self.sizes, max(0, now.room - sum(self.nbytes[c] for c in now.home))
+        host = {c: 0 if c in now.home else size for c, size in sizes.host.items()}
+        # A device gets what comes before it gives up what goes: all that it holds counts as what stays.
+        own = {c: 0 if c in now.held else size for c, size in sizes.own.items()}
+        own_room = {b: max(0, n - sizes.own_total(now.held, b)) for b, n in now.own_room.items()}
+        return Copies(host, fixed, room, own, own_room)
 
     def _place(self, demands: Sequence[Demand], now: Now, held: frozenset[Copy] | None) -> list[Placed]:
         """The best placements: on the copies that are held, or on whatever fits."""
@@ -237,7 +245,7 @@ class OnlinePlanner:
                 frozenset(b for b in self.candidates if (i, b) in held) for i in range(len(self.units))
             ]
             demands = [replace(d, ways={t: c.only(allowed) for t, c in d.ways.items()}) for d in demands]
-            copies = replace(copies, room=1 << 62)
+            copies = replace(copies, room=1 << 62, own_room={})
         placed = place_all(demands, copies)
         return closer(demands, placed, copies, self._rounding) if self._precision == "exact" else placed
 
@@ -283,7 +291,7 @@ class OnlinePlanner:
         for b in sorted({b for _, b in missing}):
             total += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0
             rate = self._forecast.fact(RATE, b)
-            total += sum(self._nbytes[c] for c in missing if c[1] == b) / rate if rate else 0.0
+            total += self.sizes.moved(c for c in missing if c[1] == b) / rate if rate else 0.0
         return total
 
     def _must(self, before: Sequence[Placed], now: Now) -> bool:
@@ -312,27 +320,9 @@ class OnlinePlanner:
             elif old.threads != p.threads:
                 plans[bucket] = replace(plans[bucket], threads=p.threads)
         plans |= make_plans(self._graph, moved, self._alone)
-        return self.annotate(replace(current, plans=plans, memory=self._bill(current, placed, now)), now)
-
-    def _bill(self, current: PlanSet, placed: Sequence[Placed], now: Now) -> dict[str, int]:
-        """What is held in all: the home of every unit, and besides it what was brought in."""
-        used = now.held | used_by(placed)
-        copies = self._copies(now)
-        bill = dict(current.memory)
-        for b in self.candidates:
-            size = sum(self._nbytes[c] for c in used - now.home if c[1] == b)
-            if size:
-                bill[f"copies for {b}"] = size
-                bill[f"{b} itself"] = copies.fixed.get(b, 0)
-        return bill
-
-    def _sizes(self, backends: Mapping[str, Backend]) -> dict[Copy, int]:
-        found: dict[Copy, int] = {}
-        for i, unit in enumerate(self.units):
-            for name in self.candidates:
-                if name in self.costs.able[i]:
-                    found[i, name] = backends[name].resident_bytes(backends[name].wants(unit.ops))
-        return found
+        brought = (now.held | used_by(placed)) - now.home
+        billed = self.sizes.billed(current, brought, self._copies(now).fixed)
+        return self.annotate(replace(billed, plans=plans), now)
 
     def _placements(self, demand: Demand, placed: Placed) -> tuple[Placement, ...]:
         """One for everything, and one for each unit that runs elsewhere."""
@@ -383,6 +373,12 @@ class OnlinePlanner:
         if a.seconds == float("inf"):  # it cannot run as it did
             gain = f"{ms(b.seconds)} expected"
         return f"passes of {bucket} tokens{more}: {what} ({gain})"
+
+
+def weight_of(bucket: str, now: Now) -> float:
+    """How often there are passes of a bucket, usually and of late."""
+    seen = sum(now.passes.values())
+    return USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
 
 
 def ms(seconds: float) -> str:

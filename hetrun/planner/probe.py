@@ -7,7 +7,8 @@ with layers of the same form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,18 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import FLOAT_BYTES, Backend, Floats, Ints, Pass, Runner, Segment, SequencePart
+from hetrun.backend import (
+    FLOAT_BYTES,
+    Backend,
+    Floats,
+    Ints,
+    Pass,
+    Runner,
+    Segment,
+    SequencePart,
+    WeightUse,
+)
+from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import Unit, form_of, of_wanted_rows
 from hetrun.graph import Graph, Op, Value
@@ -25,6 +37,8 @@ from hetrun.ops import Attention
 from hetrun.plan import segment_of
 from hetrun.planner.costs import CALL, FEW
 from hetrun.weights import Progress, WeightStore
+
+log = logging.getLogger(__name__)
 
 TOKENS = (1, 4, 16, 64, 512)  # of one sequence
 SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from memory; the first cost a copy
@@ -84,6 +98,7 @@ class Prober:
         self._forecast = forecast
         self._context = context
         self._random = np.random.default_rng(0)
+        self._brought: dict[str, dict[WeightUse, None]] = {}  # for trials
         self._seen: dict[int, NDArray[np.uint8]] = {}  # by width: KV rows of what lies behind a trial
         readers: dict[Value, set[int]] = {}
         for i, op in enumerate(graph.ops):
@@ -101,7 +116,10 @@ class Prober:
             if left < 0:
                 break
             if not self._too_long(trial, left):
-                self.measure(trial)
+                try:
+                    self.measure(trial)
+                except BudgetError as e:
+                    log.debug("%s is not tried on %s: %s", trial.name, trial.backend, e)
                 done += 1
             tell(done / len(trials))
         return done
@@ -117,7 +135,7 @@ class Prober:
             backend.set_threads(trial.threads)
         segments = [self._segment(trial, ops) for ops in trial.ops]
         wanted = {use: None for s in segments for use in self._backends[trial.backend].wants(s.ops)}
-        self._store.load({trial.backend: wanted})
+        self._bring(trial.backend, wanted)
         with self._sequences(trial, segments) as work:
             runners: list[Runner] = []
             try:
@@ -130,6 +148,21 @@ class Prober:
             finally:
                 for runner in runners:
                     runner.close()
+
+    def _bring(self, name: str, wanted: Collection[WeightUse]) -> None:
+        """Read what a trial needs; where a device has no room for it beside what others needed, these go."""
+        missing = dict.fromkeys(use for use in wanted if not self._store.holds(name, [use]))
+        self._brought.setdefault(name, {}).update(missing)
+        try:
+            self._store.load({name: wanted})
+        except BudgetError:
+            self.give_back(name)
+            self._brought[name] = missing
+            self._store.load({name: wanted})
+
+    def give_back(self, name: str) -> None:
+        """Weights that nothing but trials needed. To be called before others come to need them."""
+        self._store.drop(name, self._brought.pop(name, {}))
 
     def in_turn(
         self, units: Sequence[Unit], ways: Sequence[Sequence[str]], threads: int, tokens: int

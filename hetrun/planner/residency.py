@@ -8,7 +8,7 @@ programme: small ones are enumerated, the others go to HiGHS.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -50,17 +50,34 @@ class Copies:
     nbytes: Mapping[Copy, int]
     fixed: Mapping[str, int]
     room: int
+    own_bytes: Mapping[Copy, int] = field(default_factory=dict)  # of memory that a device has to itself
+    own_room: Mapping[str, int] = field(default_factory=dict)  # by backend with such memory
 
     def total(self, held: frozenset[Copy]) -> int:
         """Bytes of some copies."""
         backends = {b for _, b in held}
         return sum(self.nbytes[c] for c in held) + sum(self.fixed.get(b, 0) for b in backends)
 
+    def own_total(self, held: frozenset[Copy], backend: str) -> int:
+        """Bytes of the copies in the memory of one device."""
+        return sum(self.own_bytes.get(c, 0) for c in held if c[1] == backend)
+
+    def fit(self, held: frozenset[Copy]) -> bool:
+        """Whether there is room for some copies."""
+        return self.total(held) <= self.room and all(
+            self.own_total(held, b) <= room for b, room in self.own_room.items()
+        )
+
+    def could_hold(self, c: Copy) -> bool:
+        """Whether one copy is not too large by itself."""
+        own = self.own_room.get(c[1])
+        return self.nbytes[c] <= self.room and (own is None or self.own_bytes.get(c, 0) <= own)
+
 
 def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
     """The placements of all buckets that take least time in all, within the memory there is."""
     free = [best_of(d) for d in demands]
-    if copies.total(used_by(free)) <= copies.room:
+    if copies.fit(used_by(free)):
         return free
     candidates = _candidates(demands, copies)
     if 2 ** len(candidates) <= MOST_ENUMERATED:
@@ -110,7 +127,7 @@ def _units(demands: Sequence[Demand]) -> list[set[str]]:
 def _candidates(demands: Sequence[Demand], copies: Copies) -> list[Copy]:
     chains = [chain for d in demands for chain in d.ways.values()]
     named = dict.fromkeys((i, b) for chain in chains for i, times in enumerate(chain.times) for b in times)
-    return [c for c in named if copies.nbytes[c] <= copies.room]
+    return [c for c in named if copies.could_hold(c)]
 
 
 def _enumerate(
@@ -119,7 +136,7 @@ def _enumerate(
     """Every set of copies that fits and leaves no unit without a place."""
     best: tuple[float, frozenset[Copy]] | None = None
     for held in _sets(candidates):
-        if copies.total(held) > copies.room or not complete(demands, held):
+        if not copies.fit(held) or not complete(demands, held):
             continue
         seconds = sum(d.weight * best_of(d, held).seconds for d in demands)
         if best is None or seconds < best[0]:
@@ -156,6 +173,10 @@ def _solve(demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]
     room = {y: float(copies.nbytes[c]) for c, y in held.items()}
     room |= {s: float(copies.fixed.get(b, 0)) for b, s in starts.items()}
     lp.at_most(room, copies.room)
+    for b, own_room in copies.own_room.items():
+        own = {y: float(copies.own_bytes.get(c, 0)) for c, y in held.items() if c[1] == b}
+        if own:
+            lp.at_most(own, own_room)
     for d in demands:
         _add_bucket(lp, d, held)
     chosen = lp.solve(GAP, LONGEST_S)

@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import FLOAT_BYTES, Backend, Segment
+from hetrun.backend import FLOAT_BYTES, Backend, Floats, Segment
 from hetrun.errors import OptionError
 from hetrun.forecast import Cell, Forecast, Work
 from hetrun.forms import coarse
 from hetrun.graph import Graph, Op
-from hetrun.ops import Attention
+from hetrun.ops import Attention, Moe
 from hetrun.plan import Plan, bucket_of
 from hetrun.planner.balance import PARTS, Operation, operations
 from hetrun.planner.costs import MOST_SAVED, NEAR, Costs, distance, size_of
+from hetrun.planner.heat import Cost as Cost
+from hetrun.planner.heat import Rates, heat_of, is_share, mixture_of, rates_of, unknown
+from hetrun.planner.online import Likely
 from hetrun.planner.probe import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
 
 PRODUCTS = ("linear", "head")
@@ -40,19 +43,6 @@ class At:
         """Whether it is taken for a pass of as many sequences: who else has passes of a few tokens? The last
         layer works for each sequence, not for each token."""
         return 1 < self.tokens <= SMALL
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What an operation takes on one side."""
-
-    seconds: float  # in the chain: computing, and what crosses the link for it
-    fixed: float  # of these, what every part of it takes again
-    load: float = 0.0  # on the link, ahead of time
-
-    def part(self, some: float) -> float:
-        """What a part of it takes in the chain."""
-        return self.fixed + some * (self.seconds - self.fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +76,8 @@ class Sides:
         self._sizes = {key: sum(map(_size, o.ops)) for key, o in self._operations.items()}
         self._asked: dict[tuple[str, str, At], Cost | None] = {}
         self._parts: dict[int, tuple[Segment, Mapping[str, float]]] = {}
+        self._mixtures: dict[int, tuple[Segment, Mapping[str, Op]]] = {}
+        self.likely: Likely = unknown
 
     def fresh(self) -> None:
         """Ask the forecast anew."""
@@ -221,10 +213,13 @@ class Sides:
     def _segment(self, s: Segment, at: At) -> Cost | None:
         """A segment as the sum of its operations, or parts of them, which share one call."""
         times, load = list[float](), 0.0
+        mixtures = self._mixtures_of(s)
         for key, some in self._parts_of(s).items():
             cost = self.cost(self._operations[key], s.backend, at)
             if cost is None:
                 return None
+            if op := mixtures.get(key):
+                some = self._part_of_mixture(op, self._operations[key], s.backend, at)
             times.append(cost.part(some))
             load += some * cost.load
         call = self._costs.call(s.backend)
@@ -244,6 +239,26 @@ class Sides:
                     sizes[name] = sizes.get(name, 0.0) + size / self._sizes[name]
             self._parts[key] = s, sizes
         return self._parts[key][1]
+
+    def _mixtures_of(self, s: Segment) -> Mapping[str, Op]:
+        """The shares of mixtures in a segment, by operation."""
+        key = id(s.ops)
+        if key not in self._mixtures:
+            found = {self._key(op): op for op in s.ops if isinstance(op.attrs, Moe) and is_share(op.attrs)}
+            self._mixtures[key] = s, found
+        return self._mixtures[key][1]
+
+    def _part_of_mixture(self, op: Op, o: Operation, backend: str, at: At) -> float:
+        """How much of a mixture's work its share has: its experts are chosen by more or fewer tokens."""
+        assert isinstance(op.attrs, Moe)
+        heat = heat_of(mixture_of(o), self.likely)
+        rates = self.rates(o, backend, at, heat)
+        return rates.part(heat, op.attrs.computed, at.tokens) if rates else 0.0
+
+    def rates(self, o: Operation, backend: str, at: At, heat: Floats) -> Rates | None:
+        """What experts of a mixture take on a backend; None if nobody has measured it."""
+        one, many = self.cost(o, backend, replace(at, tokens=1)), self.cost(o, backend, at)
+        return rates_of(one, many, heat, at.tokens) if one and many else None
 
     def measured(self, s: Segment, at: At) -> float | None:
         """A segment, from the moment it is given to its end, if runs of about this size were measured."""

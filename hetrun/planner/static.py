@@ -25,9 +25,12 @@ LARGEST_UBATCH = 512
 class StaticPlanner:
     """Decides once, without measuring."""
 
-    def __init__(self, backends: Mapping[str, Backend], order: Sequence[str]) -> None:
-        """`order` names the backends from the most to the least wanted."""
+    def __init__(
+        self, backends: Mapping[str, Backend], order: Sequence[str], homes: Sequence[Placement] = ()
+    ) -> None:
+        """`order`: the backends from the most to the least wanted; `homes`: what has its place already."""
         self._backends = backends
+        self._homes = {placement.scope: placement for placement in homes}
         self._order = order
 
     def plan(self, graph: Graph, machine: Machine, wishes: Wishes) -> PlanSet:
@@ -48,9 +51,10 @@ class StaticPlanner:
     def _placements(self, graph: Graph) -> list[Placement]:
         """The first backend of the order for everything; another for scopes with something it cannot do."""
         first = self._order[0]
-        placements = {"": Placement("", first, self._why(first))}
+        placements = {"": Placement("", first, self._why(first)), **self._homes}
         for op in graph.ops:
-            if op.scope not in placements and not self._backends[first].supports(op):
+            backend = place(op, tuple(placements.values())).backend
+            if op.scope not in placements and not self._backends[backend].supports(op):
                 backend = self._first_for(op, [o for o in graph.ops if in_scope(o.scope, op.scope)])
                 placements[op.scope] = Placement(op.scope, backend, f"{first} has no {op.kind} for this")
         return list(placements.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrun.forms import coarse
@@ -17,6 +17,8 @@ WORTH = 0.03  # of an operation's time: what sharing it out must bring
 PIECES = (16, 8, 4, 2)  # that rows are shared out in, so that plans for several sizes share what they hold
 ROWS = 8  # kernels like borders at multiples of this
 ATTENTION = ("q", "k", "v", SCORE, "out")
+FEED_FORWARD = ("mlp1", "mlp2")
+EVERYTHING = (*ATTENTION, *FEED_FORWARD)
 
 Scoring = Mapping[int, Mapping[str, float]]  # layer -> backend -> part of the heads that attend there
 
@@ -45,19 +47,25 @@ class Pair:
 
 Part = tuple[Operation, Cost, Cost]  # on the host, and on the other device
 Taken = tuple[float, list[Placement]]  # what some operations take, and what of them is placed
+Split = Callable[[Operation], Taken]
 
 
 class Ways:
     """Candidates for one size of pass."""
 
-    def __init__(self, sides: Sides, pair: Pair, at: At) -> None:
-        self._sides, self._pair = sides, pair
-        found = [self._parts(layer, at) for layer in sides.layers]
+    def __init__(self, sides: Sides, pair: Pair, at: At, staying: Mapping[str, str], split: Split) -> None:
+        """`staying`: units that run on a third backend in any case, and on which; the pair has the others.
+        `split`: what becomes of a mixture, by the experts that lie on the other device."""
+        self._sides, self._pair, self._experts = sides, pair, split
+        free = [[o for o in layer if _unit(o) not in staying] for layer in sides.layers]
+        found = [self._parts(layer, at) for layer in free if layer]
         self._layers = [layer for layer in found if layer]
-        outside = [sides.cost(o, pair.host, at) for o in sides.outside]
-        self._outside = sum(c.seconds for c in outside if c)
-        self._known = bool(found) and all(found) and None not in outside
-        self._rest = Placement("", pair.host, f"beside {pair.other}")
+        others = [*sides.outside, *(o for layer in sides.layers for o in layer if _unit(o) in staying)]
+        costs = [sides.cost(o, staying.get(_unit(o), pair.host), at) for o in others]
+        self._outside = sum(c.seconds for c in costs if c)
+        self._known = bool(found) and all(found) and None not in costs
+        stays = (Placement(unit, b, "its weights stay there") for unit, b in staying.items())
+        self._rest = (Placement("", pair.host, f"beside {pair.other}"), *stays)
 
     def _parts(self, layer: Sequence[Operation], at: At) -> list[Part]:
         """What was measured of a layer on both sides; nothing if something was not."""
@@ -73,16 +81,17 @@ class Ways:
         """What is worth a closer look; `scoring`: where keys and values are now."""
         if not self._known:
             return
-        found = (self._balanced(scoring), self._shared(by_heads=False), self._shared(by_heads=True))
-        yield from (c for c in found if len(c.placements) > 1)
+        found = [self._balanced(scoring), self._shared(by_heads=False), self._shared(by_heads=True)]
+        found += [self._spread(scoring, names) for names in (EVERYTHING, ATTENTION, FEED_FORWARD)]
+        yield from (c for c in found if len(c.placements) > len(self._rest))
 
     # --- balanced
 
     def _balanced(self, scoring: Scoring) -> Candidate:
         """Every layer with the least makespan, where the other device has to bring weights."""
-        if not any(c.load for layer in self._layers for _, _, c in layer):
-            return Candidate((self._rest,), self._outside)
-        found, seconds = [self._rest], 0.0
+        if not self._loads:
+            return Candidate(self._rest, self._outside)
+        found, seconds = [*self._rest], 0.0
         rest = self._outside / len(self._layers)
         for layer in self._layers:
             host = [h.seconds + self._moving(o, self._pair.host, scoring) for o, h, _ in layer]
@@ -92,6 +101,44 @@ class Ways:
             found += [p for p in placed if p.backend == self._pair.other]
             seconds += best.seconds
         return Candidate(tuple(found), seconds)
+
+    @property
+    def _loads(self) -> bool:
+        """Whether the other device has to bring weights."""
+        return any(c.load for layer in self._layers for _, _, c in layer)
+
+    # --- spread
+
+    def _spread(self, scoring: Scoring, names: Sequence[str]) -> Candidate:
+        """Whole parts of so many layers on the other device, evenly spread, that its link is as busy as the
+        chain: fewer changes of sides than where each layer gives a little (LIA's whole layers)."""
+        layers = [[part for part in layer if part[0].name in names] for layer in self._layers]
+        layers = [layer for layer in layers if layer]
+        if not self._loads or not layers:
+            return Candidate(self._rest, self._outside)
+        pair = self._pair
+        host = [sum(h.seconds + self._moving(o, pair.host, scoring) for o, h, _ in layer) for layer in layers]
+        between = [
+            _together([c for _, _, c in layer]).seconds
+            + sum(self._moving(o, pair.other, scoring) for o, _, _ in layer)
+            for layer in layers
+        ]
+        loads = [sum(c.load for _, _, c in layer) for layer in layers]
+        alone = self._outside + sum(h.seconds for layer in self._layers for _, h, _ in layer)
+
+        def seconds(n: int) -> float:
+            some = evenly(n, len(layers))
+            return max(alone + sum(between[i] - host[i] for i in some), sum(loads[i] for i in some))
+
+        best = min(range(len(layers) + 1), key=seconds)
+        why = f"{best} of {len(layers)} cross the link while others compute"
+        placed = [
+            Placement(scope, pair.other, why)
+            for i in evenly(best, len(layers))
+            for o, _, _ in layers[i]
+            for scope in o.scopes
+        ]
+        return Candidate((*self._rest, *placed), seconds(best))
 
     def _moving(self, o: Operation, backend: str, scoring: Scoring) -> float:
         """What the keys and values of an operation pay for coming to a backend."""
@@ -109,7 +156,7 @@ class Ways:
                 taken.append(self._heads(attention))
             taken += [self._split(*part) for part in layer if part not in attention]
         seconds = self._outside + sum(s for s, _ in taken)
-        return Candidate((self._rest, *(p for _, placed in taken for p in placed)), seconds)
+        return Candidate((*self._rest, *(p for _, placed in taken for p in placed)), seconds)
 
     def _heads(self, attention: Sequence[Part]) -> Taken:
         """A layer's attention by heads, all of its operations together."""
@@ -126,6 +173,8 @@ class Ways:
         """One operation: on the host, on the other side, or some of its rows or experts on each."""
         alone = max(there.seconds, there.load)
         kind, pieces, widths = _pieces(o.ops)
+        if kind == "experts" and (taken := self._experts(o))[1]:
+            return taken
         some, seconds = share(here, there, pieces)
         if seconds < (1 - WORTH) * min(here.seconds, alone):
             why = self._why(seconds, here)
@@ -150,6 +199,15 @@ def share(here: Cost, there: Cost, pieces: int) -> tuple[int, float]:
     ]
     seconds, some = min(ends, default=(float("inf"), 0))
     return some, seconds
+
+
+def _unit(o: Operation) -> str:
+    return coarse(o.scopes[0])
+
+
+def evenly(n: int, of: int) -> list[int]:
+    """The numbers of n things among so many, as far from each other as can be."""
+    return [(2 * i + 1) * of // (2 * n) for i in range(n)]
 
 
 def _together(costs: Sequence[Cost]) -> Cost:

@@ -37,6 +37,7 @@ class Options:
     ctx: int | None = None
     kv_type: str = "f16"
     ram: int | None = None
+    vram: int | None = None  # of each device that has memory to itself; 0: none of these is used
     precision: Precision = "exact"
     planner: str = "measured"  # or static
     streaming: str = "balanced"  # what stays in memory where not all weights can, and how the others come

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hetrun.greatest import Best
 from hetrun.sampling.draw import Floats
 
 
@@ -32,7 +33,12 @@ class Sampler(Protocol):
         """Whether it takes the greatest logit, whatever came before, and says nothing else of it."""
         ...
 
-    def sample(self, logits: Floats) -> Choice: ...
+    @property
+    def enough(self) -> int:
+        """How many of the greatest logits it looks at, in any case; 0: it wants whole rows."""
+        ...
+
+    def sample(self, logits: Floats | Best) -> Choice: ...
 
     def accept(self, token: int) -> None: ...
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import BackendError, OptionError
+from hetrun.greatest import Best
 from hetrun.params import SamplingParams, temperature_of
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_temperature
@@ -77,6 +78,8 @@ class ChainSampler:
         self._usual = None if mirostat else usual(chain)
         self._greedy = len(chain) == 1 and is_greedy(chain[0])
         self.greedy = self._greedy and not (bias or constraint or mirostat) and params.logprobs is None
+        looks_at = 1 if self.greedy else self._usual.k if self._usual else 0
+        self.enough = 0 if bias or constraint or params.logprobs is not None else looks_at
         self._bias = bias
         self._bias_ids = np.fromiter(bias.keys(), np.intp)
         self._biases = np.fromiter(bias.values(), np.float32)
@@ -99,7 +102,9 @@ class ChainSampler:
         """Mirostat's state, where it is on."""
         return self._mirostat.mu if self._mirostat else None
 
-    def sample(self, logits: Floats) -> Choice:
+    def sample(self, logits: Floats | Best) -> Choice:
+        if isinstance(logits, Best):
+            return Choice(self._among(logits))
         row = self.permitted(logits) if self._bias or self._constraint else logits
         try:
             token = self._choose(row)
@@ -109,6 +114,15 @@ class ChainSampler:
         if self._params.logprobs is None:
             return Choice(token)
         return Choice(token, *of_token(logits, token, self._params.logprobs))
+
+    def _among(self, best: Best) -> int:
+        """The same of the greatest, where these are `enough`."""
+        check_peak(best.logits[0])
+        if self._usual is None:
+            return int(best.ids[0])
+        possible = best.logits[: self._usual.k]
+        logits = possible[possible > -np.inf].tolist()
+        return int(best.ids[self._usual.draw(logits, self._past.chance(0))])
 
     def _choose(self, row: Floats) -> int:
         if self._usual and self._usual.k < len(row):

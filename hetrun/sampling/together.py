@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetrun.sampling.draw import Floats
+from hetrun.greatest import Greatest, Rows
 from hetrun.sampling.roles import Choice, Sampler
 
 
-def choose(samplers: Sequence[Sampler], rows: Floats) -> Sequence[Choice | None]:
+def choose(samplers: Sequence[Sampler], rows: Rows) -> Sequence[Choice | None]:
     """What each sampler takes of its row, where that is found for all at once. None: ask the sampler itself,
     which may also say why nothing can be taken."""
-    if not samplers or not all([s.greedy for s in samplers]):
+    if isinstance(rows, Greatest) or not samplers or not all([s.greedy for s in samplers]):
         return [None] * len(samplers)
     places = rows.argmax(1)  # the lowest id of equals, as each one would take; of a NaN its place
     fine = np.isfinite(rows[np.arange(len(rows)), places])

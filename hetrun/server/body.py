@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from typing import NoReturn
 
 from starlette.requests import Request
 
 from hetrun.server.errors import ApiError
+from hetrun.strictjson import parsed
 
 MAX_BYTES = 32 * 2**20
 MOST_S = 60.0  # for the whole body: whoever sends half of one and falls silent holds a place
-# JSON can spell half of a surrogate pair, which is no text and cannot be encoded again.
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def json_object(request: Request) -> dict[str, object]:
     """The body, which must be one JSON object."""
     raw = await _read(request)
     try:
-        body = json.loads(raw, parse_constant=_refuse_constant)
-        if SURROGATE.search(raw):
-            json.dumps(body, ensure_ascii=False).encode()
+        body = parsed(raw)
     except UnicodeError:
         raise ApiError("The body is not valid UTF-8 text", code="invalid_json") from None
     except RecursionError:
@@ -63,7 +57,3 @@ def _too_large() -> ApiError:
     # The rest is not read, so the connection cannot be used again.
     message = f"The body is larger than {MAX_BYTES // 2**20} MiB"
     return ApiError(message, code="request_too_large", status=413, headers={"connection": "close"})
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -162,6 +162,15 @@ def _mixtures() -> Iterator[Case]:
         for company in (single(1), single(17), SOME_WANTED[0]):
             for quant in ("F32", "Q4_0"):
                 yield _mixture(attrs, 256, quant, quant, company, note)
+    # Shares with all weights, which leave the part of some experts to others; of all that a row chose, maybe.
+    for note, attrs in {
+        "without-some": Moe(8, 2, 256, True, without=(1, 2, 6)),
+        "without-half": Moe(8, 4, 256, False, 2.5, without=(0, 1, 5, 6)),
+        "without-any": Moe(4, 1, 256, True, without=(0, 1, 2, 3)),
+    }.items():
+        for company in (single(1), single(17), SOME_WANTED[0]):
+            for quant in ("F32", "Q4_0", "Q4_K"):
+                yield _mixture(attrs, 256, quant, quant, company, note)
     for company in (single(1), single(17)):
         # Rows that no interleaving divides; one expert, which is a matrix of two dimensions; all experts.
         yield _mixture(Moe(4, 2, 100, True), 36, "F32", "F16", company, "odd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from hetrun.backend import Backend, Pass, Segment, SequencePart, Unavailable
 from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.graph import Extent, KvShape, Op, Value, Weight
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
+from hetrun.ops import Attention, Moe
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
 from tests.conformance.table import CASES, EXACT, FLOORS, Case
+from tests.emulated.device import emulated
+from tests.emulated.kernels import has_compiler
 from tests.models.cases import COMMON
 from tests.packing import packed
 
 REFERENCE = "reference"
+EMULATED = "cuda emulated"  # its kernels, run by the CPU
 WITHOUT_KERNELS = "llamacpp without kernels"  # as it is where there was no C compiler
 MOST = 64  # tokens that a sequence gets at once
 
@@ -30,7 +34,12 @@ MOST = 64  # tokens that a sequence gets at once
 def others() -> list[str]:
     known = registry.backends().items()
     parts = [n for n, d in known if d.whole is None and not isinstance(d.probe(), Unavailable)]
-    return [n for n in parts if n != REFERENCE]
+    return [n for n in parts if n != REFERENCE] + [EMULATED] * has_compiler()
+
+
+def tried() -> list[ParameterSet]:
+    """The same for tests that try each; the emulator's kernels have to be built, which takes its time."""
+    return [pytest.param(n, marks=(pytest.mark.slow,) if n == EMULATED else ()) for n in others()]
 
 
 def is_quick(case: Case) -> bool:
@@ -38,13 +47,27 @@ def is_quick(case: Case) -> bool:
     return case.kind != "linear" or any(w[2] in COMMON for w in case.weights)
 
 
+def create(name: str) -> Backend:
+    return emulated() if name == EMULATED else registry.backends()[name.split()[0]].create()
+
+
+def is_for(case: Case, name: str) -> bool:
+    """CUDA's kernels take eight weights at a time. On the emulator of the products everyday types only: all
+    have tests of their own."""
+    if not name.startswith("cuda"):
+        return True
+    left_out = isinstance(case.attrs, Moe) and case.attrs.without  # such a share is the host's
+    quick = is_quick(case) or name != EMULATED
+    return quick and not left_out and not any(w[1] % 8 for w in case.weights)
+
+
 @cache
 def device(name: str) -> Backend:
-    made = registry.backends()[name.split()[0]].create()
+    made = create(name)
     made.start()
     if name == WITHOUT_KERNELS:
         assert isinstance(made, LlamacppBackend)
-        made.kernels = None
+        made.kernels = made.sorter = None
     return made
 
 
@@ -134,8 +157,15 @@ def outcome(case: Case, name: str, folder: Path) -> tuple[np.ndarray, np.ndarray
     # Where no row is wanted, a backend need not make a value of wanted rows.
     result = work.values["out"].copy() if work.rows(op.out) else np.empty((0, case.out), np.float32)
     runner.close()
+    for buffer in buffers.values():
+        backend.release(buffer)
     seen = np.concatenate([part.kv[0].rows for part in work.parts])
     return result, np.stack([table.read(seen) for table in kv.tables[0]])
+
+
+def marks(case: Case, name: str) -> Sequence[pytest.MarkDecorator]:
+    """What the quick tests leave out."""
+    return () if is_quick(case) and name != EMULATED else (pytest.mark.slow,)
 
 
 def pairs() -> list[ParameterSet]:
@@ -146,11 +176,12 @@ def pairs() -> list[ParameterSet]:
     without = [WITHOUT_KERNELS] if "llamacpp" in others() else []
     ways = {name for name, d in registry.backends().items() if d.way_of and not d.by_name}
     return [
-        pytest.param(case, name, id=f"{case}-{name}", marks=() if is_quick(case) else pytest.mark.slow)
+        pytest.param(case, name, id=f"{case}-{name}", marks=marks(case, name))
         for name in [*others(), *without]
         for case in CASES
         if case.kind == "attention" or name != WITHOUT_KERNELS
         if name not in ways or case.kind in ("linear", "head", "moe")
+        if is_for(case, name)
     ]
 
 
@@ -164,7 +195,7 @@ def test_a_backend_computes_what_the_reference_does(case: Case, backend: str, tm
 
 
 @pytest.mark.parametrize("quant", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("backend", others())
+@pytest.mark.parametrize("backend", tried())
 def test_a_backend_knows_how_much_it_rounds(backend: str, quant: str, tmp_path: Path) -> None:
     cases = [c for c in CASES if c.kind == "linear" and c.weights[0][2] == quant and not c.weights[1:]]
     case = max(cases, key=lambda c: c.company.parts[0][1])

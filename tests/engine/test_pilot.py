@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -15,16 +16,17 @@ import pytest
 from hetrun import LLM, SamplingParams, registry
 from hetrun.backend import Available, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
 from hetrun.backends.llamacpp.device import LlamacppBackend
-from hetrun.errors import Cancelled
+from hetrun.errors import BackendError, Cancelled
 from hetrun.executor import Chunk, Step
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.pilot import Pilot
 from hetrun.pilot.trying import Explorer
-from hetrun.plan import PlanSet
+from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.online import RATE
 from hetrun.planner.probe import Trial
+from hetrun.planner.sizes import Sizes
 from hetrun.planner.turns import turn
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -44,6 +46,7 @@ class Plugin(LlamacppBackend):
 
     name = "plugin"
     slow: str = ""
+    fails = False
 
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
         return Repeating(super().compile(segment, shape, buffers, kv), segment)
@@ -57,6 +60,8 @@ class Repeating:
         self._scopes = [op.scope for op in segment.ops]
 
     def submit(self, work: Pass) -> Done:
+        if Plugin.fails:
+            raise BackendError("the plugin has lost its device")
         slow = Plugin.slow and any(Plugin.slow in scope for scope in self._scopes)
         for _ in range(AGAIN if slow else 1):
             done = self._runner.submit(work)
@@ -74,6 +79,7 @@ def plugin() -> Iterator[None]:
     )
     Plugin.slow = ""
     yield
+    Plugin.fails = False
     remove()
 
 
@@ -214,6 +220,47 @@ def test_a_backend_that_is_told_to_stop_has_not_failed(
         assert llm.call(look) == set()
 
 
+@pytest.fixture
+def second() -> Iterator[None]:
+    """The plugin behind the backend that holds the model."""
+    remove = registry.register(
+        Descriptor("plugin", lambda: Available("a test"), Plugin, "a test", preference=1)
+    )
+    Plugin.slow = ""
+    yield
+    Plugin.fails = False
+    remove()
+
+
+def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
+    small_model: Path, second: None
+) -> None:
+    prompt, names = list(range(20, 60)), ["llamacpp", "plugin"]
+    with LLM(small_model, backends=["llamacpp"], ctx=256, threads=1) as llm:
+        right = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0))[0].tokens
+    with LLM(small_model, backends=names, ctx=256, threads=1, planner="measured") as llm:
+
+        def place(loaded: Loaded) -> set[str]:
+            """The second layer on the plugin, whatever is faster."""
+            pilot, assured = pilot_of(loaded), loaded.model
+            assert isinstance(assured, PlannedModel)
+            units = enumerate(pilot.planner.units)
+            pilot._weights.bring(frozenset((i, "plugin") for i, u in units if u.scope.startswith("blk.1")))
+            placed = Placement("", "llamacpp", "a test"), Placement("blk.1", "plugin", "a test")
+            plans = make_plans(assured.graph, {b: (1, placed) for b in BUCKETS})
+            pilot._in_force.adopt(replace(pilot._in_force.planned, plans=plans))
+            return {s.backend for s in assured.plans.plan(1).segments}
+
+        assert llm.call(place) == set(names)
+        found = []
+        for event in llm.stream(prompt, SamplingParams(max_tokens=12, temperature=0)):
+            found += [event.token] if event.token is not None else []
+            Plugin.fails = len(found) > 4
+        assert found == right
+        assert "plugin failed" in llm.call(lambda loaded: pilot_of(loaded).changes[-1].reason)
+        assert llm.plan.backends == ["llamacpp"]
+
+
 def test_a_model_that_loads_weights_stands_aside_after_each(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,8 +271,9 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
             pilot, calls = pilot_of(loaded), list[float]()
             copies = frozenset((i, "reference") for i in range(3))
             weights = {u for i, b in copies for u in pilot._backends[b].wants(pilot.planner.units[i].ops)}
-            pilot._store.drop("reference", weights)
-            monkeypatch.setattr(pilot, "_nbytes", {copy: 1 << 30 for copy in copies})
+            pilot._weights._store.drop("reference", weights)
+            sizes = Sizes(dict.fromkeys(copies, 1 << 30), dict.fromkeys(copies, 0))
+            monkeypatch.setattr(pilot.planner, "sizes", sizes)
 
             def between() -> None:
                 begun = perf_counter()
@@ -237,7 +285,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
 
             begun = perf_counter()
             with pilot.aside.for_the_sake_of(between):
-                pilot._bring(copies)
+                pilot._weights.bring(copies)
             rate = pilot.forecast.fact(RATE, "reference")
             assert rate is not None
             return len(calls), len(weights), 3 * (1 << 30) / rate + sum(calls) - (perf_counter() - begun)

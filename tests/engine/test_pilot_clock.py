@@ -18,6 +18,7 @@ import pytest
 from hetrun import LLM, registry
 from hetrun.backend import Available, Backend, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
 from hetrun.config import dirs
+from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor import Chunk, Step
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
@@ -191,6 +192,34 @@ def test_what_fails_when_it_is_tried_is_left_at_once(
     with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
         llm.call(work)
     assert "two is left out: no more" in caplog.text
+
+
+def test_only_what_failed_in_this_step_is_left(
+    model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device in whose segment somebody cancelled the step before is not to blame now."""
+
+    def cancelled(at: float, name: str, segment: Segment) -> float:
+        raise Cancelled("somebody wants no more")
+
+    def no_room(seq: int, n: int) -> object:
+        raise BudgetError("keys and values: no room")
+
+    def work(loaded: Loaded) -> None:
+        model = loaded.model
+        assert isinstance(model, PlannedModel)
+        only_one = Step((Chunk(model.alloc(), np.array([5], np.int32), np.array([0])),))
+        clock.speed = cancelled
+        with pytest.raises(Cancelled):
+            model.step(only_one)
+        monkeypatch.setattr(model._kv, "extend", no_room)
+        with pytest.raises(BudgetError):
+            model.step(only_one)
+        assert model.plans.backends == ["two"]
+
+    clock.speed = lambda at, name, segment: 1.0 if name == "two" else 2.0
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+        llm.call(work)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from functools import partial
 
 import pytest
 
+from hetrun import context as lengths
 from hetrun import decisions
 from hetrun.books import RESERVE
-from hetrun.decisions import choose_context, prepare
+from hetrun.context import choose_context
+from hetrun.decisions import prepare
 from hetrun.errors import BudgetError
 from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.graph import KvShape
@@ -52,14 +54,14 @@ def test_no_more_than_the_model_was_trained_for_unless_it_is_asked_for() -> None
 
 def test_what_is_free_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     need = 64 * 150 + 64 * 96
-    monkeypatch.setattr(decisions, "available_memory", lambda: 1000 + 2 * need)
+    monkeypatch.setattr(lengths, "available_memory", lambda: 1000 + 2 * need)
     assert choose() == 150
 
 
 def test_a_context_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BudgetError, match="--ram 0 MiB is too little: this model needs at least"):
         choose(ctx=1000, ram=1000)
-    monkeypatch.setattr(decisions, "available_memory", lambda: 64 * 150 + 64 * 96)
+    monkeypatch.setattr(lengths, "available_memory", lambda: 64 * 150 + 64 * 96)
     with pytest.raises(BudgetError, match="up to 150 tokens would fit"):
         choose(ctx=1000)
 

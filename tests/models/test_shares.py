@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,14 @@ from hetrun import LLM, registry
 from hetrun.backend import Backend, Segment, Unavailable
 from hetrun.backends import reference
 from hetrun.errors import OptionError
+from hetrun.forms import form_of
 from hetrun.graph import Graph, kv_shapes
 from hetrun.ops import Attention, Moe
 from hetrun.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
 from hetrun.savedplan import load_plan
 from hetrun.shares import Kind, Share
+from tests.emulated.device import emulated
+from tests.emulated.kernels import needs_compiler
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_placement import (
     assert_close,
@@ -44,6 +48,16 @@ def shared(scope: str, kind: Kind, borders: Sequence[int], names: Sequence[str])
     """A scope shared out at these borders, the first of them 0, the last one all."""
     parts = zip(borders, borders[1:], names, strict=False)
     return tuple(Placement(scope, name, "a test", Share(kind, a, b, borders[-1])) for a, b, name in parts)
+
+
+def ordered(parts: Sequence[Placement], order: Sequence[int], whole: int = -1) -> tuple[Placement, ...]:
+    """Shares in an order; the one with this number has all weights."""
+    shares = [p.share for p in parts]
+    return tuple(
+        replace(p, share=replace(s, order=tuple(order), whole=i == whole))
+        for i, (p, s) in enumerate(zip(parts, shares, strict=True))
+        if s
+    )
 
 
 def everywhere(name: str, *others: Placement) -> tuple[Placement, ...]:
@@ -90,8 +104,17 @@ def sharings(draw: st.DrawFn, graph: Graph, names: Sequence[str], step: int = 1)
         inner = draw(st.sets(st.integers(1, of // unit - 1), min_size=1, max_size=3))
         borders = [0, *(unit * n for n in sorted(inner)), of]
         backends = draw(st.lists(st.sampled_from(names), min_size=len(borders), max_size=len(borders)))
-        out += shared(scope, kind, borders, backends)
+        some = shared(scope, kind, borders, backends)
+        out += draw(in_order(some)) if kind == "experts" and draw(st.booleans()) else some
     return tuple(out)
+
+
+@st.composite
+def in_order(draw: st.DrawFn, parts: Sequence[Placement]) -> list[Placement]:
+    """Shares of experts in any order, some of them with the weights of all."""
+    share = parts[0].share
+    assert share
+    return list(ordered(parts, draw(st.permutations(range(share.of))), draw(st.integers(0, len(parts)))))
 
 
 @pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], MIXTURE, QK_NORM, *cases_hf.EACH], ids=str)
@@ -235,6 +258,27 @@ def test_a_bias_counts_once() -> None:
     assert [len(op.weights) for op in out] == [2, 1, 2]
 
 
+def test_experts_in_an_order_get_other_numbers_and_whoever_has_all_needs_no_more() -> None:
+    graph = graph_of(MIXTURE)
+    cold, hot = ordered(shared("blk.0.ffn.exp", "experts", [0, 4, 6], "ab"), [1, 2, 3, 5, 4, 0], whole=0)
+    divided, _ = share_out(graph, everywhere("a", cold, hot))
+    whole = next(op for op in graph.ops if op.scope == "blk.0.ffn.exp")
+    here, there = (op for op in divided.ops if op.scope.startswith("blk.0.ffn.exp.experts"))
+    assert here.weights == whole.weights
+    assert isinstance(here.attrs, Moe)
+    assert isinstance(there.attrs, Moe)
+    assert here.attrs.without == (0, 4)
+    assert (there.attrs.first, there.attrs.held, there.attrs.without) == (0, 2, ())
+    assert (here.attrs.computed, there.attrs.computed) == ([1, 2, 3, 5], [0, 4])
+    router, gate, _, _ = there.weights
+    n = whole.attrs.n_ff if isinstance(whole.attrs, Moe) else 0
+    assert router.name == "blk.0.ffn_gate_inp.weight[experts 4, 0-3, 5]"
+    assert gate.name == "blk.0.ffn_gate_exps.weight[experts 4, 0]"
+    assert gate.parts == (*whole.weights[1].blocks([4], n, "").parts, *whole.weights[1].rows(0, n).parts)
+    assert form_of([here]) == form_of([replace(here, attrs=replace(here.attrs, without=(1, 5)))])
+    assert form_of([here]) != form_of([whole])
+
+
 WRONG = [
     (
         shared("blk.0.ffn.up", "rows", [0, 64, 192], "ab")[:1],
@@ -261,6 +305,14 @@ WRONG = [
     (
         (*shared("blk.0.ffn", "rows", [0, 192], "a"), *shared("blk.0.ffn", "experts", [0, 192], "a")),
         "shares out blk.0.ffn in several ways",
+    ),
+    (
+        ordered(shared("blk.0.ffn.up", "rows", [0, 64, 192], "ab"), range(192)),
+        "shares out rows of blk.0.ffn.up in an order; only experts have one",
+    ),
+    (
+        ordered(shared("blk.0.ffn", "experts", [0, 1, 3], "ab"), [0, 1, 1]),
+        "the order of the experts of blk.0.ffn must have each of 3 once",
     ),
     (
         (
@@ -291,6 +343,8 @@ def test_shares_through_the_file_of_a_plan(case: Case, tmp_path: Path) -> None:
     placements = everywhere(names[0], *shared("blk.0.attn", "heads", [0, 1, 2], both))
     if case is MIXTURE:
         placements += shared("blk.1.ffn.exp", "experts", [0, 2, 6], both)
+        some = shared("blk.0.ffn.exp", "experts", [0, 4, 6], both)
+        placements += ordered(some, [5, 1, 0, 2, 4, 3], whole=0)
     placements += shared("output.head", "rows", [0, 100, tiny.VOCAB], both)
     made = plans(graph, placements)
     path = tmp_path / "plan.json"
@@ -317,6 +371,9 @@ def spoiled(change: Callable[[dict[str, object]], None]) -> dict[str, object]:
         (lambda s: s.update(b=True), "a share has numbers a, b and of, not True"),
         (lambda s: s.update(more=1), "is not a plan as"),
         (lambda s: s.update(b=2), "each must be in one share"),
+        (lambda s: s.update(order=["1", "0"]), "a share has an order of numbers"),
+        (lambda s: s.update(whole=1), "a share has an order of numbers, and is whole or not"),
+        (lambda s: s.update(whole=True), "only experts have one"),
     ],
 )
 def test_files_with_shares_that_are_none(
@@ -326,3 +383,23 @@ def test_files_with_shares_that_are_none(
     path.write_text(json.dumps(spoiled(change)))
     with pytest.raises(OptionError, match=message):
         load_plan(path, GQA)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("tokens", [(1,) * 5, (40,)], ids=["few", "many"])
+def test_a_gpu_has_the_experts_of_an_order_beside_a_host_that_has_all(tokens: tuple[int, ...]) -> None:
+    """Its kernels know nothing of the order: its router has the same one."""
+    names = ["llamacpp", "cuda"]
+    order = [5, 0, 3, 1, 4, 2]
+    shares = [
+        p
+        for scope in ("blk.0.ffn.exp", "blk.1.ffn.exp")
+        for p in ordered(shared(scope, "experts", [0, 3, 6], names), order, whole=0)
+    ]
+    backends = devices(["llamacpp"]) | {"cuda": emulated(grant=24 << 20, name="cuda")}
+    text = TOKENS[: sum(tokens)]
+    expected = teacher_forced(rig(MIXTURE, devices(["reference"])), (len(text),), text)
+    made = shared_rig(MIXTURE, backends, everywhere("llamacpp", *shares))
+    assert np.abs(expected - teacher_forced(made, tokens, text)).max() < 1e-2 * np.abs(expected).max()
+    made.close()

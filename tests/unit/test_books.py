@@ -160,6 +160,16 @@ def test_a_bill_is_a_table_with_a_sum() -> None:
         "  left                                        12.0"
     )
     assert bill.table({}) == []
+    there = bill.complete({bill.WEIGHTS: 5 * MIB, "copies": MIB, bill.BESIDES: 2 * MIB}, 16 * MIB)
+    assert "\n".join(bill.table(there, "gpu-1")) == (
+        "memory of gpu-1            kind                MiB\n"
+        "  weights                  its own             5.0\n"
+        "  copies                   its own             1.0\n"
+        "  driver, scratch and KV   its own             2.0\n"
+        "  in all                                       8.0\n"
+        "  limit                                       16.0\n"
+        "  left                                         8.0"
+    )
     more = bill.settled(complete | {"copies for other": 2 * MIB})
     assert (more["limit"], more["left"]) == (30 * MIB, 10 * MIB)
     assert bill.table(more)[-1].split() == bill.table(complete | {"copies for other": 2 * MIB})[-1].split()

@@ -10,12 +10,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
 from hetrun.chat import ChatTemplate
 from hetrun.chat import process as processes
 from hetrun.chat.renderer import TemplateWorker
+from hetrun.chat.sandbox import OutOfTime, compiled, line_of, rendered
 from hetrun.chat.template import CHATML, MOST_SOURCE
 from hetrun.errors import EngineStopped, HetrunError
 
@@ -152,3 +154,16 @@ def test_the_child_imports_little() -> None:
         "hetrun.visible",
     }
     assert not {"numpy", "subprocess", "asyncio", "socket", "multiprocessing", "ctypes"} & {*modules}
+
+
+def test_a_place_without_a_line() -> None:
+    """Where a template is interrupted between two lines, Python names none; the one that called is named."""
+
+    def nowhere() -> None:
+        raise OutOfTime
+
+    code = nowhere.__code__.replace(co_filename="<template>", co_linetable=b"")
+    template = compiled("\n{{ f() }}")
+    with pytest.raises(OutOfTime) as caught:
+        rendered(template, {"f": FunctionType(code, {"OutOfTime": OutOfTime})}, 9)
+    assert line_of(caught.value, template) == 2

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -329,6 +329,37 @@ def test_parts_stay_within_the_room() -> None:
         needed = sum(decide._backends[b].resident_bytes([use]) for b, use in parts)
         assert home + needed <= room
         assert bool(needed) == (room == 1 << 40)
+
+
+class FarWithMemory(Far):
+    """Weights that it holds take nothing of the host's memory."""
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return 0
+
+    def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return sum(use.weight.nbytes for use in wanted)
+
+
+@pytest.mark.parametrize("room", [0, 10_000, 1 << 40])
+def test_parts_stay_within_a_device_s_own_room(room: int) -> None:
+    backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: FarWithMemory(True)}
+    decide = ConcurrentPlanner(GRAPH, backends, measured(CPU, same(1e-6), GPU), (1,), (HOST, FAR))
+    before = replace(on_the_host(), devices={FAR: {"limit": room}})
+    here = now(own_room={FAR: room})
+    proposal = decide.propose(before, here)
+    parts = proposal.parts if proposal else frozenset()
+    needed = backends[FAR].device_bytes([use for b, use in parts if b == FAR])
+    assert needed <= room
+    assert bool(needed) == (room == 1 << 40)
+    if not proposal or not needed:
+        return
+    assert proposal.plans.devices == {FAR: {"limit": room, "parts": needed}}
+    assert not any(name.startswith("parts for far") for name in proposal.plans.memory)
+    # There is no room for others beside what it has, and what it has stays.
+    after = replace(follow(here, proposal), own_room={FAR: needed})
+    again = decide.propose(proposal.plans, after)
+    assert again is None or again.parts <= proposal.parts
 
 
 def test_nothing_is_brought_in_before_it_pays() -> None:

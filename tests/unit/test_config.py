@@ -127,7 +127,7 @@ def test_an_empty_list_is_not_given() -> None:
     ("given", "said"),
     [
         ({"context": 5}, "unknown option context: did you mean ctx?"),
-        ({"xyzzy": 5}, "unknown option xyzzy: known are model, ctx, ram, vram"),
+        ({"xyzzy": 5}, "unknown option xyzzy: known are model, offline, ctx, ram"),
         ({"thread": 5}, "unknown option thread: did you mean threads?"),
         ({"ctx": 0}, "ctx (--ctx) must be an integer of 1 or more, not 0"),
         ({"ctx": "many"}, "ctx (--ctx) must be an integer of 1 or more, not 'many'"),

@@ -306,6 +306,27 @@ def test_the_shapes_that_were_used_least_lately_are_closed(monkeypatch: pytest.M
     assert device.closed
 
 
+class Small(NullDevice):
+    """It has memory for two compiled segments."""
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        if len(self.open) == 2:
+            raise BudgetError("no memory is left for a third")
+        return super().compile(segment, shape, buffers, kv)
+
+
+def test_what_ran_longest_ago_makes_room_for_what_runs_now() -> None:
+    device = Small()
+    made = rig(GQA, {"null": device}, ubatch=512, context=256)
+    seq = made.kv.alloc()
+    for n in (1, 2, 20, 3, 1):
+        tokens = TOKENS[:n]
+        assert made.logits(seq, tokens).argmax(1).tolist() == following(tokens, range(n))
+    assert len(device.runners) == 5
+    made.close()
+    assert not device.open
+
+
 def test_a_shape_is_compiled_once() -> None:
     made, device = null_rig()
     a, b = made.kv.alloc(), made.kv.alloc()

@@ -103,6 +103,9 @@ class Sequences(RuleBasedStateMachine):
         self.held: dict[int, list[int]] = {}  # by each sequence: a name for each unit of memory
         self.safe: dict[int, int] = {}  # where a sequence can be cut in any case
         self.numbers = count(1)
+        # What a device would have that keeps copies of rows and trusts their stamps.
+        self.known = [np.zeros(g.rows, np.int64) for g in self.kv.groups]
+        self.copies = [np.zeros((g.rows, 4 * self.width), np.uint8) for g in self.kv.groups]
 
     def some(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.tokens)))
@@ -249,6 +252,22 @@ class Sequences(RuleBasedStateMachine):
         new = self.kv.import_(n, fill)
         assert list(left) == []
         self.tokens[new], self.held[new], self.safe[new] = self.tokens[seq][:n], held, n
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def look(self, data: st.DataObject) -> None:
+        """Copies are good that have the stamp of their row; without a window that of the last row tells."""
+        views = seen(self.kv, self.some(data))
+        for i, (group, view) in enumerate(zip(self.kv.groups, views, strict=True)):
+            table = next(table for j, table in tables(self.kv) if j == i)
+            if not view.length:
+                continue
+            rows, known = view.rows, self.known[i]
+            if group.window or known[rows[-1]] != group.stamps[rows[-1]]:
+                missing = rows[known[rows] != group.stamps[rows]]
+                self.copies[i][missing] = table.raw[missing]
+                known[missing] = group.stamps[missing]
+            assert (self.copies[i][rows] == table.raw[rows]).all()
 
     @invariant()
     def contents_are_those_of_the_model(self) -> None:

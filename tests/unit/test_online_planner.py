@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from hetrun.backend import Backend, Precision
+from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import coarse, form_of, of_wanted_rows, units
 from hetrun.graph import Op
@@ -45,6 +45,11 @@ def small(kind: str, tokens: int, depth: float, threads: int) -> float:
     return 0.001 * tokens / threads
 
 
+def faster(kind: str, tokens: int, depth: float, threads: int) -> float:
+    """Always."""
+    return large(kind, tokens, depth, threads) / 10
+
+
 def large(kind: str, tokens: int, depth: float, threads: int) -> float:
     """Fast where they are many."""
     return (0.002 + 0.0001 * tokens) / threads
@@ -79,6 +84,56 @@ def test_each_bucket_gets_what_is_fastest_for_it() -> None:
     assert not proposal.drop
     assert "units to amx" in proposal.reason
     assert "less expected" in proposal.reason
+
+
+class Own(NullDevice):
+    """It holds weights in memory of its own."""
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return 0
+
+    def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return sum(use.weight.nbytes for use in wanted)
+
+
+def with_own(times: Forecast) -> OnlinePlanner:
+    backends: dict[str, Backend] = {"cpu": NullDevice("cpu"), "gpu": Own("gpu")}
+    return OnlinePlanner(GRAPH, backends, times, (1, 2), ("cpu", "gpu"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+def test_a_device_gets_as_many_copies_as_its_own_memory_holds(share: float) -> None:
+    decide = with_own(forecast(cpu=large, gpu=faster))
+    size, home = decide.sizes.own, sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS)))
+    room = int(share * sum(size.values()))
+    before = replace(static(), devices={"gpu": {"limit": room + 7, "besides": 7}})
+    # None of it comes out of the host's memory, in which there is no room.
+    here = now(room=home, eager=True, own_room={"gpu": room})
+    proposal = decide.propose(before, here)
+    if not share:
+        assert proposal is None
+        return
+    assert proposal is not None
+    brought = sum(size[c] for c in proposal.bring)
+    assert room - max(size.values()) < brought <= room
+    assert {b for _, b in proposal.bring} == {"gpu"}
+    assert proposal.plans.devices == {"gpu": {"limit": room + 7, "besides": 7, "copies": brought}}
+    assert proposal.plans.memory["gpu itself"] == 0
+    assert "copies for gpu" not in proposal.plans.memory
+    # What it has stays, and takes nothing twice.
+    after = replace(here, held=here.held | proposal.bring)
+    again = decide.propose(proposal.plans, after)
+    assert again is None or not again.bring | again.drop
+    # A device that could not get any more gets none for what it has.
+    assert decide.propose(proposal.plans, replace(after, own_room={"gpu": 0})) is None
+
+
+def test_what_comes_to_lie_on_a_device_takes_time_as_well() -> None:
+    times = forecast(cpu=small, gpu=large)
+    times.learn_fact(RATE, "gpu", 1e3)
+    decide = with_own(times)
+    size = decide.sizes.own[0, "gpu"]
+    assert decide.price(frozenset([(0, "gpu")]), now()) == size / 1e3
 
 
 def test_buckets_that_stay_keep_their_plans_and_all_that_was_compiled_for_them() -> None:

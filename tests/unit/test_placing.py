@@ -45,7 +45,11 @@ def problems(draw: st.DrawFn) -> tuple[list[Demand], Copies]:
     ]
     nbytes = {(i, b): draw(st.integers(1, 9)) for i in range(n) for b in names}
     fixed = {b: draw(st.sampled_from([0, 3])) for b in names}
-    return demands, Copies(nbytes, fixed, draw(st.integers(1, 40)))
+    room = draw(st.integers(1, 40))
+    if not draw(st.booleans()):
+        return demands, Copies(nbytes, fixed, room)
+    own_bytes = {c: draw(st.integers(0, 9)) if c[1] == names[1] else 0 for c in nbytes}
+    return demands, Copies(nbytes, fixed, room, own_bytes, {names[1]: draw(st.integers(0, 20))})
 
 
 def brute_force(demands: list[Demand], copies: Copies) -> float | None:
@@ -57,7 +61,7 @@ def brute_force(demands: list[Demand], copies: Copies) -> float | None:
     found = []
     for chosen in product(*ways):
         held = frozenset((i, b) for _, way in chosen for i, b in enumerate(way))
-        if copies.total(held) <= copies.room:
+        if copies.fit(held):
             found.append(
                 sum(d.weight * d.ways[t].seconds(way) for d, (t, way) in zip(demands, chosen, strict=True))
             )
@@ -84,3 +88,5 @@ def test_copies_are_held_as_by_brute_force(problem: tuple[list[Demand], Copies],
         placed = place_all(demands, copies)
     assert cost(demands, placed) == pytest.approx(best, rel=residency.GAP)
     assert copies.total(held_by(placed)) <= copies.room
+    for b, own_room in copies.own_room.items():
+        assert sum(copies.own_bytes[c] for c in held_by(placed) if c[1] == b) <= own_room

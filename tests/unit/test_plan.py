@@ -246,6 +246,7 @@ def test_a_plan_as_json() -> None:
         "ubatch",
         "ubatch_why",
         "memory",
+        "device_memory",
         "promises_off",
         "reason",
         "notes",

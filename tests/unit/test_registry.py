@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -95,6 +96,42 @@ def test_a_package_that_does_not_import_harms_nobody_else(monkeypatch: pytest.Mo
         registry.backends()["plugin"].create()
 
 
+DEVICES = [
+    Descriptor(name, partial(Available, name), partial(NullDevice, name), preference=40, by_name=True)
+    for name in ["gpu", *(f"gpu-{n}" for n in range(1, 12))]
+]
+
+
+def several() -> list[Descriptor]:
+    return DEVICES
+
+
+def none_at_all() -> list[Descriptor]:
+    raise OSError("no list of devices")
+
+
+def test_a_package_may_have_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("gpu", f"{__name__}:several", "hetrun.backends")
+    points = {**registry._points(), ("backends", "gpu"): point}
+    monkeypatch.setattr(registry, "_points", lambda: points)
+    known = registry.backends()
+    assert [name for name in known if name.startswith("gpu")] == [d.name for d in DEVICES]
+    assert registry.choose(["gpu"]) == ["gpu"]  # the first, not all of them
+    assert registry.choose(["gpu-10", "gpu-2", "reference"]) == ["gpu-2", "gpu-10", "reference"]
+    assert known["gpu-3"].create().name == "gpu-3"
+    with pytest.raises(OptionError, match=r"^there is no backend 'gpu-12'; there are .*gpu-10, gpu-11, "):
+        registry.choose(["gpu-12"])
+
+
+def test_a_package_that_cannot_say_what_it_has_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("gpu", f"{__name__}:none_at_all", "hetrun.backends")
+    points = {**registry._points(), ("backends", "gpu"): point}
+    monkeypatch.setattr(registry, "_points", lambda: points)
+    assert "reference" in registry.choose(None)
+    with pytest.raises(BackendUnavailable, match=r"^the backend gpu cannot work here: .* no list of devices"):
+        registry.choose(["gpu"])
+
+
 def test_other_named_things() -> None:
     assert registry.named("vocabularies", "nothing") is None
     assert registry.named("backends", "reference") is registry.backends()["reference"]
@@ -106,5 +143,5 @@ def test_knowing_the_backends_loads_none_of_them() -> None:
         "print([m for m in sys.modules if m.startswith(('llama_cpp', 'torch', 'cupy', 'hetrun.backends.'))])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    folders = ("amx", "libllama", "llamacpp", "reference")
+    folders = ("amx", "cuda", "libllama", "llamacpp", "reference")
     assert sorted(eval(out)) == [f"hetrun.backends.{folder}" for folder in folders]

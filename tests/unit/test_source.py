@@ -272,7 +272,7 @@ def test_a_padded_table(folder: Path) -> None:
 
 
 def test_a_path_that_is_not_there() -> None:
-    with pytest.raises(UserError, match=r"does not exist; give a .gguf file, or a folder with safetensors"):
+    with pytest.raises(UserError, match=r"does not exist; give a .gguf file, a folder with safetensors, hf:"):
         LLM("no/such/model")
 
 

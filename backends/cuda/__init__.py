@@ -1,0 +1,97 @@
+"""GPUs of NVIDIA, through CuPy: kernels of our own for quantised weights, cuBLAS for many tokens.
+
+So far it is there only for who names it: it has run on the emulator of the tests, and on no GPU yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from contextlib import suppress
+from functools import cache, partial
+
+from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
+
+INSTALL = "pip install 'hetrun[cuda]'"
+DRIVER = "libcuda.so.1"
+FILES = "/dev"  # where there is one for each GPU: nvidia0, nvidia1
+OLDEST = (8, 0)  # compute capability: bf16 on tensor cores
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+def probe(number: int = 0) -> Probe:
+    """Whether there is such a GPU, and kernels can be compiled for it; CuPy itself stays unloaded."""
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:
+        return Unavailable(f"there is no NVIDIA driver ({DRIVER}): install the one for your GPU and system")
+    if status := driver.cuInit(0):
+        return Unavailable(f"the NVIDIA driver does not start (cuInit says {status}): is there a GPU?")
+    if importlib.util.find_spec("cupy") is None:
+        return Unavailable(f"CuPy is not installed: {INSTALL}")
+    return _found(driver, number)
+
+
+def _found(driver: ctypes.CDLL, number: int) -> Probe:
+    count, device = ctypes.c_int(), ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return Unavailable("the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it")
+    if number >= count.value:
+        return Unavailable(
+            f"the NVIDIA driver finds no GPU {number}, only {count.value}; CUDA_VISIBLE_DEVICES may hide it"
+        )
+    name, numbers = ctypes.create_string_buffer(128), [ctypes.c_int(), ctypes.c_int()]
+    driver.cuDeviceGet(ctypes.byref(device), number)
+    driver.cuDeviceGetName(name, len(name), device)
+    for value, attribute in zip(numbers, (MAJOR, MINOR), strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    found, capability = name.value.decode(errors="replace"), (numbers[0].value, numbers[1].value)
+    if capability < OLDEST:
+        return Unavailable(
+            f"{found} has compute capability {capability[0]}.{capability[1]}, 8.0 is the least"
+        )
+    return Available(f"{found}, compute capability {capability[0]}.{capability[1]}")
+
+
+def create(number: int = 0) -> Backend:
+    """A GPU."""
+    from hetrun.backends.cuda.device import CudaBackend
+    from hetrun.backends.cuda.driver import Driver
+    from hetrun.backends.cuda.gpu import Gpu
+    from hetrun.backends.cuda.library import HasPrograms
+    from hetrun.backends.cuda.programs import Programs
+
+    def open_() -> tuple[Driver, HasPrograms]:
+        from hetrun.backends.cuda.cupy_driver import CupyDriver
+
+        driver = CupyDriver(number)
+        return driver, Programs(driver.device.capability)
+
+    return CudaBackend(name_of(number), Gpu(open_))
+
+
+def name_of(number: int) -> str:
+    """cuda, cuda-1, cuda-2."""
+    return f"cuda-{number}" if number else "cuda"
+
+
+@cache
+def descriptors() -> tuple[Descriptor, ...]:
+    """One for each GPU that there seems to be, at least one: whoever asks it hears what is missing.
+
+    The driver is not asked before somebody wants one of them. It may know of fewer.
+    """
+    files: list[str] = []
+    with suppress(OSError):
+        files = [name for name in os.listdir(FILES) if name.removeprefix("nvidia").isdecimal()]
+    return tuple(
+        Descriptor(
+            *(name_of(number), partial(probe, number), partial(create, number)),
+            "a GPU through CuPy: weights as the file has them, cuBLAS for many tokens",
+            preference=95,
+            own_memory=True,
+            by_name=True,
+        )
+        for number in range(max(1, len(files)))
+    )

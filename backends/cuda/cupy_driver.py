@@ -1,0 +1,196 @@
+"""A GPU through CuPy: its bindings of CUDA's runtime and driver, called with plain numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from cupy_backends.cuda.api import driver as cu
+from cupy_backends.cuda.api import runtime as rt
+from numpy.typing import NDArray
+
+from hetrun.backends.cuda.cublas import WORKSPACE, Cublas
+from hetrun.backends.cuda.driver import (
+    Address,
+    Device,
+    Event,
+    Graph,
+    Kernel,
+    Launch,
+    Product,
+    Stream,
+)
+from hetrun.errors import BackendError
+
+MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+USUAL_SHARED = 48 << 10  # bytes that a kernel may have without asking
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+def device_count() -> int:
+    """GPUs that there are; BackendError where the driver says it cannot work."""
+    with _told("looking for GPUs"):
+        return int(rt.getDeviceCount())
+
+
+def properties(number: int) -> Device:
+    """What a GPU is."""
+    with _told(f"looking at GPU {number}"):
+        p = rt.getDeviceProperties(number)
+    name = p["name"].decode(errors="replace")
+    return Device(name, (p["major"], p["minor"]), p["multiProcessorCount"], p["totalGlobalMem"])
+
+
+class CupyDriver:
+    """One GPU. CUDA has a current one for each thread, so every call says first which is meant."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.device = properties(number)
+        self._sizes: dict[Address, int] = {}
+        with _told(f"starting {self.device.name}"):
+            rt.setDevice(number)
+            before = rt.memGetInfo()[0]
+            rt.free(0)  # makes the context, if nobody has before
+            self._context: int = max(0, before - rt.memGetInfo()[0])
+        self._cublas: dict[Stream, Cublas] = {}
+
+    def held_memory(self) -> int:
+        return self._context + sum(self._sizes.values())
+
+    def free_memory(self) -> int:
+        with self._here("asking for free memory"):
+            return int(rt.memGetInfo()[0])
+
+    def allocate(self, nbytes: int) -> Address:
+        with self._here(f"taking {nbytes / 2**20:.0f} MiB of GPU memory"):
+            try:
+                address = int(rt.malloc(nbytes))
+                self._sizes[address] = nbytes
+                return address
+            except rt.CUDARuntimeError as e:
+                if e.status == OUT_OF_MEMORY:
+                    raise MemoryError(f"{self.device.name} has no {nbytes / 2**20:.0f} MiB left") from e
+                raise
+
+    def free(self, address: Address) -> None:
+        with self._here("giving GPU memory back"):
+            rt.free(address)
+            del self._sizes[address]
+
+    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        with self._here(f"page-locking {nbytes / 2**20:.0f} MiB of memory"):
+            address = rt.hostAlloc(max(1, nbytes), rt.hostAllocDefault)
+        held = (ctypes.c_uint8 * nbytes).from_address(address)
+        weakref.finalize(held, rt.freeHost, address)
+        return np.ctypeslib.as_array(held)
+
+    def stream(self) -> Stream:
+        with self._here("making a stream"):
+            return int(rt.streamCreateWithFlags(rt.streamNonBlocking))
+
+    def event(self) -> Event:
+        with self._here("making an event"):
+            return int(rt.eventCreateWithFlags(rt.eventDisableTiming))
+
+    def drop(self, event: Event) -> None:
+        with self._here("giving an event back"):
+            rt.eventDestroy(event)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        with self._here("recording an event"):
+            rt.eventRecord(event, stream)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        with self._here("waiting for an event"):
+            rt.streamWaitEvent(stream, event)
+
+    def synchronize(self, event: Event) -> None:
+        with self._here("computing"):
+            rt.eventSynchronize(event)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        with self._here("copying"):
+            rt.memcpyAsync(target, source, nbytes, rt.memcpyDefault, stream)
+
+    def fill(self, target: Address, byte: int, nbytes: int, stream: Stream) -> None:
+        with self._here("filling memory"):
+            rt.memsetAsync(target, byte, nbytes, stream)
+
+    def load(self, program: bytes) -> int:
+        with self._here("loading kernels"):
+            return int(cu.moduleLoadData(program))
+
+    def kernel(self, program: int, name: str, shared: int) -> Kernel:
+        with self._here(f"looking for the kernel {name}"):
+            found = int(cu.moduleGetFunction(program, name))
+            if shared > USUAL_SHARED:
+                cu.funcSetAttribute(found, MOST_SHARED, shared)
+            return found
+
+    def launch(self, launch: Launch, stream: Stream) -> None:
+        pointers = (ctypes.c_void_p * len(launch.arguments))(
+            *[ctypes.addressof(argument) for argument in launch.arguments]
+        )
+        with self._here("starting a kernel"):
+            cu.launchKernel(
+                *(launch.kernel, *launch.grid, launch.block, 1, 1),
+                *(launch.shared, stream, ctypes.addressof(pointers), 0),
+            )
+
+    @property
+    def workspace(self) -> int:
+        return WORKSPACE
+
+    def work_in(self, address: Address, stream: Stream) -> None:
+        with self._here("starting cuBLAS"):
+            self._cublas[stream] = Cublas(stream, address)
+
+    def multiply(self, product: Product, stream: Stream) -> None:
+        with self._here("multiplying"):
+            self._cublas[stream].multiply(product)
+
+    def capture(self, stream: Stream) -> None:
+        with self._here("recording a graph"):
+            rt.streamBeginCapture(stream, rt.streamCaptureModeThreadLocal)
+
+    def captured(self, stream: Stream) -> Graph:
+        with self._here("recording a graph"):
+            graph = rt.streamEndCapture(stream)
+            try:
+                return int(rt.graphInstantiate(graph))
+            finally:
+                rt.graphDestroy(graph)
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        with self._here("running a graph"):
+            rt.graphLaunch(graph, stream)
+
+    def forget(self, graph: Graph) -> None:
+        with self._here("forgetting a graph"):
+            rt.graphExecDestroy(graph)
+
+    def close(self) -> None:
+        with self._here("ending"):
+            rt.deviceSynchronize()
+            for cublas in self._cublas.values():
+                cublas.close()
+            self._cublas.clear()
+
+    @contextmanager
+    def _here(self, what: str) -> Iterator[None]:
+        with _told(f"{self.device.name}: {what}"):
+            rt.setDevice(self._number)
+            yield
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """CUDA's errors as ours: what was done, and what CUDA says of it."""
+    try:
+        yield
+    except (rt.CUDARuntimeError, cu.CUDADriverError) as e:
+        raise BackendError(f"{what}: {e}") from e

@@ -1,0 +1,171 @@
+"""What the backend asks of a GPU: memory, copies, streams, kernels, products of matrices, graphs.
+
+Everything is a number: addresses, streams, events. One class does it through CuPy (`cupy_driver.py`); the
+tests have one that computes on the CPU, with the same kernels.
+
+Work is given to streams. What one stream was given runs in order; two streams wait for each other by events
+only. The caller keeps whatever a copy or a kernel uses until a `synchronize` that comes behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Address = int  # of device memory
+Stream = int
+Event = int
+Kernel = int
+Graph = int
+
+Argument = ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_float | ctypes.Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a GPU is."""
+
+    name: str
+    capability: tuple[int, int]
+    processors: int
+    memory: int  # bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel, on how many blocks of how many threads, with how much shared memory, and its arguments."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: int
+    shared: int
+    arguments: Sequence[Argument]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """c[rows, out] = x[rows, inner] @ w[out, inner].T in bf16, summed up in float32.
+
+    x and w are bf16 without gaps; c is float32, `ldc` numbers from one row to the next. With `add` the
+    product is added to what is there.
+    """
+
+    x: Address
+    w: Address
+    c: Address
+    rows: int
+    out: int
+    inner: int
+    ldc: int
+    add: bool = False
+
+
+class Driver(Protocol):
+    """One GPU."""
+
+    @property
+    def device(self) -> Device:
+        """What it is."""
+        ...
+
+    def free_memory(self) -> int:
+        """Bytes that nobody has, as the system counts them."""
+        ...
+
+    def held_memory(self) -> int:
+        """Bytes of the device that this process has: CUDA itself, programs, and what was allocated."""
+        ...
+
+    def allocate(self, nbytes: int) -> Address:
+        """Device memory; MemoryError where there is not so much."""
+        ...
+
+    def free(self, address: Address) -> None:
+        """Give it back."""
+        ...
+
+    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        """Host memory that copies run from and to while others compute; gone with the last array over it."""
+        ...
+
+    def stream(self) -> Stream:
+        """A new stream."""
+        ...
+
+    def event(self) -> Event:
+        """A new event, which has happened."""
+        ...
+
+    def drop(self, event: Event) -> None:
+        """Nobody records or waits for it any more; what waits for it already does."""
+        ...
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """It happens when the stream has done what it was given so far."""
+        ...
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """What the stream is given from now on begins behind the event."""
+        ...
+
+    def synchronize(self, event: Event) -> None:
+        """Return when it has happened; raise what went wrong."""
+        ...
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Bytes from one address to another, either of the device or of the host."""
+        ...
+
+    def fill(self, target: Address, byte: int, nbytes: int, stream: Stream) -> None:
+        """The same byte everywhere."""
+        ...
+
+    def load(self, program: bytes) -> int:
+        """A compiled program, by whose number its kernels are found."""
+        ...
+
+    def kernel(self, program: int, name: str, shared: int) -> Kernel:
+        """A kernel that may be given up to so much shared memory."""
+        ...
+
+    def launch(self, launch: Launch, stream: Stream) -> None:
+        """Run a kernel."""
+        ...
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that products work in."""
+        ...
+
+    def work_in(self, address: Address, stream: Stream) -> None:
+        """Where the products of a stream work, from now on; before the first of them."""
+        ...
+
+    def multiply(self, product: Product, stream: Stream) -> None:
+        """Run a product of matrices."""
+        ...
+
+    def capture(self, stream: Stream) -> None:
+        """From now on the stream only notes what it is given."""
+        ...
+
+    def captured(self, stream: Stream) -> Graph:
+        """What it was given since, to be run as a whole."""
+        ...
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Run it."""
+        ...
+
+    def forget(self, graph: Graph) -> None:
+        """It does not run any more."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...

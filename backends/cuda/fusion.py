@@ -1,0 +1,155 @@
+"""What is given to the device as one: products of one input, a gate inside of its products, a sum behind one.
+
+The weights stay what they are: nothing is stacked, so what a segment wants does not depend on what is fused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetrun import fusing
+from hetrun.backend import WeightUse
+from hetrun.backends.cuda.weights import held_as
+from hetrun.graph import Op, Value
+
+MOST = 3  # products of one launch
+GATES = ("swiglu", "geglu")
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Linear ops with one input and one type of weights; what each of them is added to, if it is."""
+
+    ops: tuple[Op, ...]
+    sums: tuple[Op | None, ...]
+
+    @property
+    def outs(self) -> tuple[Value, ...]:
+        """The results."""
+        return tuple(s.out if s else op.out for op, s in zip(self.ops, self.sums, strict=True))
+
+    def addend(self, i: int) -> Value | None:
+        """What the i-th product is added to."""
+        found = self.sums[i]
+        if found is None:
+            return None
+        return next(v for v in found.inputs if v != self.ops[i].out)
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """act(gate(x)) * up(x)."""
+
+    gate: Op
+    up: Op
+    act: Op
+
+
+Item = Op | Products | Gated
+
+
+def members(item: Item) -> tuple[Op, ...]:
+    """The ops that an item is made of."""
+    match item:
+        case Products():
+            return (*item.ops, *[s for s in item.sums if s])
+        case Gated():
+            return (item.gate, item.up, item.act)
+    return (item,)
+
+
+def uses(op: Op) -> tuple[WeightUse, ...]:
+    """The weights of an op as this backend reads them."""
+    return fusing.uses(op) if op.kind != "moe" else tuple(_expert_uses(op))
+
+
+def _expert_uses(op: Op) -> list[WeightUse]:
+    """A router is multiplied as any other matrix."""
+    first, *others = fusing.uses(op)
+    return [replace(first, use="product"), *others]
+
+
+def fuse(ops: Sequence[Op], kept: Collection[Value]) -> list[Item]:
+    """The ops in order, with what belongs together where its last member stood; values in `kept` are made."""
+    found = _Fusing(ops, frozenset(kept))
+    return found.run()
+
+
+class _Fusing:
+    """One trip over the ops of a segment."""
+
+    def __init__(self, ops: Sequence[Op], kept: frozenset[Value]) -> None:
+        self._ops = ops
+        self._kept = kept
+        self._maker = {op.out: op for op in ops}
+        self._readers: Mapping[Value, list[Op]] = defaultdict(list)
+        for op in ops:
+            for value in op.inputs:
+                self._readers[value].append(op)
+        self._inside: dict[Value, Op] = {}  # products that are made inside of another op, by their results
+        for op in ops:
+            if op.kind in GATES and self._is_gated(op):
+                self._inside.update(dict.fromkeys(op.inputs, op))
+            elif op.kind == "add" and (product := self._summed(op)):
+                self._inside[product.out] = op
+
+    def run(self) -> list[Item]:
+        items: list[Item] = []
+        taken: set[Value] = set()
+        for op in self._ops:
+            if op.out in taken or op.out in self._inside:
+                continue
+            if op.kind in GATES and self._inside.get(op.inputs[0]) is op:
+                gate, up = (self._maker[v] for v in op.inputs)
+                items.append(Gated(gate, up, op))
+            elif op.kind == "add" and (product := self._hidden(op)):
+                items.append(Products((product,), (op,)))
+            elif op.kind in ("linear", "head"):
+                kin = [k for k in self._kin(op) if k.out not in taken][:MOST]
+                taken.update(k.out for k in kin)
+                items.append(Products(tuple(kin), (None,) * len(kin)))
+            else:
+                items.append(op)
+        return items
+
+    def _kin(self, op: Op) -> list[Op]:
+        """Products of the same input and type, the op first; of this kind only what stands by itself."""
+        others = [
+            other
+            for other in self._ops
+            if other is not op
+            and (other.kind, other.inputs) == (op.kind, op.inputs)
+            and other.out not in self._inside
+            and _type(other) == _type(op)
+        ]
+        return [op, *others]
+
+    def _is_gated(self, op: Op) -> bool:
+        gate, up = (self._maker.get(v) for v in op.inputs)
+        if gate is None or up is None or gate is up or {gate.kind, up.kind} != {"linear"}:
+            return False
+        same = gate.inputs == up.inputs and _type(gate) == _type(up)
+        return same and all(self._only_for(op, v) for v in op.inputs)
+
+    def _summed(self, op: Op) -> Op | None:
+        """The product that a sum is made inside of: the last one, whose other addend is there by then."""
+        for value in reversed(op.inputs):
+            maker = self._maker.get(value)
+            other = next((v for v in op.inputs if v != value), None)
+            if other is None or maker is None or maker.kind != "linear" or other in self._inside:
+                continue
+            if self._only_for(op, value):
+                return maker
+        return None
+
+    def _hidden(self, op: Op) -> Op | None:
+        return next((self._maker[v] for v in op.inputs if self._inside.get(v) is op), None)
+
+    def _only_for(self, op: Op, value: Value) -> bool:
+        return value not in self._kept and self._readers[value] == [op]
+
+
+def _type(op: Op) -> str:
+    return held_as(uses(op)[0]).name

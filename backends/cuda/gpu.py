@@ -1,0 +1,195 @@
+"""One GPU and what lies in its memory, for the backends that work on it."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+
+from hetrun.backend import OwnMemory, WeightUse
+from hetrun.backends.cuda.arena import in_arena
+from hetrun.backends.cuda.driver import Address, Driver
+from hetrun.backends.cuda.emit import SMALL, THREADS
+from hetrun.backends.cuda.library import HasPrograms, Library, at, long
+from hetrun.backends.cuda.memory import PACKED, WORD, Memory, Workplaces
+from hetrun.backends.cuda.result import Result
+from hetrun.backends.cuda.ring import Ring
+from hetrun.backends.cuda.rotation import Rotations
+from hetrun.backends.cuda.slabs import Part, Slabs
+from hetrun.backends.cuda.weights import Loading, device_bytes
+from hetrun.errors import BackendError, BudgetError
+from hetrun.kv import KvCache
+
+log = logging.getLogger(__name__)
+
+MARGIN = 0.05  # of the memory that is free, where nobody said how much may be taken
+# What is kept from weights: for values, and for keys and values.
+PASSES_SHARE, LEAST_FOR_PASSES = 1 / 16, 2 * PACKED
+FETCHING = 64  # blocks that read the host's memory at once
+SCRATCH_SHARE, LEAST_SCRATCH, MOST_SCRATCH = 32, 1 << 20, 64 << 20  # for weights that are unpacked
+
+Key = tuple[int, int, tuple[Part, ...]]  # a cache, a group of its layers, and what of them
+Open = Callable[[], tuple[Driver, HasPrograms]]
+
+
+class Gpu:
+    """Opened when somebody asks how much memory there is; the memory is taken when somebody needs it."""
+
+    memory: Memory
+    library: Library
+    loading: Loading
+    rotations: Rotations
+    ring: Ring
+    workplaces: Workplaces
+    scratch: Address  # for weights that are unpacked
+    scratch_bytes: int
+
+    def __init__(self, open_: Open) -> None:
+        self.started = False
+        self.made: dict[str, Result] = {}  # values that the last runs made, by name
+        self._open = open_
+        self._opened: tuple[Driver, HasPrograms] | None = None
+        self._limit: int | None = None  # of the device's memory, in all
+        self._left = 0  # of these what is ours
+        self._window = 0  # bytes through which weights cross
+        self._slabs: dict[Key, Slabs] = {}
+        self._users = 0
+
+    # --- its memory
+
+    def grant(self, nbytes: int | None) -> OwnMemory:
+        """What may be taken of its memory. CUDA itself has taken its part by then."""
+        self._opened = self._opened or self._open()
+        driver = self._opened[0]
+        free, held, total = driver.free_memory(), driver.held_memory(), driver.device.memory
+        limit = held + int(free * (1 - MARGIN)) if nbytes is None else nbytes
+        if limit < (least := self.least):
+            size = f"{limit / 2**20:.0f} MiB"
+            words = f"{size} of GPU memory that are free are" if nbytes is None else f"--vram {size} is"
+            raise BudgetError(
+                f"{words} too little: CUDA itself and what kernels work in take {least / 2**20:.0f} MiB of "
+                f"{driver.device.name}"
+            )
+        if limit > free + held:
+            raise BudgetError(
+                f"--vram {limit / 2**20:.0f} MiB is more than is free of {driver.device.name}: "
+                f"{(free + held) / 2**20:.0f} of {total / 2**20:.0f} MiB"
+            )
+        self._limit, self._left = limit, limit - held
+        return self._granted(driver)
+
+    @property
+    def least(self) -> int:
+        """The least that it can be granted. CUDA itself is there from then on, with what that takes."""
+        self._opened = self._opened or self._open()
+        driver = self._opened[0]
+        return driver.held_memory() + driver.workspace + LEAST_SCRATCH + LEAST_FOR_PASSES + self._window
+
+    @property
+    def granted(self) -> OwnMemory | None:
+        """What was granted, and what of it weights that stay do not get."""
+        return self._granted(self._opened[0]) if self._opened and self._limit else None
+
+    def _granted(self, driver: Driver) -> OwnMemory:
+        assert self._limit
+        left = self._left
+        passes = max(int(left * PASSES_SHARE), LEAST_FOR_PASSES)
+        besides = driver.workspace + _scratch_of(left) + passes + self._window
+        return OwnMemory(self._limit, self._limit - left + besides, passes // 2)
+
+    def keep_window(self, nbytes: int) -> OwnMemory:
+        """Weights will cross, through so many bytes; before it starts, and behind a grant."""
+        self._window = max(self._window, nbytes)
+        assert self._opened
+        return self._granted(self._opened[0])
+
+    def has_window(self, uses: Sequence[WeightUse]) -> bool:
+        """Whether these may cross at once."""
+        return sum(in_arena(device_bytes(use)) for use in uses) <= self._window
+
+    def start(self) -> None:
+        """Take the memory."""
+        if self.started:
+            return
+        if self._limit is None:
+            self.grant(None)
+        assert self._opened
+        driver, programs = self._opened
+        self.memory = self._taken(driver)
+        self.memory.give_up = self._drop_rows
+        self.library = Library(driver, programs)
+        self.loading = Loading(self.memory)
+        self.rotations = Rotations(self.memory)
+        self.scratch_bytes = _scratch_of(self.memory.arena.nbytes)
+        self.scratch = self.memory.take(self.scratch_bytes, "weights that are unpacked")
+        self.ring = Ring(self.memory, self._window)
+        self.workplaces = Workplaces(self.memory)
+        if self._window:
+            self.memory.fetch = self._fetch
+        self.started = True
+
+    def _taken(self, driver: Driver) -> Memory:
+        """All that was granted; where others have taken some of it since, what they left."""
+        try:
+            return Memory(driver, self._left)
+        except MemoryError:
+            before = self._left
+            self.grant(None)
+            log.warning(
+                "others have taken memory of %s: %.0f MiB are left of %.0f",
+                *(driver.device.name, self._left / 2**20, before / 2**20),
+            )
+        try:
+            return Memory(driver, self._left)
+        except MemoryError as e:
+            raise BackendError(f"others take memory of {driver.device.name} all the time: {e}") from e
+
+    def _fetch(self, target: Address, source: int, nbytes: int) -> None:
+        n = nbytes // WORD
+        grid = (min(FETCHING, -(-n // THREADS)),)
+        self.memory.run(
+            self.library.launch(SMALL, "fetch_words", grid, THREADS, at(source), at(target), long(n))
+        )
+
+    # --- keys and values
+
+    def slabs_of(self, kv: KvCache, group: int, parts: tuple[Part, ...]) -> Slabs:
+        """The rows of some heads of some layers."""
+        key = id(kv), group, parts
+        if key not in self._slabs:
+            self._slabs[key] = Slabs(self.memory, self.library, kv, group, parts)
+            weakref.finalize(kv, self._forget_rows, key)
+        return self._slabs[key]
+
+    def _forget_rows(self, key: Key) -> None:
+        if slabs := self._slabs.pop(key, None):
+            slabs.close()
+
+    def _drop_rows(self) -> bool:
+        """Memory of keys and values that no pass needs now."""
+        return any(slabs.drop_oldest() for slabs in self._slabs.values())
+
+    # --- ends
+
+    def enter(self) -> None:
+        """One backend more works on it."""
+        self._users += 1
+
+    def leave(self) -> None:
+        """One backend less; with the last one everything is given back."""
+        self._users -= 1
+        if self._users:
+            return
+        if self.started:
+            self._slabs.clear()
+            self.made.clear()
+            self.memory.close()
+            self.started = False
+        if self._opened:
+            self._opened[0].close()
+            self._opened = None
+
+
+def _scratch_of(nbytes: int) -> int:
+    """For weights that are unpacked, of so much memory."""
+    return min(max(nbytes // SCRATCH_SHARE, LEAST_SCRATCH), MOST_SCRATCH)

@@ -1,0 +1,101 @@
+"""NVIDIA's compiler at run time, through ctypes: CUDA sources to programs. It needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+
+from hetrun.backends.cuda import INSTALL
+from hetrun.errors import BackendUnavailable
+
+OLDEST = (12, 0)
+_HEADER = "cuda_fp16.h"
+
+
+class Compiler:
+    """NVRTC, and where the headers lie that sources include."""
+
+    def __init__(self) -> None:
+        """BackendUnavailable where something is missing, with the line that mends it."""
+        self._library = _library()
+        self._headers = _headers()
+        major, minor = c_int(), c_int()
+        self._call("nvrtcVersion", byref(major), byref(minor))
+        self.version = major.value, minor.value
+        if self.version < OLDEST:
+            raise BackendUnavailable(f"NVRTC {major.value}.{minor.value} is older than CUDA 12: {INSTALL}")
+
+    def compile(self, name: str, text: str, folder: Path, options: Sequence[str]) -> tuple[bytes, str]:
+        """A source as a program for one kind of GPU, and what the compiler said of it."""
+        program = c_void_p()
+        self._call("nvrtcCreateProgram", byref(program), text.encode(), name.encode(), 0, None, None)
+        try:
+            given = [f"-I{folder}", f"-I{self._headers}", "--std=c++17", "-default-device", *options]
+            array = (c_char_p * len(given))(*[option.encode() for option in given])
+            failed = self._library.nvrtcCompileProgram(program, len(given), array)
+            said = self._bytes(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            if failed:
+                raise BackendUnavailable(f"NVRTC cannot compile {name} ({' '.join(options)}):\n{said}")
+            return self._bytes(program, "CUBIN"), said
+        finally:
+            self._library.nvrtcDestroyProgram(byref(program))
+
+    def _bytes(self, program: c_void_p, what: str) -> bytes:
+        size = c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", program, buffer)
+        return buffer.raw
+
+    def _call(self, name: str, *arguments: object) -> None:
+        if failed := getattr(self._library, name)(*arguments):
+            said = self._library.nvrtcGetErrorString(failed)
+            raise BackendUnavailable(f"{name} failed: {said.decode(errors='replace')}")
+
+
+@cache
+def compiler() -> Compiler:
+    """The one that is installed."""
+    return Compiler()
+
+
+def installed(name: str, missing: str) -> ctypes.CDLL:
+    """A library of NVIDIA's, wherever it is installed; `missing` is said where it is not."""
+    try:
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError as e:
+        raise BackendUnavailable(f"the package cuda-pathfinder is missing: {INSTALL}") from e
+    try:
+        path = load_nvidia_dynamic_lib(name).abs_path
+    except (DynamicLibNotFoundError, RuntimeError) as e:
+        raise BackendUnavailable(f"{missing}, or {INSTALL}") from e
+    if path is None:
+        raise BackendUnavailable(f"nobody knows where the library {name} lies: {INSTALL}")
+    return ctypes.CDLL(path)
+
+
+def _library() -> ctypes.CDLL:
+    missing = "NVRTC, CUDA's compiler, is not installed: pip install nvidia-cuda-nvrtc"
+    library = installed("nvrtc", missing)
+    library.nvrtcGetErrorString.restype = c_char_p
+    library.nvrtcCreateProgram.argtypes = (
+        *(POINTER(c_void_p), c_char_p, c_char_p, c_int),
+        *(POINTER(c_char_p), POINTER(c_char_p)),
+    )
+    library.nvrtcCompileProgram.argtypes = (c_void_p, c_int, POINTER(c_char_p))
+    return library
+
+
+def _headers() -> Path:
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = find_nvidia_header_directory("cudart")
+    if found is None or not (Path(found) / _HEADER).is_file():
+        raise BackendUnavailable(
+            f"CUDA's headers ({_HEADER}) are not installed: "
+            f"pip install nvidia-cuda-runtime nvidia-cuda-crt, or {INSTALL}"
+        )
+    return Path(found)

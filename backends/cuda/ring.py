@@ -1,0 +1,127 @@
+"""Weights that do not stay on the device: they cross the link for each pass, through a ring of its memory.
+
+Each block of weights that work needs at once has a fixed place in the ring, so that work which is recorded
+finds it there. Blocks are laid one behind the other as segments are compiled, around the end to the
+beginning, and so two that follow each other in a pass seldom lie on top of each other. What was compiled for
+passes of another shape may well lie there: it comes again when it is needed.
+
+Copies run on a stream of their own. One begins when the work that read what lay there is done, and work
+begins when its copy is done; nobody on the host waits. What came next the last time is brought ahead, as far
+as the ring has room, around the end of a pass to the beginning of the next: so the link is busy while others
+compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hetrun.backends.cuda.arena import in_arena
+from hetrun.backends.cuda.driver import Address, Event
+from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.weights import OnHost
+from hetrun.errors import BackendError
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """Weights that come together, and where each of them lies."""
+
+    begin: Address
+    end: Address
+    parts: Sequence[tuple[Address, OnHost]]
+    arrived: Event
+    left: Event  # the work that read it last is done
+    there: bool = False  # or on its way
+    next: Block | None = field(default=None, repr=False)  # what was needed behind it, the last time
+
+    def meets(self, other: Block) -> bool:
+        """Whether the two lie on top of each other."""
+        return self.begin < other.end and other.begin < self.end
+
+
+class Ring:
+    """The memory through which weights cross."""
+
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        self._memory, self._driver = memory, memory.driver
+        self.nbytes = nbytes
+        self._begin = memory.take(nbytes, "weights that cross") if nbytes else 0
+        self._at = 0  # where the next block is laid
+        self._there: list[Block] = []
+        self._last: Block | None = None
+        self.crossed = 0  # bytes so far
+
+    # --- before work runs
+
+    def block(self, weights: Sequence[OnHost]) -> Block:
+        """A place for weights that are needed at once."""
+        size = sum(in_arena(w.nbytes) for w in weights)
+        if size > self.nbytes:
+            raise BackendError(
+                f"weights of {size >> 20} MiB are needed at once, and {self.nbytes >> 20} MiB of GPU memory "
+                "are kept for those that cross: grant more with --vram"
+            )
+        if self._at + size > self.nbytes:
+            self._at = 0
+        begin = at = self._begin + self._at
+        self._at += size
+        parts = []
+        for w in weights:
+            parts.append((at, w))
+            at += in_arena(w.nbytes)
+        return Block(begin, at, parts, self._driver.event(), self._driver.event())
+
+    # --- while it runs
+
+    def need(self, block: Block) -> None:
+        """What `computing` is given from now on begins when the block is there."""
+        if not block.there:
+            self._bring(block)
+        self._driver.wait(self._memory.computing, block.arrived)
+
+    def done(self, block: Block) -> None:
+        """What `computing` was given so far is all that reads it."""
+        self._driver.record(block.left, self._memory.computing)
+        if self._last:
+            self._last.next = block
+        self._last = block
+
+    def ahead(self) -> None:
+        """Bring what was needed next the last time, as far as there is room beside what comes before it."""
+        coming: list[Block] = []
+        block = self._last and self._last.next
+        while block and not any(block.meets(other) for other in coming):
+            if not block.there:
+                self._bring(block)
+            coming.append(block)
+            block = block.next
+
+    def _bring(self, block: Block) -> None:
+        driver, stream = self._driver, self._memory.bringing
+        for other in [other for other in self._there if other.meets(block)]:
+            driver.wait(stream, other.left)
+            other.there = False
+            self._there.remove(other)
+        for address, weight in block.parts:
+            driver.copy(address, int(weight.memory.ctypes.data), weight.nbytes, stream)
+            self.crossed += weight.nbytes
+        driver.record(block.arrived, stream)
+        block.there = True
+        self._there.append(block)
+
+    # --- ends
+
+    def forget(self, block: Block) -> None:
+        """Nothing will need it any more; when this returns, nothing reads its weights on the host."""
+        self._driver.synchronize(block.arrived)
+        self._driver.synchronize(block.left)
+        if block.there:
+            self._there.remove(block)
+        for other in self._there:
+            if other.next is block:
+                other.next = None
+        if self._last and block in (self._last, self._last.next):
+            self._last = None
+        for event in (block.arrived, block.left):
+            self._driver.drop(event)

@@ -1,0 +1,143 @@
+"""A compiled segment on a GPU: what it tells the device, runs there and brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hetrun.backend import FLOAT_BYTES, Done, Floats, Pass, PassShape, Segment
+from hetrun.backends.cuda import choosing
+from hetrun.backends.cuda.choosing import Choosing
+from hetrun.backends.cuda.driver import Address
+from hetrun.backends.cuda.emit import Emitter, Place
+from hetrun.backends.cuda.result import Result
+from hetrun.backends.cuda.slabs import Homecoming
+from hetrun.graph import Value
+
+if TYPE_CHECKING:
+    from hetrun.backends.cuda.device import CudaBackend
+
+
+class CudaRunner:
+    """A segment for passes of one shape."""
+
+    def __init__(self, backend: CudaBackend, segment: Segment, shape: PassShape, place: Place) -> None:
+        self._backend, self._memory = backend, backend.gpu.memory
+        self._slabs = list(place.slabs.values())
+        measured, gpu = Emitter(place, segment, shape, 0, 0), backend.gpu
+        base = gpu.workplaces.of(measured.nbytes)
+        self._begin = self._memory.take(measured.result_bytes, "results of a pass")
+        emitted = Emitter(place, segment, shape, base, self._begin)
+        self._given, self._given_at, self._portions = emitted.given, emitted.given_at, emitted.portions
+        there = [v for v in segment.reads if emitted.rows(v)]
+        self._reads = [(v, emitted.inputs[v]) for v in there]
+        self._results = [
+            Result(v, emitted.at[v], self._landing(emitted.rows(v), v.width))
+            for v in segment.writes
+            if emitted.rows(v)
+        ]
+        self._empty = [v for v in segment.writes if not emitted.rows(v)]
+        self._choosing: dict[int, Choosing] = {}  # by how many
+        self._done = self._memory.driver.event()
+
+    def _landing(self, rows: int, width: int) -> Floats:
+        memory = self._memory.driver.pinned(FLOAT_BYTES * rows * width)
+        return memory.view(np.float32).reshape(rows, width)
+
+    def submit(self, work: Pass) -> Done:
+        """Give the device everything at once; who waits gets the results."""
+        self._backend.check()
+        driver, stream = self._memory.driver, self._memory.computing
+        for slabs in self._slabs:
+            slabs.prepare(work)
+        self._memory.send(self._given_at, self._given.pack(work))
+        for value, address in self._reads:
+            self._read(value, address, work)
+        self._compute()
+        chosen = self._choose(work)
+        for r in self._results:
+            if chosen is None or r.value.name != chosen.name:
+                driver.copy(int(r.array.ctypes.data), r.address, r.array.nbytes, stream)
+        coming = [slabs.send_home(work.slots[slabs.group]) for slabs in self._slabs]
+        driver.record(self._done, stream)
+        return Running(self, work, coming, chosen)
+
+    def _read(self, value: Value, address: Address, work: Pass) -> None:
+        """A value that others made; what this device made itself is still there."""
+        array = work.values[value.name]
+        made = self._backend.gpu.made.get(value.name)
+        if made is not None and made.array is array:
+            self._memory.driver.copy(address, made.address, array.nbytes, self._memory.computing)
+        else:
+            self._memory.send(address, np.ascontiguousarray(array, np.float32).view(np.uint8).reshape(-1))
+
+    def _compute(self) -> None:
+        """Portion by portion, each behind the weights that it needs."""
+        driver, stream, ring = self._memory.driver, self._memory.computing, self._backend.gpu.ring
+        for portion in self._portions:
+            for block in portion.blocks:
+                ring.need(block)
+            portion.run(driver, stream)
+            for block in portion.blocks:
+                ring.done(block)
+        if self._portions[-1].blocks:
+            ring.ahead()
+
+    def _choose(self, work: Pass) -> Choosing | None:
+        """Whoever looks at a few numbers of a row only gets these."""
+        if work.enough is None:
+            return None
+        name, k = work.enough
+        made = next((r for r in self._results if r.value.name == name), None)
+        if made is None or k > choosing.MOST:
+            return None
+        if k not in self._choosing:
+            self._choosing[k] = Choosing(self._memory, self._backend.gpu.library, made, k)
+        self._choosing[k].run()
+        return self._choosing[k]
+
+    def finish(self, work: Pass, coming: Sequence[Homecoming], chosen: Choosing | None) -> None:
+        """Wait, and put results where others find them."""
+        self._memory.driver.synchronize(self._done)
+        for each in coming:
+            each.finish()
+        for r in self._results:
+            if chosen is None or r.value.name != chosen.name:
+                work.values[r.value.name] = r.array
+                self._backend.gpu.made[r.value.name] = r
+        work.greatest = chosen.greatest if chosen else work.greatest
+        for value in self._empty:
+            work.values[value.name] = np.empty((0, value.width), np.float32)
+
+    def close(self) -> None:
+        """Give its memory back."""
+        ring = self._backend.gpu.ring
+        for portion in self._portions:
+            if portion.graph is not None:
+                self._memory.driver.forget(portion.graph)
+        for block in dict.fromkeys(b for portion in self._portions for b in portion.blocks):
+            ring.forget(block)
+        for r in self._results:
+            if self._backend.gpu.made.get(r.value.name) is r:
+                del self._backend.gpu.made[r.value.name]
+        for each in self._choosing.values():
+            each.close()
+        self._memory.give(self._begin)
+        self._memory.driver.drop(self._done)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Work that the device has."""
+
+    runner: CudaRunner
+    work: Pass
+    coming: Sequence[Homecoming]
+    chosen: Choosing | None
+
+    def wait(self) -> None:
+        """Until it is done."""
+        self.runner.finish(self.work, self.coming, self.chosen)

@@ -1,0 +1,61 @@
+"""`hetrun doctor`, as people read it and as scripts do."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import click
+
+from hetrun.cli import WRONG_INPUT, in_json
+from hetrun.doctor import Finding, State, examine
+from hetrun.visible import visible
+
+COLOURS: Mapping[State, str] = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
+SIGNS: Mapping[State, str] = {"ok": "ok", "note": "-", "warning": "!", "error": "no"}
+WIDEST = 110
+NAME = 12  # columns
+
+
+def doctor(as_json: bool) -> int:
+    """Say what is found; the exit code."""
+    found: list[Finding] = []
+    for finding in examine():
+        if not as_json:
+            _print(finding, is_first=all(before.group != finding.group for before in found))
+        found.append(finding)
+    broken = [finding for finding in found if finding.state == "error"]
+    if as_json:
+        print(in_json({"ok": not broken, "findings": [asdict(finding) for finding in found]}, indent=1))
+    else:
+        some = "1 thing is" if len(broken) == 1 else f"{len(broken)} things are"
+        print(f"\n{some} broken, see above" if broken else "\nAll is well.")
+    return WRONG_INPUT if broken else 0
+
+
+def _print(finding: Finding, is_first: bool) -> None:
+    if is_first:
+        print("" if finding.group == "hetrun" else "\n", _styled(finding.group), sep="")
+    sign = _styled(f"{SIGNS[finding.state]:>2}", COLOURS[finding.state])
+    text = visible(finding.text).replace("\n", " ")
+    if finding.mend and text.endswith(finding.mend):  # it has a line of its own
+        text = text.removesuffix(finding.mend).rstrip(": ")
+    lines = _wrapped(text)
+    print(f" {sign}  {visible(finding.name):<{NAME}} {lines[0]}")
+    for line in lines[1:]:
+        print(f"{'':{NAME + 6}}{line}")
+    if finding.mend:
+        print(f"{'':{NAME + 6}}-> {visible(finding.mend)}")
+
+
+def _wrapped(text: str) -> list[str]:
+    wide = min(WIDEST, shutil.get_terminal_size().columns) - NAME - 6
+    return textwrap.wrap(text, max(20, wide), break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _styled(text: str, colour: str | None = None) -> str:
+    """Coloured, or else bold; on a terminal only."""
+    return click.style(text, fg=colour, bold=colour is None) if sys.stdout.isatty() else text

@@ -1,0 +1,93 @@
+"""`hetrun pull`, `list`, `rm`; and a model that a command names, brought here if it is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from hetrun.cli import in_json, say
+from hetrun.cli.inspection import size
+from hetrun.errors import UserError
+from hetrun.hub.fetching import Progress, fetch, not_here, offline
+from hetrun.hub.finding import find
+from hetrun.hub.names import wanted
+from hetrun.hub.removing import removal, remove
+from hetrun.hub.stores import stored
+from hetrun.visible import visible
+
+
+def pull(name: str, forbidden: bool, as_json: bool) -> None:
+    """Bring a model here and say where it is."""
+    which = wanted(name)
+    if forbidden or offline():
+        raise not_here(which)
+    with fetching() as progress:
+        path, chosen = fetch(which, progress)
+    if as_json:
+        files = [file.name for file in chosen.files]
+        print(in_json({"name": which.name, "path": str(path), "size": chosen.size, "files": files}, indent=1))
+        return
+    print(visible(str(path)))
+    if sys.stderr.isatty():
+        say(f"{size(chosen.size)}; hetrun run -m {which.name} uses it")
+
+
+def print_list(as_json: bool) -> None:
+    """The models on this machine."""
+    models = stored(warn=say)
+    if as_json:
+        print(in_json([asdict(model) | {"path": str(model.path)} for model in models], indent=1))
+        return
+    wide = max((len(visible(model.name)) for model in models), default=0)
+    for model in models:
+        print(
+            f"{visible(model.name):<{wide}}  {size(model.size):>8}  {visible(model.kind):<8}  {model.store}"
+        )
+    if not models:
+        say("there is no model here yet; hetrun pull user/repo brings one from Hugging Face's hub")
+
+
+def take_away(name: str, yes: bool, as_json: bool) -> None:
+    """Remove a model, if somebody says yes to that."""
+    what = removal(name)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"{visible(what.name)} takes {size(what.size)}: add --yes to have it removed")
+        say(f"{visible(what.name)} takes {size(what.size)}. Remove it? [y/N]")
+        if input().strip().lower() not in ("y", "yes"):
+            return
+    remove(what)
+    if as_json:
+        print(in_json({"name": what.name, "freed": what.size}))
+    else:
+        say(f"{visible(what.name)} is gone: {size(what.size)} came free")
+
+
+def place_of(model: Path, forbidden: bool = False) -> Path:
+    """The path of a model as a command names it."""
+    with fetching() as progress:
+        return find(str(model), not forbidden, progress)
+
+
+@contextmanager
+def fetching() -> Iterator[Progress]:
+    """A bar on stderr that shows bytes; it comes with the first of them."""
+    if not sys.stderr.isatty():
+        yield lambda done, whole, what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def tell(done: int, whole: int, what: str) -> None:
+            bar.update(task, completed=done, total=whole, description=what, visible=True)
+
+        yield tell

@@ -1,0 +1,40 @@
+"""The greatest logits of some rows, which a device has chosen: all that most samplers look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Of one row: best first, equals by ascending id. What is no number comes before all that are."""
+
+    ids: Ids
+    logits: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Greatest:
+    """Of each row so many."""
+
+    ids: Ids
+    logits: Floats
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, rows: slice) -> Greatest:
+        return Greatest(self.ids[rows], self.logits[rows])
+
+    def __iter__(self) -> Iterator[Best]:
+        return map(Best, self.ids, self.logits)
+
+
+Rows = Floats | Greatest

@@ -1,0 +1,23 @@
+"""JSON from strangers as the standard has it: what Python takes beyond that is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NoReturn
+
+# JSON can spell half of a surrogate pair, which is no text and cannot be encoded again.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parsed(raw: bytes) -> object:
+    """The value. UnicodeError: it is no text, or has half a character; RecursionError: it is nested too
+    deeply; another ValueError: it is not JSON."""
+    value = json.loads(raw, parse_constant=_refuse_constant)
+    if SURROGATE.search(raw):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,74 @@
+"""Lines as they come: none lost, none joined, none larger than memory should hold."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrun.batch import lines as module
+from hetrun.batch.lines import Line, Lines
+
+LINES = st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b" ")), max_size=30)
+
+
+def all_of(data: bytes, most: int = 7) -> list[Line]:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        lines = Lines(file.fileno(), "x")
+        assert lines.size == len(data)
+        found: list[Line] = []
+        while some := lines.some(most):
+            assert len(some) <= most
+            found += some
+        assert lines.at == len(data)
+        return found
+
+
+@given(LINES, st.booleans(), st.integers(1, 30), st.integers(1, 50))
+def test_what_is_between_line_ends(texts: list[bytes], ended: bool, most: int, chunk: int) -> None:
+    data = b"\n".join(texts) + b"\n" * ended
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK", chunk)
+        found = all_of(data, most)
+    expected = data.split(b"\n")
+    if not expected[-1]:
+        del expected[-1]
+    assert [line.data for line in found] == [line.removesuffix(b"\r") for line in expected]
+    assert [line.number for line in found] == list(range(1, len(expected) + 1))
+    assert all(line.whole for line in found)
+
+
+@given(st.lists(st.integers(0, 60), max_size=12), st.integers(1, 50))
+def test_of_lines_that_are_too_long_only_the_number_is_kept(sizes: list[int], chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_LINE", 20)
+        patch.setattr(module, "CHUNK", chunk)
+        found = all_of(b"".join(b"x" * n + b"\n" for n in sizes))
+    assert [(line.whole, len(line.data)) for line in found] == [(n <= 20, n if n <= 20 else 0) for n in sizes]
+
+
+def test_a_pipe_is_not_waited_for_while_there_is_something() -> None:
+    out, into = os.pipe()
+    try:
+        os.write(into, b"one\ntwo\nhal")
+        lines = Lines(out, "a pipe")
+        assert lines.size is None
+        assert [line.data for line in lines.some(100)] == [b"one", b"two"]
+
+        def end() -> None:
+            os.write(into, b"f\n")
+            os.close(into)
+
+        late = threading.Timer(0.05, end)
+        late.start()
+        assert [line.data for line in lines.some(100)] == [b"half"]
+        assert lines.some(100) == []
+        late.join()
+    finally:
+        os.close(out)

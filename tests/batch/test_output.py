@@ -1,0 +1,222 @@
+"""The file of results: whole lines only, whatever happens, and what an earlier run has left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrun.batch.asks import Ask, Shape
+from hetrun.batch.done import FAR, Done
+from hetrun.batch.held import Held, waiting_beside
+from hetrun.batch.output import NoRoom, OutputFile
+from hetrun.batch.results import Reply, refused, request_of, result
+from hetrun.errors import UserError
+from tests.batch.fakes import reply
+
+
+def ask(index: int = 0, shape: Shape = "own", name: object = None, digest: str = "0123456789ab") -> Ask:
+    return Ask(index, index + 1, digest, shape, "/v1/chat/completions", {"seed": 7}, name, metadata={"k": 1})
+
+
+def test_lines_of_answers() -> None:
+    own = result(ask(4, name="x"), reply("Hello"))
+    assert json.loads(own.line) == {
+        "index": 4, "id": "x", "text": "Hello", "finish_reason": "stop",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2}, "seed": 7, "metadata": {"k": 1},
+        "request": "0123456789ab",
+    }  # fmt: skip
+    assert (own.failed, own.answer_tokens, own.prompt_tokens) == (False, 2, 3)
+    openai = json.loads(result(ask(4, "openai", "x"), reply("Hello")).line)
+    assert list(openai) == ["id", "custom_id", "response", "error"]
+    assert (openai["custom_id"], openai["error"], openai["response"]["status_code"]) == ("x", None, 200)
+    assert openai["response"]["body"]["choices"][0]["message"]["content"] == "Hello"
+
+
+def test_lines_of_failures() -> None:
+    own = result(ask(), reply("too long", 400))
+    assert own.failed
+    assert json.loads(own.line)["error"]["message"] == "too long"
+    assert own.said == "line 1: too long"
+    openai = json.loads(result(ask(0, "openai"), reply("too long", 400)).line)
+    assert (openai["response"]["status_code"], openai["error"]) == (400, None)
+    broken = json.loads(refused(ask(0, "openai"), "it is not JSON").line)
+    assert broken["response"] is None
+    assert broken["error"] == {"code": "invalid_line", "message": "line 1: it is not JSON"}
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff", b"[" * 100_000])
+def test_an_answer_that_is_no_json_object_is_a_failure(body: bytes) -> None:
+    found = result(ask(), Reply(200, body))
+    assert found.failed
+    assert "(status 200) is no JSON object" in found.said
+
+
+def test_half_a_character_is_written_as_json_allows() -> None:
+    line = result(ask(), Reply(200, json.dumps({"choices": [{"text": "a\ud800"}]}).encode())).line
+    assert json.loads(line)["text"] == "a\ud800"
+
+
+def test_with_same_nothing_differs_from_run_to_run() -> None:
+    def body(token: str, at: int) -> Reply:
+        call = {"id": f"call_{token}", "function": {"name": "f", "arguments": "{}"}}
+        choice = {"message": {"content": "a", "tool_calls": [call]}, "finish_reason": "tool_calls"}
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": at}}
+        found = {
+            "id": f"chatcmpl-{token}",
+            "created": at,
+            "choices": [choice],
+            "usage": usage,
+            "timings": {"a": at},
+        }
+        return Reply(200, json.dumps(found).encode())
+
+    first, second = (result(ask(3, "openai"), body(*of), same=True) for of in (("aa", 5), ("bb", 6)))
+    assert first.line == second.line
+    assert b'"id": "chatcmpl-' in first.line
+    assert b'"id": "call_' in first.line
+    assert first.line != result(ask(4, "openai"), body("aa", 5), same=True).line
+    assert result(ask(3, "openai"), body("aa", 5)).line != result(ask(3, "openai"), body("bb", 6)).line
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from(["own", "openai"]), st.text(max_size=9)), max_size=8),
+    data=st.data(),
+)
+def test_what_was_written_is_known_again_and_half_a_line_is_cut_off(
+    rows: list[tuple[Shape, str]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("out") / "o"
+    lines = [
+        result(ask(i, shape, digest=f"{i:012x}"), reply(text)).line for i, (shape, text) in enumerate(rows)
+    ]
+    assert [request_of(line) for line in lines] == [(i, f"{i:012x}") for i in range(len(rows))]
+    whole = b"".join(lines)
+    size = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:size])
+    kept = whole[:size].count(b"\n")
+    with OutputFile(path, resume=True, source=None) as output:
+        done = Done(output)
+        assert done.count == kept
+        for i in range(len(rows)):
+            assert done.has(ask(i, digest=f"{i:012x}")) == (i < kept)
+        done.check_all_met()
+        for line in lines[kept:]:
+            output.write(line)
+    assert path.read_bytes() == whole
+
+
+def test_a_short_write_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real, full = tmp_path / "o", os.write, [False]
+
+    def write(fd: int, data: bytes) -> int:
+        if not full[0]:
+            return real(fd, data)
+        if len(data) > 3:
+            return real(fd, data[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with OutputFile(path, resume=False, source=None) as output:
+        output.write(b"first\n")
+        monkeypatch.setattr("hetrun.batch.output.os.write", write)
+        full[0] = True
+        with pytest.raises(NoRoom, match="No space left"):
+            output.write(b"second\n")
+        assert path.read_bytes() == b"first\n"
+        full[0] = False
+        output.write(b"second\n")
+    assert path.read_bytes() == b"first\nsecond\n"
+
+
+def test_files_that_cannot_be_results(tmp_path: Path) -> None:
+    path = tmp_path / "o"
+    path.write_bytes(refused(ask(), "no").line)
+
+    def refuses(why: str, at: Path, resume: bool = False, source: Path | None = None) -> None:
+        with pytest.raises(UserError, match=why):
+            OutputFile(at, resume, source)
+
+    refuses("is there already: --resume goes on", path)
+    refuses("is the file of the requests", path, True, path)
+    refuses("cannot be opened for writing: No such file", tmp_path / "no" / "o")
+    refuses("cannot be opened for writing: Is a directory", tmp_path)
+    with OutputFile(path, resume=True, source=None):
+        refuses("another process writes to", path, True)
+    refuses("--resume needs a file", Path("/dev/null"), True)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"hello\n", "line 1 of .* is no result of a batch"),
+        (b"[" * 100_000 + b"\n", "line 1 of .* is no result"),
+        (b'{"index": -1, "request": "0123456789ab"}\n', "line 1 of .* is no result"),
+        (b'{"index": 0, "request": "zz"}\n', "line 1 of .* is no result"),
+        (b'{"index": 0, "request": "0123456789ab"}\n' * 2, "has two results of request 0"),
+        (b'{"index": %d, "request": "0123456789ab"}\n' % FAR, "which there cannot be yet"),
+    ],
+)
+def test_results_that_nobody_can_go_on_with(content: bytes, why: str, tmp_path: Path) -> None:
+    (path := tmp_path / "o").write_bytes(content)
+    with OutputFile(path, resume=True, source=None) as output, pytest.raises(UserError, match=why):
+        Done(output)
+    assert path.read_bytes() == content
+
+
+def test_results_of_other_requests_are_not_gone_on_with(tmp_path: Path) -> None:
+    (path := tmp_path / "o").write_bytes(refused(ask(), "no").line)
+    with OutputFile(path, resume=True, source=None) as output:
+        done = Done(output)
+        with pytest.raises(UserError, match=r"line 1 is not what .* has the result of"):
+            done.has(ask(digest="ffffffffffff"))
+        with pytest.raises(UserError, match="1 results of requests that the file has no more"):
+            done.check_all_met()
+
+
+def test_results_that_wait_are_found_again_until_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetrun.batch.held.SPARE", 0)
+    path = tmp_path / "o.waiting"
+    lines = [result(ask(i, digest=f"{i:012x}"), reply("x" * i)).line for i in range(6)]
+    with OutputFile(tmp_path / "o", False, None) as output, waiting_beside(output, resume=False) as file:
+        held = Held(file)
+        for i in (5, 2, 4, 3):
+            held.push(i, lines[i])
+        assert path.read_bytes() == b"".join(lines[i] for i in (5, 2, 4, 3))
+        for i in (2, 3, 4):
+            assert held.next == i
+            held.wrote(held.pop())
+        # What is written by now need not lie there any more; more than that is not copied each time.
+        assert path.read_bytes() == lines[5]
+        assert held.nbytes == len(lines[5])
+    path.write_bytes(lines[4] + path.read_bytes() + lines[1] + lines[0][:9])
+    done = Done()
+    assert done.wait(1, "000000000001")
+    with OutputFile(tmp_path / "o", True, None) as output, waiting_beside(output, resume=True) as file:
+        held = Held(file)
+        assert list(held.take(done)) == [(4, lines[4]), (5, lines[5])]
+        held.push(4, lines[4], keep=False)
+        held.wrote(held.pop())
+    assert not path.exists()
+
+
+def test_without_resume_nothing_that_waited_is_taken(tmp_path: Path) -> None:
+    (path := tmp_path / "o.waiting").write_bytes(refused(ask(), "no").line)
+    with OutputFile(tmp_path / "o", False, None) as output, waiting_beside(output, resume=False) as file:
+        assert list(Held(file).take(Done())) == []
+    assert not path.exists()
+
+
+def test_beside_what_is_no_file_nothing_is_made() -> None:
+    with OutputFile(Path("/dev/null"), False, None) as output, waiting_beside(output, resume=False) as file:
+        assert file is None
+        held = Held(file)
+        held.push(1, b"x")
+        held.wrote(held.pop())
+    assert not Path("/dev/null.waiting").exists()

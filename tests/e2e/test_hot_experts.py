@@ -1,0 +1,180 @@
+"""A mixture on the engine's thread and on a device with little memory: the experts that tokens choose most
+come to lie there, others when tokens choose others, and answers stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, registry
+from hetrun.backend import Available, Buffer, Descriptor, Floats, OwnMemory, Pass, ReadInto, WeightUse
+from hetrun.backends.reference.experts import route, silu
+from hetrun.backends.reference.functions import TABLE
+from hetrun.choices import known_choices
+from hetrun.errors import BudgetError
+from hetrun.executor import Chunk, Step
+from hetrun.graph import Op
+from hetrun.interpreting import InterpretingBackend
+from hetrun.kv import KvCache
+from hetrun.loaded import Loaded
+from hetrun.model import PlannedModel
+from hetrun.ops import Moe
+from hetrun.pilot import pilot as module
+from hetrun.planner.balance import Link
+from hetrun.planner.hot import sets_of
+from tests.metered import Metered, MeteredBuffer
+from tests.models import cases_hf, tiny
+from tests.models.hf import Row
+from tests.rig import graph_of, model_file
+
+pytestmark = pytest.mark.slow
+
+CONFIG = {**cases_hf.EXPERTS, "num_local_experts": 16, "num_experts_per_tok": 2}
+MODEL = Row("hot", "mixtral", CONFIG)
+MIXTURES = [op for op in graph_of(MODEL).ops if isinstance(op.attrs, Moe)]
+EACH = sum(w.nbytes for w in MIXTURES[0].weights[1:]) // 16
+ROOM = 20 * EACH  # of 32 experts; all of one layer have to fit, to be measured
+LENGTH = 12
+SLOWER = 4  # than it could be is the host: all that tokens choose is better on the device
+ROUNDS = 4  # after which what was chosen before is worth next to nothing
+LONGEST_S = 60.0
+
+
+def row_by_row(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    """A mixture as tables of products and their sums, a row and an expert at a time."""
+    a = op.attrs
+    assert isinstance(a, Moe)
+    router, *others = w
+    gate, up, down = (m.reshape(a.matrices, -1, m.shape[1]) for m in others)
+    chosen, shares = route(a, x[0] @ router.T)
+    if work.chosen:
+        work.chosen(op.weights[0].name, chosen)
+    out = np.zeros_like(x[0])
+    for row, (experts, parts) in enumerate(zip(chosen, shares, strict=True)):
+        for expert, part in zip(experts, parts, strict=True):
+            if expert not in a.without:
+                mine = x[0][row]
+                for _ in range(SLOWER):
+                    inner = silu((gate[expert] * mine).sum(1)) * (up[expert] * mine).sum(1)
+                out[row] += part * (down[expert] * inner).sum(1)
+    return out
+
+
+class Near(Metered):
+    """A metered device whose weights all stay, in memory that it has to itself."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 30, Link(1e10, 1e-6), resident=lambda weight: True, name="near")
+        self.most = 0
+
+    def grant(self, nbytes: int | None) -> OwnMemory:
+        return OwnMemory(nbytes or 1 << 30, 0)
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return 0
+
+    def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return super().resident_bytes(wanted)
+
+    def streams(self, wanted: WeightUse) -> bool:
+        return False
+
+    def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
+        if self.kept_bytes + self.device_bytes([wanted]) > ROOM:
+            raise BudgetError(f"there is no room for {wanted.weight.name}")
+        buffer = super().upload(wanted, read)
+        self.most = max(self.most, self.kept_bytes)
+        return buffer
+
+    def release(self, buffer: Buffer) -> None:
+        assert isinstance(buffer, MeteredBuffer)
+        self.kept_bytes -= buffer.host.nbytes
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]:
+    made, here = Near(), Available("a test")
+
+    def host() -> InterpretingBackend:
+        return InterpretingBackend("host", {**TABLE, "moe": row_by_row})
+
+    undo = [
+        registry.register(Descriptor("host", lambda: here, host, preference=90)),
+        registry.register(Descriptor("near", lambda: here, lambda: made, preference=10, own_memory=True)),
+    ]
+    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.choices.EVERY", 1)
+    monkeypatch.setattr("hetrun.choices.MEMORY", 200.0)
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "others_running", lambda: 0.0)
+    yield made
+    for each in undo:
+        each()
+
+
+def pilot_of(loaded: Loaded) -> module.Pilot:
+    assert isinstance(loaded.model, PlannedModel)
+    assert loaded.model.pilot is not None
+    return loaded.model.pilot
+
+
+def missed(loaded: Loaded) -> float:
+    """Of what tokens choose, how much more the experts on the device could be, if they were others; 1 if
+    there are none, or nobody knows what tokens choose."""
+    sets = sets_of(loaded.model.plans.plans.values(), "near")
+    now = best = 0.0
+    for op in MIXTURES:
+        heat = pilot_of(loaded).choices.likely(op.weights[0].name)
+        if heat is None:
+            return 1.0
+        mine = sets.get(op.scope, ())
+        now += float(heat[[*mine]].sum())
+        best += float(np.sort(heat)[::-1][: len(mine)].sum())
+    return 1 - now / best if best else 1.0
+
+
+def talk_of(llm: LLM, token: int) -> dict[str, tuple[int, ...]]:
+    """Passes of one token again and again, with idle moments, until the experts that it chooses lie on the
+    device."""
+
+    def steps(loaded: Loaded) -> dict[str, tuple[int, ...]]:
+        model, end = loaded.model, perf_counter() + LONGEST_S
+        seq, chunk = model.alloc(), np.full(LENGTH, token)
+        rounds = 0
+        while perf_counter() < end and (rounds < ROUNDS or missed(loaded) > 0.1):
+            rounds += 1
+            for _ in range(20):
+                model.truncate(seq, 0)
+                model.step(Step((Chunk(seq, chunk, np.array([LENGTH - 1])),)))
+                model.tend()
+            model.tend(idle=True)
+        model.free(seq)
+        assert missed(loaded) <= 0.1, [c.reason for c in pilot_of(loaded).changes]
+        return sets_of(model.plans.plans.values(), "near")
+
+    return llm.call(steps)
+
+
+def test_experts_follow_what_tokens_choose(near: Near) -> None:
+    text = tiny.random_tokens(40, seed=11)
+    with LLM(str(model_file(MODEL)), backends=["reference"], planner="static", kv_type="f32") as llm:
+        expected = llm.logits(text)
+    with LLM(
+        str(model_file(MODEL)), backends=["host", "near"], vram=ROOM, threads=1, kv_type="f32", eager=True,
+        planner="measured", ctx=256, ubatch=64,
+    ) as llm:  # fmt: skip
+        found = []
+        for token in (7, 200):
+            found.append(talk_of(llm, token))
+            assert np.abs(llm.logits(text) - expected).max() < 1e-3
+        assert found[0] != found[1]
+        assert " of 16 experts, which get " in llm.plan.to_text()
+        # Nothing is left of what was only measured.
+        assert llm.plan.devices["near"]["parts"] == near.kept_bytes
+    assert 0 < near.most <= ROOM
+    # The next start knows what tokens chose.
+    known = known_choices(graph_of(MODEL))
+    assert all(known.likely(op.weights[0].name) is not None for op in MIXTURES)

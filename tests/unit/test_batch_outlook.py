@@ -1,0 +1,102 @@
+"""What a batch says of itself while it runs: how far it is, how fast, and how long it will take."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from hetrun.batch.batch import Tally
+from hetrun.batch.lines import Lines
+from hetrun.cli import batches
+from hetrun.cli.batches import Outlook
+from hetrun.cli.progress import clock
+from hetrun.client import ChatClient
+from hetrun.questions import Question, StepSeconds
+from tests.models.tiny import TinyLlama, write_gguf
+
+
+class Planner:
+    """Says what steps take."""
+
+    async def ask(self, question: Question[float | None]) -> float | None:
+        assert isinstance(question, StepSeconds)
+        return 0.2 if len(question.chunks) == 10 else 0.1
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Lines:
+    (tmp_path / "in.txt").write_text("x" * 99 + "\n" * 1)
+    with (tmp_path / "in.txt").open("rb") as file:
+        found = Lines(file.fileno(), "in.txt")
+        found.size = 100_000
+        found.at = 10_000
+        return found
+
+
+def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(batches, "monotonic", lambda: now[0])
+    outlook = Outlook(cast("ChatClient", Planner()), most_tokens=50, together=10)
+    tally = Tally(read=100)
+    now[0] = 1.0
+    assert outlook.row(tally, lines).left_s is None
+    asyncio.run(outlook.ask())
+    row = outlook.row(tally, lines)
+    assert (row.done, row.total) == (0, 1000)  # by sizes: a tenth was read
+    assert row.left_s == pytest.approx(1000 * (50 * 0.2 / 10 + 0.1))
+    now[0] = 11.0
+    tally.answered, tally.answer_tokens, tally.failed = 100, 4000, 3
+    row = outlook.row(tally, lines)
+    assert row.left_s == pytest.approx(900 * 11 / 100)
+    assert row.remarks == f"{4000 / 11:.0f} tokens/s, 3 failed"
+    tally.complete, tally.waits_for = True, "out: No space left on device"
+    row = outlook.row(tally, lines)
+    assert (row.total, row.left_s, row.remarks) == (100, 0.0, "out: No space left on device")
+
+
+def test_only_the_last_while_counts(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(batches, "monotonic", lambda: now[0])
+    outlook, tally = Outlook(None, None, together=4), Tally(read=100)
+    for second in range(1, 61):
+        now[0] = float(second)
+        tally.answered += 10 if second <= 30 else 1
+        row = outlook.row(tally, lines)
+    assert row.left_s == pytest.approx((1000 - tally.answered) * 1.0, rel=0.06)
+
+
+def test_clocks() -> None:
+    assert [clock(s) for s in (0.4, 65, 3599.6, 7265)] == ["0:00", "1:05", "1:00:00", "2:01:05"]
+
+
+@pytest.mark.slow
+def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
+    model = write_gguf(TinyLlama("tiny", layers=1), tmp_path / "tiny.gguf")
+    (tmp_path / "in.txt").write_text("".join(f"Say {i}\n" for i in range(400)))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "hetrun", "run", "-m", model, "-f", tmp_path / "in.txt", "-n", "8"]
+    process = subprocess.Popen(
+        [*map(str, command), "-o", str(tmp_path / "out")],
+        env=os.environ | {"COLUMNS": "120", "TERM": "xterm"}, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 4096):
+            seen += part
+    except OSError:  # how a terminal ends
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    text = seen.decode(errors="replace")
+    assert "of 400" in text
+    assert "tokens/s" in text
+    assert " left" in text
+    assert "400 results in " in text
