@@ -238,15 +238,15 @@ def plan(
     **given: object,
 ) -> None:
     """What would run where, and why, without loading the model."""
-    from hetrun.cli.machines import Question, print_prediction, refuse_alone
+    from hetrun.cli.machines import Question, print_prediction, refuse_what_contradicts
     from hetrun.cli.reports import print_plan
 
-    settings = options.resolved(given)
     question = Question(machine, shape, batch, prompt, generate)
+    refuse_what_contradicts(question, given)
+    settings = options.resolved(given)
     if machine is not None:
         print_prediction(question, settings, as_json)
     else:
-        refuse_alone(question)
         print_plan(settings, as_json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,10 +38,12 @@ class Question:
         return [name for name, value in told.items() if value is not None]
 
 
-def refuse_alone(question: Question) -> None:
-    """The options that need a machine, without one."""
-    if alone := question.given():
+def refuse_what_contradicts(question: Question, given: Mapping[str, object]) -> None:
+    """Options that make no sense together; before a model is looked for, which may be a download."""
+    if question.machine is None and (alone := question.given()):
         raise OptionError(f"--{alone[0]} asks about another machine: name one with --machine")
+    if question.shape is not None and given.get("model") is not None:
+        raise OptionError("--shape and --model name two models; give one of them")
 
 
 def print_prediction(question: Question, settings: Settings, as_json: bool) -> None:
@@ -69,7 +72,5 @@ def _model(shape: str | None, settings: Settings) -> tuple[Model, str]:
     if shape is None:
         source = open_model(model_path(settings))
         return model_of(build_graph(source)), source.name
-    if settings.origin("model") == "explicit":
-        raise OptionError("--shape and --model name two models; give one of them")
     found = shape_of(shape)
     return model_of(found.graph(cast(Architecture, registry.own_model(found.architecture)))), found.name
