@@ -22,6 +22,7 @@ from hetrun.forms import coarse
 from hetrun.graph import kv_shapes
 from hetrun.inmemory import InMemory
 from hetrun.kv import KvCache
+from hetrun.layermap import LayerPlace, places_of
 from hetrun.modelrole import Chooses as Chooses
 from hetrun.modelrole import Model as Model
 from hetrun.pilot import Pilot, Setup, planned, planner_for, recall_seats
@@ -126,6 +127,11 @@ class PlannedModel:
     def plans(self) -> PlanSet:
         """The plans in force."""
         return self._executor.plans
+
+    @property
+    def places(self) -> tuple[LayerPlace, ...]:
+        """Where each layer's weights lie and what computes with them; from any thread."""
+        return places_of(self.plans, self._disk.kept.streamed if self._disk else ())
 
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states; good until the next step."""

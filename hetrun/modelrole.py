@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from hetrun.backend import Floats, Rows
 from hetrun.budget import Budgeted
 from hetrun.executor import Between, Step
+from hetrun.layermap import LayerPlace
 from hetrun.plan import PlanSet
 from hetrun.stats import Stats
 
@@ -39,6 +40,11 @@ class Model(Budgeted, Protocol):
     @property
     def plans(self) -> PlanSet:
         """The plans in force."""
+        ...
+
+    @property
+    def places(self) -> tuple[LayerPlace, ...]:
+        """Where each layer's weights lie and what computes with them, if known; from any thread."""
         ...
 
     def step(self, step: Step, between: Between | None = None) -> Floats:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from hetrun.events import Message
+from hetrun.layermap import LayerPlace
 from hetrun.stats import Streaming
 
 A = TypeVar("A", covariant=True)
@@ -148,6 +149,16 @@ class EngineState:
     context: int
     budget: int | None  # bytes that everything may take
     streaming: Streaming | None
+    memory: Mapping[str, int] = field(default_factory=dict)  # the bill, by what it is for
+    used: int = 0  # bytes that the process has by the kernel's count; 0: not known
+    reason: str = ""  # why the plans in force took the place of others
+
+
+@dataclass(frozen=True)
+class Layers(Question[tuple[LayerPlace, ...]]):
+    """Where each layer's weights lie and what computes with them; nothing of a model that runs as a whole."""
+
+    lane = "now"
 
 
 @dataclass(frozen=True)
@@ -155,3 +166,26 @@ class State(Question[EngineState]):
     """Everything for a look at the engine from outside."""
 
     lane = "now"
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a plan would mean."""
+
+    context: int
+    decode_tok_s: float | None
+    prefill_tok_s: float | None
+    memory: Mapping[str, int]
+    devices: Mapping[str, Mapping[str, int]]
+    streamed_bytes: int
+    measured: bool
+    plan: Mapping[str, object]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WhatIf(Question[Foreseen]):
+    """What would be, with these options changed."""
+
+    lane = "now"
+    changes: Mapping[str, object] = field(default_factory=dict)

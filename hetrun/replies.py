@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
+from hetrun.books import kernel_figures
 from hetrun.chat.template import ChatTemplate
 from hetrun.coresets import CoreSet
 from hetrun.errors import OptionError
@@ -20,6 +21,7 @@ from hetrun.prepare import Renderer
 from hetrun.questions import (
     Detokenize,
     EngineState,
+    Layers,
     PlanNow,
     Question,
     Render,
@@ -87,6 +89,8 @@ def answered(llm: Asked, question: Question[Any]) -> object:
             return llm.aside(lambda loaded: loaded.model.predict(chunks))
         case SetRam(nbytes):
             return dict(llm.set_ram(nbytes).memory)
+        case Layers():
+            return llm.held.model.places
         case State():
             return state(llm.held)
     raise OptionError(f"the engine does not know what {type(question).__name__} is")
@@ -178,6 +182,9 @@ def state(held: Held) -> EngineState:
         context=model.context,
         budget=model.plans.memory.get("limit"),
         streaming=model.stats.streaming,
+        memory=dict(model.plans.memory),
+        used=kernel_figures().total,
+        reason=model.plans.reason,
     )
 
 

@@ -14,6 +14,7 @@ from hetrun.backend import Descriptor, Floats
 from hetrun.errors import BudgetError, OptionError
 from hetrun.executor import Between, Chunk, Step
 from hetrun.kvrows import too_long
+from hetrun.layermap import LayerPlace
 from hetrun.plan import bucket_of
 from hetrun.planner import Options
 from hetrun.source import ModelSource
@@ -214,6 +215,11 @@ class WholeModel:
     def bill(self) -> Mapping[str, int]:
         """As it was planned: the library does not say what it takes."""
         return self.plans.memory
+
+    @property
+    def places(self) -> tuple[LayerPlace, ...]:
+        """The library does not say where it has what."""
+        return ()
 
     def streaming(self) -> Streaming | None:
         """The library holds everything."""

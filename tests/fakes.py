@@ -34,6 +34,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from hetrun.config.values import parse_size
 from hetrun.errors import (
     BackendError,
     BudgetError,
@@ -53,11 +54,14 @@ from hetrun.events import (
     TokenLogprob,
     Usage,
 )
+from hetrun.layermap import LayerPlace
 from hetrun.plan import PlanSet
 from hetrun.questions import (
     Counts,
     Detokenize,
     EngineState,
+    Foreseen,
+    Layers,
     PlanNow,
     Question,
     Render,
@@ -67,6 +71,7 @@ from hetrun.questions import (
     Tokenize,
     TokenizerFacts,
     TokenizerInfo,
+    WhatIf,
 )
 from hetrun.stats import Streaming
 
@@ -189,7 +194,24 @@ class FakeEngine:
                 slots = [Slot(7, "answer", 1.5, 10, 10, 4, 3, 100), Slot(8, "waiting", 0.5)]
                 counts = Counts({"stop": 2, "error": 1}, 70, 9, 30, 8, 6, 2, 0.25, 40, 0.5)
                 budget = self.streaming.budget if self.streaming else None
-                return EngineState(counts, tuple(slots), 64, 2048, budget, self.streaming)
+                memory = {"weights": 98 << 20, "KV": 40 << 20, "limit": 1 << 30}
+                return EngineState(
+                    *(counts, tuple(slots), 64, 2048, budget, self.streaming, memory, 200 << 20),
+                    reason="two threads instead of one (9 ms -> 6 ms)",
+                )
+            case Layers():
+                streamed = 1_000_000 if self.streaming else 0
+                middle = [
+                    LayerPlace(f"blk.{i}", 3_000_000, streamed, {"llamacpp": 9}, {"amx": 9}) for i in range(6)
+                ]
+                ends = {"llamacpp": 1}
+                return (
+                    LayerPlace("embed", 0, 0, ends, ends),
+                    *middle,
+                    LayerPlace("output", 9, 0, ends, ends),
+                )
+            case WhatIf(changes):
+                return _foreseen(changes)
         raise AssertionError(question)
 
     def set_ram(self, ram: int) -> PlanSet:
@@ -284,6 +306,18 @@ def deadlock(libc: ctypes.CDLL, seconds: float | None) -> None:
     if seconds is not None:
         threading.Timer(seconds, libc.pthread_mutex_unlock, (lock,)).start()
     libc.pthread_mutex_lock(lock)
+
+
+def _foreseen(changes: Mapping[str, object]) -> Foreseen:
+    """More context takes more memory, and half the threads are half as fast."""
+    context = int(str(changes.get("ctx", 2048)))
+    ram = parse_size(changes.get("ram", "1GiB"))
+    if ram < LEAST_RAM:
+        raise BudgetError(f"{ram} bytes are too little: this model needs at least {LEAST_RAM}")
+    threads = int(str(changes.get("threads", 2)))
+    memory = {"weights": 98 << 20, "KV": context << 14, "limit": ram}
+    plan = {"plans": [{"bucket": "1", "threads": threads}]}
+    return Foreseen(context, 75.0 * threads, 400.0 * threads, memory, {}, 0, True, plan, ("from a test",))
 
 
 def _prompt(request: GenerateRequest) -> str:

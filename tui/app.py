@@ -9,12 +9,18 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from hetrun.client import ChatClient
+from hetrun.errors import UserError
 from hetrun.params import SamplingParams
+from hetrun.tui.doors import Doors
+from hetrun.tui.kept.store import Store
 from hetrun.tui.screens.chat import ChatScreen
+from hetrun.tui.talk import Talk
+
+THEME = "textual-dark"
 
 
 class ChatApp(App[None]):
-    """A conversation with the model behind `client`, which stays the caller's to close."""
+    """Conversations with the model behind a client, kept in `place`, or in memory alone where it is None."""
 
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "hetrun"
@@ -23,13 +29,41 @@ class ChatApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", priority=True)]
 
     def __init__(
-        self, client: ChatClient, params: SamplingParams | None = None, system: str | None = None
+        self,
+        client: ChatClient,
+        params: SamplingParams | None = None,
+        system: str | None = None,
+        place: Path | None = None,
+        doors: Doors | None = None,
     ) -> None:
         super().__init__()
-        self._screen = ChatScreen(client, params or SamplingParams(), system)
+        self._trouble = ""
+        try:
+            self._store = Store(place)
+        except UserError as error:
+            # Whoever wants to chat can; what is said is not kept, and they hear of it.
+            self._store, self._trouble = Store(None), str(error)
+        talk = Talk(self._store, params or SamplingParams(), system or "")
+        self._screen = ChatScreen(client, talk, doors or Doors())
 
     def get_default_screen(self) -> ChatScreen:
         return self._screen
+
+    def on_mount(self) -> None:
+        theme = self._store.choice("theme", THEME)
+        if theme in self.available_themes:
+            self.theme = theme
+        if self._trouble:
+            self.notify(f"{self._trouble}. This time nothing is kept", severity="warning", timeout=20)
+
+    def on_unmount(self) -> None:
+        self._screen.leave()
+        self._store.close()
+
+    @property
+    def client(self) -> ChatClient:
+        """The engine in use; it stays the caller's to close."""
+        return self._screen.client
 
     @property
     def load_error(self) -> Exception | None:

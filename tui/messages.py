@@ -20,7 +20,7 @@ class Measured(Message):
 
     tokens_per_s: float = 0.0
     first_token_s: float = 0.0
-    tokens_used: int = 0
+    tokens: int = 0  # of the answer so far
     disk_bytes_s: float = 0.0  # where weights come from disk
 
     def can_replace(self, message: Message) -> bool:

@@ -99,14 +99,18 @@ def run(
 
 
 @hetrun.command(cls=sampling.Command)
-@options.settings("model", "offline", *options.ANSWERING, "prompt_cache", *options.RUNNING)
+@options.settings("model", "offline", "url", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING)
 @sampling.options(*sampling.SAMPLING)
 def chat(**given: object) -> None:
-    """Talk to a model in the terminal."""
-    from hetrun.cli.fronts import talk
+    """Talk to a model in the terminal, and see what the machine does.
+
+    With --url the model is that of a running server, as http://localhost:8080 or unix:/path/to.sock.
+    """
+    from hetrun.cli.chat import talk
 
     chosen = sampling.taken(given)
-    talk(options.resolved(given), chosen)
+    settings = Settings.resolve(environ=None, **given)
+    talk(settings if settings.url else options.resolved(given), chosen)
 
 
 @hetrun.command(cls=sampling.Command)

@@ -1,20 +1,18 @@
-"""`hetrun serve` and `hetrun chat`: fronts over an engine in a process of its own."""
+"""`hetrun serve`: the server over engines in processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hetrun.cli import sampling_options, say
+from hetrun.cli import say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
-from hetrun.errors import OptionError, UserError
+from hetrun.errors import OptionError
 from hetrun.found import Found, find_models
 from hetrun.lasting import all_of_this_lasts
 from hetrun.params import SamplingParams
@@ -126,23 +124,3 @@ async def loaded(client: ChatClient, stop: asyncio.Event) -> None:
     finally:
         ready.cancel()
         asked.cancel()
-
-
-def talk(settings: Settings, sampling: Mapping[str, object]) -> int:
-    """The terminal chat and its exit code; what the engine prints goes to a file, for the screen is taken."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UserError("chat needs a terminal; to answer a prompt from a pipe or a script: hetrun run")
-    params = sampling_options.params_of(settings, sampling)
-    with tempfile.TemporaryFile() as log:
-        client = WorkerClient(settings, log=log)
-        try:
-            # Imported while the worker loads.
-            from hetrun.tui.app import ChatApp
-
-            app = ChatApp(client, params, settings.system)
-            app.run()
-        finally:
-            asyncio.run(client.close())
-    if app.load_error is not None:
-        raise app.load_error
-    return app.return_code or 0

@@ -16,6 +16,7 @@ from hetrun.errors import BudgetError, Cancelled
 from hetrun.estimates import MAX_SEQUENCES
 from hetrun.events import Message
 from hetrun.executor import Between, Step
+from hetrun.layermap import LayerPlace
 from hetrun.loaded import Loaded
 from hetrun.plan import PlanSet
 from hetrun.prepare import Renderer
@@ -69,6 +70,10 @@ class FakeModel:
     stands_aside: bool = False
     alike: int = 32
     ram: int | None = None  # a token takes a byte; None: there is room for all
+
+    @property
+    def places(self) -> tuple[LayerPlace, ...]:
+        return ()
 
     def __post_init__(self) -> None:
         self.plans = PlanSet({}, self.ubatch, "a test")

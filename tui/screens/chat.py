@@ -1,189 +1,384 @@
-"""The conversation screen."""
+"""The conversation screen: conversations, the open one of them, and the machine."""
 
 from __future__ import annotations
 
-import time
-from contextlib import aclosing
 from typing import ClassVar
 
-from textual import on, work
+from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
+from textual.containers import Horizontal, Vertical
 from textual.timer import Timer
-from textual.widgets import Footer
+from textual.widgets import Footer, OptionList, Static
 from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.events import Event, GenerateRequest, Message, accepted
-from hetrun.params import SamplingParams
+from hetrun.events import ModelInfo
+from hetrun.tui.answering import Answering
+from hetrun.tui.doors import Doors
+from hetrun.tui.kept.tree import Turn
+from hetrun.tui.machine import Facts, look
 from hetrun.tui.messages import Measured, Sent
-from hetrun.tui.widgets.conversation import Conversation
+from hetrun.tui.screens.orders import Orders
+from hetrun.tui.talk import Talk, with_files
+from hetrun.tui.transcript.entries import Entry
+from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.widgets.machine import MachinePane
 from hetrun.tui.widgets.prompt import Prompt
+from hetrun.tui.widgets.sidebar import Sidebar, Titles
 from hetrun.tui.widgets.status import StatusLine
-from hetrun.tui.widgets.turn import AnswerTurn, ErrorTurn, UserTurn
 from hetrun.tui.widgets.welcome import Welcome
+from hetrun.visible import visible
 
-NOTES = {"length": "stopped: the context or the token limit is full. Ctrl+N begins a new conversation"}
+LOOK_S = 0.5  # between two looks at the machine while it answers
+IDLE_LOOKS = 6  # so many times as long while it does not
+SIDEBAR_FROM, MACHINE_FROM = 128, 100  # columns from which a pane is shown without being asked for
 
 
-class ChatScreen(Screen[None]):
-    """One conversation with one model."""
+class ChatScreen(Orders):
+    """Conversations with one model."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", key_display="Esc"),
-        Binding("ctrl+n", "new", "New conversation"),
+        Binding("f1", "help", "Help"),
+        Binding("ctrl+n", "new", "New"),
+        Binding("f2", "pane('sidebar')", "Chats"),
+        Binding("f3", "pane('machine')", "Machine"),
+        Binding("f4", "what_if", "What if"),
+        Binding("f5", "settings", "Settings"),
+        Binding("f6", "model", "Model", show=False),
+        Binding("f7", "template", "Template", show=False),
+        Binding("f8", "theme", "Theme", show=False),
+        Binding("ctrl+f", "search", "Search", show=False),
+        Binding("ctrl+o", "attach", "Attach", show=False),
+        Binding("ctrl+r", "regenerate", "Regenerate", show=False),
+        Binding("ctrl+up", "turns", "Turns", show=False),
     ]
 
-    def __init__(self, client: ChatClient, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, client: ChatClient, talk: Talk, doors: Doors) -> None:
         super().__init__()
-        self._client = client
-        self._params = params
-        self._system: list[Message] = [{"role": "system", "content": system}] if system else []
-        self._history: list[Message] = []  # what the model is told of the conversation
-        self._turn: AnswerTurn | None = None  # the answer that is being written
-        self._last: Event | None = None
-        self._used = 0  # tokens of the context, as of the last complete answer
-        self._ticking: Timer | None = None
+        self.client = client
+        self.talk = talk
+        self.doors = doors
+        self.info: ModelInfo | None = None
+        self._facts = Facts()
+        self.answering: Answering | None = None  # the answer that is being written
+        self.files: dict[str, str] = {}  # that go with the next message, by name
+        self.parent_of_next: int | None = (
+            None  # where an edited message goes; `editing` says whether it is one
+        )
+        self.editing = False
         self.load_error: Exception | None = None
+        self._used = 0  # tokens of the context, as of the last complete answer
+        self._measured = Measured()
+        self._ticking: Timer | None = None
+        self._looks = 0
+        self._asked_for: dict[str, bool] = {}  # panes that were shown or hidden by hand
 
     def compose(self) -> ComposeResult:
-        yield Conversation(Welcome())
-        yield StatusLine()
-        yield Prompt()
+        with Horizontal(id="body"):
+            yield Sidebar(id="sidebar")
+            with Vertical(id="middle"):
+                yield Welcome()
+                yield Transcript()
+                yield StatusLine()
+                yield Static("", id="with", markup=False)
+                yield Prompt()
+            yield MachinePane(id="machine")
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one(Prompt).focus()
-        self.query_one(StatusLine).say("loading")
-        self._ticking = self.set_interval(0.1, self._show_progress)
-        self._load()
+        self.query_one("#with").display = False
+        prompt = self.query_one(Prompt)
+        prompt.focus()
+        prompt.remember(self.talk.store.said())
+        self.show_talk()
+        self.load()
+        self.set_interval(LOOK_S, self._look)
 
     # --- loading
 
-    @work(group="load")
+    def load(self) -> None:
+        """Wait for the model behind a bar."""
+        self.info = None
+        self.query_one(StatusLine).say("loading")
+        for welcome in self.query(Welcome):
+            welcome.begin()
+        self._ticking = self.set_interval(0.1, self._show_progress)
+        self._load()
+
+    @work(group="load", exclusive=True)
     async def _load(self) -> None:
         try:
-            info = await self._client.info()
+            info = await self.client.info()
         except HetrunError as error:
             self.load_error = error
-            await self.query(Welcome).remove()
             self.query_one(StatusLine).say("no model")
-            await self.query_one(Conversation).add(ErrorTurn(str(error)))
+            self.complain(str(error))
         else:
-            self.query_one(StatusLine).loaded(info)
-            for welcome in self.query(Welcome):
-                welcome.loaded(info)
+            self.load_error = None
+            self.info = info
+            self._facts = Facts(
+                model=info.id, context=info.context, used=self._used, reasons=self._facts.reasons
+            )
+            self.query_one(StatusLine).say(info.id)
+            self._show_figures()
+            self.query_one(Welcome).loaded(info)
+            self._look(at_once=True)
         finally:
             if self._ticking is not None:
                 self._ticking.stop()
 
     def _show_progress(self) -> None:
         for welcome in self.query(Welcome):
-            welcome.progressed(self._client.progress)
+            welcome.progressed(self.client.progress)
+
+    # --- what is on the screen
+
+    def show_talk(self) -> None:
+        """The open conversation as the store has it."""
+        path = self.talk.tree.path
+        entries = [self.entry_of(turn) for turn in path]
+        self.query_one(Transcript).show(entries)
+        last = next((t.figures for t in reversed(path) if t.figures), {})
+        self._used = int(last.get("prompt_tokens", 0)) + int(last.get("tokens", 0))
+        self._measured = Measured(float(last.get("decode_tok_s", 0.0)), float(last.get("first_token_s", 0.0)))
+        self._show_figures()
+        self._show_welcome()
+        self.list_conversations()
+        self.refresh_bindings()
+
+    def entry_of(self, turn: Turn) -> Entry:
+        """A turn as it is shown."""
+        entry = Entry(turn.role, turn)
+        versions = self.talk.tree.versions(turn)
+        if len(versions) > 1:
+            entry.place = f"version {versions.index(turn) + 1} of {len(versions)}"
+        return entry
+
+    def _show_welcome(self) -> None:
+        empty = not self.query_one(Transcript).entries
+        self.query_one(Welcome).display = empty
+        self.query_one(Transcript).display = not empty
+
+    def add(self, entry: Entry) -> Entry:
+        """An entry at the end."""
+        transcript = self.query_one(Transcript)
+        self.query_one(Welcome).display = False
+        transcript.display = True
+        transcript.add(entry)
+        return entry
+
+    def complain(self, text: str) -> None:
+        """Something went wrong; it is said in the conversation, and not kept with it."""
+        self.add(Entry("error", text=text))
+
+    def list_conversations(self) -> None:
+        """What the sidebar shows."""
+        sidebar = self.query_one(Sidebar)
+        if sidebar.display:
+            sidebar.show(self.talk.store.conversations(sidebar.searched), self.talk.number)
+
+    def show_files(self) -> None:
+        """What goes with the next message, and whether it replaces one."""
+        parts = ["changes an earlier message (Esc: not)"] if self.editing else []
+        parts += [f"with {visible(name)} ({len(text):,} characters)" for name, text in self.files.items()]
+        line = self.query_one("#with", Static)
+        line.update(" · ".join(parts))
+        line.display = bool(parts)
+
+    def _show_figures(self) -> None:
+        context = self.info.context if self.info else 0
+        self.query_one(StatusLine).show(self._measured, self._used, context)
 
     # --- one exchange
 
     @on(Sent)
-    async def _ask(self, message: Sent) -> None:
-        if self._turn is not None:
+    def _sent(self, message: Sent) -> None:
+        prompt = self.query_one(Prompt)
+        if self.obeyed(message.text):
+            prompt.sent(message.text)
+            return
+        if self.answering is not None:
             self.notify("Escape stops the answer first", timeout=2)
             return
-        self.query_one(Prompt).clear()
-        await self.query(Welcome).remove()
-        conversation = self.query_one(Conversation)
-        await conversation.add(UserTurn(message.text))
-        self._turn = AnswerTurn()
-        await conversation.add(self._turn)
-        self._history.append({"role": "user", "content": message.text})
-        self._last = None
-        self._answer(self._turn)
+        text = message.text.removeprefix("/") if message.text.startswith("//") else message.text
+        prompt.sent(message.text)
+        parent = self.parent_of_next if self.editing else self.talk.tree.leaf
+        edited, self.editing = self.editing, False
+        turn = self.talk.say(with_files(text, self.files), parent)
+        self.files.clear()
+        self.show_files()
+        if edited:
+            self.show_talk()
+        else:
+            self.add(self.entry_of(turn))
+        self.list_conversations()
+        self.answer_to(turn)
+
+    def answer_to(self, turn: Turn, beginning: str = "") -> None:
+        """Have the model answer a turn; the answer may have begun already."""
+        entry = Entry("assistant", text=beginning)
+        entry.waiting = True
+        transcript = self.query_one(Transcript)
+        self.answering = Answering(self.talk, self.add(entry), turn.id, self._draw, self._tell)
+        transcript.refresh()
+        self._answer(self.answering, beginning)
         self.refresh_bindings()
 
+    def _draw(self, entry: Entry) -> float:
+        took = 0.0
+        for transcript in self.query(Transcript):  # there is none any more when the app ends
+            if entry in transcript.entries:
+                transcript.changed(entry)
+            took = transcript.frame_s
+        return took
+
+    def _tell(self, measured: Measured) -> None:
+        self.post_message(measured)
+
     @work(group="answer", exit_on_error=False)
-    async def _answer(self, turn: AnswerTurn) -> None:
-        request = GenerateRequest(self._params, messages=(*self._system, *self._history))
-        asked = time.monotonic()
-        first = 0.0
-        count = 0
-        async with aclosing(self._client.stream(request)) as events:
-            async for event in events:
-                await turn.write(event.text)
-                if event.last:
-                    self._last = event
-                    break
-                count += 1
-                first = first or time.monotonic()
-                rate = (count - 1) / (time.monotonic() - first) if count > 8 else 0.0
-                self._tell(rate, first - asked, self._used + count)
+    async def _answer(self, answering: Answering, beginning: str) -> None:
+        request = self.talk.request(answering.parent)
+        if beginning:
+            request = await self.continued(request, beginning)
+        await answering.run(self.client, request)
 
     @on(Worker.StateChanged)
-    async def _ended(self, message: Worker.StateChanged) -> None:
+    def _ended(self, message: Worker.StateChanged) -> None:
         """The answer is complete, was stopped, or failed."""
         over = message.state in (WorkerState.SUCCESS, WorkerState.CANCELLED, WorkerState.ERROR)
-        if message.worker.group != "answer" or not over or self._turn is None:
+        if message.worker.group != "answer" or not over or self.answering is None:
             return
-        turn = self._turn
+        answering, self.answering = self.answering, None
+        last = answering.last
+        error = message.worker.error if message.state is WorkerState.ERROR else last.error if last else None
         if message.state is WorkerState.CANCELLED:
-            await turn.finish("stopped")
-        elif message.state is WorkerState.ERROR:
-            await self._failed(turn, message.worker.error)
-        elif self._last is not None and self._last.kind == "error":
-            await self._failed(turn, self._last.error)
-        elif self._last is not None:
-            notes = NOTES.get(self._last.finish_reason or "", ""), accepted(self._last.timings)
-            await turn.finish("; ".join(filter(None, notes)))
-            self._used = self._last.usage.prompt_tokens + self._last.usage.completion_tokens
-            timings = self._last.timings
-            self._tell(timings.decode_tok_s, timings.ttft_s, self._used)
-        if self._turn is turn:  # else a new conversation has begun meanwhile
-            if turn.text:
-                self._history.append({"role": "assistant", "content": turn.text})
-            self._turn = None
-            self.refresh_bindings()
+            answering.finish("stopped")
+        elif error is not None or last is None or last.kind == "error":
+            self._failed(answering, error)
+        else:
+            answering.finish()
+            self._used = last.usage.prompt_tokens + last.usage.completion_tokens
+            self._facts.prompt, self._facts.cached = last.usage.prompt_tokens, last.usage.cached_tokens
+            if last.timings.prompt_tok_s:
+                self._facts.prefill.append(last.timings.prompt_tok_s)
+            self._measured_now(Measured(last.timings.decode_tok_s, last.timings.ttft_s))
+        if answering.entry.turn is not None:
+            self._place_again()
+        self._look(at_once=True)
+        self.refresh_bindings()
 
-    async def _failed(self, turn: AnswerTurn, error: BaseException | None) -> None:
-        await turn.finish()
-        await self.query_one(Conversation).add(ErrorTurn(str(error) or type(error).__name__))
-        if not turn.text and self._turn is turn:
+    def _place_again(self) -> None:
+        """Answers may have become versions of each other."""
+        transcript = self.query_one(Transcript)
+        for entry in transcript.entries:
+            if entry.turn is not None and entry.turn.id in self.talk.tree.turns:
+                place = self.entry_of(entry.turn).place
+                if place != entry.place:
+                    entry.place = place
+                    transcript.changed(entry)
+
+    def _failed(self, answering: Answering, error: BaseException | None) -> None:
+        answering.finish("broken off")
+        if not answering.entry.text:
             # Nothing was answered, so the model need not hear of it, and the user can try again.
-            asked = self._history.pop()
-            await turn.remove()
-            if not self.query_one(Prompt).text:
-                self.query_one(Prompt).insert(str(asked["content"]))
-
-    def _tell(self, tokens_per_s: float, first_token_s: float, used: int) -> None:
-        streaming = self._client.health.streaming
-        disk = streaming.disk_bytes_s if streaming else 0.0
-        self.post_message(Measured(tokens_per_s, first_token_s, used, disk))
+            transcript = self.query_one(Transcript)
+            transcript.drop(answering.entry)
+            asked = self.talk.tree.turns[answering.parent] if answering.parent else None
+            if asked is not None and not any(t.parent == asked.id for t in self.talk.tree):
+                self.talk.retract(asked)
+                transcript.drop(next(e for e in transcript.entries if e.turn is asked))
+                if not self.query_one(Prompt).text:
+                    self.query_one(Prompt).put(asked.text)
+        self.complain(str(error) or type(error).__name__)
+        self.list_conversations()
 
     @on(Measured)
-    def _measured(self, message: Measured) -> None:
-        self.query_one(StatusLine).show(message)
+    def _measured_now(self, message: Measured) -> None:
+        streaming = self.client.health.streaming
+        message.disk_bytes_s = streaming.disk_bytes_s if streaming else 0.0
+        self._measured = message
+        used = self._used + (self.answering.tokens if self.answering else 0)
+        context = self.info.context if self.info else 0
+        self.query_one(StatusLine).show(message, used, context)
+        self._facts.used, self._facts.first_token_s = used, message.first_token_s
+        if message.tokens_per_s:
+            self._facts.decode.append(message.tokens_per_s)
+
+    # --- the machine
+
+    def _look(self, at_once: bool = False) -> None:
+        """Often while it answers, else now and then; nobody is asked for what is not shown."""
+        self._looks += 1
+        busy = self.answering is not None
+        if self.info is None or not self.query_one(MachinePane).display:
+            return
+        if at_once or busy or self._looks % IDLE_LOOKS == 0:
+            self._look_at_machine()
+
+    @work(group="look", exclusive=True)
+    async def _look_at_machine(self) -> None:
+        self._facts.used = self._used + (self.answering.tokens if self.answering else 0)
+        await look(self._facts, self.client)
+        self.query_one(MachinePane).show(self._facts)
+
+    # --- panes
+
+    def on_resize(self, event: events.Resize) -> None:
+        for name, least in (("sidebar", SIDEBAR_FROM), ("machine", MACHINE_FROM)):
+            pane = self.query_one(f"#{name}")
+            pane.display = self._asked_for.get(name, event.size.width >= least)
+        self.list_conversations()
+        self.query_one(MachinePane).show(self._facts)
+
+    def action_pane(self, name: str) -> None:
+        """Show a pane, or hide it; on a narrow screen one at a time."""
+        pane = self.query_one(f"#{name}")
+        self._asked_for[name] = pane.display = not pane.display
+        if pane.display and self.size.width < MACHINE_FROM:
+            other = "machine" if name == "sidebar" else "sidebar"
+            self._asked_for[other] = self.query_one(f"#{other}").display = False
+        self.list_conversations()
+        if name == "sidebar" and pane.display:
+            self.query_one(Titles).focus()
+        elif not self.focused or not self.focused.display:
+            self.query_one(Prompt).focus()
+        self._look(at_once=True)
+
+    @on(Sidebar.Search)
+    def _search(self, message: Sidebar.Search) -> None:
+        self.list_conversations()
+
+    @on(OptionList.OptionHighlighted)
+    def _nothing(self, message: OptionList.OptionHighlighted) -> None:
+        message.stop()
 
     # --- keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Stop is offered while there is something to stop."""
-        return self._turn is not None if action == "stop" else True
+        if action == "stop":
+            return self.answering is not None or self.editing
+        return True
 
     def action_stop(self) -> None:
-        self.workers.cancel_group(self, "answer")
-
-    async def action_new(self) -> None:
-        self.workers.cancel_group(self, "answer")
-        self._turn = None
-        self._used = 0
-        self._history.clear()
-        await self.query_one(Conversation).clear()
-        self.query_one(StatusLine).show(Measured())
-        self.query_one(Prompt).focus()
-        self.refresh_bindings()
+        if self.answering is not None:
+            self.workers.cancel_group(self, "answer")
+        elif self.editing:
+            self.editing = False
+            self.query_one(Prompt).clear()
+            self.show_files()
+            self.refresh_bindings()
 
     def action_page(self, direction: int) -> None:
-        conversation = self.query_one(Conversation)
-        if direction < 0:
-            conversation.scroll_page_up(animate=False)
-        else:
-            conversation.scroll_page_down(animate=False)
+        transcript = self.query_one(Transcript)
+        transcript.scroll_relative(y=direction * (transcript.size.height - 1), animate=False)
+
+    def action_turns(self) -> None:
+        """Walk through the turns."""
+        transcript = self.query_one(Transcript)
+        if transcript.entries:
+            transcript.focus()
+            transcript.action_select(-1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.widgets import TextArea
 
+from hetrun.tui.commands import completions
 from hetrun.tui.messages import Sent
 
 
@@ -23,21 +25,65 @@ class Prompt(TextArea):
     ]
 
     def __init__(self) -> None:
-        super().__init__(placeholder="Write a message", tab_behavior="focus", highlight_cursor_line=False)
+        super().__init__(placeholder="Write a message, or / for commands", tab_behavior="focus")
+        self.highlight_cursor_line = False
+        self._said: list[str] = []  # earlier messages, the newest last
+        self._at = 0  # of these; their number is the text that is being written
+        self._draft = ""
+
+    def remember(self, said: Sequence[str]) -> None:
+        """Earlier messages, which the arrow keys bring back."""
+        self._said = list(said)
+        self._at = len(self._said)
 
     def on_key(self, event: events.Key) -> None:
-        """Enter sends instead of beginning a line.
+        """Enter sends instead of beginning a line; arrows at the first and last line leaf through history.
 
         A binding with priority would overtake the letters before it, which wait in this widget's queue.
         """
+        row, last = self.cursor_location[0], self.document.line_count - 1
         if event.key == "enter":
-            event.stop()
-            event.prevent_default()
             self.action_send()
+        elif event.key == "up" and row == 0 and self._at > 0:
+            self._leaf(-1)
+        elif event.key == "down" and row == last and self._at < len(self._said):
+            self._leaf(1)
+        elif event.key == "tab" and self.text.startswith("/") and " " not in self.text:
+            self._complete()
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+
+    def _leaf(self, step: int) -> None:
+        if self._at == len(self._said):
+            self._draft = self.text
+        self._at += step
+        self.put(self._draft if self._at == len(self._said) else self._said[self._at])
+
+    def _complete(self) -> None:
+        found = completions(self.text[1:])
+        if len(found) == 1:
+            self.put(f"/{found[0]} ")
+        elif found:
+            self.notify("  ".join(f"/{name}" for name in found), timeout=4)
+
+    def put(self, text: str) -> None:
+        """This text and nothing else, with the cursor behind it."""
+        self.load_text(text)
+        self.move_cursor(self.document.end)
 
     def action_send(self) -> None:
-        if self.text.strip():
-            self.post_message(Sent(self.text.strip()))
+        text = self.text.strip()
+        if text:
+            self.post_message(Sent(text))
+
+    def sent(self, text: str) -> None:
+        """It was taken: the next text begins."""
+        self.clear()
+        if text not in self._said[-1:]:
+            self._said.append(text)
+        self._at = len(self._said)
 
     def action_new_line(self) -> None:
         self.insert("\n")

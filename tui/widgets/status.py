@@ -6,7 +6,6 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Static
 
-from hetrun.events import ModelInfo
 from hetrun.tui.messages import Measured
 from hetrun.visible import visible
 
@@ -14,24 +13,16 @@ from hetrun.visible import visible
 class StatusLine(Horizontal):
     """Model, tokens per second, time to the first token, the disk where weights come from it, tokens used."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._capacity = 0
-
     def compose(self) -> ComposeResult:
         yield Static("", classes="model", markup=False)
         yield Static("", classes="figures", markup=False)
 
     def say(self, what: str) -> None:
-        """Instead of a model's name."""
-        self.query_one(".model", Static).update(what)
+        """The model's name, or why there is none."""
+        self.query_one(".model", Static).update(visible(what))
 
-    def loaded(self, info: ModelInfo) -> None:
-        self._capacity = info.context
-        self.say(visible(info.id))
-        self.show(Measured())
-
-    def show(self, measured: Measured) -> None:
+    def show(self, measured: Measured, used: int, context: int) -> None:
+        """Figures, and how much of the context is used; a context of 0 is not known."""
         parts = []
         if measured.tokens_per_s:
             parts.append(f"{measured.tokens_per_s:.0f} tokens/s")
@@ -39,6 +30,6 @@ class StatusLine(Horizontal):
             parts.append(f"first after {measured.first_token_s:.2f} s")
         if measured.disk_bytes_s:
             parts.append(f"disk {measured.disk_bytes_s / 1e9:.1f} GB/s")
-        if self._capacity:
-            parts.append(f"{measured.tokens_used} of {self._capacity} tokens")
+        if context:
+            parts.append(f"{used} of {context} tokens")
         self.query_one(".figures", Static).update(" · ".join(parts))

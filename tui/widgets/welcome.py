@@ -25,6 +25,12 @@ class Welcome(Vertical):
         yield self._bar
         yield self._detail
 
+    def begin(self) -> None:
+        """A model loads."""
+        self._bar.display = True
+        self._title.update("Loading the model")
+        self._detail.update("You can write your first message already.")
+
     def progressed(self, fraction: float) -> None:
         self._bar.update(progress=fraction)
 

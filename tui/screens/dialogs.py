@@ -1,0 +1,136 @@
+"""Small questions: a line of text, one of several things, or text to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from hetrun.visible import visible
+
+
+class Ask(ModalScreen[str | None]):
+    """A line of text; None: never mind."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Cancel")]
+
+    def __init__(self, question: str, text: str = "", placeholder: str = "") -> None:
+        super().__init__()
+        self._question = question
+        self._input = Input(text, placeholder=placeholder, select_on_focus=False)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._question, classes="title", markup=False)
+            yield self._input
+            with Horizontal(classes="buttons"):
+                yield Button("OK", variant="primary", id="ok", compact=True)
+                yield Button("Cancel", id="cancel", compact=True)
+
+    def on_mount(self) -> None:
+        self._input.focus()
+
+    @on(Input.Submitted)
+    @on(Button.Pressed, "#ok")
+    def _done(self) -> None:
+        self.dismiss(self._input.value.strip() or None)
+
+    @on(Button.Pressed, "#cancel")
+    def _cancel(self) -> None:
+        self.dismiss(None)
+
+    async def action_dismiss(self, result: str | None = None) -> None:
+        self.dismiss(result)
+
+
+class Choice(NamedTuple):
+    """One of several things; the key takes it at once."""
+
+    name: str
+    label: str
+    key: str = ""
+
+
+class Choose(ModalScreen[str | None]):
+    """One of several things, by its name; None: never mind."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Cancel")]
+
+    def __init__(self, question: str, choices: Sequence[Choice], chosen: str = "") -> None:
+        super().__init__()
+        self._question = question
+        self._choices = choices
+        self._chosen = chosen
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._question, classes="title", markup=False)
+            yield OptionList(*[Option(self._label(c), c.name) for c in self._choices])
+
+    @staticmethod
+    def _label(choice: Choice) -> Content:
+        key = Content.styled(f"  {choice.key}", "dim") if choice.key else Content("")
+        return Content(visible(choice.label)) + key
+
+    def on_mount(self) -> None:
+        found = self.query_one(OptionList)
+        found.focus()
+        names = [choice.name for choice in self._choices]
+        found.highlighted = names.index(self._chosen) if self._chosen in names else 0
+
+    def on_key(self, event: object) -> None:
+        key = getattr(event, "key", "")
+        for choice in self._choices:
+            if choice.key and choice.key == key:
+                self.dismiss(choice.name)
+
+    @on(OptionList.OptionSelected)
+    def _done(self, message: OptionList.OptionSelected) -> None:
+        self.dismiss(message.option_id)
+
+    async def action_dismiss(self, result: str | None = None) -> None:
+        self.dismiss(result)
+
+
+class Read(ModalScreen[None]):
+    """Text to read, with a key to copy it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
+        Binding("y", "copy", "Copy"),
+    ]
+
+    def __init__(self, title: str, text: str | Content, copied: str = "") -> None:
+        super().__init__()
+        self._heading = title
+        self._text = text
+        self._copied = copied
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static(self._heading, classes="title", markup=False)
+            with VerticalScroll(classes="body"):
+                yield Static(self._text, markup=False)
+            keys = "Esc closes, y copies" if self._copied else "Esc closes"
+            yield Static(keys, classes="keys", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return bool(self._copied) if action == "copy" else True
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(self._copied)
+        self.notify("Copied", timeout=2)
+
+    async def action_dismiss(self, result: None = None) -> None:
+        self.dismiss(None)

@@ -1,0 +1,402 @@
+"""What the user can have done to conversations and turns: by keys, menus and slash commands alike."""
+
+from __future__ import annotations
+
+from asyncio import to_thread
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from textual import on, work
+from textual.screen import Screen
+from textual.widgets import Input
+from textual.worker import Worker, WorkerState
+
+from hetrun.client import ChatClient
+from hetrun.config.values import parse_size
+from hetrun.errors import HetrunError, UserError
+from hetrun.events import GenerateRequest, ModelInfo
+from hetrun.questions import Render, SetRam
+from hetrun.tui.answering import Answering
+from hetrun.tui.commands import command_of
+from hetrun.tui.doors import Doors
+from hetrun.tui.kept import exchange
+from hetrun.tui.kept.tree import Turn
+from hetrun.tui.screens.dialogs import Ask, Choice, Choose
+from hetrun.tui.screens.help import HelpScreen
+from hetrun.tui.screens.settings import Chosen, SettingsScreen
+from hetrun.tui.screens.template import TemplateScreen
+from hetrun.tui.screens.tokens import Continue, TokensScreen
+from hetrun.tui.screens.turns import TurnAction, turn_choices
+from hetrun.tui.screens.whatif import WhatIfScreen
+from hetrun.tui.talk import Talk, attached, parsed_value
+from hetrun.tui.transcript.entries import Entry, divided
+from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.widgets.prompt import Prompt
+from hetrun.tui.widgets.sidebar import Sidebar, Titles
+
+
+class Orders(Screen[None]):
+    """The part of the chat screen that does what it is told."""
+
+    client: ChatClient
+    talk: Talk
+    doors: Doors
+    info: ModelInfo | None
+    answering: Answering | None
+    files: dict[str, str]
+    parent_of_next: int | None
+    editing: bool
+
+    def show_talk(self) -> None: ...
+    def list_conversations(self) -> None: ...
+    def show_files(self) -> None: ...
+    def complain(self, text: str) -> None: ...
+    def load(self) -> None: ...
+    def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
+
+    # --- slash commands
+
+    def obeyed(self, text: str) -> bool:
+        """Whether a text is a command; it is done then, or it is said why not."""
+        try:
+            found = command_of(text)
+            if found is None:
+                return False
+            command, argument = found
+            self._obey(command.name, argument)
+        except HetrunError as error:
+            self.notify(str(error), severity="error", timeout=6)
+        return True
+
+    def _obey(self, name: str, argument: str) -> None:
+        match name:
+            case "new" | "settings" | "template" | "regenerate" | "help" | "delete":
+                self.call_later(getattr(self, f"action_{name}"))
+            case "whatif":
+                self.action_what_if()
+            case "machine":
+                self.call_later(self.run_action, "pane('machine')")
+            case "conversations":
+                self.call_later(self.run_action, "pane('sidebar')")
+            case "quit":
+                self.app.exit()
+            case "edit" | "fork" | "copy" | "tokens":
+                self.do_with_last(cast("TurnAction", name))
+            case "model":
+                self.action_model(argument)
+            case "theme":
+                self.action_theme(argument)
+            case _:
+                self._obey_with(name, argument)
+
+    def _obey_with(self, name: str, argument: str) -> None:
+        match name:
+            case "system":
+                self.talk.choose(argument, self.talk.sampling)
+                self.notify("System prompt set" if argument else "No system prompt", timeout=2)
+            case "set":
+                what, _, value = argument.partition(" ")
+                self.talk.choose(self.talk.system, {**self.talk.sampling, what: parsed_value(value)})
+                self.notify(f"{what} = {value.strip()}", timeout=2)
+            case "preset":
+                presets = self.talk.store.presets()
+                if argument not in presets:
+                    raise UserError(f"there is no preset {argument}; known: {', '.join(presets) or 'none'}")
+                self.talk.choose(*presets[argument])
+                self.notify(f"Preset {argument}", timeout=2)
+            case "attach":
+                self.attach(argument)
+            case "rename":
+                self.rename(self._kept(), argument)
+            case "export":
+                self.export(self._kept(), argument)
+            case "import":
+                self.free()
+                n = self.talk.bring_in(Path(argument).expanduser())
+                self.show_talk()
+                self.notify(f"{n} conversation{'s' * (n > 1)} imported", timeout=3)
+
+    def _kept(self) -> int:
+        if self.talk.number is None:
+            raise UserError("nothing was said yet: a conversation is kept from its first message on")
+        return self.talk.number
+
+    # --- conversations
+
+    def free(self) -> None:
+        """Nothing is being written: what is, is stopped and kept."""
+        self.leave()
+        self.editing = False
+        self.show_files()
+
+    def leave(self) -> None:
+        """What is being written is stopped, and kept."""
+        if self.answering is not None:
+            answering, self.answering = self.answering, None
+            self.workers.cancel_group(self, "answer")
+            answering.finish("stopped")
+
+    def action_new(self) -> None:
+        self.free()
+        self.talk.new()
+        self.show_talk()
+        self.query_one(Prompt).focus()
+
+    @on(Titles.Wanted)
+    def _do_with_conversation(self, message: Titles.Wanted) -> None:
+        self._with_conversation(message.what, message.number)
+
+    @work(group="dialog", exit_on_error=False)
+    async def _with_conversation(self, what: str, number: int) -> None:
+        match what:
+            case "open":
+                self.open(number)
+            case "rename":
+                found = self.talk.store.conversation(number)
+                title = await self.app.push_screen_wait(Ask("Rename to", found.title if found else ""))
+                if title:
+                    self.rename(number, title)
+            case "delete":
+                await self._delete(number)
+            case "export":
+                path = await self.app.push_screen_wait(
+                    Ask("Export to", "conversation.md", "FILE.md or FILE.json")
+                )
+                if path:
+                    self.export(number, path)
+
+    def open(self, number: int) -> None:
+        """Show another conversation."""
+        if number != self.talk.number:
+            self.free()
+            self.talk.open(number)
+            self.show_talk()
+        self.query_one(Prompt).focus()
+
+    def rename(self, number: int, title: str) -> None:
+        """Call a conversation so."""
+        self.talk.store.rename(number, title)
+        if self.talk.conversation is not None and number == self.talk.number:
+            self.talk.conversation = replace(self.talk.conversation, title=title)
+        self.list_conversations()
+
+    def export(self, number: int, name: str) -> None:
+        """Write a conversation to a file."""
+        conversation = self.talk.store.conversation(number)
+        if conversation is None:
+            raise UserError("this conversation was deleted meanwhile")
+        path = Path(name).expanduser()
+        exchange.write(path, conversation, self.talk.store.tree(conversation))
+        self.notify(f"Written to {path}", timeout=3)
+
+    def action_delete(self) -> None:
+        self._with_conversation("delete", self._kept())
+
+    async def _delete(self, number: int) -> None:
+        found = self.talk.store.conversation(number)
+        if found is None:
+            return
+        choices = [Choice("no", "Keep it", "n"), Choice("yes", "Delete it for ever", "y")]
+        if await self.app.push_screen_wait(Choose(f"Delete “{found.title}”?", choices)) != "yes":
+            return
+        if number == self.talk.number:
+            self.free()
+            self.talk.new()
+            self.talk.store.delete(number)
+            self.show_talk()
+        else:
+            self.talk.store.delete(number)
+            self.list_conversations()
+
+    def action_search(self) -> None:
+        sidebar = self.query_one(Sidebar)
+        if not sidebar.display:
+            self.call_later(self.run_action, "pane('sidebar')")
+        self.call_later(sidebar.query_one(Input).focus)
+
+    # --- turns
+
+    @on(Transcript.Copy)
+    def _copy(self, message: Transcript.Copy) -> None:
+        self.app.copy_to_clipboard(message.text)
+        self.notify("Copied", timeout=2)
+
+    @on(Transcript.Do)
+    def _do(self, message: Transcript.Do) -> None:
+        self.do(cast("TurnAction", message.what), message.entry)
+
+    @on(Transcript.Menu)
+    @work(group="dialog", exit_on_error=False)
+    async def _menu(self, message: Transcript.Menu) -> None:
+        choices = turn_choices(message.entry, self.talk)
+        if choices and (what := await self.app.push_screen_wait(Choose("This turn", choices))):
+            self.do(cast("TurnAction", what), message.entry)
+
+    def do_with_last(self, what: TurnAction) -> None:
+        """What is done to a turn, to the last one that it makes sense for."""
+        for entry in reversed(self.query_one(Transcript).entries):
+            if any(choice.name == what for choice in turn_choices(entry, self.talk)):
+                self.do(what, entry)
+                return
+        raise UserError("there is nothing yet to do that with")
+
+    def action_regenerate(self) -> None:
+        try:
+            self.do_with_last("regenerate")
+        except UserError as error:
+            self.notify(str(error), timeout=3)
+
+    def do(self, what: TurnAction, entry: Entry) -> None:
+        """Do it, if the entry is of that kind."""
+        if what not in [choice.name for choice in turn_choices(entry, self.talk)]:
+            return
+        turn = entry.turn
+        if what == "fold":
+            self.query_one(Transcript).fold(entry)
+        elif what == "copy":
+            self.app.copy_to_clipboard(divided(entry.text, entry.opened).answer if turn else entry.text)
+            self.notify("Copied", timeout=2)
+        elif what == "code":
+            self._copy_code(entry)
+        elif turn is not None:
+            self._do_with_turn(what, turn)
+
+    def _do_with_turn(self, what: TurnAction, turn: Turn) -> None:
+        if what == "tokens":
+            self._inspect(turn)
+            return
+        self.free()
+        match what:
+            case "edit":
+                self.editing, self.parent_of_next = True, turn.parent
+                self.query_one(Prompt).put(turn.text)
+                self.query_one(Prompt).focus()
+                self.show_files()
+                self.refresh_bindings()
+            case "regenerate":
+                self._regenerate(turn)
+            case "fork":
+                self.talk.fork(turn)
+                self.show_talk()
+                self.notify("A new conversation that begins like this one", timeout=3)
+            case "before" | "after":
+                other = self.talk.tree.beside(turn, -1 if what == "before" else 1)
+                if other is not None:
+                    self.talk.lead_to(other)
+                    self.show_talk()
+
+    def _regenerate(self, turn: Turn, beginning: str = "") -> None:
+        asked = turn.parent if turn.role == "assistant" else turn.id
+        if asked is None:
+            raise UserError("nothing was asked before this answer")
+        self.talk.lead_back(asked)
+        self.show_talk()
+        self.answer_to(self.talk.tree.turns[asked], beginning)
+
+    @work(group="dialog", exit_on_error=False)
+    async def _copy_code(self, entry: Entry) -> None:
+        codes = entry.codes
+        at = "0"
+        if len(codes) > 1:
+            lines = [code.strip().partition("\n")[0][:40] for code in codes]
+            choices = [Choice(str(i), line) for i, line in enumerate(lines)]
+            chosen = await self.app.push_screen_wait(Choose("Which code?", choices))
+            at = chosen or ""
+        if at:
+            self.app.copy_to_clipboard(codes[int(at)])
+            self.notify("Copied", timeout=2)
+
+    # --- files
+
+    @work(group="dialog", exit_on_error=False)
+    async def action_attach(self) -> None:
+        if name := await self.app.push_screen_wait(Ask("Attach a text file", "", "PATH")):
+            self.attach(name)
+
+    def attach(self, name: str) -> None:
+        """A file goes with the next message."""
+        found, text = attached(Path(name))
+        self.files[found] = text
+        self.show_files()
+
+    # --- other screens
+
+    def action_help(self) -> None:
+        self.app.push_screen(HelpScreen())
+
+    @work(group="dialog", exit_on_error=False)
+    async def action_settings(self) -> None:
+        screen = SettingsScreen(self.talk)
+        chosen: Chosen | None = await self.app.push_screen_wait(screen)
+        if chosen is not None:
+            self.talk.choose(chosen.system, chosen.sampling)
+
+    def action_template(self) -> None:
+        self.app.push_screen(TemplateScreen(self.client, self.talk.messages(self.talk.tree.leaf)))
+
+    @work(group="dialog", exit_on_error=False)
+    async def action_what_if(self) -> None:
+        screen = WhatIfScreen(self.client, self.doors.reopen is not None)
+        if changes := await self.app.push_screen_wait(screen):
+            await self._apply(changes)
+
+    @work(group="dialog", exit_on_error=False)
+    async def action_model(self, name: str = "") -> None:
+        if self.doors.models is None:
+            raise UserError("the model is the server's: start the chat with another --url for another one")
+        if not name:
+            models = await to_thread(self.doors.models)
+            choices = [Choice(m.path, f"{m.label}  {m.size}") for m in models]
+            chosen = await self.app.push_screen_wait(Choose("Which model?", choices))
+            name = chosen or ""
+        if name:
+            await self._apply({"model": name})
+
+    async def _apply(self, changes: Mapping[str, object]) -> None:
+        """Memory is given and taken while the engine runs; for all else it begins anew."""
+        self.free()
+        if set(changes) == {"ram"}:
+            await self.client.ask(SetRam(parse_size(changes["ram"], "ram")))
+            self.notify("Applied", timeout=2)
+            return
+        if self.doors.reopen is None:
+            raise UserError("this engine is not ours to change")
+        client = self.doors.reopen(changes)  # which may refuse; then the old one goes on
+        old, self.client = self.client, client
+        self.load()
+        await old.close()
+
+    @work(group="dialog", exit_on_error=False)
+    async def action_theme(self, name: str = "") -> None:
+        known = sorted(self.app.available_themes)
+        if not name:
+            choices = [Choice(theme, theme) for theme in known]
+            chosen = await self.app.push_screen_wait(Choose("Colours", choices, self.app.theme))
+            name = chosen or ""
+        if name and name not in known:
+            raise UserError(f"there is no theme {name}; known: {', '.join(known)}")
+        if name:
+            self.app.theme = name
+            self.talk.store.save_choice("theme", name)
+
+    # --- tokens
+
+    @work(group="dialog", exit_on_error=False)
+    async def _inspect(self, turn: Turn) -> None:
+        asked = self.talk.request(turn.parent)
+        found: Continue | None = await self.app.push_screen_wait(TokensScreen(self.client, asked, turn.text))
+        if found is not None:
+            self.free()
+            self._regenerate(turn, found.beginning)
+
+    async def continued(self, request: GenerateRequest, beginning: str) -> GenerateRequest:
+        """The same, for an answer that begins so."""
+        prompt = await self.client.ask(Render(request.messages or ()))
+        return GenerateRequest(request.params, text=prompt + beginning)
+
+    @on(Worker.StateChanged)
+    def _dialog_failed(self, message: Worker.StateChanged) -> None:
+        if message.worker.group == "dialog" and message.state is WorkerState.ERROR:
+            self.notify(str(message.worker.error), severity="error", timeout=6)

@@ -1,0 +1,75 @@
+"""The exact prompt that is sent, as the model's template makes it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static, TextArea
+
+from hetrun.client import ChatClient
+from hetrun.errors import HetrunError
+from hetrun.events import Message
+from hetrun.questions import Render, Tokenize, TokenizerInfo
+from hetrun.visible import visible
+
+
+class TemplateScreen(ModalScreen[None]):
+    """What messages become, and the template itself."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Close", key_display="Esc"),
+        Binding("tab", "other", "Prompt or template", priority=True),
+        Binding("y", "copy", "Copy"),
+    ]
+
+    def __init__(self, client: ChatClient, messages: tuple[Message, ...]) -> None:
+        super().__init__()
+        self._client = client
+        self._messages = messages
+        self._texts = ["", ""]
+        self._heads = ["", ""]
+        self._at = 0
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static("The prompt", classes="title", markup=False)
+            yield TextArea("", read_only=True, show_line_numbers=False, classes="body")
+            yield Static("Esc closes, Tab shows the template itself, y copies", classes="keys", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(TextArea).focus()
+        self._render_prompt()
+
+    @work(exit_on_error=False)
+    async def _render_prompt(self) -> None:
+        try:
+            facts = await self._client.ask(TokenizerInfo())
+            self._texts[1], self._heads[1] = facts.template, f"The template, from {facts.template_origin}"
+            messages = self._messages or ({"role": "user", "content": "(your message)"},)
+            self._texts[0] = await self._client.ask(Render(messages))
+            tokens = await self._client.ask(Tokenize(self._texts[0]))
+            self._heads[0] = f"The prompt that is sent, {len(tokens)} tokens"
+        except HetrunError as error:
+            self._heads[0] = "There is no prompt to show"
+            self._texts[0] = str(error)
+        self._show()
+
+    def _show(self) -> None:
+        self.query_one(".title", Static).update(visible(self._heads[self._at]))
+        self.query_one(TextArea).load_text(visible(self._texts[self._at]))
+
+    def action_other(self) -> None:
+        self._at = 1 - self._at
+        self._show()
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(self._texts[self._at])
+        self.notify("Copied", timeout=2)
+
+    async def action_dismiss(self, result: None = None) -> None:
+        self.dismiss(None)

@@ -1,0 +1,180 @@
+"""What other memory, context or threads would mean: predicted at once, applied if the user wants it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.timer import Timer
+from textual.widgets import Button, Input, Label, Static
+
+from hetrun.client import ChatClient
+from hetrun.errors import HetrunError
+from hetrun.questions import Foreseen, WhatIf
+from hetrun.visible import visible
+
+# Name, what it is, and what the arrow keys do to it.
+KNOBS = (
+    ("ctx", "context, tokens", "double"),
+    ("kv_type", "keys and values", "f16 q8_0"),
+    ("ram", "memory", "double"),
+    ("vram", "GPU memory", "double"),
+    ("threads", "threads", "one"),
+)
+SOON_S = 0.15  # behind the last key, before the planner is asked
+
+
+class Knob(Input):
+    """A value that is typed, or moved with the arrow keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "turn(1)", "More"),
+        Binding("down", "turn(-1)", "Less"),
+    ]
+
+    def __init__(self, name: str, how: str) -> None:
+        super().__init__(placeholder="as it is", id=name, compact=True)
+        self._how = how
+        self.now = ""  # what holds while nothing is typed
+
+    def action_turn(self, step: int) -> None:
+        self.value = turned(self.value.strip() or self.now, self._how, step)
+
+
+class WhatIfScreen(ModalScreen[dict[str, object] | None]):
+    """Knobs at the left, what they would mean at the right."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss", "Close", key_display="Esc"),
+        Binding("ctrl+s", "apply", "Apply", priority=True),
+    ]
+
+    def __init__(self, client: ChatClient, can_apply: bool) -> None:
+        super().__init__()
+        self._client = client
+        self._can_apply = can_apply
+        self._now: Foreseen | None = None
+        self._soon: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static("What if", classes="title", markup=False)
+            with Grid(id="knobs"):
+                for name, label, how in KNOBS:
+                    yield Label(label)
+                    yield Knob(name, how)
+            with VerticalScroll(classes="body"):
+                yield Static("asking the planner …", id="foreseen", markup=False)
+            with Horizontal(classes="buttons"):
+                yield Button(
+                    "Apply ^s", variant="primary", id="apply", compact=True, disabled=not self._can_apply
+                )
+                yield Button("Close", id="close", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(Knob).focus()
+        self._ask()
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """What was moved."""
+        return {knob.id or "": knob.value.strip() for knob in self.query(Knob) if knob.value.strip()}
+
+    @on(Input.Changed)
+    def _moved(self) -> None:
+        if self._soon is not None:
+            self._soon.stop()
+        self._soon = self.set_timer(SOON_S, self._ask)
+
+    @work(exclusive=True, exit_on_error=False)
+    async def _ask(self) -> None:
+        shown = self.query_one("#foreseen", Static)
+        try:
+            if self._now is None:
+                self._now = await self._client.ask(WhatIf({}))
+                self._name_what_holds(self._now)
+            then = await self._client.ask(WhatIf(self.changes)) if self.changes else self._now
+        except HetrunError as error:
+            shown.update(Content.styled(visible(str(error)), "$text-error"))
+        else:
+            shown.update(compared(self._now, then, max(shown.size.width, 40)))
+
+    def _name_what_holds(self, now: Foreseen) -> None:
+        limit = now.memory.get("limit")
+        plans: Any = now.plan.get("plans") or [{}]
+        known = {
+            "ctx": str(now.context),
+            "kv_type": "f16",
+            "ram": f"{limit >> 20}MiB" if limit else "",
+            "threads": str(plans[0].get("threads", "")),
+        }
+        for knob in self.query(Knob):
+            knob.now = known.get(knob.id or "", "")
+            knob.placeholder = knob.now or "as it is"
+
+    @on(Button.Pressed, "#apply")
+    def action_apply(self) -> None:
+        if self._can_apply and self.changes:
+            self.dismiss(self.changes)
+        elif not self._can_apply:
+            self.notify("this engine is not ours to change", severity="warning", timeout=3)
+
+    @on(Button.Pressed, "#close")
+    def _close(self) -> None:
+        self.dismiss(None)
+
+    async def action_dismiss(self, result: dict[str, object] | None = None) -> None:
+        self.dismiss(result)
+
+
+def turned(value: str, how: str, step: int) -> str:
+    """The next value up or down."""
+    if " " in how:
+        known = how.split()
+        at = known.index(value) if value in known else 0
+        return known[(at + step) % len(known)]
+    digits = "".join(c for c in value if c.isdigit())
+    unit = value.removeprefix(digits)
+    if not digits:
+        return {"double": "1GiB", "one": "1"}[how] if how in ("double", "one") else value
+    n = int(digits)
+    n = max(n + step, 1) if how == "one" else max(n * 2 if step > 0 else n // 2, 1)
+    return f"{n}{unit}"
+
+
+def compared(now: Foreseen, then: Foreseen, width: int) -> Content:
+    """A table of what is and what would be."""
+    rows: list[tuple[str, str, str]] = [
+        ("context", f"{now.context:,}", f"{then.context:,}"),
+        ("decode, tokens/s", _rate(now.decode_tok_s), _rate(then.decode_tok_s)),
+        ("prefill, tokens/s", _rate(now.prefill_tok_s), _rate(then.prefill_tok_s)),
+        ("from disk each pass", _size(now.streamed_bytes), _size(then.streamed_bytes)),
+    ]
+    for name in dict.fromkeys([*now.memory, *then.memory]):
+        rows.append((name, _size(now.memory.get(name, 0)), _size(then.memory.get(name, 0))))
+    for device in dict.fromkeys([*now.devices, *then.devices]):
+        mine, other = now.devices.get(device, {}), then.devices.get(device, {})
+        for name in dict.fromkeys([*mine, *other]):
+            rows.append((f"{device}: {name}", _size(mine.get(name, 0)), _size(other.get(name, 0))))
+    name_width = min(max(len(name) for name, _, _ in rows), max(width - 26, 12))
+    lines = [Content.styled(f"{'':<{name_width}}  {'now':>11} {'then':>11}", "bold")]
+    for name, a, b in rows:
+        line = Content(f"{name[:name_width]:<{name_width}}  {a:>11} ")
+        lines.append(line + Content.styled(f"{b:>11}", "$text-primary bold" if a != b else ""))
+    how = "from times measured on this machine" if then.measured else "not measured on this machine yet"
+    lines += [Content.styled(f"speeds: {how}", "dim")]
+    lines += [Content.styled(visible(note), "dim") for note in then.notes]
+    return Content("\n").join(lines)
+
+
+def _rate(rate: float | None) -> str:
+    return "unknown" if rate is None else f"{rate:,.1f}"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB" if nbytes else "-"

@@ -1,0 +1,152 @@
+"""Lines of a terminal from Markdown that grows at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from io import StringIO
+from typing import TYPE_CHECKING, ClassVar
+
+from markdown_it import MarkdownIt
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markdown import Heading, Markdown
+from rich.style import Style
+from rich.syntax import Syntax
+from rich.text import Text
+from rich.theme import Theme
+from textual.strip import Strip
+
+from hetrun.visible import visible
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
+
+COPY = "copy"  # at the right of a code block's first line
+# Rich's own colours for code stand on black, which a light terminal has not.
+_PLAIN = {"markdown.code": "bold", "markdown.block_quote": "italic", "markdown.item.bullet": "bold"}
+_PLAIN |= {"markdown.link": "underline", "markdown.link_url": "underline", "markdown.item.number": "bold"}
+MOST_CODE = 400  # lines of a block that are coloured; more of them would hold up every key
+
+
+@dataclass(slots=True)
+class Block:
+    """A paragraph, a list, a table, or code, and its lines."""
+
+    source: str
+    code: str | None = None
+    lines: list[Strip] = field(default_factory=list)
+
+
+class _LeftHeading(Heading):
+    """Rich centres headings, and frames the largest."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.text.justify = "left"
+        yield Text.assemble((f"{'#' * int(self.tag[1:])} ", "dim"), self.text)
+
+
+class _Markdown(Markdown):
+    elements: ClassVar = {**Markdown.elements, "heading_open": _LeftHeading}
+
+
+@cache
+def _parser() -> MarkdownIt:
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+
+@cache
+def _console() -> Console:
+    return Console(
+        file=StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        legacy_windows=False,
+        theme=Theme(_PLAIN),
+        _environ={},
+    )
+
+
+def blocks_of(text: str) -> Iterator[tuple[int, str, Token]]:
+    """The blocks of a text, where each begins, and what it is."""
+    lines = [line + "\n" for line in text.split("\n")]  # as the parser cuts it; splitlines knows more ends
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    for token in _parser().parse(text):
+        if token.level == 0 and token.map and token.nesting >= 0:
+            begin, end = token.map
+            yield starts[begin], text[starts[begin] : starts[min(end, len(lines))]], token
+
+
+def lines_of(renderable: RenderableType, width: int, *, pad: bool = False) -> list[Strip]:
+    """What Rich makes of it, in lines of at most so many cells."""
+    console = _console()
+    options = console.options.update(width=max(width, 1), height=None)
+    return [Strip(line) for line in console.render_lines(renderable, options, pad=pad)]
+
+
+class Document:
+    """Markdown in lines; what is written to its end changes its last block and those behind it only."""
+
+    def __init__(self, width: int, dark: bool) -> None:
+        self._width = width
+        self._dark = dark
+        self._text = ""
+        self._sure = 0  # here the last block begins
+        self.blocks: list[Block] = []
+
+    @property
+    def height(self) -> int:
+        return sum([len(block.lines) for block in self.blocks])
+
+    def write(self, text: str) -> None:
+        """The text so far; it has grown, or else everything is made anew."""
+        if not text.startswith(self._text[: self._sure]) or len(text) < len(self._text):
+            self._sure = 0
+            self.blocks.clear()
+        elif text == self._text:
+            return
+        elif self.blocks:
+            self.blocks.pop()
+        self._text = text
+        begin = self._sure
+        for at, source, token in blocks_of(visible(text[begin:])):
+            self.blocks.append(self._block(source, token))
+            self._sure = begin + at
+
+    def _block(self, source: str, token: Token) -> Block:
+        if token.type in ("fence", "code_block"):
+            return self._code(source, token)
+        found = lines_of(_Markdown(source.strip("\n"), hyperlinks=False, inline_code_theme=None), self._width)
+        return Block(source, None, [*_trimmed(found), Strip.blank(0)])
+
+    def _code(self, source: str, token: Token) -> Block:
+        code = token.content.rstrip("\n")
+        language = (token.info.split() or [""])[0][:20]
+        head = Text(f"{language:<{max(self._width - len(COPY) - 1, 0)}}{COPY} ", style="dim", no_wrap=True)
+        plain = code.count("\n") > MOST_CODE
+        body = Syntax(
+            code.expandtabs(4),
+            "text" if plain else language or "text",
+            theme="monokai" if self._dark else "friendly",
+            background_color="default",
+            word_wrap=True,
+        )
+        lines = [*lines_of(head, self._width), *lines_of(body, self._width)]
+        return Block(source, code, [*lines, Strip.blank(0)])
+
+
+def _trimmed(lines: list[Strip]) -> list[Strip]:
+    """Without empty lines at both ends; each kind of block has its own."""
+    begin, end = 0, len(lines)
+    while begin < end and not lines[begin].text.strip():
+        begin += 1
+    while end > begin and not lines[end - 1].text.strip():
+        end -= 1
+    return lines[begin:end]
+
+
+def plain_lines(text: str, width: int, style: str = "") -> list[Strip]:
+    """A text as it was written, wrapped."""
+    return lines_of(Text(visible(text).expandtabs(4), style=Style.parse(style), overflow="fold"), width)

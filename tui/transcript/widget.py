@@ -1,0 +1,262 @@
+"""The turns so far, scrolled to the end unless the user has scrolled away from it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from hetrun.tui.transcript.entries import Entry, Look
+
+MARGIN = 4  # cells: the bar at the left, and a space at both sides
+SLICE_S = 0.03  # of drawing old turns, between two looks at the keyboard
+
+
+class Transcript(ScrollView, can_focus=True):
+    """Turns, of which one may be selected."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "transcript--text",
+        "transcript--user",
+        "transcript--error",
+        "transcript--bar",
+        "transcript--error-bar",
+        "transcript--selected",
+    }
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "select(-1)", "Turn above", show=False),
+        Binding("down,j", "select(1)", "Turn below", show=False),
+        Binding("home", "scroll_home", "First line", show=False),
+        Binding("end", "scroll_end", "Last line", show=False),
+        Binding("pageup", "page_up", show=False),
+        Binding("pagedown", "page_down", show=False),
+        Binding("enter", "menu", "Menu"),
+        Binding("e", "do('edit')", "Edit"),
+        Binding("r", "do('regenerate')", "Again"),
+        Binding("f", "do('fork')", "Fork"),
+        Binding("y", "do('copy')", "Copy"),
+        Binding("c", "do('code')", "Copy code", show=False),
+        Binding("t", "do('fold')", "Thought", show=False),
+        Binding("i", "do('tokens')", "Tokens", show=False),
+        Binding("left", "do('before')", "Earlier version", show=False),
+        Binding("right", "do('after')", "Later version", show=False),
+    ]
+    selected: reactive[int | None] = reactive(None)  # an entry's index
+
+    @dataclass
+    class Copy(Message):
+        """The user wants this text."""
+
+        text: str
+
+    @dataclass
+    class Menu(Message):
+        """The user wants to do something with a turn."""
+
+        entry: Entry
+
+    @dataclass
+    class Do(Message):
+        """The user wants this done with a turn."""
+
+        what: str
+        entry: Entry
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries: list[Entry] = []
+        self._drawn = 0  # so many at the end have lines; those before come soon
+        self._starts: list[int] = [0]  # of the drawn ones' lines, and where the last ends
+        self._follow = True
+        self.frame_s = 0.0  # what drawing the last frame of an answer took
+
+    # --- what is shown
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        return self._entries
+
+    def show(self, entries: Sequence[Entry]) -> None:
+        """These and no others; the newest at once, the rest in the next moments."""
+        self._entries = list(entries)
+        self.selected = None
+        self._follow = True
+        self._redraw()
+
+    def add(self, entry: Entry) -> None:
+        """One more at the end, and show it."""
+        entry.draw(self._look)
+        self._entries.append(entry)
+        self._drawn += 1
+        self._follow = True
+        self._measure()
+
+    def drop(self, entry: Entry) -> None:
+        """Take one away."""
+        at = self._entries.index(entry)
+        self._drawn -= at >= len(self._entries) - self._drawn
+        del self._entries[at]
+        self.selected = None
+        self._measure()
+
+    def changed(self, entry: Entry) -> None:
+        """An entry's text has changed."""
+        begun = perf_counter()
+        entry.draw(self._look)
+        self._measure()
+        self.frame_s = perf_counter() - begun
+
+    # --- lines
+
+    @property
+    def _look(self) -> Look:
+        return Look(max(self.scrollable_content_region.width - MARGIN, 8), self.app.current_theme.dark)
+
+    def _redraw(self) -> None:
+        self._drawn = 0
+        self._draw_some()
+
+    def _draw_some(self) -> None:
+        """Draw from the newest to the oldest, a little at a time."""
+        begun, look, before = perf_counter(), self._look, self.virtual_size.height
+        while self._drawn < len(self._entries) and perf_counter() - begun < SLICE_S:
+            self._drawn += 1
+            self._entries[-self._drawn].draw(look)
+        self._measure()
+        if not self._follow:
+            # What was drawn stands above what is looked at, which stays where it is.
+            self.scroll_to(y=self.scroll_y + self.virtual_size.height - before, animate=False, immediate=True)
+        if self._drawn < len(self._entries):
+            self.set_timer(0.01, self._draw_some)
+
+    def _shown(self) -> list[Entry]:
+        return self._entries[len(self._entries) - self._drawn :]
+
+    def _measure(self) -> None:
+        starts = [0]
+        for entry in self._shown():
+            starts.append(starts[-1] + len(entry.lines))
+        self._starts = starts
+        size = Size(max(self.scrollable_content_region.width, 1), starts[-1])
+        if size != self.virtual_size:
+            self.virtual_size = size
+        if self._follow:
+            self.scroll_end(animate=False, immediate=True, x_axis=False)
+        self.refresh()
+
+    def _at(self, line: int) -> tuple[int, int] | None:
+        """The entry's index at a line, and the line within it."""
+        if not 0 <= line < self._starts[-1]:
+            return None
+        i = bisect_right(self._starts, line) - 1
+        return len(self._entries) - self._drawn + i, line - self._starts[i]
+
+    def render_line(self, y: int) -> Strip:
+        width = self.scrollable_content_region.width
+        base = self.get_component_rich_style("transcript--text")
+        found = self._at(y + self.scroll_offset.y)
+        if found is None:
+            return Strip.blank(width, base)
+        index, line = found
+        entry = self._entries[index]
+        last = line == len(entry.lines) - 1
+        style = (
+            base
+            if last or entry.kind == "assistant"
+            else self.get_component_rich_style(f"transcript--{entry.kind}")
+        )
+        bar = self._bar(entry, index, last, style)
+        text = entry.lines[line].apply_style(style)
+        return Strip([bar, Segment(" ", style), *text]).extend_cell_length(width, style).crop(0, width)
+
+    def _bar(self, entry: Entry, index: int, last: bool, style: Style) -> Segment:
+        if index == self.selected and not last:
+            return Segment("┃", style + self.get_component_rich_style("transcript--selected"))
+        if entry.kind == "assistant" or last:
+            return Segment(" ", style)
+        name = "transcript--bar" if entry.kind == "user" else "transcript--error-bar"
+        return Segment("▌", style + self.get_component_rich_style(name, partial=True))
+
+    # --- the view
+
+    def on_resize(self, event: events.Resize) -> None:
+        if self._entries and self._entries[-1].look != self._look:
+            self._redraw()
+        else:
+            self._measure()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        if self.is_mounted and self._entries and self._entries[-1].look != self._look:
+            self._redraw()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._follow = new_value >= self.max_scroll_y - 1
+
+    def watch_selected(self, selected: int | None) -> None:
+        self.refresh()
+        self.app.refresh_bindings()
+
+    def action_select(self, step: int) -> None:
+        """The turn above or below; above the first and below the last there is none."""
+        if not self._entries:
+            return
+        at = (len(self._entries) if self.selected is None else self.selected) + step
+        self.select(max(0, min(at, len(self._entries) - 1)))
+
+    def select(self, index: int) -> None:
+        """This one, in view."""
+        self.selected = index
+        shown = index - (len(self._entries) - self._drawn)
+        if shown >= 0:
+            top, end = self._starts[shown], self._starts[shown + 1]
+            region = Region(0, top, 1, min(end - top, self.scrollable_content_region.height))
+            self.scroll_to_region(region, animate=False, immediate=True)
+
+    @property
+    def selection(self) -> Entry | None:
+        """The selected entry."""
+        return None if self.selected is None else self._entries[self.selected]
+
+    def action_menu(self) -> None:
+        if entry := self.selection:
+            self.post_message(self.Menu(entry))
+
+    def action_do(self, what: str) -> None:
+        if entry := self.selection:
+            self.post_message(self.Do(what, entry))
+
+    def on_click(self, event: events.Click) -> None:
+        """Select a turn, or do what its line offers; a second click opens its menu."""
+        found = self._at(event.y + self.scroll_offset.y)
+        if found is None:
+            self.selected = None
+            return
+        index, line = found
+        entry = self._entries[index]
+        if (code := entry.code_at(line)) is not None:
+            self.post_message(self.Copy(code))
+        elif entry.is_fold(line):
+            self.fold(entry)
+        elif index == self.selected:
+            self.post_message(self.Menu(entry))
+        else:
+            self.select(index)
+
+    def fold(self, entry: Entry) -> None:
+        """Show a thought, or hide it."""
+        entry.unfolded = not entry.unfolded
+        self.changed(entry)
