@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from tempfile import TemporaryFile
 
 import pytest
-from textual.pilot import Pilot
-from textual.widgets import Footer, Markdown, ProgressBar, Static
-from textual.widgets.markdown import MarkdownFence
+from textual.widgets import Footer, ProgressBar
 
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.params import SamplingParams
 from hetrun.tui.app import ChatApp
-from hetrun.tui.screens.chat import ChatScreen
-from hetrun.tui.widgets.conversation import Conversation
+from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.status import StatusLine
-from hetrun.tui.widgets.turn import AnswerTurn, ErrorTurn, UserTurn
 from hetrun.tui.widgets.welcome import Welcome
 from hetrun.visible import visible
 from tests.fakes import ENDLESS, REFUSED, FakeEngine
+from tests.tui.driver import Driver, chatting
 
 FAKE = "tests.fakes:FakeEngine"
 
@@ -35,78 +31,15 @@ def engine() -> Iterator[FakeEngine]:
     fake.close()
 
 
-class Driver:
-    """The app from the outside: what is typed and what is seen."""
-
-    def __init__(self, app: ChatApp, pilot: Pilot[None]) -> None:
-        self.app = app
-        self.pilot = pilot
-
-    @property
-    def screen(self) -> ChatScreen:
-        screen = self.app.screen
-        assert isinstance(screen, ChatScreen)
-        return screen
-
-    async def until(self, reached: Callable[[], bool]) -> None:
-        """Let the app work until something is so; the suite's time limit ends a wait that is in vain."""
-        # Not pilot.pause: that waits up to a second for the process to be idle, which it is not in a stream.
-        while not reached():
-            if self.app._exception is not None:
-                raise self.app._exception
-            await asyncio.sleep(0.005)
-
-    async def send(self, text: str) -> None:
-        self.screen.query_one(Prompt).insert(text)
-        await self.press("enter")
-
-    async def press(self, key: str) -> None:
-        # Not pilot.press, for the same reason.
-        self.app.simulate_key(key)
-        await asyncio.sleep(0)
-
-    async def answered(self, n: int = 1) -> None:
-        await self.until(lambda: len(self.answers) >= n and self.screen._turn is None)
-
-    @property
-    def answers(self) -> list[str]:
-        return [turn.text for turn in self.screen.query(AnswerTurn)]
-
-    @property
-    def errors(self) -> list[str]:
-        return [str(turn.content) for turn in self.screen.query(ErrorTurn)]
-
-    @property
-    def status(self) -> tuple[str, str]:
-        line = self.screen.query_one(StatusLine)
-        model, figures = line.query(Static)
-        return str(model.content), str(figures.content)
-
-    @property
-    def keys(self) -> list[str]:
-        """What the footer offers."""
-        shown = [(b.binding, b.enabled) for b in self.screen.active_bindings.values()]
-        return [binding.description for binding, enabled in shown if enabled and binding.show]
-
-
-@asynccontextmanager
-async def chatting(
-    engine: FakeEngine, params: SamplingParams | None = None, system: str | None = None
-) -> AsyncIterator[Driver]:
-    app = ChatApp(LocalClient(engine), params, system)
-    async with app.run_test(size=(80, 24)) as pilot:
-        yield Driver(app, pilot)
-
-
 async def test_a_message_is_answered(engine: FakeEngine) -> None:
     async with chatting(engine, SamplingParams(seed=7), system="Be brief.") as chat:
         assert chat.status == ("fake", "0 of 2048 tokens")
         await chat.send("say hello world")
         await chat.answered()
         assert chat.answers == ["hello world"]
-        assert [str(turn.content) for turn in chat.screen.query(UserTurn)] == ["say hello world"]
-        assert chat.screen.query_one(Prompt).text == ""
-        assert not chat.screen.query(Welcome)
+        assert chat.asked == ["say hello world"]
+        assert chat.prompt.text == ""
+        assert not chat.screen.query_one(Welcome).display
         await chat.until(lambda: chat.status[1] == "150 tokens/s · first after 0.12 s · 9 of 2048 tokens")
         await chat.send("say more")
         await chat.answered(2)
@@ -134,7 +67,7 @@ async def test_text_shows_while_it_comes(engine: FakeEngine) -> None:
         await chat.send("forever")
         await chat.until(lambda: chat.answers != [] and "ha ha ha" in chat.answers[0])
         await chat.until(lambda: "tokens/s" in chat.status[1])
-        assert chat.screen._turn is not None
+        assert chat.screen.answering is not None
         assert "Stop" in chat.keys
 
 
@@ -148,8 +81,7 @@ async def test_escape_stops_and_what_was_said_stays(engine: FakeEngine) -> None:
         assert engine.cancelled == [1]
         assert await asyncio.to_thread(engine.idle.wait, 5)
         said = chat.answers[0]
-        turn = chat.screen.query_one(AnswerTurn)
-        assert str(turn.query_one(".note", Static).content) == "stopped"
+        assert chat.entries("assistant")[0].note == "stopped"
         assert "Stop" not in chat.keys
         await chat.send("say go on")
         await chat.answered(2)
@@ -171,9 +103,9 @@ async def test_one_answer_at_a_time(engine: FakeEngine) -> None:
         await chat.send("forever")
         await chat.until(lambda: chat.answers != [])
         await chat.send("say hello")
-        await chat.until(lambda: len(chat.app._notifications) == 1)
+        await chat.until(lambda: chat.said != [])
         assert len(engine.requests) == 1
-        assert chat.screen.query_one(Prompt).text == "say hello"  # it is not lost
+        assert chat.prompt.text == "say hello"  # it is not lost
 
 
 async def test_a_failure_is_a_message_and_the_conversation_goes_on(engine: FakeEngine) -> None:
@@ -190,11 +122,11 @@ async def test_a_failure_is_a_message_and_the_conversation_goes_on(engine: FakeE
 async def test_a_refused_message_can_be_changed_and_sent_again(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.send("refuse")
-        await chat.until(lambda: chat.errors != [] and chat.screen._turn is None)
-        assert chat.screen.query_one(Prompt).text == "refuse"
+        await chat.until(lambda: chat.errors != [] and chat.screen.answering is None)
+        assert chat.prompt.text == "refuse"
         assert chat.errors == ["the prompt has 5000 tokens and the context 2048: shorten it"]
         assert chat.answers == []
-        chat.screen.query_one(Prompt).clear()
+        chat.prompt.clear()
         await chat.send("say hello")
         await chat.answered()
         assert engine.requests[0].messages == ({"role": "user", "content": "say hello"},)
@@ -204,8 +136,7 @@ async def test_a_full_context_is_said(engine: FakeEngine) -> None:
     async with chatting(engine, SamplingParams(max_tokens=3)) as chat:
         await chat.send("forever")
         await chat.answered()
-        note = chat.screen.query_one(AnswerTurn).query_one(".note", Static)
-        assert "Ctrl+N" in str(note.content)
+        assert "Ctrl+N" in chat.entries("assistant")[0].note
 
 
 async def test_a_new_conversation_forgets_the_old_one(engine: FakeEngine) -> None:
@@ -227,7 +158,7 @@ async def test_lines_and_empty_messages(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.pilot.press("enter", "space", "enter")
         assert engine.requests == []
-        chat.screen.query_one(Prompt).clear()
+        chat.prompt.clear()
         await chat.pilot.press("s", "a", "y", "space", "a", "ctrl+j", "b", "enter")
         await chat.answered()
         assert chat.answers == ["a\nb"]
@@ -245,16 +176,19 @@ async def test_markdown_is_whole_in_the_end(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.send("say # Title\n\n```python\nx = 1\n```\n")
         await chat.answered()
-        markdown = chat.screen.query_one(Markdown)
-        assert markdown.source == "# Title\n\n```python\nx = 1\n```"
-        assert markdown.query_one(MarkdownFence).code == "x = 1"
+        assert chat.answers == ["# Title\n\n```python\nx = 1\n```"]
+        assert chat.entries("assistant")[0].codes == ["x = 1"]
+        lines = chat.shown.splitlines()
+        assert "# Title" in lines
+        assert "x = 1" in lines
+        assert [line.split() for line in lines if line.endswith("copy")] == [["python", "copy"]]
 
 
 async def test_it_follows_the_end_until_the_user_scrolls_away() -> None:
     # Slow enough for the page keys to catch up with it.
     engine = FakeEngine(pace_s=0.03)
     async with chatting(engine, SamplingParams(max_tokens=1000)) as chat:
-        view = chat.screen.query_one(Conversation)
+        view = chat.transcript
         await chat.send("forever \n\nnew")
         await chat.until(lambda: view.max_scroll_y > 20 and view.scroll_y == view.max_scroll_y)
         await chat.press("pageup")
@@ -272,10 +206,13 @@ async def test_it_follows_the_end_until_the_user_scrolls_away() -> None:
 
 async def test_everything_fits_into_80_columns_and_24_lines(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
-        chat.screen.query_one(Prompt).insert("line\n" * 30)
+        chat.prompt.insert("line\n" * 30)
         await chat.pilot.pause()
-        await chat.until(lambda: chat.screen.query_one(Prompt).region.height == 8)
-        regions = [chat.screen.query_one(w).region for w in (Conversation, StatusLine, Prompt, Footer)]
+        await chat.until(lambda: chat.prompt.region.height == 8)
+        chat.transcript.display = True
+        chat.screen.query_one(Welcome).display = False
+        await chat.pilot.pause()
+        regions = [chat.screen.query_one(w).region for w in (Transcript, StatusLine, Prompt, Footer)]
         assert [r.height for r in regions] == [14, 1, 8, 1]
         assert all(r.x == 0 and r.right == 80 for r in regions)
         assert regions[-1].bottom == 24
@@ -344,8 +281,9 @@ async def test_escape_sequences_of_a_model_are_shown_not_obeyed(engine: FakeEngi
     async with chatting(engine) as chat:
         await chat.send("say \x1b]52;c;aGk=\x07")
         await chat.answered()
-        assert chat.screen.query_one(Markdown).source == "␛]52;c;aGk=␇"
-        assert str(chat.screen.query_one(UserTurn).content) == "say ␛]52;c;aGk=␇"
+        await chat.until(lambda: "\n␛]52;c;aGk=␇" in chat.shown)
+        assert "say ␛]52;c;aGk=␇" in chat.shown
+        assert not {"\x1b", "\x07"} & set(chat.shown)
 
 
 def test_visible() -> None:

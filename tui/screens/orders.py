@@ -280,6 +280,7 @@ class Orders(Screen[None]):
             case "fork":
                 self.talk.fork(turn)
                 self.show_talk()
+                self.query_one(Prompt).focus()
                 self.notify("A new conversation that begins like this one", timeout=3)
             case "before" | "after":
                 other = self.talk.tree.beside(turn, -1 if what == "before" else 1)

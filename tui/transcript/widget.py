@@ -122,7 +122,9 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def _look(self) -> Look:
-        return Look(max(self.scrollable_content_region.width - MARGIN, 8), self.app.current_theme.dark)
+        # While it is hidden it has no width; lines as wide as the screen are fewer to throw away than narrow ones.
+        width = self.scrollable_content_region.width or self.app.size.width
+        return Look(max(width - MARGIN, 8), self.app.current_theme.dark)
 
     def _redraw(self) -> None:
         self._drawn = 0
@@ -241,7 +243,8 @@ class Transcript(ScrollView, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         """Select a turn, or do what its line offers; a second click opens its menu."""
-        found = self._at(event.y + self.scroll_offset.y)
+        place = event.get_content_offset(self)
+        found = self._at(place.y + self.scroll_offset.y) if place else None
         if found is None:
             self.selected = None
             return
