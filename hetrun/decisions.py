@@ -165,7 +165,14 @@ class Deciding:
         return replace(plans, devices=bills(some, self._own, wanted)), wanted, mine
 
     def _fits(self, plans: PlanSet, wanted: Wanted) -> bool:
-        return besides() + self._weights(wanted) + self._least_kv(plans) <= self._granted.nbytes
+        return self._besides() + self._weights(wanted) + self._least_kv(plans) <= self._granted.nbytes
+
+    def _besides(self) -> int:
+        return sum(self._parts().values())
+
+    def _parts(self) -> Mapping[str, int]:
+        """What is held besides weights, keys and values."""
+        return self._options.besides or in_parts(besides())
 
     def _rows_of(self, ops: Sequence[Op]) -> int:
         """Keys and values of a sequence of some length, as far as some ops keep them."""
@@ -191,7 +198,7 @@ class Deciding:
         if (mapping := backend.mapping()) is None:
             return None
         plans, wanted, (first, *further) = self._left_to(name)
-        held = besides() + work_bytes(self._graph, plans.ubatch)
+        held = self._besides() + work_bytes(self._graph, plans.ubatch)
         room = self._granted.nbytes - held - self._least_kv(plans)
         weights = () if further else mapping.choose(first.ops, room)
         if not weights:
@@ -205,7 +212,7 @@ class Deciding:
         mapping.map(weights, room)
         self._keep_only(plans)
         paid = {bill.WEIGHTS: left, bill.MAPPED: room, bill.KV_ONE: one, bill.KV_ALL: of_all}
-        paid |= {bill.WORK: held - besides(), **in_parts(besides())}
+        paid |= {bill.WORK: held - self._besides(), **self._parts()}
         size = sum(weight.nbytes for weight in weights)
         notes = (
             f"{size / 1e9:.2f} GB of weights are mapped ({why}): what a pass needs of them is brought when "
@@ -220,7 +227,7 @@ class Deciding:
             self._backends.pop(other).close()
 
     def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
-        options, held = self._options, besides()
+        options, held = self._options, self._besides()
         context = choose_context(self._source, options, held + self._weights(wanted), self._kv_bytes(plans))
         context = self._within_devices(context, plans, wanted)
         if self._build_for(context):
@@ -254,7 +261,7 @@ class Deciding:
             return None
         pieces = {piece.weight for piece in cut.pieces} | set(cut.lookups)
         whole = backend.resident_bytes([use for use in wanted[name] if use.weight not in pieces])
-        others = besides() + whole
+        others = self._besides() + whole
         plans = self._at_once(plans, others)
         work = work_bytes(self._graph, plans.ubatch)
         room = self._granted.nbytes - others - work - self._least_kv(plans)
@@ -314,7 +321,7 @@ class Deciding:
             bill.WINDOW: found.window.nbytes,
             bill.KV_ONE: one,
             bill.WORK: found.work,
-            **in_parts(besides()),
+            **self._parts(),
         }
         within = partial(billed, found, paid, policy_of(self._options.streaming))
         self._keep_only(found.plans)
@@ -375,4 +382,10 @@ def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Gran
     )
     if not kept.streamed:
         notes = (f"weights stay in memory now, all of them: {granted.words} is enough",)
-    return replace(found.plans, memory=bill.complete(memory, granted.nbytes), notes=notes)
+    return replace(
+        found.plans,
+        memory=bill.complete(memory, granted.nbytes),
+        notes=notes,
+        streamed_bytes=kept.streamed_bytes,
+        pass_s=outlook.seconds,
+    )

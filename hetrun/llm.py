@@ -32,6 +32,7 @@ from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError
 from hetrun.events import Doing, Event, GenerateRequest, Message
 from hetrun.executor import Chunk, Step
+from hetrun.foresight import changed, foresee
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.loading import describe, load, prompts_of, template_of
 from hetrun.params import SamplingParams
@@ -39,7 +40,7 @@ from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes
 from hetrun.pooling import Pooling, read_vector
 from hetrun.prepare import Renderer
-from hetrun.questions import Question
+from hetrun.questions import Foreseen, Question
 from hetrun.replies import answered
 from hetrun.source import open_model
 from hetrun.stats import Stats, Streaming
@@ -218,6 +219,12 @@ class LLM:
         plans = self.call(change)
         self.settings = replace(self.settings, ram=nbytes)
         return plans
+
+    def foresee(self, changes: Mapping[str, object]) -> Foreseen:
+        """What other options would mean for memory and speed; nothing is changed."""
+        options = as_options(changed(self.settings, changes))
+        source = open_model(model_path(self.settings))
+        return self.aside(lambda loaded: foresee(loaded.model, source, options))
 
     @property
     def held(self) -> Held:

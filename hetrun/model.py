@@ -313,18 +313,26 @@ def open_planned(source: ModelSource, options: Options, progress: Progress | Non
 
 def describe(source: ModelSource, options: Options) -> PlanSet:
     """The plan for a model, without reading its weights."""
+    return foreseen(source, options)[0]
+
+
+def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> tuple[PlanSet, int]:
+    """The plan for a model and its context, without reading its weights; by times that are known, or else
+    those that were kept."""
     if whole := backend_for(source, options.backends):
-        return prepare_whole(source, whole, options).plans
+        library = prepare_whole(source, whole, options)
+        return library.plans, library.setup.context
     prepared = prepare(source, options)
     try:
         setup = _setup(prepared, options)
         if setup is None or setup.memory is None:
-            return prepared.plans
-        forecast = Forecast.load(setup.memory)
-        recall_seats(forecast, setup)
+            return prepared.plans, prepared.context
+        forecast = known or Forecast.load(setup.memory)
+        if known is None:
+            recall_seats(forecast, setup)  # what runs has taken its seats
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         planner.listen(known_choices(prepared.graph).likely)
-        return planned(planner, prepared.plans, setup)
+        return planned(planner, prepared.plans, setup), prepared.context
     finally:
         for backend in prepared.backends.values():
             backend.close()

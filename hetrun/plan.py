@@ -87,6 +87,8 @@ class PlanSet:
     reason: str = ""  # why this set took the place of another
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     notes: tuple[str, ...] = ()  # what else was decided and why: of weights that come from disk
+    streamed_bytes: int = 0  # of weights that every pass reads from disk
+    pass_s: float | None = None  # of one token, where weights come from disk: no pass is faster
 
     def plan(self, tokens: int) -> Plan:
         """The plan for a pass of so many tokens."""

@@ -170,22 +170,24 @@ class State(Question[EngineState]):
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What a plan would mean."""
+    """What other options would mean for the model that runs."""
 
     context: int
-    decode_tok_s: float | None
+    decode_tok_s: float | None  # one token at a time; None: nobody knows
     prefill_tok_s: float | None
-    memory: Mapping[str, int]
-    devices: Mapping[str, Mapping[str, int]]
-    streamed_bytes: int
-    measured: bool
-    plan: Mapping[str, object]
+    memory: Mapping[str, int]  # the bill, by what it is for
+    devices: Mapping[str, Mapping[str, int]]  # bills of their own memory
+    streamed_bytes: int  # of weights that every pass reads from disk
+    measured: bool  # speeds come from times that were measured here
+    threads: int  # of passes of one token
+    kv_type: str
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class WhatIf(Question[Foreseen]):
-    """What would be, with these options changed."""
+    """What would be, with some of ctx, kv_type, ram, vram and threads changed, as users write them; an error
+    says why that cannot be. Nothing is changed by it."""
 
-    lane = "now"
+    lane = "model"
     changes: Mapping[str, object] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from hetrun.prepare import Renderer
 from hetrun.questions import (
     Detokenize,
     EngineState,
+    Foreseen,
     Layers,
     PlanNow,
     Question,
@@ -32,6 +33,7 @@ from hetrun.questions import (
     Tokenize,
     TokenizerFacts,
     TokenizerInfo,
+    WhatIf,
 )
 from hetrun.running import Running
 from hetrun.seating import chosen
@@ -65,6 +67,8 @@ class Asked(Protocol):
 
     def set_ram(self, ram: int) -> PlanSet: ...
 
+    def foresee(self, changes: Mapping[str, object]) -> Foreseen: ...
+
     def aside(self, work: Callable[[Loaded], R]) -> R:
         """Call a function on the engine's thread, that does nothing to the model."""
         ...
@@ -83,6 +87,8 @@ def answered(llm: Asked, question: Question[Any]) -> object:
             if llm.render is None:
                 raise OptionError("this model takes no messages; give it a text or tokens")
             return llm.render(messages, options)
+        case WhatIf(changes):
+            return llm.foresee(changes)
         case PlanNow():
             return plan_json(llm.plan)
         case StepSeconds(chunks):

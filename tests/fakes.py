@@ -316,8 +316,9 @@ def _foreseen(changes: Mapping[str, object]) -> Foreseen:
         raise BudgetError(f"{ram} bytes are too little: this model needs at least {LEAST_RAM}")
     threads = int(str(changes.get("threads", 2)))
     memory = {"weights": 98 << 20, "KV": context << 14, "limit": ram}
-    plan = {"plans": [{"bucket": "1", "threads": threads}]}
-    return Foreseen(context, 75.0 * threads, 400.0 * threads, memory, {}, 0, True, plan, ("from a test",))
+    kv_type = str(changes.get("kv_type", "f16"))
+    speeds = 75.0 * threads, 400.0 * threads
+    return Foreseen(context, *speeds, memory, {}, 0, True, threads, kv_type, ("from a test",))
 
 
 def _prompt(request: GenerateRequest) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Options:
     planner: str = "measured"  # or static
     streaming: str = "balanced"  # what stays in memory where not all weights can, and how the others come
     eager: bool = False  # bring in, before the first request, whatever pays in the long run
+    besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
 
 
 def this_machine() -> Machine:

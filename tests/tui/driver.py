@@ -24,7 +24,6 @@ from hetrun.tui.widgets.sidebar import Titles
 from hetrun.tui.widgets.status import StatusLine
 from tests.fakes import FakeEngine
 
-
 PATIENCE_S = 4.0  # far beyond what anything takes on a busy machine
 
 

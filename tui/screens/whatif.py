@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -106,12 +106,11 @@ class WhatIfScreen(ModalScreen[dict[str, object] | None]):
 
     def _name_what_holds(self, now: Foreseen) -> None:
         limit = now.memory.get("limit")
-        plans: Any = now.plan.get("plans") or [{}]
         known = {
             "ctx": str(now.context),
-            "kv_type": "f16",
+            "kv_type": now.kv_type,
             "ram": f"{limit >> 20}MiB" if limit else "",
-            "threads": str(plans[0].get("threads", "")),
+            "threads": str(now.threads),
         }
         for knob in self.query(Knob):
             knob.now = known.get(knob.id or "", "")

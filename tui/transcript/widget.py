@@ -122,7 +122,7 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def _look(self) -> Look:
-        # While it is hidden it has no width; lines as wide as the screen are fewer to throw away than narrow ones.
+        # While it is hidden it has no width; lines as wide as the screen are fewer than narrow ones.
         width = self.scrollable_content_region.width or self.app.size.width
         return Look(max(width - MARGIN, 8), self.app.current_theme.dark)
 
