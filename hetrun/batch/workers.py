@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import h11
 
+from hetrun.address import Address
 from hetrun.batch.asks import Ask
 from hetrun.batch.places import Away, Place
 from hetrun.batch.results import Reply
@@ -18,44 +17,12 @@ from hetrun.errors import OptionError
 
 LANES = 16  # of a server that does not say how many answers it gives at a time
 MOST_LANES = 256
-CONNECT_S = 10.0
 LOOK_S = 10.0  # for an answer that needs no model
 CHUNK = 1 << 16
 MOST_ANSWER = 256 << 20
 # Not the request's fault: busy, restarting, or a gateway that reaches nobody.
 AWAY = (408, 429, 502, 503, 504)
 DEADLINE = 504  # where the server says that nobody shall ask again, the request's own has passed
-PORTS = {"http": 80, "https": 443}
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server listens, and under which path it has its routes."""
-
-    url: str
-    socket: str = ""  # a Unix socket's path
-    host: str = ""
-    port: int = 0
-    tls: bool = False
-    path: str = ""
-
-
-def address(url: str) -> Address:
-    """Of a URL as people give it, with /v1 at its end or without; unix:PATH is a socket."""
-    if url.startswith("unix:"):
-        path = url.removeprefix("unix:").removeprefix("//")
-        if not path:
-            raise OptionError(f"--workers {url}: a socket's path is missing, as in unix:/run/hetrun.sock")
-        return Address(url, socket=path)
-    try:
-        found = urlsplit(url if "://" in url else f"http://{url}")
-        port = found.port
-    except ValueError as error:
-        raise OptionError(f"--workers {url}: {error}") from None
-    if found.scheme not in PORTS or not found.hostname or found.query or found.fragment or found.username:
-        raise OptionError(f"--workers {url} must be like http://host:8080, or unix:PATH for a socket")
-    path = found.path.rstrip("/").removesuffix("/v1")
-    return Address(url, "", found.hostname, port or PORTS[found.scheme], found.scheme == "https", path)
 
 
 class Worker(Place):
@@ -126,18 +93,10 @@ class Worker(Place):
             return answer
 
     async def _connected(self) -> _Connection:
-        where = self._where
         try:
-            async with asyncio.timeout(CONNECT_S):
-                if where.socket:
-                    return _Connection("localhost", *await asyncio.open_unix_connection(where.socket))
-                tls = ssl.create_default_context() if where.tls else None
-                streams = await asyncio.open_connection(where.host, where.port, ssl=tls)
-        except (OSError, TimeoutError) as error:
-            why = str(error) or f"no connection within {CONNECT_S:g} s"
-            raise Away(f"{self.name} cannot be reached: {why}", blameless=True) from None
-        host = f"[{where.host}]" if ":" in where.host else where.host
-        return _Connection(f"{host}:{where.port}", *streams)
+            return _Connection(self._where.header, *await self._where.connected())
+        except OSError as error:
+            raise Away(f"{self.name} cannot be reached: {error}", blameless=True) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Literal, TypeVar
 
+from hetrun.address import address
 from hetrun.batch.asks import CHAT, COMPLETIONS, ForAll, Reader
 from hetrun.batch.batch import Batch, Ends, StaysFull, Tally
 from hetrun.batch.done import Done
@@ -25,7 +26,7 @@ from hetrun.batch.held import Held, waiting_beside
 from hetrun.batch.lines import Lines
 from hetrun.batch.output import Output, OutputFile
 from hetrun.batch.places import Away, Place
-from hetrun.batch.workers import Worker, address
+from hetrun.batch.workers import Worker
 from hetrun.cli import in_json, say
 from hetrun.cli.fronts import loaded
 from hetrun.cli.progress import Row, rows
@@ -136,7 +137,7 @@ def writing(files: Files) -> Iterator[tuple[Output, Held]]:
 async def _run(settings: Settings, files: Files, ends: Ends, sampling: dict[str, object], raw: bool) -> Tally:
     kind = KINDS.get(Path(files.source).suffix.lower())
     if files.workers:
-        workers = [Worker(address(url), settings.api_key) for url in files.workers]
+        workers = [Worker(address(url, "--workers"), settings.api_key) for url in files.workers]
         try:
             places = await reached(workers)
             for_all = said_of_all(settings, sampling, raw, None)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from hetrun import address as addresses
+from hetrun.address import Address
 from hetrun.batch.asks import CHAT, Ask
 from hetrun.batch.places import Away
-from hetrun.batch.workers import Address, Worker, address
+from hetrun.batch.workers import Worker
 from hetrun.errors import OptionError
 
 ASK = Ask(0, 1, "0" * 12, "own", CHAT, {"messages": []})
@@ -40,6 +42,10 @@ class Talk:
 
     def hang_up(self) -> None:
         self._writer.close()
+
+
+def address(url: str) -> Address:
+    return addresses.address(url, "--workers")
 
 
 @asynccontextmanager
