@@ -47,8 +47,9 @@ class ChatScreen(Orders):
         Binding("f3", "pane('machine')", "Machine"),
         Binding("f4", "what_if", "What if"),
         Binding("f5", "settings", "Settings"),
-        Binding("f6", "model", "Model", show=False),
-        Binding("f7", "template", "Template", show=False),
+        # Text areas have bindings of their own for these two.
+        Binding("f6", "model", "Model", show=False, priority=True),
+        Binding("f7", "template", "Template", show=False, priority=True),
         Binding("f8", "theme", "Theme", show=False),
         Binding("ctrl+f", "search", "Search", show=False),
         Binding("ctrl+o", "attach", "Attach", show=False),
@@ -343,7 +344,7 @@ class ChatScreen(Orders):
         self.list_conversations()
         if name == "sidebar" and pane.display:
             self.query_one(Titles).focus()
-        elif not self.focused or not self.focused.display:
+        elif not pane.display:
             self.query_one(Prompt).focus()
         self._look(at_once=True)
 

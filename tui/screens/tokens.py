@@ -44,10 +44,11 @@ class Scored:
     """The tokens of an answer, with the bytes each stands for."""
 
     tokens: tuple[TokenLogprob, ...]
+    shared: int = 0  # bytes at the beginning of the first token that are the prompt's
 
     def before(self, at: int) -> bytes:
-        """The bytes up to a token."""
-        return b"".join([token.piece or b"" for token in self.tokens[:at]])
+        """The answer's bytes up to a token."""
+        return b"".join([token.piece or b"" for token in self.tokens[:at]])[self.shared :]
 
 
 class TokensScreen(ModalScreen[Continue | None]):
@@ -168,7 +169,7 @@ async def scored(client: ChatClient, asked: GenerateRequest, answer: str) -> Sco
     while begin > 0 and left > 0:
         begin -= 1
         left -= len(scores[begin].piece or b"")
-    return Scored(tuple(scores[begin:]))
+    return Scored(tuple(scores[begin:]), max(-left, 0))
 
 
 def written(piece: bytes | None) -> str:

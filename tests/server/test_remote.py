@@ -1,0 +1,159 @@
+"""The client of a running server: against our own, over TCP and a Unix socket, and against broken ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from hetrun.client import LocalClient
+from hetrun.errors import OptionError, UserError
+from hetrun.events import Event, GenerateRequest
+from hetrun.params import SamplingParams
+from hetrun.questions import Layers, Render, SetRam, State, Tokenize, TokenizerInfo
+from hetrun.remote import RemoteClient
+from hetrun.remotewords import THINKING, THOUGHT
+from hetrun.server import listen
+from hetrun.server.app import create_app
+from tests.fakes import FakeEngine
+
+
+@asynccontextmanager
+async def remote(engine: FakeEngine, place: listen.Address) -> AsyncIterator[RemoteClient]:
+    stop, started = asyncio.Event(), asyncio.Event()
+    with listen.listening(place) as bound:
+        running = asyncio.create_task(listen.serve(create_app(LocalClient(engine)), bound, stop, started.set))
+        await started.wait()
+        client = RemoteClient(f"unix:{place.uds}" if place.uds else f"{listen.url(bound)}/v1")
+        yield client
+        await client.close()
+        stop.set()
+        await asyncio.wait_for(running, 10)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+async def client(
+    request: pytest.FixtureRequest, engine: FakeEngine, tmp_path: Path
+) -> AsyncIterator[RemoteClient]:
+    place = listen.Address(port=0) if request.param == "tcp" else listen.Address(uds=tmp_path / "hetrun.sock")
+    async with remote(engine, place) as found:
+        yield found
+
+
+def asking(text: str, params: SamplingParams | None = None) -> GenerateRequest:
+    return GenerateRequest(params or SamplingParams(), messages=({"role": "user", "content": text},))
+
+
+async def events_of(client: RemoteClient, request: GenerateRequest) -> list[Event]:
+    async with aclosing(client.stream(request)) as events:
+        return [event async for event in events]
+
+
+async def test_an_answer_comes_piece_by_piece(client: RemoteClient, engine: FakeEngine) -> None:
+    info = await client.info()
+    assert (info.id, info.context, info.architecture) == ("fake", 2048, "llama")
+    params = SamplingParams(temperature=0.25, top_k=7, stop=("x",), seed=3, max_tokens=9)
+    *tokens, last = await events_of(client, asking("say hello world", params))
+    assert [event.text for event in tokens] == ["hello ", "world"]
+    assert last.kind == "done"
+    assert last.finish_reason == "stop"
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_tokens) == (7, 2, 3)
+    assert last.timings.decode_tok_s > 0
+    assert engine.requests[0].params == params
+
+
+async def test_leaving_stops_the_server_s_answer(client: RemoteClient, engine: FakeEngine) -> None:
+    async with aclosing(client.stream(asking("forever"))) as events:
+        async for event in events:
+            assert event.text == "ha "
+            break
+    assert await asyncio.to_thread(engine.idle.wait, 5)
+    assert engine.cancelled == [1]
+
+
+async def test_thoughts_come_within_their_marks(client: RemoteClient) -> None:
+    found = await events_of(client, asking("say <think>hm</think>so"))
+    text = "".join(event.text for event in found)
+    assert text in (f"{THINKING}hm{THOUGHT}so", "<think>hm</think>so")
+
+
+async def test_errors_are_events(client: RemoteClient) -> None:
+    [refused] = await events_of(client, asking("refuse"))
+    assert refused.kind == "error"
+    assert "shorten it" in str(refused.error)
+    *_, failed = await events_of(client, asking("fail"))
+    assert failed.kind == "error"
+    assert "the fake backend failed" in str(failed.error)
+
+
+async def test_questions_that_the_server_has_routes_for(client: RemoteClient, engine: FakeEngine) -> None:
+    assert await client.ask(Tokenize("ab")) == [0, 97, 98]
+    assert (await client.ask(Render(({"role": "user", "content": "x"},)))).startswith("[user]x{")
+    assert (await client.ask(TokenizerInfo())).template == "{{ messages }}"
+    assert (await client.ask(SetRam(5 << 20)))["KV"] == 1000
+    state = await client.ask(State())
+    assert state.context == 2048
+    assert state.streaming is not None
+    assert state.streaming.budget == 5 << 20
+    with pytest.raises(UserError, match="does not offer"):
+        await client.ask(Layers())
+
+
+async def test_probabilities_of_a_text(client: RemoteClient) -> None:
+    params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=2)
+    prompt, done = await events_of(client, GenerateRequest(params, text="a b c", echo=True))
+    assert [score.piece for score in prompt.prompt_logprobs] == [b"b ", b"c"]
+    assert prompt.prompt_logprobs[0].top_pieces[:2] == (b"A", b"B")
+    assert done.kind == "done"
+
+
+async def test_nobody_is_there(tmp_path: Path) -> None:
+    client = RemoteClient(f"unix:{tmp_path}/none")
+    with pytest.raises(UserError, match="cannot be reached"):
+        await client.info()
+    [event] = await events_of(client, asking("say x"))
+    assert "cannot be reached" in str(event.error)
+
+
+def test_what_is_no_address() -> None:
+    with pytest.raises(OptionError, match="--url ftp://x"):
+        RemoteClient("ftp://x")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"nonsense\r\n\r\n", "broke off"),
+        (b"", "broke off"),
+        (HEAD, "broke off in the middle"),
+        (HEAD + b"data: {\n\n", "no JSON object"),
+        (HEAD + b"data: [1]\n\n", "no JSON object"),
+        (HEAD + b'data: {"error": {"message": "it burns"}}\n\n', "it burns"),
+        (HEAD + b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n', "broke off in the middle"),
+        (HEAD + b"x" * (5 << 20), "a line without an end"),
+        (b"HTTP/1.1 418 No\r\nContent-Length: 21\r\n\r\n" + b'{"error": "a teapot"}', "a teapot"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", "status 500"),
+    ],
+    ids=range(10),
+)
+async def test_a_broken_server_is_an_error(tmp_path: Path, answer: bytes, said: str) -> None:
+    async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await reader.readuntil(b"\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"data": [{"id": "m"}]}'
+        listed = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        writer.write(listed if first.startswith(b"GET") else answer)
+        writer.close()
+
+    path = str(tmp_path / "socket")
+    async with await asyncio.start_unix_server(met, path):
+        *_, last = await events_of(RemoteClient(f"unix:{path}"), asking("say x"))
+    assert last.kind == "error"
+    assert said in str(last.error)
+    assert len(str(last.error)) < 700

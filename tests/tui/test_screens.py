@@ -1,0 +1,219 @@
+"""The other screens of the chat: the machine, what if, tokens, the template, models, colours, help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input, Static, TextArea
+
+from hetrun.client import ChatClient, LocalClient
+from hetrun.errors import OptionError
+from hetrun.tui.doors import Doors, Offered
+from hetrun.tui.machine import Facts, draw
+from hetrun.tui.screens.dialogs import Choose
+from hetrun.tui.screens.help import HelpScreen
+from hetrun.tui.screens.template import TemplateScreen
+from hetrun.tui.screens.tokens import TokensScreen
+from hetrun.tui.screens.whatif import WhatIfScreen, turned
+from hetrun.tui.widgets.machine import MachinePane
+from tests.fakes import FakeEngine
+from tests.tui.driver import Driver, chatting
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    fake = FakeEngine(pace_s=0.002)
+    yield fake
+    fake.close()
+
+
+def machine(chat: Driver) -> str:
+    return str(chat.screen.query_one(MachinePane).query_one(Static).content)
+
+
+async def test_the_machine_is_shown_while_it_works(engine: FakeEngine) -> None:
+    async with chatting(engine, size=(140, 40)) as chat:
+        await chat.exchange("say hello world")
+        await chat.until(lambda: "first token after 0.12 s" in machine(chat))
+        lines = machine(chat).splitlines()
+    assert "layers  8" in lines
+    assert "█ llamacpp  █ amx" in "\n".join(lines)
+    assert any(line.startswith("decode") and line.endswith("150") for line in lines)
+    assert any(line.startswith("prefill") and line.endswith("800") for line in lines)
+    assert "context  9 of 2,048" in lines
+    assert "3 of 7 kept (43 % hit)" in lines
+    assert "memory  200 MiB of 1.0 GiB" in lines
+    assert "two threads instead of one (9 ms -> 6 ms)" in lines[-1]
+
+
+async def test_weights_that_come_from_disk_are_shown() -> None:
+    engine = FakeEngine(ram=1 << 30)
+    async with chatting(engine, size=(140, 40)) as chat:
+        await chat.until(lambda: "from disk  2.00 GB/s" in machine(chat))
+        assert "▓" in machine(chat)
+        assert "25 % of the time" in machine(chat)
+    engine.close()
+
+
+async def test_panes_come_and_go(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        panes = [chat.screen.query_one(name) for name in ("#sidebar", "#machine")]
+        assert [pane.display for pane in panes] == [False, False]
+        await chat.press("f3")
+        await chat.until(lambda: [pane.display for pane in panes] == [False, True])
+        await chat.press("f2")
+        await chat.until(lambda: [pane.display for pane in panes] == [True, False])
+        await chat.press("f2")
+        await chat.until(lambda: [pane.display for pane in panes] == [False, False])
+        await chat.until(lambda: chat.prompt.has_focus)
+
+
+def test_a_machine_of_which_nothing_is_known() -> None:
+    assert "waiting" in draw(Facts(), 30).plain
+    assert draw(Facts(why_not="the engine is gone"), 30).plain == "the engine is gone"
+
+
+async def test_what_if(engine: FakeEngine) -> None:
+    opened: list[Mapping[str, object]] = []
+
+    def reopen(changes: Mapping[str, object]) -> ChatClient:
+        opened.append(changes)
+        return LocalClient(engine)
+
+    async with chatting(engine, doors=Doors(reopen), size=(110, 40)) as chat:
+        await chat.press("f4")
+        await chat.opened(WhatIfScreen)
+        await chat.until(lambda: "32 MiB" in foreseen(chat))
+        chat.front.query_one("#ctx", Input).value = "4096"
+        await chat.until(lambda: "64 MiB" in foreseen(chat))
+        chat.front.query_one("#threads", Input).focus()
+        await chat.press("down")
+        await chat.until(lambda: "75.0" in foreseen(chat))
+        chat.front.query_one("#ram", Input).value = "1kB"
+        await chat.until(lambda: "too little" in foreseen(chat))
+        chat.front.query_one("#ram", Input).value = ""
+        await chat.press("ctrl+s")
+        await chat.until(lambda: opened != [] and chat.screen.info is not None)
+    assert opened == [{"ctx": "4096", "threads": "1"}]
+
+
+async def test_memory_alone_is_changed_while_it_runs(engine: FakeEngine) -> None:
+    async with chatting(engine, doors=Doors(lambda changes: LocalClient(engine)), size=(110, 40)) as chat:
+        await chat.press("f4")
+        await chat.opened(WhatIfScreen)
+        chat.front.query_one("#ram", Input).value = "5MiB"
+        await chat.press("ctrl+s")
+        await chat.until(lambda: engine.options.get("ram") == 5 << 20)
+
+
+def foreseen(chat: Driver) -> str:
+    return str(chat.front.query_one("#foreseen", Static).content)
+
+
+@pytest.mark.parametrize(
+    ("value", "how", "step", "then"),
+    [
+        ("4096", "double", 1, "8192"),
+        ("4096", "double", -1, "2048"),
+        ("2GiB", "double", 1, "4GiB"),
+        ("1", "double", -1, "1"),
+        ("2", "one", 1, "3"),
+        ("1", "one", -1, "1"),
+        ("f16", "f16 q8_0", 1, "q8_0"),
+        ("", "f16 q8_0", 1, "q8_0"),
+        ("", "one", 1, "1"),
+    ],
+)
+def test_knobs(value: str, how: str, step: int, then: str) -> None:
+    assert turned(value, how, step) == then
+
+
+async def test_tokens_and_what_else_might_have_come(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.exchange("say aa bb cc")
+        await chat.select(1)
+        await chat.press("i")
+        await chat.opened(TokensScreen)
+        await chat.until(lambda: "token 1 of 3" in token(chat))
+        await chat.press("right", "right")
+        await chat.until(lambda: token(chat) == "token 3 of 3: 'cc'  81.9 %")
+        await chat.press("down", "enter")
+        await chat.until(lambda: len(engine.requests) == 3 and chat.screen.answering is None)
+        assert engine.requests[2].text == "[user]say aa bb cc{}aa bb B"
+        assert chat.answers[0].startswith("aa bb B")
+        await chat.until(lambda: "version 2 of 2" in chat.shown)
+
+
+def token(chat: Driver) -> str:
+    return str(chat.front.query_one("#token", Static).content)
+
+
+async def test_the_exact_prompt_and_the_template(engine: FakeEngine) -> None:
+    async with chatting(engine, system="Be brief.") as chat:
+        await chat.exchange("say hello")
+        await chat.press("f7")
+        await chat.opened(TemplateScreen)
+        text = chat.front.query_one(TextArea)
+        await chat.until(lambda: text.text == "[system]Be brief.[user]say hello[assistant]hello{}")
+        await chat.press("tab")
+        await chat.until(lambda: text.text == "{{ messages }}")
+        await chat.press("escape")
+        await chat.until(lambda: chat.front is chat.screen)
+
+
+async def test_a_prompt_that_cannot_be_made_is_said(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        chat.screen.talk.say("refuse", None)
+        await chat.press("f7")
+        await chat.opened(TemplateScreen)
+        await chat.until(lambda: chat.front.query_one(TextArea).text == "no render")
+
+
+async def test_another_model(engine: FakeEngine) -> None:
+    other = FakeEngine(pace_s=0.002)
+    opened: list[Mapping[str, object]] = []
+
+    def reopen(changes: Mapping[str, object]) -> ChatClient:
+        if changes["model"] == "bad":
+            raise OptionError("bad does not exist")
+        opened.append(changes)
+        return LocalClient(other)
+
+    doors = Doors(
+        reopen, lambda: [Offered("big", "/m/big.gguf", "4 GB"), Offered("small", "/m/s.gguf", "1 GB")]
+    )
+    async with chatting(engine, doors=doors) as chat:
+        await chat.exchange("say one")
+        await chat.press("f6")
+        await chat.opened(Choose)
+        assert chat.options == ["/m/big.gguf", "/m/s.gguf"]
+        await chat.press("down", "enter")
+        await chat.until(lambda: opened == [{"model": "/m/s.gguf"}] and chat.screen.info is not None)
+        await chat.exchange("say two")
+        await chat.command("/model bad")
+        await chat.until(lambda: any("bad does not exist" in notice for notice in chat.said))
+        await chat.exchange("say three")  # the one before goes on
+    assert len(other.requests) == 2
+    other.close()
+
+
+async def test_colours_are_kept(engine: FakeEngine, tmp_path: Path) -> None:
+    place = tmp_path / "c.db"
+    async with chatting(engine, place=place) as chat:
+        await chat.command("/theme textual-light")
+        await chat.until(lambda: chat.app.theme == "textual-light")
+    async with chatting(engine, place=place) as chat:
+        assert chat.app.theme == "textual-light"
+
+
+async def test_help_names_every_command(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.press("f1")
+        await chat.opened(HelpScreen)
+        text = "".join(str(part.content) for part in chat.front.query(Static))
+        for word in ("/export FILE", "Ctrl+N", "why the plan changed"):
+            assert word in text
+        await chat.press("escape")
+        await chat.until(lambda: chat.front is chat.screen)
