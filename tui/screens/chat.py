@@ -92,7 +92,7 @@ class ChatScreen(Orders):
     def on_mount(self) -> None:
         self.query_one("#with").display = False
         prompt = self.query_one(Prompt)
-        prompt.focus()
+        self.set_focus(prompt)
         prompt.remember(self.talk.store.said())
         self.show_talk()
         self.load()
@@ -145,6 +145,7 @@ class ChatScreen(Orders):
         last = next((t.figures for t in reversed(path) if t.figures), {})
         self._used = int(last.get("prompt_tokens", 0)) + int(last.get("tokens", 0))
         self._measured = Measured(float(last.get("decode_tok_s", 0.0)), float(last.get("first_token_s", 0.0)))
+        self._facts.used = self._used
         self._show_figures()
         self._show_welcome()
         self.list_conversations()
@@ -343,9 +344,9 @@ class ChatScreen(Orders):
             self._asked_for[other] = self.query_one(f"#{other}").display = False
         self.list_conversations()
         if name == "sidebar" and pane.display:
-            self.query_one(Titles).focus()
+            self.set_focus(self.query_one(Titles))
         elif not pane.display:
-            self.query_one(Prompt).focus()
+            self.set_focus(self.query_one(Prompt))
         self._look(at_once=True)
 
     @on(Sidebar.Search)

@@ -54,6 +54,7 @@ class Orders(Screen[None]):
     def show_files(self) -> None: ...
     def complain(self, text: str) -> None: ...
     def load(self) -> None: ...
+    def action_pane(self, name: str) -> None: ...
     def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
 
     # --- slash commands
@@ -77,9 +78,9 @@ class Orders(Screen[None]):
             case "whatif":
                 self.action_what_if()
             case "machine":
-                self.call_later(self.run_action, "pane('machine')")
+                self.action_pane("machine")
             case "conversations":
-                self.call_later(self.run_action, "pane('sidebar')")
+                self.action_pane("sidebar")
             case "quit":
                 self.app.exit()
             case "edit" | "fork" | "copy" | "tokens":
@@ -142,7 +143,7 @@ class Orders(Screen[None]):
         self.free()
         self.talk.new()
         self.show_talk()
-        self.query_one(Prompt).focus()
+        self.set_focus(self.query_one(Prompt))
 
     @on(Titles.Wanted)
     def _do_with_conversation(self, message: Titles.Wanted) -> None:
@@ -173,7 +174,7 @@ class Orders(Screen[None]):
             self.free()
             self.talk.open(number)
             self.show_talk()
-        self.query_one(Prompt).focus()
+        self.set_focus(self.query_one(Prompt))
 
     def rename(self, number: int, title: str) -> None:
         """Call a conversation so."""
@@ -213,8 +214,8 @@ class Orders(Screen[None]):
     def action_search(self) -> None:
         sidebar = self.query_one(Sidebar)
         if not sidebar.display:
-            self.call_later(self.run_action, "pane('sidebar')")
-        self.call_later(sidebar.query_one(Input).focus)
+            self.action_pane("sidebar")
+        self.set_focus(sidebar.query_one(Input))  # at once: the next key is for it
 
     # --- turns
 
@@ -272,7 +273,7 @@ class Orders(Screen[None]):
             case "edit":
                 self.editing, self.parent_of_next = True, turn.parent
                 self.query_one(Prompt).put(turn.text)
-                self.query_one(Prompt).focus()
+                self.set_focus(self.query_one(Prompt))
                 self.show_files()
                 self.refresh_bindings()
             case "regenerate":
@@ -280,7 +281,7 @@ class Orders(Screen[None]):
             case "fork":
                 self.talk.fork(turn)
                 self.show_talk()
-                self.query_one(Prompt).focus()
+                self.set_focus(self.query_one(Prompt))
                 self.notify("A new conversation that begins like this one", timeout=3)
             case "before" | "after":
                 other = self.talk.tree.beside(turn, -1 if what == "before" else 1)

@@ -75,7 +75,7 @@ class Sidebar(Vertical):
     @on(Input.Submitted)
     def _to_titles(self, message: Input.Submitted) -> None:
         message.stop()
-        self.query_one(Titles).focus()
+        self.screen.set_focus(self.query_one(Titles))
 
     @on(OptionList.OptionSelected)
     def _open(self, message: OptionList.OptionSelected) -> None:

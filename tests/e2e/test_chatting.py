@@ -1,0 +1,60 @@
+"""A conversation with SmolLM2 in a real terminal, from the first key to the last, and killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tui.terminal import TMUX, Terminal
+
+pytestmark = pytest.mark.skipif(TMUX is None, reason="there is no tmux here")
+GREEDY = ("--temp", "0", "-n", "60")
+
+
+def test_a_conversation_with_smollm2(tmp_path: Path) -> None:
+    with Terminal(tmp_path, *GREEDY, size=(140, 40)) as terminal:
+        terminal.until("tokens of context")  # the model is there
+        terminal.type("Say hello.")
+        terminal.keys("Enter")
+        screen = terminal.until("tokens/s")
+        for word in ("layers  32", "decode", "prefill", "memory", "llamacpp"):
+            assert word in screen
+        first = terminal.until("first token after")
+        assert "Error" not in first
+        terminal.type("/template")
+        terminal.keys("Enter")
+        assert "Say hello.<|im_end|>" in terminal.until("<|im_start|>user")
+        terminal.keys("Escape")
+        terminal.until("Write a message")
+        terminal.keys("C-q")
+        ended(terminal)
+    with Terminal(tmp_path, "-n", "4000", "--ignore-eos", size=(140, 40)) as terminal:
+        terminal.until("tokens of context")
+        assert "Say hello." in terminal.screen  # among the conversations
+        terminal.type("Count to a thousand.")
+        terminal.keys("Enter")
+        terminal.until("Esc Stop")
+        time.sleep(2.5)  # some of the answer was kept by then
+        os.kill(terminal.pid, signal.SIGKILL)
+        ended(terminal)
+    with Terminal(tmp_path, *GREEDY, size=(140, 40)) as terminal:
+        terminal.until("tokens of context")
+        assert "Say hello." in terminal.screen
+        assert "Count to a thousand." in terminal.screen
+        terminal.keys("C-f", "Enter")
+        terminal.until("r Rename")
+        terminal.keys("Down", "Enter")
+        terminal.until("broken off")
+        terminal.keys("C-q")
+        ended(terminal)
+
+
+def ended(terminal: Terminal) -> None:
+    end = time.monotonic() + 30
+    while not terminal.ended():
+        assert time.monotonic() < end
+        time.sleep(0.05)
