@@ -37,6 +37,7 @@ class GenerateRequest:
     client: str = ""  # who asks: clients get equal shares, however many requests each has
     priority: int = 0  # lower ones go first
     deadline_s: float | None = None  # seconds from its arrival, behind which nobody wants the answer
+    linger_s: float = 0.0  # events behind the first token may wait so long for others, and come together
     whole: bool = False  # nothing is wanted before the end: events may come all at once
     echo: bool = False  # the bytes of the prompt's tokens are wanted, too
     pooling: Pooling | None = None  # not an answer is wanted, but one vector that stands for the text

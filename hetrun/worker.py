@@ -137,6 +137,13 @@ def _build(load: Load, channel: Channel) -> Answerer:
 def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message], lanes: Lanes) -> None:
     running: dict[int, int] = {}
     begun: set[int] = set()  # those of which a part was sent
+    patient: dict[int, float] = {}  # how long their events may wait for others
+
+    def linger_s() -> float:
+        """Several at once have events at the same time; who looks at a screen sees no single token."""
+        if len(running) > 1:
+            return LINGER_S
+        return max([patient.get(key, 0.0) for key in begun], default=0.0)
 
     def answer(key: int, *events: Event) -> None:
         """Runs on the engine's thread."""
@@ -155,6 +162,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
             begun.discard(key)
         elif key not in begun:
             begun.add(key)
+            channel.linger_s = linger_s()
             if len(running) <= 1:
                 sleep(HEAD_START_S)
 
@@ -168,6 +176,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
         match orders.get():
             case Submit(key, request, asked):
                 on_event = partial(collect, key, []) if request.whole else partial(answer, key)
+                patient[key] = request.linger_s
                 try:
                     running[key] = engine.submit(_arrived(request, asked), on_event)
                 except Exception as error:
@@ -178,6 +187,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
                 lanes.put(order)
             case Answer(key):
                 running.pop(key, None)
+                patient.pop(key, None)
             case Failed(error):
                 channel.send(Failed(portable(error)))
                 return
@@ -185,7 +195,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
                 return
             case _:
                 pass  # cancelling what has just ended
-        channel.linger_s = LINGER_S if len(running) > 1 else 0.0
+        channel.linger_s = linger_s()
 
 
 def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:

@@ -160,11 +160,15 @@ class FakeEngine:
             return 0
         self.requests.append(request)
         number = len(self.requests)
-        job = Job(number, request, on_event, _reply(prompt, self.options))
+        job = Job(number, request, on_event, self.reply(prompt))
         self._jobs[number] = job
         self.idle.clear()
         self._orders.put(job)
         return number
+
+    def reply(self, prompt: str) -> Iterator[str]:
+        """The tokens of an answer."""
+        return _reply(prompt, self.options)
 
     def ask(self, question: Question[Any]) -> Any:  # noqa: ANN401 - each question has its own
         """A token for each byte of a text, and a template that writes roles and contents."""

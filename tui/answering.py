@@ -14,9 +14,10 @@ from hetrun.tui.talk import Talk, note_of
 from hetrun.tui.transcript.entries import Entry
 
 FRAME_S = 0.05  # between two frames, at least
-FRAME_SHARE = 0.05  # of the time goes to frames: dear ones come less often, and keys do not wait for them
+FRAME_SHARE = 0.04  # of a core goes to frames and what the screen makes of them: dear ones come less often
+MOST_FRAME_S = 0.5
 KEEP_S = 1.0  # between two times that it is kept
-TELL_S = 0.25  # between two times that figures are shown
+TELL_S = 0.5  # between two times that figures are shown
 RATED = 8  # tokens, before a rate means anything
 
 
@@ -28,20 +29,21 @@ class Answering:
         talk: Talk,
         entry: Entry,
         parent: int | None,
-        draw: Callable[[Entry], float],
+        draw: Callable[[Entry], None],
         tell: Callable[[Measured], None],
     ) -> None:
         self.entry = entry
         self.parent = parent
         self.last: Event | None = None
         self._talk = talk
-        self._draw = draw  # which says what it took
+        self._draw = draw
         self._tell = tell
         self._frame_due = self._keep_due = self._tell_due = 0.0
         self._written = len(entry.text)
         self._count = 0
         self._asked = time.monotonic()
         self._first = 0.0
+        self._spent = time.thread_time()
         self._later: asyncio.TimerHandle | None = None  # the frame of text that came too soon for one
 
     @property
@@ -83,9 +85,12 @@ class Answering:
         """Draw what there is, and keep it where that is due."""
         self._later = None
         self._written = len(self.entry.text)
-        took = self._draw(self.entry)
+        # All that this thread has done since the last frame: what the screen made of that one, too.
+        spent = time.thread_time() - self._spent
+        self._spent += spent
+        self._draw(self.entry)
         now = time.monotonic()
-        self._frame_due = now + max(FRAME_S - took, took / FRAME_SHARE)
+        self._frame_due = now + min(max(FRAME_S, spent / FRAME_SHARE), MOST_FRAME_S)
         if now >= self._keep_due:
             self._keep_due = now + KEEP_S
             self.keep()

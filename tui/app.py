@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
 
 from hetrun.client import ChatClient
 from hetrun.errors import UserError
@@ -45,6 +46,15 @@ class ChatApp(App[None]):
             self._store, self._trouble = Store(None), str(error)
         talk = Talk(self._store, params or SamplingParams(), system or "")
         self._screen = ChatScreen(client, talk, doors or Doors())
+
+    def get_driver_class(self) -> type[Driver]:
+        """Our own where Textual would take its usual one."""
+        found = super().get_driver_class()
+        if found.__name__ != "LinuxDriver":
+            return found
+        from hetrun.tui.keyboard import QuickDriver  # which no other system has
+
+        return QuickDriver
 
     def get_default_screen(self) -> ChatScreen:
         return self._screen

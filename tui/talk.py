@@ -15,6 +15,7 @@ from hetrun.tui.kept.store import Store
 from hetrun.tui.kept.tree import Conversation, Tree, Turn, title_of
 from hetrun.tui.transcript.entries import divided
 
+LINGER_S = 0.04  # tokens come together within a frame: each message costs the engine's core and ours
 UNFINISHED = "broken off"  # of an answer that was kept while it was written, and nothing came behind it
 MOST_ATTACHED = 1 << 20  # bytes of a file; far more than any context holds
 NOTES = {"length": "stopped: the context or the token limit is full. Ctrl+N begins a new conversation"}
@@ -79,7 +80,7 @@ class Talk:
 
     def request(self, end: int | None) -> GenerateRequest:
         """What is asked for an answer to this turn."""
-        return GenerateRequest(self.params, messages=self.messages(end))
+        return GenerateRequest(self.params, messages=self.messages(end), linger_s=LINGER_S)
 
     # --- turns
 

@@ -1,4 +1,4 @@
-"""A conversation with SmolLM2 in a real terminal, from the first key to the last, and killed in the middle."""
+"""A conversation with SmolLM2 in a real terminal, from the first key to the last, and one that is killed."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from hetrun.tui.widgets.sidebar import Titles
 from hetrun.tui.widgets.status import StatusLine
 from tests.fakes import FakeEngine
 
-PATIENCE_S = 4.0  # far beyond what anything takes on a busy machine
+PATIENCE_S = 45.0  # far beyond what anything takes on a busy machine
 
 
 class Driver:
@@ -91,7 +91,7 @@ class Driver:
         self.transcript.select(index)
         await self.until(lambda: self.transcript.has_focus)
 
-    async def opened(self, kind: type[Screen[object]]) -> None:
+    async def opened(self, kind: type[object]) -> None:
         """Wait for a dialog, complete."""
         await self.until(lambda: isinstance(self.front, kind) and self.front.is_mounted)
         await self.pilot.pause()

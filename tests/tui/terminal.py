@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,10 +19,16 @@ PATIENCE_S = 90.0
 class Terminal:
     """A session with one window."""
 
-    def __init__(self, folder: Path, *arguments: str, size: tuple[int, int] = (120, 36), **more: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        size: tuple[int, int] = (120, 36),
+        program: Sequence[str] = ("hetrun", "chat"),
+    ) -> None:
         self._socket = str(folder / "tmux.sock")
-        command = [sys.executable, "-m", "hetrun", "chat", *arguments]
-        environ = _environment(folder, more)
+        command = [sys.executable, "-m", *program, *arguments]
+        environ = _environment(folder)
         width, height = map(str, size)
         self._tmux("new-session", "-d", "-x", width, "-y", height, *command, env=environ)
         self._tmux("set-option", "-g", "remain-on-exit", "on")
@@ -67,12 +74,15 @@ class Terminal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: builtins.type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         subprocess.run([TMUX or "tmux", "-S", self._socket, "kill-server"], check=False, capture_output=True)
 
 
-def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """This one, with places of its own for what is kept."""
     own = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CONFIG_HOME": str(folder / "config")}
-    return {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8", **own, **more}
+    return {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "LANG": "C.UTF-8", **own}

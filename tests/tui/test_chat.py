@@ -213,8 +213,8 @@ async def test_everything_fits_into_80_columns_and_24_lines(engine: FakeEngine) 
         chat.screen.query_one(Welcome).display = False
         await chat.pilot.pause()
         regions = [chat.screen.query_one(w).region for w in (Transcript, StatusLine, Prompt, Footer)]
-        assert [r.height for r in regions] == [14, 1, 8, 1]
-        assert all(r.x == 0 and r.right == 80 for r in regions)
+        assert [r.height for r in regions] == [13, 1, 8, 1]
+        assert all(r.x <= 1 and r.right == 80 for r in regions)
         assert regions[-1].bottom == 24
 
 

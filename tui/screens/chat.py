@@ -39,22 +39,22 @@ SIDEBAR_FROM, MACHINE_FROM = 128, 100  # columns from which a pane is shown with
 class ChatScreen(Orders):
     """Conversations with one model."""
 
+    # With priority, keys that follow at once find what these have done.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", key_display="Esc"),
-        Binding("f1", "help", "Help"),
-        Binding("ctrl+n", "new", "New"),
-        Binding("f2", "pane('sidebar')", "Chats"),
-        Binding("f3", "pane('machine')", "Machine"),
-        Binding("f4", "what_if", "What if"),
-        Binding("f5", "settings", "Settings"),
-        # Text areas have bindings of their own for these two.
+        Binding("f1", "help", "Help", priority=True),
+        Binding("ctrl+n", "new", "New", priority=True),
+        Binding("f2", "pane('sidebar')", "Chats", priority=True),
+        Binding("f3", "pane('machine')", "Machine", priority=True),
+        Binding("f4", "what_if", "What if", priority=True),
+        Binding("f5", "settings", "Settings", priority=True),
         Binding("f6", "model", "Model", show=False, priority=True),
         Binding("f7", "template", "Template", show=False, priority=True),
-        Binding("f8", "theme", "Theme", show=False),
-        Binding("ctrl+f", "search", "Search", show=False),
-        Binding("ctrl+o", "attach", "Attach", show=False),
-        Binding("ctrl+r", "regenerate", "Regenerate", show=False),
-        Binding("ctrl+up", "turns", "Turns", show=False),
+        Binding("f8", "theme", "Theme", show=False, priority=True),
+        Binding("ctrl+f", "search", "Search", show=False, priority=True),
+        Binding("ctrl+o", "attach", "Attach", show=False, priority=True),
+        Binding("ctrl+r", "regenerate", "Regenerate", show=False, priority=True),
+        Binding("ctrl+up", "turns", "Turns", show=False, priority=True),
     ]
 
     def __init__(self, client: ChatClient, talk: Talk, doors: Doors) -> None:
@@ -227,15 +227,13 @@ class ChatScreen(Orders):
         self.answering = Answering(self.talk, self.add(entry), turn.id, self._draw, self._tell)
         transcript.refresh()
         self._answer(self.answering, beginning)
+        self.query_one(Prompt).cursor_blink = False  # each blink is a frame of its own
         self.refresh_bindings()
 
-    def _draw(self, entry: Entry) -> float:
-        took = 0.0
+    def _draw(self, entry: Entry) -> None:
         for transcript in self.query(Transcript):  # there is none any more when the app ends
             if entry in transcript.entries:
                 transcript.changed(entry)
-            took = transcript.frame_s
-        return took
 
     def _tell(self, measured: Measured) -> None:
         self.post_message(measured)
@@ -254,6 +252,7 @@ class ChatScreen(Orders):
         if message.worker.group != "answer" or not over or self.answering is None:
             return
         answering, self.answering = self.answering, None
+        self.query_one(Prompt).cursor_blink = True
         last = answering.last
         error = message.worker.error if message.state is WorkerState.ERROR else last.error if last else None
         if message.state is WorkerState.CANCELLED:
@@ -376,6 +375,7 @@ class ChatScreen(Orders):
 
     def action_page(self, direction: int) -> None:
         transcript = self.query_one(Transcript)
+        transcript.catch_up()
         transcript.scroll_relative(y=direction * (transcript.size.height - 1), animate=False)
 
     def action_turns(self) -> None:

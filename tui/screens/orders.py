@@ -396,7 +396,7 @@ class Orders(Screen[None]):
     async def continued(self, request: GenerateRequest, beginning: str) -> GenerateRequest:
         """The same, for an answer that begins so."""
         prompt = await self.client.ask(Render(request.messages or ()))
-        return GenerateRequest(request.params, text=prompt + beginning)
+        return replace(request, messages=None, text=prompt + beginning)
 
     @on(Worker.StateChanged)
     def _dialog_failed(self, message: Worker.StateChanged) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from typing import TYPE_CHECKING, ClassVar
@@ -33,9 +33,8 @@ MOST_CODE = 400  # lines of a block that are coloured; more of them would hold u
 class Block:
     """A paragraph, a list, a table, or code, and its lines."""
 
-    source: str
+    lines: list[Strip]
     code: str | None = None
-    lines: list[Strip] = field(default_factory=list)
 
 
 class _LeftHeading(Heading):
@@ -47,7 +46,15 @@ class _LeftHeading(Heading):
 
 
 class _Markdown(Markdown):
+    """Of tokens that are there already: parsing is half of what drawing a block takes."""
+
     elements: ClassVar = {**Markdown.elements, "heading_open": _LeftHeading}
+
+    def __init__(self, tokens: list[Token]) -> None:
+        # Not Rich's own, which makes a parser each time.
+        self.markup, self.parsed, self.style, self.justify = "", tokens, "none", None
+        self.hyperlinks, self.inline_code_lexer = False, None
+        self.code_theme = self.inline_code_theme = "monokai"
 
 
 @cache
@@ -67,16 +74,18 @@ def _console() -> Console:
     )
 
 
-def blocks_of(text: str) -> Iterator[tuple[int, str, Token]]:
-    """The blocks of a text, where each begins, and what it is."""
-    lines = [line + "\n" for line in text.split("\n")]  # as the parser cuts it; splitlines knows more ends
+def blocks_of(text: str) -> Iterator[tuple[int, list[Token]]]:
+    """The blocks of a text: where each begins, and its tokens."""
     starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
+    for line in text.split("\n"):  # as the parser cuts it; splitlines knows more ends
+        starts.append(starts[-1] + len(line) + 1)
+    block: list[Token] = []
     for token in _parser().parse(text):
-        if token.level == 0 and token.map and token.nesting >= 0:
-            begin, end = token.map
-            yield starts[begin], text[starts[begin] : starts[min(end, len(lines))]], token
+        block.append(token)
+        if token.level == 0 and token.nesting <= 0:
+            begin = block[0].map
+            yield starts[begin[0]] if begin else 0, block
+            block = []
 
 
 def lines_of(renderable: RenderableType, width: int, *, pad: bool = False) -> list[Strip]:
@@ -96,10 +105,6 @@ class Document:
         self._sure = 0  # here the last block begins
         self.blocks: list[Block] = []
 
-    @property
-    def height(self) -> int:
-        return sum([len(block.lines) for block in self.blocks])
-
     def write(self, text: str) -> None:
         """The text so far; it has grown, or else everything is made anew."""
         if not text.startswith(self._text[: self._sure]) or len(text) < len(self._text):
@@ -111,17 +116,16 @@ class Document:
             self.blocks.pop()
         self._text = text
         begin = self._sure
-        for at, source, token in blocks_of(visible(text[begin:])):
-            self.blocks.append(self._block(source, token))
+        for at, tokens in blocks_of(visible(text[begin:])):
+            self.blocks.append(self._block(tokens))
             self._sure = begin + at
 
-    def _block(self, source: str, token: Token) -> Block:
-        if token.type in ("fence", "code_block"):
-            return self._code(source, token)
-        found = lines_of(_Markdown(source.strip("\n"), hyperlinks=False, inline_code_theme=None), self._width)
-        return Block(source, None, [*_trimmed(found), Strip.blank(0)])
+    def _block(self, tokens: list[Token]) -> Block:
+        if tokens[0].type in ("fence", "code_block"):
+            return self._code(tokens[0])
+        return Block([*_trimmed(lines_of(_Markdown(tokens), self._width)), Strip.blank(0)])
 
-    def _code(self, source: str, token: Token) -> Block:
+    def _code(self, token: Token) -> Block:
         code = token.content.rstrip("\n")
         language = (token.info.split() or [""])[0][:20]
         head = Text(f"{language:<{max(self._width - len(COPY) - 1, 0)}}{COPY} ", style="dim", no_wrap=True)
@@ -134,7 +138,7 @@ class Document:
             word_wrap=True,
         )
         lines = [*lines_of(head, self._width), *lines_of(body, self._width)]
-        return Block(source, code, [*lines, Strip.blank(0)])
+        return Block([*lines, Strip.blank(0)], code)
 
 
 def _trimmed(lines: list[Strip]) -> list[Strip]:

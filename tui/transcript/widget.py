@@ -17,11 +17,15 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.timer import Timer
 
 from hetrun.tui.transcript.entries import Entry, Look
 
-MARGIN = 4  # cells: the bar at the left, and a space at both sides
+LEFT = 2  # cells before the text: the bar, and a space
+MARGIN = LEFT + 1
 SLICE_S = 0.03  # of drawing old turns, between two looks at the keyboard
+SCROLLBAR_S = 0.5  # between two times that it moves while an answer comes: each is a new layout of the screen
+MOST_STRIPS = 4096  # lines that are kept as they are shown
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -80,7 +84,8 @@ class Transcript(ScrollView, can_focus=True):
         self._drawn = 0  # so many at the end have lines; those before come soon
         self._starts: list[int] = [0]  # of the drawn ones' lines, and where the last ends
         self._follow = True
-        self.frame_s = 0.0  # what drawing the last frame of an answer took
+        self._strips: dict[tuple[int, bool, Segment], tuple[Strip, Strip]] = {}
+        self._late: Timer | None = None  # the scrollbar has not moved yet
 
     # --- what is shown
 
@@ -113,10 +118,8 @@ class Transcript(ScrollView, can_focus=True):
 
     def changed(self, entry: Entry) -> None:
         """An entry's text has changed."""
-        begun = perf_counter()
         entry.draw(self._look)
         self._measure()
-        self.frame_s = perf_counter() - begun
 
     # --- lines
 
@@ -132,14 +135,14 @@ class Transcript(ScrollView, can_focus=True):
 
     def _draw_some(self) -> None:
         """Draw from the newest to the oldest, a little at a time."""
-        begun, look, before = perf_counter(), self._look, self.virtual_size.height
+        begun, look, before = perf_counter(), self._look, self._starts[-1]
         while self._drawn < len(self._entries) and perf_counter() - begun < SLICE_S:
             self._drawn += 1
             self._entries[-self._drawn].draw(look)
         self._measure()
         if not self._follow:
             # What was drawn stands above what is looked at, which stays where it is.
-            self.scroll_to(y=self.scroll_y + self.virtual_size.height - before, animate=False, immediate=True)
+            self.scroll_to(y=self.scroll_y + self._starts[-1] - before, animate=False, immediate=True)
         if self._drawn < len(self._entries):
             self.set_timer(0.01, self._draw_some)
 
@@ -147,16 +150,33 @@ class Transcript(ScrollView, can_focus=True):
         return self._entries[len(self._entries) - self._drawn :]
 
     def _measure(self) -> None:
-        starts = [0]
+        """Count the lines. While they follow the end, the scrollbar comes later: it costs more than lines."""
+        before, starts = self._starts[-1], [0]
         for entry in self._shown():
             starts.append(starts[-1] + len(entry.lines))
         self._starts = starts
-        size = Size(max(self.scrollable_content_region.width, 1), starts[-1])
-        if size != self.virtual_size:
-            self.virtual_size = size
-        if self._follow:
-            self.scroll_end(animate=False, immediate=True, x_axis=False)
+        if not self._follow or starts[-1] < before:
+            self.catch_up()
+        elif self._late is None and starts[-1] != self.virtual_size.height:
+            self._late = self.set_timer(SCROLLBAR_S, self.catch_up)
         self.refresh()
+
+    def catch_up(self) -> None:
+        """Have the scrollbar agree with the lines."""
+        if self._late is not None:
+            self._late.stop()
+            self._late = None
+        follow = self._follow
+        self.virtual_size = Size(max(self.scrollable_content_region.width, 1), self._starts[-1])
+        if follow:
+            self.scroll_end(animate=False, immediate=True, x_axis=False)
+            self._follow = True
+
+    @property
+    def _top(self) -> int:
+        """The line at the upper edge."""
+        end = max(self._starts[-1] - self.size.height, 0)
+        return end if self._follow else min(self.scroll_offset.y, end)
 
     def _at(self, line: int) -> tuple[int, int] | None:
         """The entry's index at a line, and the line within it."""
@@ -165,23 +185,33 @@ class Transcript(ScrollView, can_focus=True):
         i = bisect_right(self._starts, line) - 1
         return len(self._entries) - self._drawn + i, line - self._starts[i]
 
-    def render_line(self, y: int) -> Strip:
-        width = self.scrollable_content_region.width
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Straight to the compositor: what Textual does for borders and the like, these lines do not have."""
+        width, top = self.size.width, self._top
+        return [self._strip(y + top, width).crop(crop.x, crop.right) for y in crop.line_range]
+
+    def _strip(self, y: int, width: int) -> Strip:
         base = self.get_component_rich_style("transcript--text")
-        found = self._at(y + self.scroll_offset.y)
+        found = self._at(y)
         if found is None:
             return Strip.blank(width, base)
         index, line = found
         entry = self._entries[index]
-        last = line == len(entry.lines) - 1
-        style = (
-            base
-            if last or entry.kind == "assistant"
-            else self.get_component_rich_style(f"transcript--{entry.kind}")
-        )
+        strip, last = entry.lines[line], line == len(entry.lines) - 1
+        plain = last or entry.kind == "assistant"
+        style = base if plain else self.get_component_rich_style(f"transcript--{entry.kind}")
         bar = self._bar(entry, index, last, style)
-        text = entry.lines[line].apply_style(style)
-        return Strip([bar, Segment(" ", style), *text]).extend_cell_length(width, style).crop(0, width)
+        # A line that was drawn is the same object as long as it says the same.
+        key = (id(strip), plain, bar)
+        known = self._strips.get(key)
+        if known is not None and known[0] is strip and known[1].cell_length == width:
+            return known[1]
+        text = strip.apply_style(style)
+        shown = Strip([bar, Segment(" ", style), *text]).extend_cell_length(width, style).crop(0, width)
+        if len(self._strips) >= MOST_STRIPS:
+            self._strips.clear()
+        self._strips[key] = (strip, shown)
+        return shown
 
     def _bar(self, entry: Entry, index: int, last: bool, style: Style) -> Segment:
         if index == self.selected and not last:
@@ -197,12 +227,19 @@ class Transcript(ScrollView, can_focus=True):
         if self._entries and self._entries[-1].look != self._look:
             self._redraw()
         else:
-            self._measure()
+            self.catch_up()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
+        self._strips.clear()
         if self.is_mounted and self._entries and self._entries[-1].look != self._look:
             self._redraw()
+
+    def on_mouse_scroll_up(self) -> None:
+        self.catch_up()
+
+    def on_mouse_scroll_down(self) -> None:
+        self.catch_up()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -221,6 +258,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def select(self, index: int) -> None:
         """This one, in view."""
+        self.catch_up()
         self.selected = index
         shown = index - (len(self._entries) - self._drawn)
         if shown >= 0:
@@ -244,7 +282,7 @@ class Transcript(ScrollView, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         """Select a turn, or do what its line offers; a second click opens its menu."""
         place = event.get_content_offset(self)
-        found = self._at(place.y + self.scroll_offset.y) if place else None
+        found = self._at(place.y + self._top) if place else None
         if found is None:
             self.selected = None
             return

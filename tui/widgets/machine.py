@@ -12,10 +12,15 @@ from hetrun.tui.machine import Facts, draw
 class MachinePane(VerticalScroll, can_focus=True):
     """Layers, rates, context, memory, disk, and why the plan changed."""
 
+    _lines = -1
+
     def compose(self) -> ComposeResult:
         yield Static("", markup=False)
 
     def show(self, facts: Facts) -> None:
         """As it is now."""
         if self.display:
-            self.query_one(Static).update(draw(facts, max(self.scrollable_content_region.width - 1, 10)))
+            found = draw(facts, max(self.scrollable_content_region.width - 1, 10))
+            lines, self._lines = self._lines, found.plain.count("\n")
+            # The same number of lines needs no new layout of the screen, unless one of them wraps.
+            self.query_one(Static).update(found, layout=lines != self._lines)

@@ -32,4 +32,4 @@ class StatusLine(Horizontal):
             parts.append(f"disk {measured.disk_bytes_s / 1e9:.1f} GB/s")
         if context:
             parts.append(f"{used} of {context} tokens")
-        self.query_one(".figures", Static).update(" · ".join(parts))
+        self.query_one(".figures", Static).update(" · ".join(parts), layout=False)
