@@ -7,7 +7,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -139,12 +139,6 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
     begun: set[int] = set()  # those of which a part was sent
     patient: dict[int, float] = {}  # how long their events may wait for others
 
-    def linger_s() -> float:
-        """Several at once have events at the same time; who looks at a screen sees no single token."""
-        if len(running) > 1:
-            return LINGER_S
-        return max([patient.get(key, 0.0) for key in begun], default=0.0)
-
     def answer(key: int, *events: Event) -> None:
         """Runs on the engine's thread."""
         last = events[-1]
@@ -162,7 +156,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
             begun.discard(key)
         elif key not in begun:
             begun.add(key)
-            channel.linger_s = linger_s()
+            channel.linger_s = _linger_s(running, begun, patient)
             if len(running) <= 1:
                 sleep(HEAD_START_S)
 
@@ -195,7 +189,14 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
                 return
             case _:
                 pass  # cancelling what has just ended
-        channel.linger_s = linger_s()
+        channel.linger_s = _linger_s(running, begun, patient)
+
+
+def _linger_s(running: Collection[int], begun: Collection[int], patient: Mapping[int, float]) -> float:
+    """Several at once have events at the same time; who looks at a screen sees no single token."""
+    if len(running) > 1:
+        return LINGER_S
+    return max([patient.get(key, 0.0) for key in tuple(begun)], default=0.0)
 
 
 def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from hetrun.client import ChatClient
+from hetrun.errors import UserError
 from hetrun.events import Event, GenerateRequest
 from hetrun.tui.messages import Measured
 from hetrun.tui.talk import Talk, note_of
@@ -35,6 +36,7 @@ class Answering:
         self.entry = entry
         self.parent = parent
         self.last: Event | None = None
+        self.trouble = ""  # why it could not be kept
         self._talk = talk
         self._draw = draw
         self._tell = tell
@@ -96,7 +98,13 @@ class Answering:
             self.keep()
 
     def keep(self) -> None:
-        """What there is by now."""
+        """What there is by now; an answer that cannot be kept goes on, and it is said in the end."""
+        try:
+            self._keep()
+        except UserError as error:
+            self.trouble = str(error)
+
+    def _keep(self) -> None:
         if not self.entry.text:
             return
         if self.entry.turn is None:
@@ -114,6 +122,6 @@ class Answering:
             note = note_of(self.last)
         self.entry.note = note
         self.keep()
-        if self.entry.turn is not None:
+        if self.entry.turn is not None and not self.trouble:
             self._talk.ended(self.entry.turn, note, self.last)
         self._draw(self.entry)

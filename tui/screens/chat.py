@@ -198,6 +198,12 @@ class ChatScreen(Orders):
 
     @on(Sent)
     def _sent(self, message: Sent) -> None:
+        try:
+            self._take(message)
+        except HetrunError as error:  # what cannot be kept is not sent
+            self.complain(str(error))
+
+    def _take(self, message: Sent) -> None:
         prompt = self.query_one(Prompt)
         if self.obeyed(message.text):
             prompt.sent(message.text)
@@ -266,6 +272,8 @@ class ChatScreen(Orders):
             if last.timings.prompt_tok_s:
                 self._facts.prefill.append(last.timings.prompt_tok_s)
             self._measured_now(Measured(last.timings.decode_tok_s, last.timings.ttft_s))
+        if answering.trouble:
+            self.complain(answering.trouble)
         if answering.entry.turn is not None:
             self._place_again()
         self._look(at_once=True)

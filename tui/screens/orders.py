@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-from asyncio import to_thread
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from textual import on, work
-from textual.screen import Screen
 from textual.widgets import Input
-from textual.worker import Worker, WorkerState
 
-from hetrun.client import ChatClient
-from hetrun.config.values import parse_size
 from hetrun.errors import HetrunError, UserError
 from hetrun.events import GenerateRequest, ModelInfo
-from hetrun.questions import Render, SetRam
+from hetrun.questions import Render
 from hetrun.tui.answering import Answering
 from hetrun.tui.commands import command_of
-from hetrun.tui.doors import Doors
 from hetrun.tui.kept import exchange
 from hetrun.tui.kept.tree import Turn
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
-from hetrun.tui.screens.help import HelpScreen
-from hetrun.tui.screens.settings import Chosen, SettingsScreen
-from hetrun.tui.screens.template import TemplateScreen
+from hetrun.tui.screens.sights import Sights
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turns import TurnAction, turn_choices
-from hetrun.tui.screens.whatif import WhatIfScreen
-from hetrun.tui.talk import Talk, attached, parsed_value
+from hetrun.tui.talk import attached, parsed_value
 from hetrun.tui.transcript.entries import Entry, divided
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Sidebar, Titles
 
 
-class Orders(Screen[None]):
+class Orders(Sights):
     """The part of the chat screen that does what it is told."""
 
-    client: ChatClient
-    talk: Talk
-    doors: Doors
     info: ModelInfo | None
     answering: Answering | None
     files: dict[str, str]
@@ -53,7 +40,6 @@ class Orders(Screen[None]):
     def list_conversations(self) -> None: ...
     def show_files(self) -> None: ...
     def complain(self, text: str) -> None: ...
-    def load(self) -> None: ...
     def action_pane(self, name: str) -> None: ...
     def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
 
@@ -253,7 +239,12 @@ class Orders(Screen[None]):
         """Do it, if the entry is of that kind."""
         if what not in [choice.name for choice in turn_choices(entry, self.talk)]:
             return
-        turn = entry.turn
+        try:
+            self._do_now(what, entry, entry.turn)
+        except UserError as error:
+            self.complain(str(error))
+
+    def _do_now(self, what: TurnAction, entry: Entry, turn: Turn | None) -> None:
         if what == "fold":
             self.query_one(Transcript).fold(entry)
         elif what == "copy":
@@ -323,66 +314,6 @@ class Orders(Screen[None]):
         self.files[found] = text
         self.show_files()
 
-    # --- other screens
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen())
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_settings(self) -> None:
-        screen = SettingsScreen(self.talk)
-        chosen: Chosen | None = await self.app.push_screen_wait(screen)
-        if chosen is not None:
-            self.talk.choose(chosen.system, chosen.sampling)
-
-    def action_template(self) -> None:
-        self.app.push_screen(TemplateScreen(self.client, self.talk.messages(self.talk.tree.leaf)))
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_what_if(self) -> None:
-        screen = WhatIfScreen(self.client, self.doors.reopen is not None)
-        if changes := await self.app.push_screen_wait(screen):
-            await self._apply(changes)
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_model(self, name: str = "") -> None:
-        if self.doors.models is None:
-            raise UserError("the model is the server's: start the chat with another --url for another one")
-        if not name:
-            models = await to_thread(self.doors.models)
-            choices = [Choice(m.path, f"{m.label}  {m.size}") for m in models]
-            chosen = await self.app.push_screen_wait(Choose("Which model?", choices))
-            name = chosen or ""
-        if name:
-            await self._apply({"model": name})
-
-    async def _apply(self, changes: Mapping[str, object]) -> None:
-        """Memory is given and taken while the engine runs; for all else it begins anew."""
-        self.free()
-        if set(changes) == {"ram"}:
-            await self.client.ask(SetRam(parse_size(changes["ram"], "ram")))
-            self.notify("Applied", timeout=2)
-            return
-        if self.doors.reopen is None:
-            raise UserError("this engine is not ours to change")
-        client = self.doors.reopen(changes)  # which may refuse; then the old one goes on
-        old, self.client = self.client, client
-        self.load()
-        await old.close()
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_theme(self, name: str = "") -> None:
-        known = sorted(self.app.available_themes)
-        if not name:
-            choices = [Choice(theme, theme) for theme in known]
-            chosen = await self.app.push_screen_wait(Choose("Colours", choices, self.app.theme))
-            name = chosen or ""
-        if name and name not in known:
-            raise UserError(f"there is no theme {name}; known: {', '.join(known)}")
-        if name:
-            self.app.theme = name
-            self.talk.store.save_choice("theme", name)
-
     # --- tokens
 
     @work(group="dialog", exit_on_error=False)
@@ -397,8 +328,3 @@ class Orders(Screen[None]):
         """The same, for an answer that begins so."""
         prompt = await self.client.ask(Render(request.messages or ()))
         return replace(request, messages=None, text=prompt + beginning)
-
-    @on(Worker.StateChanged)
-    def _dialog_failed(self, message: Worker.StateChanged) -> None:
-        if message.worker.group == "dialog" and message.state is WorkerState.ERROR:
-            self.notify(str(message.worker.error), severity="error", timeout=6)
