@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from io import StringIO
 from typing import TYPE_CHECKING, ClassVar
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markdown import Heading, Markdown
+from rich.segment import Segment
 from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Text
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 COPY = "copy"  # at the right of a code block's first line
 # Rich's own colours for code stand on black, which a light terminal has not.
 _PLAIN = {"markdown.code": "bold", "markdown.block_quote": "italic", "markdown.item.bullet": "bold"}
+_PLAIN |= {"markdown.table.header": "bold", "markdown.table.border": "dim", "markdown.hr": "dim"}
+_PLAIN |= {f"markdown.h{i}": "bold" for i in range(1, 7)}
 _PLAIN |= {"markdown.link": "underline", "markdown.link_url": "underline", "markdown.item.number": "bold"}
 MOST_CODE = 400  # lines of a block that are coloured; more of them would hold up every key
 
@@ -137,8 +140,20 @@ class Document:
             background_color="default",
             word_wrap=True,
         )
-        lines = [*lines_of(head, self._width), *lines_of(body, self._width)]
-        return Block([*lines, Strip.blank(0)], code)
+        lines = [_without_background(line) for line in lines_of(body, self._width)]
+        return Block([*lines_of(head, self._width), *lines, Strip.blank(0)], code)
+
+
+def _without_background(line: Strip) -> Strip:
+    """That of the screen shows through: a terminal's own may be another one."""
+    return Strip(
+        [Segment(text, _ink(style) if style else style) for text, style, _ in line], line.cell_length
+    )
+
+
+@lru_cache(256)
+def _ink(style: Style) -> Style:
+    return Style(color=style.color, bold=style.bold, italic=style.italic, underline=style.underline)
 
 
 def _trimmed(lines: list[Strip]) -> list[Strip]:

@@ -1,0 +1,194 @@
+"""Pictures of the chat: `python -m tests.pictures` draws those of the tests again, from a scripted engine;
+`python -m tests.pictures --model MODEL -o docs/chat.svg` draws one of a conversation with a real model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from html import unescape
+from pathlib import Path
+
+from textual.widgets import Input
+
+from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.config import Settings
+from hetrun.params import SamplingParams
+from hetrun.tui.app import ChatApp
+from hetrun.tui.doors import Doors, Offered
+from hetrun.tui.screens.dialogs import Choose
+from hetrun.tui.screens.help import HelpScreen
+from hetrun.tui.screens.settings import SettingsScreen
+from hetrun.tui.screens.template import TemplateScreen
+from hetrun.tui.screens.tokens import TokensScreen
+from hetrun.tui.screens.whatif import WhatIfScreen
+from tests.fakes import FakeEngine
+from tests.tui.driver import Driver
+
+FOLDER = Path(__file__).parent / "tui" / "pictures"
+WIDE, SMALL = (130, 36), (80, 24)
+ANSWER = (
+    "say ## Two ways\n\nA **list** and some `code`:\n\n- one\n- two\n\n```python\ndef double(x):\n"
+    "    return 2 * x\n```\n\n| model | tokens/s |\n|---|---|\n| small | 150 |\n"
+)
+
+
+async def conversation(chat: Driver) -> None:
+    await chat.exchange("say <think>They want to be greeted.</think>\n\nGood morning!")
+    await chat.exchange(ANSWER)
+
+
+async def empty(chat: Driver) -> None:
+    await chat.until(lambda: chat.screen.info is not None)
+
+
+async def light(chat: Driver) -> None:
+    await conversation(chat)
+    await chat.command("/theme textual-light")
+    await chat.until(lambda: chat.app.theme == "textual-light")
+
+
+async def turn(chat: Driver) -> None:
+    await conversation(chat)
+    await chat.select(3)
+    await chat.press("enter")
+    await chat.opened(Choose)
+
+
+async def failed(chat: Driver) -> None:
+    await chat.send("fail")
+    await chat.until(lambda: chat.errors != [])
+
+
+async def machine(chat: Driver) -> None:
+    await chat.exchange("say hello")
+    await chat.press("f3")
+    await chat.until(lambda: chat.screen.query_one("#machine").display)
+
+
+async def what_if(chat: Driver) -> None:
+    await chat.press("f4")
+    await chat.opened(WhatIfScreen)
+    chat.front.query_one("#ctx", Input).value = "8192"
+
+
+async def tokens(chat: Driver) -> None:
+    await chat.exchange("say one two three")
+    await chat.select(1)
+    await chat.press("i")
+    await chat.opened(TokensScreen)
+
+
+async def template(chat: Driver) -> None:
+    await chat.exchange("say one two three")
+    await chat.press("f7")
+    await chat.opened(TemplateScreen)
+
+
+async def settings(chat: Driver) -> None:
+    await chat.press("f5")
+    await chat.opened(SettingsScreen)
+
+
+async def models(chat: Driver) -> None:
+    await chat.press("f6")
+    await chat.opened(Choose)
+
+
+async def help_(chat: Driver) -> None:
+    await chat.press("f1")
+    await chat.opened(HelpScreen)
+
+
+Scene = Callable[[Driver], Awaitable[None]]
+SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
+    "empty": (empty, SMALL),
+    "chat": (conversation, WIDE),
+    "chat-80x24": (conversation, SMALL),
+    "chat-light": (light, WIDE),
+    "turn": (turn, SMALL),
+    "error": (failed, SMALL),
+    "machine-80x24": (machine, SMALL),
+    "what-if": (what_if, SMALL),
+    "tokens": (tokens, SMALL),
+    "template": (template, SMALL),
+    "settings": (settings, SMALL),
+    "models": (models, SMALL),
+    "help": (help_, SMALL),
+}
+
+
+async def picture(name: str) -> str:
+    """A scene as SVG."""
+    scene, size = SCENES[name]
+    engine = FakeEngine(pace_s=0.001)
+
+    def reopen(changes: object) -> ChatClient:
+        return LocalClient(engine)
+
+    offered = [Offered("SmolLM2-135M-Instruct", "/a.gguf", "98 MB"), Offered("Qwen3-4B", "/b.gguf", "2.5 GB")]
+    app = ChatApp(LocalClient(engine), SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))
+    async with app.run_test(size=size) as pilot:
+        chat = Driver(app, pilot)
+        await chat.until(lambda: chat.screen.info is not None)
+        await scene(chat)
+        drawn = await settled(chat)
+    engine.close()
+    return drawn
+
+
+async def settled(chat: Driver) -> str:
+    """The picture once nothing moves any more."""
+    before = ""
+    for _ in range(40):
+        chat.app.clear_notifications()
+        await asyncio.sleep(0.3)
+        now = words(drawn := chat.app.export_screenshot())
+        if now == before:
+            return drawn
+        before = now
+    raise AssertionError("it does not come to rest")
+
+
+def words(svg: str) -> str:
+    """What stands in a picture, but for the time of day."""
+    text = "\n".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
+    return re.sub(r"\d\d:\d\d:\d\d", "12:00:00", unescape(text).replace("\xa0", " "))
+
+
+async def real(model: str, place: Path) -> None:
+    """A conversation with a model of this machine."""
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
+        chosen = Settings.resolve(environ={}, **({"model": model} if model else {}))
+        client = WorkerClient(chosen, log=log)
+        app = ChatApp(client, SamplingParams(temperature=0.0, max_tokens=120), place=Path(folder) / "c.db")
+        async with app.run_test(size=WIDE) as pilot:
+            chat = Driver(app, pilot)
+            await chat.until(lambda: chat.screen.info is not None)
+            await chat.exchange("Write a Python function that adds two numbers, and say what it does.")
+            await asyncio.sleep(1)
+            place.write_text(await settled(chat), encoding="utf-8")
+        await client.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs="?", const="", help="draw a real conversation with this model")
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/chat.svg"))
+    options = parser.parse_args()
+    if options.model is not None:
+        asyncio.run(real(options.model, options.output))
+        return 0
+    FOLDER.mkdir(exist_ok=True)
+    for name in SCENES:
+        print(name, file=sys.stderr)
+        (FOLDER / f"{name}.svg").write_text(asyncio.run(picture(name)), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
