@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from html import unescape
 from pathlib import Path
 
-from textual.widgets import Input
+from textual.widgets import Input, TextArea
 
 from hetrun.client import ChatClient, LocalClient, WorkerClient
 from hetrun.config import Settings
@@ -143,6 +143,8 @@ async def picture(name: str) -> str:
 
 async def settled(chat: Driver) -> str:
     """The picture once nothing moves any more."""
+    for field in [*chat.app.screen.query(Input), *chat.app.screen.query(TextArea)]:
+        field.cursor_blink = False
     before = ""
     for _ in range(40):
         chat.app.clear_notifications()
