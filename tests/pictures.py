@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from html import unescape
 from pathlib import Path
 
-from textual.widgets import Input, TextArea
+from textual.widgets import Input
 
 from hetrun.client import ChatClient, LocalClient, WorkerClient
 from hetrun.config import Settings
@@ -143,8 +143,6 @@ async def picture(name: str) -> str:
 
 async def settled(chat: Driver) -> str:
     """The picture once nothing moves any more."""
-    for field in [*chat.app.screen.query(Input), *chat.app.screen.query(TextArea)]:
-        field.cursor_blink = False
     before = ""
     for _ in range(40):
         chat.app.clear_notifications()
@@ -157,9 +155,11 @@ async def settled(chat: Driver) -> str:
 
 
 def words(svg: str) -> str:
-    """What stands in a picture, but for the time of day."""
-    text = "\n".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
-    return re.sub(r"\d\d:\d\d:\d\d", "12:00:00", unescape(text).replace("\xa0", " "))
+    """What stands in the lines of a picture, but for the time of day and where a cursor blinks."""
+    lines: dict[str, str] = {}
+    for at, text in re.findall(r'<text[^>]* y="([^"]*)"[^>]*>([^<]*)</text>', svg):
+        lines[at] = lines.get(at, "") + unescape(text).replace("\xa0", " ")
+    return re.sub(r"\d\d:\d\d:\d\d", "12:00:00", "\n".join(lines.values()))
 
 
 async def real(model: str, place: Path) -> None:
