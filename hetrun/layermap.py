@@ -19,7 +19,7 @@ _LAYER = re.compile(r"blk\.\d+")
 class LayerPlace:
     """A layer, or what stands before or behind all of them."""
 
-    scope: str  # `blk.3`, `embed`, `head`
+    scope: str  # `blk.3`, `embed`, `output`
     nbytes: int = 0  # of weights as they are stored
     streamed: int = 0  # of these, so many come from disk for every pass
     decode: Mapping[str, int] = field(default_factory=dict)  # backends by the ops they run, for one token

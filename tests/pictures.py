@@ -30,6 +30,7 @@ from tests.fakes import FakeEngine
 from tests.tui.driver import Driver
 
 FOLDER = Path(__file__).parent / "tui" / "pictures"
+STILL = 3  # pictures in a row that are alike
 WIDE, SMALL = (130, 36), (80, 24)
 ANSWER = (
     "say ## Two ways\n\nA **list** and some `code`:\n\n- one\n- two\n\n```python\ndef double(x):\n"
@@ -143,14 +144,14 @@ async def picture(name: str) -> str:
 
 async def settled(chat: Driver) -> str:
     """The picture once nothing moves any more."""
-    before = ""
-    for _ in range(40):
+    seen: list[str] = []
+    for _ in range(60):
         chat.app.clear_notifications()
+        chat.transcript.catch_up()
         await asyncio.sleep(0.3)
-        now = words(drawn := chat.app.export_screenshot())
-        if now == before:
+        seen.append(words(drawn := chat.app.export_screenshot()))
+        if len(seen) > STILL and len(set(seen[-STILL:])) == 1:
             return drawn
-        before = now
     raise AssertionError("it does not come to rest")
 
 

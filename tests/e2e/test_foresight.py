@@ -1,0 +1,61 @@
+"""Where layers run, and what other options would mean, asked of a real model in its worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from hetrun.client import WorkerClient
+from hetrun.config import Settings, default_model
+from hetrun.errors import BudgetError, OptionError
+from hetrun.questions import Layers, PlanNow, WhatIf
+
+pytestmark = pytest.mark.slow
+
+LAYERS = 30
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[WorkerClient]:
+    settings = Settings.resolve(environ={}, model=str(default_model({})), ctx=1024, backends=["llamacpp"])
+    client = WorkerClient(settings)
+    yield client
+    await client.close()
+
+
+async def test_a_map_of_the_layers(client: WorkerClient) -> None:
+    layers = await client.ask(Layers())
+    assert [layer.scope for layer in layers] == ["embed", *(f"blk.{i}" for i in range(LAYERS)), "output"]
+    assert {name for layer in layers for name in (*layer.decode, *layer.prefill)} == {"llamacpp"}
+    assert all(layer.nbytes > 1 << 20 and layer.streamed == 0 for layer in layers[1:-1])
+
+
+async def test_what_other_options_would_mean(client: WorkerClient) -> None:
+    now = await client.ask(WhatIf())
+    plan = await client.ask(PlanNow())
+    assert now.context == 1024
+    assert now.streamed_bytes == 0
+    rows = "KV of one full sequence"
+    bill = plan["memory"]
+    assert isinstance(bill, dict)
+    assert now.memory[rows] == bill[rows]
+    longer = await client.ask(WhatIf({"ctx": "2048"}))
+    assert (longer.context, longer.memory[rows]) == (2048, 2 * now.memory[rows])
+    smaller = await client.ask(WhatIf({"kv_type": "q8_0"}))
+    assert smaller.kv_type == "q8_0"
+    assert 0.5 < smaller.memory[rows] / now.memory[rows] < 0.6  # 34 bytes for what took 64
+    one = await client.ask(WhatIf({"threads": "1"}))
+    assert one.threads == 1
+    again = await client.ask(WhatIf())  # nothing was changed by all that
+    assert (again.context, again.threads, again.kv_type) == (now.context, now.threads, now.kv_type)
+    assert again.memory[rows] == now.memory[rows]
+
+
+async def test_what_cannot_be_is_said(client: WorkerClient) -> None:
+    with pytest.raises(BudgetError, match="10"):
+        await client.ask(WhatIf({"ram": "10MiB"}))
+    with pytest.raises(OptionError, match="model is not among what can be tried"):
+        await client.ask(WhatIf({"model": "/etc/passwd"}))
+    with pytest.raises(OptionError, match="ctx"):
+        await client.ask(WhatIf({"ctx": "many"}))
