@@ -15,11 +15,11 @@ from pathlib import Path
 
 from textual.widgets import Input
 
-from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.params import SamplingParams
 from hetrun.tui.app import ChatApp
-from hetrun.tui.doors import Doors, Offered
+from hetrun.tui.doors import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import SettingsScreen
@@ -128,8 +128,8 @@ async def picture(name: str) -> str:
     scene, size = SCENES[name]
     engine = FakeEngine(pace_s=0.001)
 
-    def reopen(changes: object) -> ChatClient:
-        return LocalClient(engine)
+    def reopen(changes: object, tell: object) -> Opening:
+        return lambda: LocalClient(engine)
 
     offered = [Offered("SmolLM2-135M-Instruct", "/a.gguf", "98 MB"), Offered("Qwen3-4B", "/b.gguf", "2.5 GB")]
     app = ChatApp(LocalClient(engine), SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from hetrun.client import ChatClient
 
+Tell = Callable[[int, int, str], object]  # bytes that were brought, of so many, and of what; may raise
+Opening = Callable[[], ChatClient]  # begins to load a model
+
 
 class Offered(NamedTuple):
     """A model that can be opened."""
@@ -21,5 +24,7 @@ class Offered(NamedTuple):
 class Doors:
     """None: that cannot be done here."""
 
-    reopen: Callable[[Mapping[str, object]], ChatClient] | None = None  # with these options changed
+    # The engine with these options instead of the command line's; raises if they make no sense. It is called
+    # on a thread, for a model may be brought from elsewhere before.
+    reopen: Callable[[Mapping[str, object], Tell], Opening] | None = None
     models: Callable[[], Sequence[Offered]] | None = None

@@ -6,7 +6,9 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from hetrun.cli import sampling_options
@@ -15,7 +17,7 @@ from hetrun.config import Settings, dirs
 from hetrun.errors import UserError
 
 if TYPE_CHECKING:  # textual loads while the worker does
-    from hetrun.tui.doors import Doors
+    from hetrun.tui.doors import Doors, Opening, Tell
 
 KEPT = "conversations.db"
 
@@ -26,17 +28,16 @@ def talk(settings: Settings, sampling: Mapping[str, object]) -> int:
         raise UserError("chat needs a terminal; to answer a prompt from a pipe or a script: hetrun run")
     params = sampling_options.params_of(settings, sampling)
     with tempfile.TemporaryFile() as log:
-        client = _client(settings, log)
-        try:
+        with ExitStack() as ends:
+            client = _client(settings, log)
+            ends.callback(lambda: asyncio.run(client.close()))
             # Imported while the worker loads.
             from hetrun.tui.app import ChatApp
 
             place = dirs().data / KEPT
             app = ChatApp(client, params, settings.system, place, _doors(settings, log))
+            ends.callback(lambda: asyncio.run(app.client.close()))  # which may be another one by then
             app.run()
-            client = app.client
-        finally:
-            asyncio.run(client.close())
     if app.load_error is not None:
         raise app.load_error
     return app.return_code or 0
@@ -56,14 +57,9 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
 
     if settings.url is not None:
         return Doors()
-    now = settings
 
-    def reopen(changes: Mapping[str, object]) -> ChatClient:
-        nonlocal now
-        found = changed(now, changes)
-        client = WorkerClient(found, log=log)
-        now = found
-        return client
+    def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
+        return partial(WorkerClient, changed(settings, changes, tell), log=log)
 
     def models() -> list[Offered]:
         from hetrun.cli.inspection import size
@@ -75,13 +71,13 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
     return Doors(reopen, models)
 
 
-def changed(settings: Settings, changes: Mapping[str, object]) -> Settings:
+def changed(settings: Settings, changes: Mapping[str, object], tell: Tell) -> Settings:
     """The same with some options as somebody has typed them; an OptionError if one makes no sense."""
-    from hetrun.cli.options import placed_model
+    from hetrun.hub.finding import find
 
     typed = Settings.resolve(environ={}, **changes)
     values = {name: getattr(typed, name) for name in changes}
-    if values.get("model"):
-        values["model"] = placed_model(str(values["model"]), settings.offline)
+    if model := values.get("model"):
+        values["model"] = str(find(str(model), not settings.offline, tell))
     origins = {**settings.origins, **dict.fromkeys(changes, "explicit")}
     return replace(settings, **values, origins=origins)

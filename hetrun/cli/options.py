@@ -140,18 +140,11 @@ def resolved(given: Mapping[str, object]) -> Settings:
     kind, _, draft = settings.spec.partition(":")
     if draft:
         settings = replace(settings, spec=f"{kind}:{placed(Path(draft), settings.offline)}")
-    if settings.model is None:
+    if settings.model is None or os.path.exists(os.path.expanduser(settings.model)):
         return settings
-    return replace(settings, model=placed_model(settings.model, settings.offline))
-
-
-def placed_model(model: str, offline: bool) -> str:
-    """The path of a model; one that is no path is looked for and perhaps downloaded."""
-    if os.path.exists(os.path.expanduser(model)):
-        return model
     from hetrun.cli.models import place_of
 
-    return str(place_of(Path(model), offline))
+    return replace(settings, model=str(place_of(Path(settings.model), settings.offline)))
 
 
 def placed(model: Path, offline: bool = False) -> Path:

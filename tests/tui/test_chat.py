@@ -225,7 +225,7 @@ async def test_loading_shows_its_progress() -> None:
         chat = Driver(app, pilot)
         await chat.until(lambda: client.progress >= 0.5)
         await chat.until(lambda: chat.screen.query_one(ProgressBar).percentage == 0.5)
-        assert chat.status[0] == "loading"
+        assert chat.status[0] == "loading 50 %"
     await client.close()
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
+from threading import Event
 
 import pytest
 from textual.widgets import Input, Static, TextArea
 
-from hetrun.client import ChatClient, LocalClient
+from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.config import Settings
 from hetrun.errors import OptionError
-from hetrun.tui.doors import Doors, Offered
+from hetrun.tui.app import ChatApp
+from hetrun.tui.doors import Doors, Offered, Opening, Tell
 from hetrun.tui.machine import Facts, draw
-from hetrun.tui.screens.dialogs import Choose
+from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.help import HelpScreen
+from hetrun.tui.screens.sights import ANOTHER, EXCHANGING
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen, turned
 from hetrun.tui.widgets.machine import MachinePane
-from tests.fakes import FakeEngine
+from tests.fakes import REFUSED, FakeEngine
 from tests.tui.driver import Driver, chatting
 
 
@@ -75,14 +81,60 @@ def test_a_machine_of_which_nothing_is_known() -> None:
     assert draw(Facts(why_not="the engine is gone"), 30).plain == "the engine is gone"
 
 
-async def test_what_if(engine: FakeEngine) -> None:
-    opened: list[Mapping[str, object]] = []
+class Engines:
+    """Engines behind a door: those that were opened, with their options, and what became of them."""
 
-    def reopen(changes: Mapping[str, object]) -> ChatClient:
-        opened.append(changes)
-        return LocalClient(engine)
+    def __init__(self) -> None:
+        self.fakes: list[FakeEngine] = []
+        self.options: list[Mapping[str, object]] = []
+        self.log: list[str] = []
 
-    async with chatting(engine, doors=Doors(reopen), size=(110, 40)) as chat:
+    def reopen(self, changes: Mapping[str, object], tell: Tell) -> Opening:
+        if changes.get("model") == "nowhere":
+            raise OptionError("nowhere does not exist")
+        return lambda: self._open(dict(changes))
+
+    def _open(self, changes: Mapping[str, object]) -> ChatClient:
+        self.options.append(changes)
+        if changes.get("model") == REFUSED:
+            return WorkerClient(Settings.resolve(environ={}, model=REFUSED), engine="tests.fakes:FakeEngine")
+        fake = FakeEngine(pace_s=0.002)
+        self.fakes.append(fake)
+        self.log.append("open")
+        return Closing(fake, self.log)
+
+    @property
+    def doors(self) -> Doors:
+        return Doors(
+            self.reopen, lambda: [Offered("big", "/m/big", "4 GB"), Offered("small", "/m/s", "1 GB")]
+        )
+
+    def close(self) -> None:
+        for fake in self.fakes:
+            fake.close()
+
+
+class Closing(LocalClient):
+    """Says when it ends; the engine stays the test's."""
+
+    def __init__(self, engine: FakeEngine, log: list[str]) -> None:
+        super().__init__(engine)
+        self._log = log
+
+    async def close(self) -> None:
+        await asyncio.sleep(0.05)
+        self._log.append("closed")
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    found = Engines()
+    yield found
+    found.close()
+
+
+async def test_what_if(engine: FakeEngine, engines: Engines) -> None:
+    async with chatting(engine, doors=engines.doors, size=(110, 40)) as chat:
         await chat.press("f4")
         await chat.opened(WhatIfScreen)
         await chat.until(lambda: "32 MiB" in foreseen(chat))
@@ -95,17 +147,23 @@ async def test_what_if(engine: FakeEngine) -> None:
         await chat.until(lambda: "too little" in foreseen(chat))
         chat.front.query_one("#ram", Input).value = ""
         await chat.press("ctrl+s")
-        await chat.until(lambda: opened != [] and chat.screen.info is not None)
-    assert opened == [{"ctx": "4096", "threads": "1"}]
+        await chat.until(lambda: engines.options != [] and chat.screen.info is not None)
+    assert engines.options == [{"ctx": "4096", "threads": "1"}]
 
 
-async def test_memory_alone_is_changed_while_it_runs(engine: FakeEngine) -> None:
-    async with chatting(engine, doors=Doors(lambda changes: LocalClient(engine)), size=(110, 40)) as chat:
+async def test_memory_alone_is_changed_while_it_runs_and_remembered(
+    engine: FakeEngine, engines: Engines
+) -> None:
+    async with chatting(engine, doors=engines.doors, size=(110, 40)) as chat:
         await chat.press("f4")
         await chat.opened(WhatIfScreen)
         chat.front.query_one("#ram", Input).value = "5MiB"
         await chat.press("ctrl+s")
         await chat.until(lambda: engine.options.get("ram") == 5 << 20)
+        await chat.until(lambda: "Applied" in chat.said)
+        assert engines.options == []
+        await chat.command("/model /m/s")
+        await chat.until(lambda: engines.options == [{"ram": "5MiB", "model": "/m/s"}])
 
 
 def foreseen(chat: Driver) -> str:
@@ -171,32 +229,82 @@ async def test_a_prompt_that_cannot_be_made_is_said(engine: FakeEngine) -> None:
         await chat.until(lambda: chat.front.query_one(TextArea).text == "no render")
 
 
-async def test_another_model(engine: FakeEngine) -> None:
-    other = FakeEngine(pace_s=0.002)
-    opened: list[Mapping[str, object]] = []
-
-    def reopen(changes: Mapping[str, object]) -> ChatClient:
-        if changes["model"] == "bad":
-            raise OptionError("bad does not exist")
-        opened.append(changes)
-        return LocalClient(other)
-
-    doors = Doors(
-        reopen, lambda: [Offered("big", "/m/big.gguf", "4 GB"), Offered("small", "/m/s.gguf", "1 GB")]
-    )
-    async with chatting(engine, doors=doors) as chat:
+async def test_another_model(engine: FakeEngine, engines: Engines) -> None:
+    async with chatting(engine, doors=engines.doors) as chat:
         await chat.exchange("say one")
         await chat.press("f6")
         await chat.opened(Choose)
-        assert chat.options == ["/m/big.gguf", "/m/s.gguf"]
+        assert chat.options == ["/m/big", "/m/s", ANOTHER]
         await chat.press("down", "enter")
-        await chat.until(lambda: opened == [{"model": "/m/s.gguf"}] and chat.screen.info is not None)
+        await chat.until(lambda: engines.options == [{"model": "/m/s"}] and chat.screen.info is not None)
         await chat.exchange("say two")
-        await chat.command("/model bad")
-        await chat.until(lambda: any("bad does not exist" in notice for notice in chat.said))
+        await chat.command("/model nowhere")
+        await chat.until(lambda: any("nowhere does not exist" in notice for notice in chat.said))
         await chat.exchange("say three")  # the one before goes on
-    assert len(other.requests) == 2
-    other.close()
+    assert len(engines.fakes[0].requests) == 2
+
+
+async def test_a_model_that_is_not_in_the_list(engine: FakeEngine, engines: Engines) -> None:
+    async with chatting(engine, doors=engines.doors) as chat:
+        await chat.press("f6")
+        await chat.opened(Choose)
+        await chat.press("up", "enter")
+        await chat.opened(Ask)
+        await chat.press(*"/m/x", "enter")
+        await chat.until(lambda: engines.options == [{"model": "/m/x"}])
+
+
+async def test_one_engine_ends_before_the_next_begins(engines: Engines) -> None:
+    app = ChatApp(engines.reopen({}, print)(), doors=engines.doors)
+    async with app.run_test() as pilot:
+        chat = Driver(app, pilot)
+        await chat.until(lambda: chat.screen.info is not None)
+        await chat.command("/model /m/s")
+        await chat.until(lambda: chat.screen.exchanging)
+        await chat.send("say too early")
+        await chat.until(lambda: EXCHANGING in chat.said)
+        assert chat.prompt.text == "say too early"  # it is not lost
+        await chat.until(lambda: chat.screen.info is not None)
+    assert engines.log == ["open", "closed", "open"]
+
+
+async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(engines: Engines) -> None:
+    app = ChatApp(engines.reopen({}, print)(), doors=engines.doors)
+    async with app.run_test() as pilot:
+        chat = Driver(app, pilot)
+        await chat.until(lambda: chat.screen.info is not None)
+        await chat.command(f"/model {REFUSED}")
+        await chat.until(lambda: chat.errors == [f"{REFUSED}: it is not a model"])
+        await chat.until(lambda: chat.screen.info is not None)
+        assert engines.options == [{}, {"model": REFUSED}, {}]
+        await chat.exchange("say hello")
+        assert app.load_error is None
+
+
+async def test_a_model_is_brought_and_may_be_given_up(engine: FakeEngine) -> None:
+    came = Event()
+
+    def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
+        for done in count():
+            tell(min(done, 42), 100, "hf:user/repo")
+            if came.wait(0.01):
+                return lambda: LocalClient(engine)
+        raise AssertionError
+
+    async with chatting(engine, doors=Doors(reopen, lambda: [])) as chat:
+        for end in ("escape", "came"):
+            await chat.command("/model hf:user/repo")
+            await chat.until(lambda: chat.status[0] == "hf:user/repo: 42 %")
+            assert "Stop" in chat.keys
+            await chat.exchange("say hello")  # the one before answers meanwhile
+            if end == "escape":
+                await chat.press("escape")
+                await chat.until(lambda: any("given up" in notice for notice in chat.said))
+                assert chat.status[0] == "fake"
+                chat.app.clear_notifications()
+            else:
+                came.set()
+                await chat.until(lambda: not chat.screen.bringing and chat.status[0] == "fake")
 
 
 async def test_colours_are_kept(engine: FakeEngine, tmp_path: Path) -> None:

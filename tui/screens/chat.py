@@ -14,13 +14,13 @@ from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.events import ModelInfo
 from hetrun.tui.answering import Answering
 from hetrun.tui.doors import Doors
 from hetrun.tui.kept.tree import Turn
 from hetrun.tui.machine import Facts, look
 from hetrun.tui.messages import Measured, Sent
 from hetrun.tui.screens.orders import Orders
+from hetrun.tui.screens.sights import EXCHANGING
 from hetrun.tui.talk import Talk, with_files
 from hetrun.tui.transcript.entries import Entry
 from hetrun.tui.transcript.widget import Transcript
@@ -62,14 +62,12 @@ class ChatScreen(Orders):
         self.client = client
         self.talk = talk
         self.doors = doors
-        self.info: ModelInfo | None = None
+        self.info = None
         self._facts = Facts()
         self.answering: Answering | None = None  # the answer that is being written
         self.files: dict[str, str] = {}  # that go with the next message, by name
-        self.parent_of_next: int | None = (
-            None  # where an edited message goes; `editing` says whether it is one
-        )
-        self.editing = False
+        self.editing = False  # the next message takes the place of an earlier one
+        self.parent_of_next: int | None = None  # where it goes then
         self.load_error: Exception | None = None
         self._used = 0  # tokens of the context, as of the last complete answer
         self._measured = Measured()
@@ -103,37 +101,48 @@ class ChatScreen(Orders):
     def load(self) -> None:
         """Wait for the model behind a bar."""
         self.info = None
-        self.query_one(StatusLine).say("loading")
+        self._stop_ticking()
         for welcome in self.query(Welcome):
             welcome.begin()
         self._ticking = self.set_interval(0.1, self._show_progress)
         self._load()
+        self.say_model()
 
     @work(group="load", exclusive=True)
     async def _load(self) -> None:
         try:
             info = await self.client.info()
         except HetrunError as error:
+            self._stop_ticking()
             self.load_error = error
-            self.query_one(StatusLine).say("no model")
+            self.say_model("no model")
             self.complain(str(error))
-        else:
-            self.load_error = None
-            self.info = info
-            self._facts = Facts(
-                model=info.id, context=info.context, used=self._used, reasons=self._facts.reasons
-            )
-            self.query_one(StatusLine).say(info.id)
-            self._show_figures()
-            self.query_one(Welcome).loaded(info)
-            self._look(at_once=True)
-        finally:
-            if self._ticking is not None:
-                self._ticking.stop()
+            self.go_back()
+            return
+        self._stop_ticking()
+        self.load_error = None
+        self.info = info
+        self._facts = Facts(model=info.id, context=info.context, used=self._used, reasons=self._facts.reasons)
+        self.say_model()
+        self._show_figures()
+        self.query_one(Welcome).loaded(info)
+        self._look(at_once=True)
 
     def _show_progress(self) -> None:
         for welcome in self.query(Welcome):
             welcome.progressed(self.client.progress)
+        self.say_model()
+
+    def _stop_ticking(self) -> None:
+        if self._ticking is not None:
+            self._ticking.stop()
+            self._ticking = None
+
+    def say_model(self, what: str = "") -> None:
+        """What runs, or what else there is to say of it."""
+        for line in self.query(StatusLine):
+            loading = f"loading {100 * self.client.progress:.0f} %"
+            line.say(what or (self.info.id if self.info else loading))
 
     # --- what is on the screen
 
@@ -210,6 +219,9 @@ class ChatScreen(Orders):
             return
         if self.answering is not None:
             self.notify("Escape stops the answer first", timeout=2)
+            return
+        if self.exchanging:
+            self.notify(EXCHANGING, timeout=2)
             return
         text = message.text.removeprefix("/") if message.text.startswith("//") else message.text
         prompt.sent(message.text)
@@ -369,12 +381,14 @@ class ChatScreen(Orders):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Stop is offered while there is something to stop."""
         if action == "stop":
-            return self.answering is not None or self.editing
+            return self.answering is not None or self.editing or self.bringing
         return True
 
     def action_stop(self) -> None:
         if self.answering is not None:
             self.workers.cancel_group(self, "answer")
+        elif self.bringing:
+            self.give_up_bringing()
         elif self.editing:
             self.editing = False
             self.query_one(Prompt).clear()

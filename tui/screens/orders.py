@@ -17,7 +17,7 @@ from hetrun.tui.commands import command_of
 from hetrun.tui.kept import exchange
 from hetrun.tui.kept.tree import Turn
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
-from hetrun.tui.screens.sights import Sights
+from hetrun.tui.screens.sights import EXCHANGING, Sights
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turns import TurnAction, turn_choices
 from hetrun.tui.talk import attached, parsed_value
@@ -284,6 +284,8 @@ class Orders(Sights):
         asked = turn.parent if turn.role == "assistant" else turn.id
         if asked is None:
             raise UserError("nothing was asked before this answer")
+        if self.exchanging:
+            raise UserError(EXCHANGING)
         self.talk.lead_back(asked)
         self.show_talk()
         self.answer_to(self.talk.tree.turns[asked], beginning)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from asyncio import to_thread
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
 
 from textual import on, work
 from textual.screen import Screen
@@ -12,14 +13,18 @@ from textual.worker import Worker, WorkerState
 from hetrun.client import ChatClient
 from hetrun.config.values import parse_size
 from hetrun.errors import UserError
+from hetrun.events import ModelInfo
 from hetrun.questions import SetRam
-from hetrun.tui.doors import Doors
-from hetrun.tui.screens.dialogs import Choice, Choose
+from hetrun.tui.doors import Doors, Offered, Opening
+from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import Chosen, SettingsScreen
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.whatif import WhatIfScreen
 from hetrun.tui.talk import Talk
+
+EXCHANGING = "one moment: the engine before the next one ends"
+ANOTHER = "another"  # all other names are whole paths
 
 
 class Sights(Screen[None]):
@@ -28,9 +33,20 @@ class Sights(Screen[None]):
     client: ChatClient
     talk: Talk
     doors: Doors
+    info: ModelInfo | None  # None: there is no model yet
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.options: Mapping[str, object] = {}  # of the engine, that are not as the command line has them
+        self.bringing = False  # a model is on its way from elsewhere
+        self.exchanging = False  # one engine ends, and the next has not begun
+        self._sound: Mapping[str, object] | None = None  # those of the last engine that could be loaded
+        self._unwanted = Event()
+        self._brought = ""  # what was said of it last
 
     def load(self) -> None: ...
     def free(self) -> None: ...
+    def say_model(self, what: str = "") -> None: ...
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen())
@@ -55,27 +71,77 @@ class Sights(Screen[None]):
     async def action_model(self, name: str = "") -> None:
         if self.doors.models is None:
             raise UserError("the model is the server's: start the chat with another --url for another one")
-        if not name:
-            models = await to_thread(self.doors.models)
-            choices = [Choice(m.path, f"{m.label}  {m.size}") for m in models]
-            chosen = await self.app.push_screen_wait(Choose("Which model?", choices))
-            name = chosen or ""
-        if name:
-            await self._apply({"model": name})
+        if found := name or await self._chosen_model(self.doors.models):
+            await self._apply({"model": found})
+
+    async def _chosen_model(self, models: Callable[[], Sequence[Offered]]) -> str | None:
+        choices = [Choice(m.path, f"{m.label}  {m.size}") for m in await to_thread(models)]
+        choices.append(Choice(ANOTHER, "another one …"))
+        chosen: str | None = await self.app.push_screen_wait(Choose("Which model?", choices))
+        if chosen == ANOTHER:
+            hint = "a file, a folder, or hf:user/repo"
+            chosen = await self.app.push_screen_wait(Ask("Which model?", "", hint))
+        return chosen
+
+    # --- another engine
 
     async def _apply(self, changes: Mapping[str, object]) -> None:
         """Memory is given and taken while the engine runs; for all else it begins anew."""
-        self.free()
+        wanted = {**self.options, **changes}
         if set(changes) == {"ram"}:
             await self.client.ask(SetRam(parse_size(changes["ram"], "ram")))
+            self.options = wanted
             self.notify("Applied", timeout=2)
             return
+        opening = await self._opening(wanted)  # which may refuse; then the old one goes on
+        if self.info is not None:
+            self._sound = self.options
+        await self._exchange(opening, wanted)
+
+    async def _opening(self, options: Mapping[str, object]) -> Opening:
         if self.doors.reopen is None:
             raise UserError("this engine is not ours to change")
-        client = self.doors.reopen(changes)  # which may refuse; then the old one goes on
-        old, self.client = self.client, client
+        self._unwanted.clear()
+        self.bringing = True
+        self.refresh_bindings()
+        try:
+            return await to_thread(self.doors.reopen, options, self._tell_brought)
+        finally:
+            self.bringing = False
+            self.refresh_bindings()
+            self.say_model()
+
+    def _tell_brought(self, done: int, whole: int, what: str) -> None:
+        """Called on another thread."""
+        if self._unwanted.is_set():
+            raise UserError(f"{what} was given up; it goes on from here the next time")
+        if (now := f"{what}: {100 * done // max(whole, 1)} %") != self._brought:
+            self._brought = now
+            self.app.call_from_thread(self.say_model, now)
+
+    def give_up_bringing(self) -> None:
+        """The model that is on its way is not wanted any more."""
+        self._unwanted.set()
+
+    async def _exchange(self, opening: Opening, options: Mapping[str, object]) -> None:
+        """One behind the other: there may be memory for one model only."""
+        self.free()
+        self.options, self.info = options, None
+        self.say_model("ending")
+        self.exchanging = True
+        try:
+            await self.client.close()
+            self.client = opening()
+        finally:
+            self.exchanging = False
         self.load()
-        await old.close()
+
+    @work(group="dialog", exit_on_error=False)
+    async def go_back(self) -> None:
+        """The options with which the last engine ran, behind some that could not be loaded."""
+        options, self._sound = self._sound, None
+        if options is not None:
+            await self._exchange(await self._opening(options), options)
 
     @work(group="dialog", exit_on_error=False)
     async def action_theme(self, name: str = "") -> None:
