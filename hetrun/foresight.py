@@ -13,11 +13,10 @@ from hetrun.model import PlannedModel, foreseen
 from hetrun.modelrole import Model
 from hetrun.plan import BUCKETS, PlanSet
 from hetrun.planner import Options
-from hetrun.questions import Foreseen
+from hetrun.questions import KNOBS, Foreseen
 from hetrun.source import ModelSource
 
 BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.RESERVE)
-KNOBS = ("ctx", "kv_type", "ram", "vram", "threads")
 
 
 def changed(settings: Settings, changes: Mapping[str, object]) -> Settings:
@@ -28,20 +27,25 @@ def changed(settings: Settings, changes: Mapping[str, object]) -> Settings:
     return replace(settings, **{name: getattr(typed, name) for name in changes})
 
 
-def foresee(model: Model, source: ModelSource, options: Options) -> Foreseen:
-    """The model that runs knows its times; called by the engine's thread, which everything native is for."""
+def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -> Foreseen:
+    """The model that runs, with keys and values of this type, knows its times; called by the engine's thread,
+    which everything native is for."""
     # What this process has now is the model that runs, too.
     held = {name: n for name in BESIDES if (n := model.plans.memory.get(name))}
-    plans, context = foreseen(source, replace(options, besides=held or None), _known(model))
+    plans, context, full_s = foreseen(source, replace(options, besides=held or None), _known(model))
     one, many = _rate(plans, BUCKETS[0]), _rate(plans, BUCKETS[-1])
-    notes = plans.notes
-    if one is None and plans.pass_s:
-        one = 1 / plans.pass_s
+    full, notes = 1 / full_s if full_s else None, plans.notes
+    if plans.pass_s:  # the disk, whatever is computed meanwhile
+        most = 1 / plans.pass_s
+        one, full = min(one or most, most), min(full or most, most)
     elif one is None:
         notes = ("speeds are unknown: nothing was measured for this", *notes)
+    if options.kv_type != kv_type:
+        notes = (f"speeds are those with {kv_type} keys and values, as long texts were measured", *notes)
     return Foreseen(
         context,
         one,
+        full,
         many,
         dict(plans.memory),
         {name: dict(bill) for name, bill in plans.devices.items()},

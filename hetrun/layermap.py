@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # fronts have no numpy
+    from hetrun.graph import Op
     from hetrun.pieces import Piece
     from hetrun.plan import PlanSet
 
@@ -22,6 +23,7 @@ class LayerPlace:
     scope: str  # `blk.3`, `embed`, `output`
     nbytes: int = 0  # of weights as they are stored
     streamed: int = 0  # of these, so many come from disk for every pass
+    crossing: int = 0  # of these, so many come over a link to a device for every pass of one token
     decode: Mapping[str, int] = field(default_factory=dict)  # backends by the ops they run, for one token
     prefill: Mapping[str, int] = field(default_factory=dict)  # the same for many
 
@@ -32,7 +34,12 @@ def layer_of(scope: str) -> str:
     return found[0] if found else scope.partition(".")[0]
 
 
-def places_of(plans: PlanSet, streamed: Iterable[Piece] = ()) -> tuple[LayerPlace, ...]:
+Crosses = Callable[["Op", str], int]  # bytes of an op's weights that come over a link to this backend
+
+
+def places_of(
+    plans: PlanSet, streamed: Iterable[Piece] = (), crosses: Crosses = lambda op, backend: 0
+) -> tuple[LayerPlace, ...]:
     """All layers, in the order in which a pass takes them."""
     buckets = list(plans.plans)
     if not buckets:
@@ -41,9 +48,15 @@ def places_of(plans: PlanSet, streamed: Iterable[Piece] = ()) -> tuple[LayerPlac
     from_disk = Counter[str]()
     for piece in streamed:
         from_disk[layer_of(piece.scope)] += piece.nbytes
+    over_links = Counter[str]()
+    for segment in plans.plans[buckets[0]].segments:
+        for op in segment.ops:
+            over_links[layer_of(op.scope)] += crosses(op, segment.backend)
     one, many = _ops_of_layers(plans, buckets[0]), _ops_of_layers(plans, buckets[-1])
     return tuple(
-        LayerPlace(layer, nbytes[layer], from_disk[layer], one.get(layer, {}), many.get(layer, {}))
+        LayerPlace(
+            layer, nbytes[layer], from_disk[layer], over_links[layer], one.get(layer, {}), many.get(layer, {})
+        )
         for layer in dict.fromkeys([*one, *many])
     )
 

@@ -224,7 +224,8 @@ class LLM:
         """What other options would mean for memory and speed; nothing is changed."""
         options = as_options(changed(self.settings, changes))
         source = open_model(model_path(self.settings))
-        return self.aside(lambda loaded: foresee(loaded.model, source, options))
+        kv_type = self.settings.kv_type
+        return self.aside(lambda loaded: foresee(loaded.model, source, options, kv_type))
 
     @property
     def held(self) -> Held:

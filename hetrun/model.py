@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hetrun import bill, registry
 from hetrun.backend import Backend, Descriptor, Floats, Rows
@@ -19,7 +19,7 @@ from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.executor import KEPT_FEW, Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
 from hetrun.forms import coarse
-from hetrun.graph import kv_shapes
+from hetrun.graph import Op, kv_shapes
 from hetrun.inmemory import InMemory
 from hetrun.kv import KvCache
 from hetrun.layermap import LayerPlace, places_of
@@ -131,7 +131,18 @@ class PlannedModel:
     @property
     def places(self) -> tuple[LayerPlace, ...]:
         """Where each layer's weights lie and what computes with them; from any thread."""
-        return places_of(self.plans, self._disk.kept.streamed if self._disk else ())
+        return places_of(self.plans, self._disk.kept.streamed if self._disk else (), self._crosses)
+
+    def _crosses(self, op: Op, backend: str) -> int:
+        """Bytes of an op's weights that come over a link for every pass."""
+        device = self._backends.get(backend)  # one that has failed is gone
+        uses = device.wants([op]) if device else ()
+        return sum(use.weight.nbytes for use in uses if device and device.streams(use))
+
+    @property
+    def crossed(self) -> Mapping[str, int]:
+        """Bytes of weights that came over each device's link so far, for passes; from any thread."""
+        return {name: b.crossed for name, b in self._backends.copy().items() if b.crossed}
 
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states; good until the next step."""
@@ -313,26 +324,35 @@ def open_planned(source: ModelSource, options: Options, progress: Progress | Non
 
 def describe(source: ModelSource, options: Options) -> PlanSet:
     """The plan for a model, without reading its weights."""
-    return foreseen(source, options)[0]
+    return foreseen(source, options).plans
 
 
-def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> tuple[PlanSet, int]:
-    """The plan for a model and its context, without reading its weights; by times that are known, or else
-    those that were kept."""
+class Outlook(NamedTuple):
+    """What a model would be like."""
+
+    plans: PlanSet
+    context: int
+    full_s: float | None = None  # of a pass of one token behind a full context; None: nobody knows
+
+
+def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> Outlook:
+    """The plan for a model, without reading its weights; by times that are known, or else those that were
+    kept."""
     if whole := backend_for(source, options.backends):
         library = prepare_whole(source, whole, options)
-        return library.plans, library.setup.context
+        return Outlook(library.plans, library.setup.context)
     prepared = prepare(source, options)
     try:
         setup = _setup(prepared, options)
         if setup is None or setup.memory is None:
-            return prepared.plans, prepared.context
+            return Outlook(prepared.plans, prepared.context)
         forecast = known or Forecast.load(setup.memory)
         if known is None:
             recall_seats(forecast, setup)  # what runs has taken its seats
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         planner.listen(known_choices(prepared.graph).likely)
-        return planned(planner, prepared.plans, setup), prepared.context
+        plans, context = planned(planner, prepared.plans, setup), prepared.context
+        return Outlook(plans, context, planner.pass_seconds(plans.plan(1), 1, context))
     finally:
         for backend in prepared.backends.values():
             backend.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hetrun.backend import Floats, Rows
@@ -45,6 +45,11 @@ class Model(Budgeted, Protocol):
     @property
     def places(self) -> tuple[LayerPlace, ...]:
         """Where each layer's weights lie and what computes with them, if known; from any thread."""
+        ...
+
+    @property
+    def crossed(self) -> Mapping[str, int]:
+        """Bytes of weights that came over each device's link so far, for passes; from any thread."""
         ...
 
     def step(self, step: Step, between: Between | None = None) -> Floats:

@@ -152,6 +152,10 @@ class EngineState:
     memory: Mapping[str, int] = field(default_factory=dict)  # the bill, by what it is for
     used: int = 0  # bytes that the process has by the kernel's count; 0: not known
     reason: str = ""  # why the plans in force took the place of others
+    devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
+    crossed: Mapping[str, int] = field(default_factory=dict)  # bytes of weights that came over links so far
+    waited_s: float = 0.0  # of the engine's thread, for devices that work by themselves
+    at: float = 0.0  # when this was so, on a clock of the engine's process
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,8 @@ class Foreseen:
     """What other options would mean for the model that runs."""
 
     context: int
-    decode_tok_s: float | None  # one token at a time; None: nobody knows
+    decode_tok_s: float | None  # one token at a time, behind a short text; None: nobody knows
+    full_tok_s: float | None  # the same with the context full
     prefill_tok_s: float | None
     memory: Mapping[str, int]  # the bill, by what it is for
     devices: Mapping[str, Mapping[str, int]]  # bills of their own memory
@@ -184,10 +189,13 @@ class Foreseen:
     notes: tuple[str, ...] = ()
 
 
+KNOBS = ("ctx", "kv_type", "ram", "vram", "threads")  # what can be tried by `WhatIf`
+
+
 @dataclass(frozen=True)
 class WhatIf(Question[Foreseen]):
-    """What would be, with some of ctx, kv_type, ram, vram and threads changed, as users write them; an error
-    says why that cannot be. Nothing is changed by it."""
+    """What would be with some of `KNOBS` changed, as users write them; an error says why that cannot be.
+    Nothing is changed by it."""
 
     lane = "model"
     changes: Mapping[str, object] = field(default_factory=dict)

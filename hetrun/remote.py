@@ -17,8 +17,11 @@ import h11
 from hetrun.address import Address, address
 from hetrun.errors import HetrunError, UserError
 from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.layermap import LayerPlace
 from hetrun.questions import (
     EngineState,
+    Foreseen,
+    Layers,
     PlanNow,
     Question,
     Render,
@@ -27,6 +30,7 @@ from hetrun.questions import (
     Tokenize,
     TokenizerFacts,
     TokenizerInfo,
+    WhatIf,
 )
 from hetrun.remotewords import (
     asked_for,
@@ -36,7 +40,7 @@ from hetrun.remotewords import (
     last_of,
     number,
     piece_of,
-    state_of,
+    read,
 )
 from hetrun.strictjson import parsed
 from hetrun.supervisor import Health
@@ -159,15 +163,26 @@ class RemoteClient:
             case PlanNow():
                 return await self._asked("GET", "/plan")
             case State():
-                return await self._state(info)
+                return await self._machine("state", EngineState)
+            case Layers():
+                return await self._machine("layers", tuple[LayerPlace, ...])
+            case WhatIf(changes):
+                return self._read(Foreseen, await self._asked("POST", "/what-if", dict(changes)))
             case SetRam(nbytes):
                 return (await self._asked("POST", "/v1/ram", {"ram": nbytes})).get("memory", {})
-        raise UserError(f"{self._where.url} does not offer that: it is for an engine of your own")
+        raise UserError(f"{self._where.url} does not offer that")
 
-    async def _state(self, info: ModelInfo) -> EngineState:
-        plan = await self._asked("GET", "/plan")
-        _, health = await self._json("GET", "/health")
-        return state_of(info, plan, health)
+    async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
+        said = (await self._asked("GET", "/machine")).get(part)
+        if said is None:
+            raise UserError(f"{self._where.url} sleeps until somebody asks it something")
+        return self._read(kind, said)
+
+    def _read(self, kind: Any, said: object) -> object:  # noqa: ANN401 - the same
+        try:
+            return read(kind, said)
+        except ValueError as error:
+            raise Broken(f"{self._where.url} sends what is not understood: {error}; is it as new?") from None
 
     async def close(self) -> None:
         """Nothing is kept open."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from hetrun.errors import HetrunError, UserError
 from hetrun.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
 from hetrun.params import SamplingParams
-from hetrun.questions import Counts, EngineState
-from hetrun.stats import Streaming
 
 Json = Mapping[str, Any]
 
@@ -18,6 +17,8 @@ THINKING, THOUGHT = "<think>\n", "\n</think>\n\n"
 REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled"}
 MOST_SAID = 500  # characters of a server's reason
 # Those that have another name there, or a place of their own.
+MOST = 1 << 62  # of a number
+MOST_SCORES = 5  # alternatives of a token that OpenAI's completions give
 _APART = ("logprobs", "prompt_logprobs", "max_tokens", "logit_bias")
 
 
@@ -39,7 +40,7 @@ def asked_for(request: GenerateRequest, model: str) -> tuple[str, Json]:
             body["chat_template_kwargs"] = dict(request.template_options)
         return "/v1/chat/completions", body | {"messages": list(request.messages)}
     most = params.prompt_logprobs if request.echo else params.logprobs
-    body |= {"logprobs": most} if most is not None else {}
+    body |= {"logprobs": min(most, MOST_SCORES)} if most is not None else {}
     body |= {"echo": True} if request.echo else {}
     prompt = request.text if request.text is not None else list(request.tokens or ())
     return "/v1/completions", body | {"prompt": prompt}
@@ -159,18 +160,32 @@ def info_of(model: Json, url: str) -> ModelInfo:
     )
 
 
-def state_of(info: ModelInfo, plan: Json, health: Json) -> EngineState:
-    """What a server of ours tells of its engine."""
-    memory, streaming = plan.get("memory"), health.get("streaming")
-    sizes = {str(n): int(number(v)) for n, v in memory.items()} if isinstance(memory, dict) else {}
-    found = None
-    if isinstance(streaming, dict):
-        figures: dict[str, Any] = {f.name: number(streaming.get(f.name)) for f in fields(Streaming)}
-        found = Streaming(**figures)
-    left = sizes.get("left", 0)
-    used = sizes["limit"] - left if "limit" in sizes else 0
-    reason = str(plan.get("reason") or "")
-    return EngineState(Counts(), (), 0, info.context, sizes.get("limit"), found, sizes, used, reason)
+def read(kind: Any, said: object) -> Any:  # noqa: ANN401 - of the kind that is asked for
+    """Plain data of ours as a server wrote it in JSON; a ValueError says what is not as it should be. What
+    is missing has its usual value, if it has one."""
+    inner, parts = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(said, dict):
+        kinds = get_type_hints(kind)
+        known = {f.name: read(kinds[f.name], said[f.name]) for f in fields(kind) if f.name in said}
+        try:
+            return cast("Callable[..., object]", kind)(**known)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+    if inner is UnionType:
+        return None if said is None else read(next(part for part in parts if part is not NoneType), said)
+    if inner is tuple and isinstance(said, list):
+        return tuple(read(parts[0], one) for one in said)
+    if inner is Mapping and isinstance(said, dict):
+        return {str(name): read(parts[1], one) for name, one in said.items()}
+    if inner is Literal and said in parts:
+        return said
+    if kind is float and isinstance(said, int | float) and not isinstance(said, bool) and abs(said) < MOST:
+        return float(said)
+    if kind is int and type(said) is int and abs(said) < MOST:
+        return said
+    if kind in (str, bool) and type(said) is kind:
+        return said
+    raise ValueError(f"{str(said)[:40]!r} is no {getattr(kind, '__name__', kind)}")
 
 
 def failure(url: str, status: int, said: Json) -> HetrunError:

@@ -191,6 +191,10 @@ def state(held: Held) -> EngineState:
         memory=dict(model.plans.memory),
         used=kernel_figures().total,
         reason=model.plans.reason,
+        devices={name: dict(bill) for name, bill in model.plans.devices.items()},
+        crossed=dict(model.crossed),
+        waited_s=model.stats.wait_seconds,
+        at=now,
     )
 
 

@@ -221,6 +221,11 @@ class WholeModel:
         """The library does not say where it has what."""
         return ()
 
+    @property
+    def crossed(self) -> Mapping[str, int]:
+        """The library does not say."""
+        return {}
+
     def streaming(self) -> Streaming | None:
         """The library holds everything."""
         return None

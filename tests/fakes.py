@@ -199,20 +199,25 @@ class FakeEngine:
                 counts = Counts({"stop": 2, "error": 1}, 70, 9, 30, 8, 6, 2, 0.25, 40, 0.5)
                 budget = self.streaming.budget if self.streaming else None
                 memory = {"weights": 98 << 20, "KV": 40 << 20, "limit": 1 << 30}
+                gpu, now = "vram" in self.options, perf_counter()
                 return EngineState(
                     *(counts, tuple(slots), 64, 2048, budget, self.streaming, memory, 200 << 20),
                     reason="two threads instead of one (9 ms -> 6 ms)",
+                    devices={"cuda": {"weights": 3 << 30, "left": 1 << 30, "limit": 4 << 30}} if gpu else {},
+                    crossed={"cuda": int(3e9 * now)} if gpu else {},
+                    waited_s=1.0,
+                    at=now,
                 )
             case Layers():
                 streamed = 1_000_000 if self.streaming else 0
-                middle = [
-                    LayerPlace(f"blk.{i}", 3_000_000, streamed, {"llamacpp": 9}, {"amx": 9}) for i in range(6)
-                ]
+                crossing = 2_000_000 if "vram" in self.options else 0
+                runs = {"cuda": 9} if crossing else {"llamacpp": 9}, {"amx": 9}
+                middle = [LayerPlace(f"blk.{i}", 3_000_000, streamed, crossing, *runs) for i in range(6)]
                 ends = {"llamacpp": 1}
                 return (
-                    LayerPlace("embed", 0, 0, ends, ends),
+                    LayerPlace("embed", 0, 0, 0, ends, ends),
                     *middle,
-                    LayerPlace("output", 9, 0, ends, ends),
+                    LayerPlace("output", 9, 0, 0, ends, ends),
                 )
             case WhatIf(changes):
                 return _foreseen(changes)
@@ -321,7 +326,7 @@ def _foreseen(changes: Mapping[str, object]) -> Foreseen:
     threads = int(str(changes.get("threads", 2)))
     memory = {"weights": 98 << 20, "KV": context << 14, "limit": ram}
     kv_type = str(changes.get("kv_type", "f16"))
-    speeds = 75.0 * threads, 400.0 * threads
+    speeds = 75.0 * threads, 50.0 * threads, 400.0 * threads
     return Foreseen(context, *speeds, memory, {}, 0, True, threads, kv_type, ("from a test",))
 
 

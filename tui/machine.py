@@ -22,6 +22,7 @@ STREAMED = "$warning-darken-1"
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SAMPLES = 60  # of a plot: half a minute of answers
 MOST_REASONS = 20
+NO_PARTS = ("limit", "left", "KV of one full sequence")  # of a bill: said elsewhere, or part of another row
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Facts:
     context: int = 0
     used: int = 0  # tokens of the conversation
     state: EngineState | None = None
+    links: Mapping[str, float] = field(default_factory=dict)  # of late: bytes a second over each
+    waiting: float = 0.0  # of late: the share of steps that was spent waiting for devices
     layers: Sequence[LayerPlace] = ()
     threads: Mapping[str, int] = field(default_factory=dict)  # for one token, and for many
     decode: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # tokens/s
@@ -54,9 +57,21 @@ async def look(facts: Facts, client: ChatClient) -> None:
         if state.reason and (not facts.reasons or facts.reasons[-1][1] != state.reason):
             now = datetime.now().astimezone().strftime("%H:%M:%S")
             facts.reasons.append((now, state.reason))
+        if before is not None:
+            _note_rates(facts, before, state)
         facts.state, facts.why_not = state, ""
     except HetrunError as error:
         facts.why_not = str(error)
+
+
+def _note_rates(facts: Facts, before: EngineState, now: EngineState) -> None:
+    """What happened between two looks; nothing, if another process answers by now."""
+    seconds, steps_s = now.at - before.at, now.counts.step_s - before.counts.step_s
+    if seconds <= 0 or steps_s < 0:
+        facts.links, facts.waiting = {}, 0.0
+        return
+    facts.links = {name: (n - before.crossed.get(name, 0)) / seconds for name, n in now.crossed.items()}
+    facts.waiting = (now.waited_s - before.waited_s) / steps_s if steps_s else 0.0
 
 
 def _threads(plan: Mapping[str, object]) -> dict[str, int]:
@@ -73,10 +88,11 @@ def _threads(plan: Mapping[str, object]) -> dict[str, int]:
 
 def draw(facts: Facts, width: int) -> Content:
     """Everything, in lines of so many cells."""
-    if facts.why_not:
-        return Content(visible(facts.why_not))
     lines: list[Content] = []
-    for part in (_layers, _rates, _context, _memory, _disk, _queue, _reasons):
+    if facts.why_not:
+        lines += [Content.styled(visible(facts.why_not), "dim"), Content("")]
+    known = (_rates, _context) if facts.why_not else PARTS
+    for part in known:
         if found := part(facts, width):
             lines += [*found, Content("")]
     return Content("\n").join(lines[:-1]) if lines else Content.styled("waiting for the engine", "dim")
@@ -90,28 +106,38 @@ def _layers(facts: Facts, width: int) -> list[Content]:
     if not facts.layers:
         return []
     names = sorted({name for layer in facts.layers for name in (*layer.decode, *layer.prefill)}, key=_rank)
-    lines = [_head("layers", f"{len(facts.layers)}")]
+    within = sum(layer.scope.startswith("blk.") for layer in facts.layers)
+    lines = [_head("layers", f"{within}" + ", embedding, output" * (within < len(facts.layers)))]
     for what, of in (("prefill", "prefill"), ("decode", "decode")):
         threads = facts.threads.get(what, 0)
         row = Content.assemble(*[_cell(getattr(layer, of), layer, names) for layer in facts.layers])
         note = f" {threads} thread{'s' * (threads > 1)}" if threads else ""
         lines.append(Content.assemble(f"{what:<8}", (note, "dim")))
         lines += [row[at : at + width] for at in range(0, len(row), width)]
-    key = [Content.assemble(("█", colour_of(name)), f" {name}  ") for name in names]
+    key = [Content.assemble(("█", colour_of(name)), f" {visible(name)}  ") for name in names]
     if any(layer.streamed for layer in facts.layers):
-        key.append(Content.assemble(("▒", STREAMED), " from disk"))
+        key.append(Content.assemble(("▒", STREAMED), " from disk  "))
+    if any(layer.crossing for layer in facts.layers):
+        key.append(Content("▒ over the link"))
     lines.append(Content("").join(key))
     return lines
 
 
 def _cell(runs: Mapping[str, int], layer: LayerPlace, names: Sequence[str]) -> tuple[str, str]:
     if layer.streamed:
-        share = layer.streamed / max(layer.nbytes, 1)
-        return ("▓" if share < 0.34 else "▒" if share < 0.67 else "░", STREAMED)
+        return (_shade(layer.streamed, layer), STREAMED)
     if not runs:
         return ("·", "dim")
-    most = max(runs, key=lambda name: runs[name])
-    return ("█" if len(runs) == 1 else "▌", colour_of(most))
+    colour = colour_of(max(runs, key=lambda name: runs[name]))
+    if layer.crossing:
+        return (_shade(layer.crossing, layer), colour)
+    return ("█" if len(runs) == 1 else "▌", colour)
+
+
+def _shade(nbytes: int, layer: LayerPlace) -> str:
+    """The lighter, the more of a layer has to come for every pass."""
+    share = nbytes / max(layer.nbytes, 1)
+    return "▓" if share < 0.34 else "▒" if share < 0.67 else "░"
 
 
 def colour_of(backend: str) -> str:
@@ -151,7 +177,8 @@ def _context(facts: Facts, width: int) -> list[Content]:
     ]
     if facts.prompt:
         share = 100 * facts.cached / facts.prompt
-        lines.append(Content(f"{facts.cached:,} of {facts.prompt:,} kept ({share:.0f} % hit)"))
+        known = f"{facts.cached:,} of {facts.prompt:,} ({share:.0f} %)"
+        lines.append(_row("cache hits", known, width))
     return lines
 
 
@@ -159,17 +186,36 @@ def _memory(facts: Facts, width: int) -> list[Content]:
     state = facts.state
     if state is None or not (state.used or state.memory):
         return []
-    limit = state.budget or state.memory.get("limit", 0)
-    lines = [_head("memory", f"{_size(state.used)} of {_size(limit)}" if limit else _size(state.used))]
-    if limit:
-        lines.append(_bar(state.used / limit, width))
-    told = [
-        (name, n)
-        for name, n in state.memory.items()
-        if name not in ("limit", "left", "KV of one full sequence")
-    ]
-    lines += [_row(name, _size(n), width) for name, n in told if n]
+    return _bill("memory", state.memory, state.used, state.budget, width)
+
+
+def _devices(facts: Facts, width: int) -> list[Content]:
+    """Memory that devices have to themselves."""
+    lines: list[Content] = []
+    for name, bill in (facts.state.devices if facts.state else {}).items():
+        used = sum(n for what, n in bill.items() if what not in NO_PARTS)
+        lines += _bill(f"memory of {name}", bill, used, None, width)
     return lines
+
+
+def _bill(name: str, bill: Mapping[str, int], used: int, budget: int | None, width: int) -> list[Content]:
+    limit = budget or bill.get("limit", 0)
+    lines = [_head(name, f"{_size(used)} of {_size(limit)}" if limit else _size(used))]
+    if limit:
+        lines.append(_bar(used / limit, width))
+    told = [(what, n) for what, n in bill.items() if n and what not in NO_PARTS]
+    return lines + [_row(what, _size(n), width) for what, n in told]
+
+
+def _links(facts: Facts, width: int) -> list[Content]:
+    """What weights cross to devices for every pass."""
+    if not facts.links and not facts.waiting:
+        return []
+    return [
+        _head("links", ""),
+        *[_row(f"to {name}", f"{rate / 1e9:.2f} GB/s", width) for name, rate in facts.links.items()],
+        _row("waiting for devices", f"{100 * facts.waiting:.0f} % of the time", width),
+    ]
 
 
 def _disk(facts: Facts, width: int) -> list[Content]:
@@ -206,15 +252,18 @@ def _reasons(facts: Facts, width: int) -> list[Content]:
     ]
 
 
+PARTS = (_layers, _rates, _context, _memory, _devices, _links, _disk, _queue, _reasons)  # as they stand
+
 # --- pieces
 
 
 def _head(name: str, figure: str) -> Content:
-    return Content.assemble((name, "bold"), f"  {figure}" if figure else "")
+    return Content.assemble((visible(name), "bold"), f"  {figure}" if figure else "")
 
 
 def _row(name: str, figure: str, width: int) -> Content:
     room = max(width - len(figure) - 1, 4)
+    name = visible(name)
     name = name if len(name) <= room else name[: room - 1] + "…"
     return Content.assemble((f"{name:<{room}} ", "dim"), figure)
 

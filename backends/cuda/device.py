@@ -147,6 +147,10 @@ class CudaBackend(Backend):
 class StreamedBackend(CudaBackend):
     """The same GPU, with weights on the host that cross the link when they are needed."""
 
+    @property
+    def crossed(self) -> int:  # type: ignore[override]  # the ring counts
+        return self.gpu.ring.crossed if self.started else 0
+
     def grant(self, nbytes: int | None) -> OwnMemory | None:
         return None  # what crosses lies in what the GPU was granted
 

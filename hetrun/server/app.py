@@ -18,6 +18,7 @@ from hetrun.server import (
     embeddings,
     health,
     looking,
+    machine,
     metrics,
     models,
     openapi,
@@ -36,7 +37,7 @@ from hetrun.server.unread import Unread
 
 ENDPOINTS = (
     *(chat.routes, completions.routes, responses.routes, embeddings.routes, models.routes),
-    *(texts.routes, looking.routes, metrics.routes, health.routes, ram.routes),
+    *(texts.routes, looking.routes, machine.routes, metrics.routes, health.routes, ram.routes),
     *(openapi.routes, elsewhere.routes),
 )
 

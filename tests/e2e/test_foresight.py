@@ -17,9 +17,11 @@ LAYERS = 30
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[WorkerClient]:
-    settings = Settings.resolve(environ={}, model=str(default_model({})), ctx=1024, backends=["llamacpp"])
-    client = WorkerClient(settings)
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[WorkerClient]:
+    model, planner = str(default_model({})), getattr(request, "param", "static")
+    client = WorkerClient(
+        Settings.resolve(environ={}, model=model, ctx=1024, backends=["llamacpp"], planner=planner)
+    )
     yield client
     await client.close()
 
@@ -44,12 +46,26 @@ async def test_what_other_options_would_mean(client: WorkerClient) -> None:
     assert (longer.context, longer.memory[rows]) == (2048, 2 * now.memory[rows])
     smaller = await client.ask(WhatIf({"kv_type": "q8_0"}))
     assert smaller.kv_type == "q8_0"
+    assert "f16" in smaller.notes[0]
     assert 0.5 < smaller.memory[rows] / now.memory[rows] < 0.6  # 34 bytes for what took 64
     one = await client.ask(WhatIf({"threads": "1"}))
     assert one.threads == 1
     again = await client.ask(WhatIf())  # nothing was changed by all that
     assert (again.context, again.threads, again.kv_type) == (now.context, now.threads, now.kv_type)
     assert again.memory[rows] == now.memory[rows]
+
+
+@pytest.mark.parametrize("client", ["measured"], indirect=True)
+async def test_speeds_are_predicted_by_what_was_measured(client: WorkerClient) -> None:
+    now, longer = await client.ask(WhatIf()), await client.ask(WhatIf({"ctx": "8192"}))
+    assert now.measured
+    assert longer.full_tok_s is not None
+    assert now.full_tok_s is not None
+    assert now.decode_tok_s is not None
+    # The more a token attends to, the longer it takes.
+    assert 1 < longer.full_tok_s < now.full_tok_s < now.decode_tok_s < 100_000
+    assert now.prefill_tok_s is not None
+    assert now.prefill_tok_s > now.decode_tok_s
 
 
 async def test_what_cannot_be_is_said(client: WorkerClient) -> None:

@@ -75,6 +75,10 @@ class FakeModel:
     def places(self) -> tuple[LayerPlace, ...]:
         return ()
 
+    @property
+    def crossed(self) -> Mapping[str, int]:
+        return {}
+
     def __post_init__(self) -> None:
         self.plans = PlanSet({}, self.ubatch, "a test")
         self.stats = Stats()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,21 @@ from hetrun.client import LocalClient
 from hetrun.errors import OptionError, UserError
 from hetrun.events import Event, GenerateRequest
 from hetrun.params import SamplingParams
-from hetrun.questions import Layers, Render, SetRam, State, Tokenize, TokenizerInfo
+from hetrun.questions import (
+    Counts,
+    Detokenize,
+    EngineState,
+    Layers,
+    Render,
+    SetRam,
+    Slot,
+    State,
+    Tokenize,
+    TokenizerInfo,
+    WhatIf,
+)
 from hetrun.remote import RemoteClient
-from hetrun.remotewords import THINKING, THOUGHT
+from hetrun.remotewords import THINKING, THOUGHT, read
 from hetrun.server import listen
 from hetrun.server.app import create_app
 from tests.fakes import FakeEngine
@@ -98,8 +111,47 @@ async def test_questions_that_the_server_has_routes_for(client: RemoteClient, en
     assert state.context == 2048
     assert state.streaming is not None
     assert state.streaming.budget == 5 << 20
-    with pytest.raises(UserError, match="does not offer"):
-        await client.ask(Layers())
+    assert [slot.state for slot in state.slots] == ["answer", "waiting"]
+    assert state == replace(engine.ask(State()), at=state.at)
+    assert await client.ask(Layers()) == engine.ask(Layers())
+    with pytest.raises(UserError, match="does not offer that"):
+        await client.ask(Detokenize((1,)))
+
+
+async def test_what_other_options_would_mean(client: RemoteClient, engine: FakeEngine) -> None:
+    changes = {"ctx": "4096", "threads": 1, "kv_type": "q8_0"}
+    assert await client.ask(WhatIf(changes)) == engine.ask(WhatIf(changes))
+    with pytest.raises(UserError, match="too little"):
+        await client.ask(WhatIf({"ram": "1kB"}))
+    with pytest.raises(UserError, match="Unrecognized request argument: model_path"):
+        await client.ask(WhatIf({"model_path": "/etc"}))
+    with pytest.raises(UserError, match="ctx"):
+        await client.ask(WhatIf({"ctx": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "why"),
+    [
+        (EngineState, {"counts": {}, "slots": [{}]}, "missing"),
+        (EngineState, {"counts": [], "slots": []}, "is no Counts"),
+        (EngineState, {}, "missing"),
+        (Counts, {"requests": {"stop": 1e999}}, "is no int"),
+        (Counts, {"steps": 10**400}, "is no int"),
+        (Counts, {"step_s": 10.0**300}, "is no float"),
+        (Counts, {"step_s": True}, "is no float"),
+        (Counts, {"begun": True}, "is no int"),
+        (Slot, {"id": 1, "state": "asleep", "seconds": 1}, "asleep"),
+    ],
+)
+def test_what_a_strange_server_says_is_no_state(kind: type, said: object, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read(kind, said)
+
+
+async def test_more_alternatives_than_servers_give(client: RemoteClient) -> None:
+    params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=8)
+    prompt, _ = await events_of(client, GenerateRequest(params, text="a b c", echo=True))
+    assert len(prompt.prompt_logprobs) == 2
 
 
 async def test_probabilities_of_a_text(client: RemoteClient) -> None:

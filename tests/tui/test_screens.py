@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -14,9 +16,10 @@ from textual.widgets import Input, Static, TextArea
 from hetrun.client import ChatClient, LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
+from hetrun.questions import State
 from hetrun.tui.app import ChatApp
 from hetrun.tui.doors import Doors, Offered, Opening, Tell
-from hetrun.tui.machine import Facts, draw
+from hetrun.tui.machine import Facts, draw, look
 from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.sights import ANOTHER, EXCHANGING
@@ -44,12 +47,12 @@ async def test_the_machine_is_shown_while_it_works(engine: FakeEngine) -> None:
         await chat.exchange("say hello world")
         await chat.until(lambda: "first token after 0.12 s" in machine(chat))
         lines = machine(chat).splitlines()
-    assert "layers  8" in lines
+    assert "layers  6, embedding, output" in lines
     assert "█ llamacpp  █ amx" in "\n".join(lines)
     assert any(line.startswith("decode") and line.endswith("150") for line in lines)
     assert any(line.startswith("prefill") and line.endswith("800") for line in lines)
     assert "context  9 of 2,048" in lines
-    assert "3 of 7 kept (43 % hit)" in lines
+    assert any(line.startswith("cache hits ") and line.endswith(" 3 of 7 (43 %)") for line in lines)
     assert "memory  200 MiB of 1.0 GiB" in lines
     assert "two threads instead of one (9 ms -> 6 ms)" in lines[-1]
 
@@ -60,6 +63,31 @@ async def test_weights_that_come_from_disk_are_shown() -> None:
         await chat.until(lambda: "from disk  2.00 GB/s" in machine(chat))
         assert "▓" in machine(chat)
         assert "25 % of the time" in machine(chat)
+    engine.close()
+
+
+async def test_a_gpu_is_shown_with_its_memory_and_its_link() -> None:
+    engine = FakeEngine(vram=4 << 30)
+    async with chatting(engine, size=(140, 40)) as chat:
+        await chat.exchange("say hello")
+        await chat.until(lambda: "to cuda" in machine(chat))
+        lines = machine(chat).splitlines()
+    assert "▒▒▒▒▒▒" in "".join(lines)
+    assert "▒ over the link" in next(line for line in lines if "█ cuda" in line)
+    assert "memory of cuda  3.0 GiB of 4.0 GiB" in lines
+    assert any(line.startswith("to cuda") and line.endswith("3.00 GB/s") for line in lines)
+    engine.close()
+
+
+def test_figures_of_another_process_are_no_rates() -> None:
+    engine = FakeEngine(vram=1 << 30)
+    before = engine.ask(State())
+    facts = Facts(state=before, links={"cuda": 1.0})
+    asyncio.run(look(facts, LocalClient(engine)))
+    assert facts.links["cuda"] == pytest.approx(3e9, rel=0.01)
+    facts.state = replace(before, at=before.at + 1e6)
+    asyncio.run(look(facts, LocalClient(engine)))
+    assert facts.links == {}
     engine.close()
 
 
@@ -78,7 +106,8 @@ async def test_panes_come_and_go(engine: FakeEngine) -> None:
 
 def test_a_machine_of_which_nothing_is_known() -> None:
     assert "waiting" in draw(Facts(), 30).plain
-    assert draw(Facts(why_not="the engine is gone"), 30).plain == "the engine is gone"
+    facts = Facts(why_not="it is no hetrun", context=2048, used=7)
+    assert draw(facts, 30).plain.startswith("it is no hetrun\n\ncontext  7 of 2,048")  # known without it
 
 
 class Engines:
@@ -211,14 +240,24 @@ def token(chat: Driver) -> str:
 async def test_the_exact_prompt_and_the_template(engine: FakeEngine) -> None:
     async with chatting(engine, system="Be brief.") as chat:
         await chat.exchange("say hello")
-        await chat.press("f7")
-        await chat.opened(TemplateScreen)
-        text = chat.front.query_one(TextArea)
-        await chat.until(lambda: text.text == "[system]Be brief.[user]say hello[assistant]hello{}")
-        await chat.press("tab")
-        await chat.until(lambda: text.text == "{{ messages }}")
-        await chat.press("escape")
-        await chat.until(lambda: chat.front is chat.screen)
+        for draft, head, end in (
+            ("", "The prompt of the last answer, 35 tokens", "[system]Be brief.[user]say hello{}"),
+            ("and", "The prompt that Enter would send", "[assistant]hello[user]and{}"),
+        ):
+            chat.prompt.insert(draft)
+            await chat.press("f7")
+            await chat.opened(TemplateScreen)
+            text = chat.front.query_one(TextArea)
+            await chat.until(partial(_ends, text, end))
+            assert str(chat.front.query_one(".title", Static).content).startswith(head)
+            await chat.press("tab")
+            await chat.until(partial(_ends, text, "{{ messages }}"))
+            await chat.press("escape")
+            await chat.until(lambda: chat.front is chat.screen)
+
+
+def _ends(text: TextArea, end: str) -> bool:
+    return text.text.endswith(end)
 
 
 async def test_a_prompt_that_cannot_be_made_is_said(engine: FakeEngine) -> None:

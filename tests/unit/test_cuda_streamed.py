@@ -104,9 +104,10 @@ def test_a_pass_brings_each_weight_once_and_the_next_one_nothing_that_is_there()
     assert isinstance(backend, StreamedBackend)
     seq, other = mine.kv.alloc(), right.kv.alloc()
     crossed = []
+    assert backend.crossed == 0
     for i in range(5):
         close(mine.logits(seq, tokens(1, i)), right.logits(other, tokens(1, i)))
-        crossed.append(backend.gpu.ring.crossed)
+        crossed.append(backend.crossed)
     ops = [op for op in mine.graph.ops if in_scope(op.scope, "blk.0.ffn") or in_scope(op.scope, "blk.2")]
     size = backend.resident_bytes(backend.wants(ops))
     # Once, and some of it for the next one; then what lies in the ring is not asked for again.

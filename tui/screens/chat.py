@@ -14,6 +14,7 @@ from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
+from hetrun.events import Message
 from hetrun.tui.answering import Answering
 from hetrun.tui.doors import Doors
 from hetrun.tui.kept.tree import Turn
@@ -203,6 +204,19 @@ class ChatScreen(Orders):
         context = self.info.context if self.info else 0
         self.query_one(StatusLine).show(self._measured, self._used, context)
 
+    def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
+        """What Enter would send now, or else what the last answer was an answer to."""
+        draft, tree = self.query_one(Prompt).text.strip(), self.talk.tree
+        parent = self.parent_of_next if self.editing else tree.leaf
+        if draft and not draft.startswith("/"):
+            said: Message = {"role": "user", "content": with_files(draft, self.files)}
+            return "The prompt that Enter would send", (*self.talk.messages(parent), said)
+        asked = next((turn.id for turn in reversed(tree.path) if turn.role == "user"), None)
+        if asked is not None:
+            return "The prompt of the last answer", self.talk.messages(asked)
+        example: Message = {"role": "user", "content": "(your message)"}
+        return "The prompt of a first message", (*self.talk.messages(None), example)
+
     # --- one exchange
 
     @on(Sent)
@@ -284,6 +298,8 @@ class ChatScreen(Orders):
             if last.timings.prompt_tok_s:
                 self._facts.prefill.append(last.timings.prompt_tok_s)
             self._measured_now(Measured(last.timings.decode_tok_s, last.timings.ttft_s))
+            if self.info is None and self._ticking is None:
+                self.load()  # it was not there before, and now it answers
         if answering.trouble:
             self.complain(answering.trouble)
         if answering.entry.turn is not None:

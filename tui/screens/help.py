@@ -33,6 +33,7 @@ MACHINE = (
     ("tokens per second", "decode: as the answer comes; prefill: as your message is read"),
     ("context", "how much of what the model can see is used, and how much of it was kept from before"),
     ("memory", "what the engine takes against what it was granted, by what it is for"),
+    ("links", "weights that cross to a GPU for every pass, and how long the CPU waits for it"),
     ("from disk", "weights that do not fit: how fast they come, and how long passes wait for them"),
     ("why the plan changed", "what hetrun measured, and what it decided"),
 )

@@ -13,7 +13,7 @@ from textual.worker import Worker, WorkerState
 from hetrun.client import ChatClient
 from hetrun.config.values import parse_size
 from hetrun.errors import UserError
-from hetrun.events import ModelInfo
+from hetrun.events import Message, ModelInfo
 from hetrun.questions import SetRam
 from hetrun.tui.doors import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
@@ -46,6 +46,9 @@ class Sights(Screen[None]):
 
     def load(self) -> None: ...
     def free(self) -> None: ...
+    def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
+        raise NotImplementedError
+
     def say_model(self, what: str = "") -> None: ...
 
     def action_help(self) -> None:
@@ -59,7 +62,8 @@ class Sights(Screen[None]):
             self.talk.choose(chosen.system, chosen.sampling)
 
     def action_template(self) -> None:
-        self.app.push_screen(TemplateScreen(self.client, self.talk.messages(self.talk.tree.leaf)))
+        heading, messages = self.next_prompt()
+        self.app.push_screen(TemplateScreen(self.client, heading, messages))
 
     @work(group="dialog", exit_on_error=False)
     async def action_what_if(self) -> None:

@@ -27,12 +27,12 @@ class TemplateScreen(ModalScreen[None]):
         Binding("y", "copy", "Copy"),
     ]
 
-    def __init__(self, client: ChatClient, messages: tuple[Message, ...]) -> None:
+    def __init__(self, client: ChatClient, heading: str, messages: tuple[Message, ...]) -> None:
         super().__init__()
         self._client = client
         self._messages = messages
         self._texts = ["", ""]
-        self._heads = ["", ""]
+        self._heads = [heading, ""]
         self._at = 0
 
     def compose(self) -> ComposeResult:
@@ -50,10 +50,9 @@ class TemplateScreen(ModalScreen[None]):
         try:
             facts = await self._client.ask(TokenizerInfo())
             self._texts[1], self._heads[1] = facts.template, f"The template, from {facts.template_origin}"
-            messages = self._messages or ({"role": "user", "content": "(your message)"},)
-            self._texts[0] = await self._client.ask(Render(messages))
+            self._texts[0] = await self._client.ask(Render(self._messages))
             tokens = await self._client.ask(Tokenize(self._texts[0]))
-            self._heads[0] = f"The prompt that is sent, {len(tokens)} tokens"
+            self._heads[0] += f", {len(tokens):,} tokens"
         except HetrunError as error:
             self._heads[0] = "There is no prompt to show"
             self._texts[0] = str(error)

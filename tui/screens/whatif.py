@@ -70,6 +70,8 @@ class WhatIfScreen(ModalScreen[dict[str, object] | None]):
                     yield Knob(name, how)
             with VerticalScroll(classes="body"):
                 yield Static("asking the planner …", id="foreseen", markup=False)
+            keys = "Tab: next · Up, Down: more, less · ^s applies · Esc closes"
+            yield Static(keys, classes="keys", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(
                     "Apply ^s", variant="primary", id="apply", compact=True, disabled=not self._can_apply
@@ -151,6 +153,7 @@ def compared(now: Foreseen, then: Foreseen, width: int) -> Content:
     rows: list[tuple[str, str, str]] = [
         ("context", f"{now.context:,}", f"{then.context:,}"),
         ("decode, tokens/s", _rate(now.decode_tok_s), _rate(then.decode_tok_s)),
+        ("  with the context full", _rate(now.full_tok_s), _rate(then.full_tok_s)),
         ("prefill, tokens/s", _rate(now.prefill_tok_s), _rate(then.prefill_tok_s)),
         ("from disk each pass", _size(now.streamed_bytes), _size(then.streamed_bytes)),
     ]

@@ -13,6 +13,8 @@ from hetrun.visible import visible
 class StatusLine(Horizontal):
     """Model, tokens per second, time to the first token, the disk where weights come from it, tokens used."""
 
+    _length = 0
+
     def compose(self) -> ComposeResult:
         yield Static("", classes="model", markup=False)
         yield Static("", classes="figures", markup=False)
@@ -23,7 +25,7 @@ class StatusLine(Horizontal):
 
     def show(self, measured: Measured, used: int, context: int) -> None:
         """Figures, and how much of the context is used; a context of 0 is not known."""
-        parts = []
+        parts: list[str] = []
         if measured.tokens_per_s:
             parts.append(f"{measured.tokens_per_s:.0f} tokens/s")
         if measured.first_token_s:
@@ -32,4 +34,7 @@ class StatusLine(Horizontal):
             parts.append(f"disk {measured.disk_bytes_s / 1e9:.1f} GB/s")
         if context:
             parts.append(f"{used} of {context} tokens")
-        self.query_one(".figures", Static).update(" · ".join(parts), layout=False)
+        text = " · ".join(parts)
+        grown = len(text) != self._length  # a new layout costs more than a line
+        self._length = len(text)
+        self.query_one(".figures", Static).update(text, layout=grown)

@@ -25,6 +25,7 @@ SCHEMAS: Json = {
     "DetokenizeRequest": requests.DETOKENIZE,
     "ApplyTemplateRequest": requests.APPLY_TEMPLATE,
     "RamRequest": requests.RAM,
+    "WhatIfRequest": requests.WHAT_IF,
     "ChatAnswer": replies.CHAT,
     "CompletionAnswer": replies.COMPLETION,
     "Response": replies.RESPONSE,

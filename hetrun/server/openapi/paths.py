@@ -134,6 +134,22 @@ OPERATIONS = (
     Operation(
         ("/slots",), "get", "Requests that the engine has", _json(replies.SLOTS), statuses=_LOOK, query=MODEL
     ),
+    Operation(
+        ("/machine",),
+        "get",
+        "Where layers run, memory, rates and requests",
+        _json(replies.MACHINE),
+        statuses=_LOOK,
+        query=MODEL,
+    ),
+    Operation(
+        ("/what-if",),
+        "post",
+        "What other options would mean for memory and speed",
+        _json(replies.FORESEEN),
+        ref("WhatIfRequest"),
+        _ANSWER,
+    ),
     Operation(("/metrics",), "get", "Numbers for Prometheus", {"text/plain": STRING}, statuses=ENGINE),
     Operation(
         ("/health", "/v1/health"),

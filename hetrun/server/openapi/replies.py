@@ -262,5 +262,32 @@ HEALTH = struct(
         "streaming": described({"type": "object"}, "where weights come from disk"),
     },
 )
+MACHINE = struct(
+    {
+        "state": described(optional({"type": "object"}), "null: the model sleeps"),
+        "layers": array(
+            struct(
+                {
+                    "scope": STRING,
+                    **{name: _COUNT for name in ("nbytes", "streamed", "crossing")},
+                    **{name: mapping(_COUNT) for name in ("decode", "prefill")},
+                }
+            )
+        ),
+    }
+)
+FORESEEN = struct(
+    {
+        "context": _COUNT,
+        **{name: optional(NUMBER) for name in ("decode_tok_s", "full_tok_s", "prefill_tok_s")},
+        "memory": described(mapping(NUMBER), "the bill, in bytes"),
+        "devices": mapping(mapping(NUMBER)),
+        "streamed_bytes": _COUNT,
+        "measured": BOOLEAN,
+        "threads": _COUNT,
+        "kv_type": STRING,
+        "notes": array(STRING),
+    }
+)
 RAM = struct({"ram": _COUNT, "memory": described(mapping(NUMBER), "the bill, in bytes")})
 DOCUMENT = described({"type": "object"}, "this document")

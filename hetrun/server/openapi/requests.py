@@ -18,6 +18,7 @@ from hetrun.params import (
     SAMPLERS,
     SPELLINGS,
 )
+from hetrun.questions import KNOBS
 from hetrun.server import embeddings, fields, responses, texts
 from hetrun.server.completions import MOST_TOKENS, PROMPT
 from hetrun.server.messages import MOST_ID, ROLES, THOUGHTS
@@ -259,6 +260,8 @@ TOKENIZE = _body(
 )
 DETOKENIZE = _body({"tokens": array(integer(0, MOST_TOKEN), 0, texts.MOST_TOKENS)}, {"model": STRING})
 APPLY_TEMPLATE = _body({"messages": _MESSAGES}, {"model": STRING, **_TEMPLATE})
+_WRITTEN = described(either(STRING, integer(0)), "as on the command line")
+WHAT_IF = struct({}, {"model": STRING, **dict.fromkeys(KNOBS, _WRITTEN)}) | {"additionalProperties": False}
 RAM = struct({"ram": described(either(STRING, integer(0)), "as 1.5GiB, or in bytes")}, None) | {
     "additionalProperties": False
 }
