@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
-from html import unescape
 from pathlib import Path
 
-from textual.widgets import Input
+from textual.widgets import Input, TextArea
 
 from hetrun.client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.params import SamplingParams
 from hetrun.tui.app import ChatApp
 from hetrun.tui.doors import Doors, Offered, Opening
-from hetrun.tui.screens.dialogs import Choose
+from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import SettingsScreen
 from hetrun.tui.screens.template import TemplateScreen
@@ -28,6 +26,7 @@ from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen
 from tests.fakes import FakeEngine
 from tests.tui.driver import Driver
+from tests.tui.looks import looks
 
 FOLDER = Path(__file__).parent / "tui" / "pictures"
 STILL = 3  # pictures in a row that are alike
@@ -105,6 +104,44 @@ async def help_(chat: Driver) -> None:
     await chat.opened(HelpScreen)
 
 
+async def search(chat: Driver) -> None:
+    for word in ("apples", "pears"):
+        await chat.exchange(f"say {word}")
+        await chat.new()
+    await chat.press("ctrl+f", *"pear")
+    await chat.until(lambda: chat.titles == ["say pears"])
+
+
+async def delete(chat: Driver) -> None:
+    await chat.exchange("say hello")
+    await chat.command("/delete")
+    await chat.opened(Choose)
+
+
+async def attach(chat: Driver) -> None:
+    chat.screen.files["notes.txt"] = "some notes"
+    chat.screen.show_files()
+    await chat.press("ctrl+o")
+    await chat.opened(Ask)
+
+
+async def edit(chat: Driver) -> None:
+    await chat.exchange("say hello")
+    await chat.command("/edit")
+    await chat.until(lambda: chat.screen.editing)
+
+
+async def themes(chat: Driver) -> None:
+    await chat.press("f8")
+    await chat.opened(Choose)
+
+
+async def what_if_light(chat: Driver) -> None:
+    await chat.command("/theme textual-light")
+    await chat.until(lambda: chat.app.theme == "textual-light")
+    await what_if(chat)
+
+
 Scene = Callable[[Driver], Awaitable[None]]
 SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
     "empty": (empty, SMALL),
@@ -113,7 +150,14 @@ SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
     "chat-light": (light, WIDE),
     "turn": (turn, SMALL),
     "error": (failed, SMALL),
+    "search": (search, SMALL),
+    "delete": (delete, SMALL),
+    "attach": (attach, SMALL),
+    "edit": (edit, SMALL),
+    "themes": (themes, SMALL),
+    "what-if-light": (what_if_light, SMALL),
     "machine-80x24": (machine, SMALL),
+    "machine-gpu": (machine, (80, 50)),
     "what-if": (what_if, SMALL),
     "tokens": (tokens, SMALL),
     "template": (template, SMALL),
@@ -126,7 +170,7 @@ SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
 async def picture(name: str) -> str:
     """A scene as SVG."""
     scene, size = SCENES[name]
-    engine = FakeEngine(pace_s=0.001)
+    engine = FakeEngine(pace_s=0.001, vram=4 << 30) if name == "machine-gpu" else FakeEngine(pace_s=0.001)
 
     def reopen(changes: object, tell: object) -> Opening:
         return lambda: LocalClient(engine)
@@ -144,23 +188,17 @@ async def picture(name: str) -> str:
 
 async def settled(chat: Driver) -> str:
     """The picture once nothing moves any more."""
-    seen: list[str] = []
+    seen: list[list[str]] = []
     for _ in range(60):
         chat.app.clear_notifications()
+        for writing in (*chat.front.query(Input), *chat.front.query(TextArea)):
+            writing.cursor_blink = False
         chat.transcript.catch_up()
         await asyncio.sleep(0.3)
-        seen.append(words(drawn := chat.app.export_screenshot()))
-        if len(seen) > STILL and len(set(seen[-STILL:])) == 1:
+        seen.append(looks(drawn := chat.app.export_screenshot()))
+        if len(seen) > STILL and all(one == seen[-1] for one in seen[-STILL:]):
             return drawn
     raise AssertionError("it does not come to rest")
-
-
-def words(svg: str) -> str:
-    """What stands in the lines of a picture, but for the time of day and where a cursor blinks."""
-    lines: dict[str, str] = {}
-    for at, text in re.findall(r'<text[^>]* y="([^"]*)"[^>]*>([^<]*)</text>', svg):
-        lines[at] = lines.get(at, "") + unescape(text).replace("\xa0", " ")
-    return re.sub(r"\d\d:\d\d:\d\d", "12:00:00", "\n".join(lines.values()))
 
 
 async def real(model: str, place: Path) -> None:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pictures import FOLDER, SCENES, picture, words
+from tests.pictures import FOLDER, SCENES, picture
+from tests.tui.looks import looks
 
 
 @pytest.mark.parametrize("name", SCENES)
 async def test_a_screen_looks_as_it_did(name: str) -> None:
     kept = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
-    assert words(await picture(name)) == words(kept)
+    assert looks(await picture(name)) == looks(kept)
+
+
+def test_no_picture_is_of_a_screen_that_is_gone() -> None:
+    assert {path.stem for path in FOLDER.glob("*.svg")} == set(SCENES)
+
+
+def test_a_look_has_text_and_colours() -> None:
+    first, *_ = looks((FOLDER / "chat.svg").read_text(encoding="utf-8"))
+    text, ink, paper = first.split(" | ")
+    assert text.startswith(" Search conversations")
+    assert "1-20:fill:#" in ink
+    assert paper.startswith("0-")
