@@ -155,7 +155,7 @@ class EngineState:
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     crossed: Mapping[str, int] = field(default_factory=dict)  # bytes of weights that came over links so far
     waited_s: float = 0.0  # of the engine's thread, for devices that work by themselves
-    at: float = 0.0  # when this was so, on a clock of the engine's process
+    at: float = field(default=0.0, compare=False)  # when this was so, on a clock of the engine's process
 
 
 @dataclass(frozen=True)

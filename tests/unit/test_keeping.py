@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -117,14 +118,15 @@ def test_every_layer_keeps_its_share_within_a_piece(
         first := choose(cut, int(part * total(cut)), policy),
         resize(first, int(later * total(cut))),
     ):
-        share = kept.locked_bytes / total(cut)
         sizes: dict[str, int] = defaultdict(int)
         mine: dict[str, int] = defaultdict(int)
         for i, p in enumerate(cut.pieces):
             layer = ".".join(p.scope.split(".")[:2])
             sizes[layer] += p.kept_bytes
             mine[layer] += p.kept_bytes * (i in kept.numbers)
-        assert all(abs(mine[layer] - share * sizes[layer]) <= largest for layer in sizes)
+        # No mean of them: a layer that is larger than others may be above that by more than a piece.
+        most = max(Fraction(mine[layer], sizes[layer]) for layer in sizes)
+        assert all(most * sizes[layer] - mine[layer] <= largest for layer in sizes)
 
 
 @a_few

@@ -8,13 +8,12 @@ from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.timer import Timer
 from textual.widgets import Footer, OptionList, Static
 from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.events import Message
+from hetrun.events import Message, ModelInfo
 from hetrun.tui.answering import Answering
 from hetrun.tui.doors import Doors
 from hetrun.tui.kept.tree import Turn
@@ -63,16 +62,13 @@ class ChatScreen(Orders):
         self.client = client
         self.talk = talk
         self.doors = doors
-        self.info = None
         self._facts = Facts()
         self.answering: Answering | None = None  # the answer that is being written
         self.files: dict[str, str] = {}  # that go with the next message, by name
         self.editing = False  # the next message takes the place of an earlier one
         self.parent_of_next: int | None = None  # where it goes then
-        self.load_error: Exception | None = None
         self._used = 0  # tokens of the context, as of the last complete answer
         self._measured = Measured()
-        self._ticking: Timer | None = None
         self._looks = 0
         self._asked_for: dict[str, bool] = {}  # panes that were shown or hidden by hand
 
@@ -97,53 +93,11 @@ class ChatScreen(Orders):
         self.load()
         self.set_interval(LOOK_S, self._look)
 
-    # --- loading
-
-    def load(self) -> None:
-        """Wait for the model behind a bar."""
-        self.info = None
-        self._stop_ticking()
-        for welcome in self.query(Welcome):
-            welcome.begin()
-        self._ticking = self.set_interval(0.1, self._show_progress)
-        self._load()
-        self.say_model()
-
-    @work(group="load", exclusive=True)
-    async def _load(self) -> None:
-        try:
-            info = await self.client.info()
-        except HetrunError as error:
-            self._stop_ticking()
-            self.load_error = error
-            self.say_model("no model")
-            self.complain(str(error))
-            self.go_back()
-            return
-        self._stop_ticking()
-        self.load_error = None
-        self.info = info
+    def loaded(self, info: ModelInfo) -> None:
+        """There is a model now."""
         self._facts = Facts(model=info.id, context=info.context, used=self._used, reasons=self._facts.reasons)
-        self.say_model()
         self._show_figures()
-        self.query_one(Welcome).loaded(info)
         self._look(at_once=True)
-
-    def _show_progress(self) -> None:
-        for welcome in self.query(Welcome):
-            welcome.progressed(self.client.progress)
-        self.say_model()
-
-    def _stop_ticking(self) -> None:
-        if self._ticking is not None:
-            self._ticking.stop()
-            self._ticking = None
-
-    def say_model(self, what: str = "") -> None:
-        """What runs, or what else there is to say of it."""
-        for line in self.query(StatusLine):
-            loading = f"loading {100 * self.client.progress:.0f} %"
-            line.say(what or (self.info.id if self.info else loading))
 
     # --- what is on the screen
 
@@ -298,7 +252,7 @@ class ChatScreen(Orders):
             if last.timings.prompt_tok_s:
                 self._facts.prefill.append(last.timings.prompt_tok_s)
             self._measured_now(Measured(last.timings.decode_tok_s, last.timings.ttft_s))
-            if self.info is None and self._ticking is None:
+            if self.info is None and not self.awaited:
                 self.load()  # it was not there before, and now it answers
         if answering.trouble:
             self.complain(answering.trouble)

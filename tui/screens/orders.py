@@ -10,7 +10,7 @@ from textual import on, work
 from textual.widgets import Input
 
 from hetrun.errors import HetrunError, UserError
-from hetrun.events import GenerateRequest, ModelInfo
+from hetrun.events import GenerateRequest
 from hetrun.questions import Render
 from hetrun.tui.answering import Answering
 from hetrun.tui.commands import command_of
@@ -30,7 +30,6 @@ from hetrun.tui.widgets.sidebar import Sidebar, Titles
 class Orders(Sights):
     """The part of the chat screen that does what it is told."""
 
-    info: ModelInfo | None
     answering: Answering | None
     files: dict[str, str]
     parent_of_next: int | None
@@ -39,7 +38,6 @@ class Orders(Sights):
     def show_talk(self) -> None: ...
     def list_conversations(self) -> None: ...
     def show_files(self) -> None: ...
-    def complain(self, text: str) -> None: ...
     def action_pane(self, name: str) -> None: ...
     def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
 

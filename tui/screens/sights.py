@@ -8,11 +8,12 @@ from threading import Event
 
 from textual import on, work
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
 from hetrun.config.values import parse_size
-from hetrun.errors import UserError
+from hetrun.errors import HetrunError, UserError
 from hetrun.events import Message, ModelInfo
 from hetrun.questions import SetRam
 from hetrun.tui.doors import Doors, Offered, Opening
@@ -22,6 +23,8 @@ from hetrun.tui.screens.settings import Chosen, SettingsScreen
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.whatif import WhatIfScreen
 from hetrun.tui.talk import Talk
+from hetrun.tui.widgets.status import StatusLine
+from hetrun.tui.widgets.welcome import Welcome
 
 EXCHANGING = "one moment: the engine before the next one ends"
 ANOTHER = "another"  # all other names are whole paths
@@ -33,7 +36,6 @@ class Sights(Screen[None]):
     client: ChatClient
     talk: Talk
     doors: Doors
-    info: ModelInfo | None  # None: there is no model yet
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,13 +45,15 @@ class Sights(Screen[None]):
         self._sound: Mapping[str, object] | None = None  # those of the last engine that could be loaded
         self._unwanted = Event()
         self._brought = ""  # what was said of it last
+        self.info: ModelInfo | None = None  # None: there is no model yet
+        self.load_error: Exception | None = None
+        self._ticking: Timer | None = None
 
-    def load(self) -> None: ...
+    def loaded(self, info: ModelInfo) -> None: ...
+    def complain(self, text: str) -> None: ...
     def free(self) -> None: ...
     def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
         raise NotImplementedError
-
-    def say_model(self, what: str = "") -> None: ...
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen())
@@ -86,6 +90,57 @@ class Sights(Screen[None]):
             hint = "a file, a folder, or hf:user/repo"
             chosen = await self.app.push_screen_wait(Ask("Which model?", "", hint))
         return chosen
+
+    # --- loading
+
+    def load(self) -> None:
+        """Wait for the model behind a bar."""
+        self.info = None
+        self._stop_ticking()
+        for welcome in self.query(Welcome):
+            welcome.begin()
+        self._ticking = self.set_interval(0.1, self._show_progress)
+        self._load()
+        self.say_model()
+
+    @property
+    def awaited(self) -> bool:
+        """A model is on its way into memory."""
+        return self._ticking is not None
+
+    @work(group="load", exclusive=True)
+    async def _load(self) -> None:
+        try:
+            info = await self.client.info()
+        except HetrunError as error:
+            self._stop_ticking()
+            self.load_error = error
+            self.say_model("no model")
+            self.complain(str(error))
+            self.go_back()
+            return
+        self._stop_ticking()
+        self.load_error = None
+        self.info = info
+        self.say_model()
+        self.query_one(Welcome).loaded(info)
+        self.loaded(info)
+
+    def _show_progress(self) -> None:
+        for welcome in self.query(Welcome):
+            welcome.progressed(self.client.progress)
+        self.say_model()
+
+    def _stop_ticking(self) -> None:
+        if self._ticking is not None:
+            self._ticking.stop()
+            self._ticking = None
+
+    def say_model(self, what: str = "") -> None:
+        """What runs, or what else there is to say of it."""
+        for line in self.query(StatusLine):
+            loading = f"loading {100 * self.client.progress:.0f} %"
+            line.say(what or (self.info.id if self.info else loading))
 
     # --- another engine
 
