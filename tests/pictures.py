@@ -227,7 +227,9 @@ def main() -> int:
     FOLDER.mkdir(exist_ok=True)
     for name in SCENES:
         print(name, file=sys.stderr)
-        (FOLDER / f"{name}.svg").write_text(asyncio.run(picture(name)), encoding="utf-8")
+        drawn, place = asyncio.run(picture(name)), FOLDER / f"{name}.svg"
+        if not place.exists() or looks(place.read_text(encoding="utf-8")) != looks(drawn):
+            place.write_text(drawn, encoding="utf-8")
     return 0
 
 

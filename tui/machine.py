@@ -114,13 +114,12 @@ def _layers(facts: Facts, width: int) -> list[Content]:
         note = f" {threads} thread{'s' * (threads > 1)}" if threads else ""
         lines.append(Content.assemble(f"{what:<8}", (note, "dim")))
         lines += [row[at : at + width] for at in range(0, len(row), width)]
-    key = [Content.assemble(("█", colour_of(name)), f" {visible(name)}  ") for name in names]
+    key = [Content.assemble(("█", colour_of(name)), f" {visible(name)}") for name in names]
     if any(layer.streamed for layer in facts.layers):
-        key.append(Content.assemble(("▒", STREAMED), " from disk  "))
+        key.append(Content.assemble(("▒", STREAMED), " from disk"))
     if any(layer.crossing for layer in facts.layers):
         key.append(Content("▒ over the link"))
-    lines.append(Content("").join(key))
-    return lines
+    return lines + _packed(key, width)
 
 
 def _cell(runs: Mapping[str, int], layer: LayerPlace, names: Sequence[str]) -> tuple[str, str]:
@@ -214,7 +213,7 @@ def _links(facts: Facts, width: int) -> list[Content]:
     return [
         _head("links", ""),
         *[_row(f"to {name}", f"{rate / 1e9:.2f} GB/s", width) for name, rate in facts.links.items()],
-        _row("waiting for devices", f"{100 * facts.waiting:.0f} % of the time", width),
+        _row("waiting for them", f"{100 * facts.waiting:.0f} % of the time", width),
     ]
 
 
@@ -255,6 +254,17 @@ def _reasons(facts: Facts, width: int) -> list[Content]:
 PARTS = (_layers, _rates, _context, _memory, _devices, _links, _disk, _queue, _reasons)  # as they stand
 
 # --- pieces
+
+
+def _packed(some: Sequence[Content], width: int) -> list[Content]:
+    """One behind the other, as many to a line as have room in it."""
+    lines: list[Content] = []
+    for one in some:
+        if lines and len(lines[-1]) + 2 + len(one) <= width:
+            lines[-1] = Content.assemble(lines[-1], "  ", one)
+        else:
+            lines.append(one)
+    return lines
 
 
 def _head(name: str, figure: str) -> Content:
