@@ -309,7 +309,7 @@ class ChatScreen(Orders):
         if at_once or busy or self._looks % IDLE_LOOKS == 0:
             self._look_at_machine()
 
-    @work(group="look", exclusive=True)
+    @work(group="look", exclusive=True, exit_on_error=False)
     async def _look_at_machine(self) -> None:
         self._facts.used = self._used + (self.answering.tokens if self.answering else 0)
         await look(self._facts, self.client)

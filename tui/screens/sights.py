@@ -108,7 +108,7 @@ class Sights(Screen[None]):
         """A model is on its way into memory."""
         return self._ticking is not None
 
-    @work(group="load", exclusive=True)
+    @work(group="load", exclusive=True, exit_on_error=False)
     async def _load(self) -> None:
         try:
             info = await self.client.info()
@@ -216,6 +216,7 @@ class Sights(Screen[None]):
             self.talk.store.save_choice("theme", name)
 
     @on(Worker.StateChanged)
-    def _dialog_failed(self, message: Worker.StateChanged) -> None:
-        if message.worker.group == "dialog" and message.state is WorkerState.ERROR:
+    def _failed_aside(self, message: Worker.StateChanged) -> None:
+        """Nothing ends the app; and when it ends, what finds no screen any more is nobody's business."""
+        if message.worker.group != "answer" and message.state is WorkerState.ERROR:
             self.notify(str(message.worker.error), severity="error", timeout=6)
