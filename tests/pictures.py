@@ -127,7 +127,7 @@ async def attach(chat: Driver) -> None:
 
 async def edit(chat: Driver) -> None:
     await chat.exchange("say hello")
-    await chat.command("/edit")
+    await chat.send("/edit")
     await chat.until(lambda: chat.screen.editing)
 
 

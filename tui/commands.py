@@ -44,10 +44,13 @@ COMMANDS = (
 _BY_NAME = {command.name: command for command in COMMANDS}
 
 
-def command_of(text: str) -> tuple[Command, str] | None:
-    """The command that a text is, and what stands behind it; two slashes are one that is sent."""
-    if not text.startswith("/") or text.startswith("//"):
-        return None
+def is_command(text: str) -> bool:
+    """Two slashes are one that is sent."""
+    return text.startswith("/") and not text.startswith("//")
+
+
+def command_of(text: str) -> tuple[Command, str]:
+    """The command that a text is, and what stands behind it."""
     name, _, argument = text[1:].partition(" ")
     command = _BY_NAME.get(name.strip())
     if command is None:

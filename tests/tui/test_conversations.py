@@ -182,7 +182,7 @@ async def test_edit_makes_another_version(engine: FakeEngine) -> None:
 async def test_escape_gives_editing_up(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("say one")
-        await chat.command("/edit")
+        await chat.send("/edit")
         await chat.until(lambda: chat.screen.editing)
         await chat.press("escape")
         await chat.until(lambda: not chat.screen.editing)

@@ -181,9 +181,7 @@ class ChatScreen(Orders):
             self.complain(str(error))
 
     def _take(self, message: Sent) -> None:
-        prompt = self.query_one(Prompt)
         if self.obeyed(message.text):
-            prompt.sent(message.text)
             return
         if self.answering is not None:
             self.notify("Escape stops the answer first", timeout=2)
@@ -192,7 +190,7 @@ class ChatScreen(Orders):
             self.notify(EXCHANGING, timeout=2)
             return
         text = message.text.removeprefix("/") if message.text.startswith("//") else message.text
-        prompt.sent(message.text)
+        self.query_one(Prompt).sent(message.text)
         parent = self.parent_of_next if self.editing else self.talk.tree.leaf
         edited, self.editing = self.editing, False
         turn = self.talk.say(with_files(text, self.files), parent)
@@ -287,6 +285,10 @@ class ChatScreen(Orders):
         self.list_conversations()
 
     @on(Measured)
+    def _measured_meanwhile(self, message: Measured) -> None:
+        if self.answering is not None:  # else it is of an answer that was left
+            self._measured_now(message)
+
     def _measured_now(self, message: Measured) -> None:
         streaming = self.client.health.streaming
         message.disk_bytes_s = streaming.disk_bytes_s if streaming else 0.0

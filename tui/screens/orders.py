@@ -13,7 +13,7 @@ from hetrun.errors import HetrunError, UserError
 from hetrun.events import GenerateRequest
 from hetrun.questions import Render
 from hetrun.tui.answering import Answering
-from hetrun.tui.commands import command_of
+from hetrun.tui.commands import command_of, is_command
 from hetrun.tui.kept import exchange
 from hetrun.tui.kept.tree import Turn
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
@@ -45,11 +45,11 @@ class Orders(Sights):
 
     def obeyed(self, text: str) -> bool:
         """Whether a text is a command; it is done then, or it is said why not."""
+        if not is_command(text):
+            return False
+        self.query_one(Prompt).sent(text)  # first: what is done may put another text there
         try:
-            found = command_of(text)
-            if found is None:
-                return False
-            command, argument = found
+            command, argument = command_of(text)
             self._obey(command.name, argument)
         except HetrunError as error:
             self.notify(str(error), severity="error", timeout=6)

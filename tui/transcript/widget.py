@@ -245,6 +245,11 @@ class Transcript(ScrollView, can_focus=True):
         super().watch_scroll_y(old_value, new_value)
         self._follow = new_value >= self.max_scroll_y - 1
 
+    def watch_show_vertical_scrollbar(self, shown: bool) -> None:
+        """Before there is a scrollbar nothing scrolls."""
+        if shown:
+            self.catch_up()
+
     def watch_selected(self, selected: int | None) -> None:
         self.refresh()
         self.app.refresh_bindings()

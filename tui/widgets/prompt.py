@@ -12,13 +12,15 @@ from textual.widgets import TextArea
 from hetrun.tui.commands import completions
 from hetrun.tui.messages import Sent
 
+NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
+
 
 class Prompt(TextArea):
     """Grows with its text; Enter sends, Ctrl+J begins a line (most terminals cannot send Shift+Enter)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "send", "Send"),  # for the footer; `on_key` takes the key
-        Binding("ctrl+j,shift+enter,alt+enter", "new_line", "New line", key_display="^j"),
+        Binding("enter", "send", "Send"),  # for the footer; `on_key` takes these two
+        Binding(",".join(NEW_LINE), "new_line", "New line", key_display="^j"),
         # The text is short and the conversation long: these keys belong to the latter.
         Binding("pageup", "screen.page(-1)", show=False),
         Binding("pagedown", "screen.page(1)", show=False),
@@ -39,11 +41,13 @@ class Prompt(TextArea):
     def on_key(self, event: events.Key) -> None:
         """Enter sends instead of beginning a line; arrows at the first and last line leaf through history.
 
-        A binding with priority would overtake the letters before it, which wait in this widget's queue.
+        Bindings overtake the letters before them, which wait in this widget's queue.
         """
         row, last = self.cursor_location[0], self.document.line_count - 1
         if event.key == "enter":
             self.action_send()
+        elif event.key in NEW_LINE:
+            self.action_new_line()
         elif event.key == "up" and row == 0 and self._at > 0:
             self._leaf(-1)
         elif event.key == "down" and row == last and self._at < len(self._said):
