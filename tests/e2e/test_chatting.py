@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,6 +56,48 @@ def test_a_conversation_with_smollm2(tmp_path: Path) -> None:
         terminal.until("broken off")
         terminal.keys("C-q")
         ended(terminal)
+
+
+def test_a_running_server_shows_its_machine(tmp_path: Path) -> None:
+    place = tmp_path / "sock"
+    with Terminal(tmp_path, "--url", f"unix:{place}", *GREEDY, size=(140, 40)) as terminal:
+        terminal.until("no model")
+        with serving(place):
+            terminal.type("Say hello.")
+            terminal.keys("Enter")
+            screen = terminal.until("cache hits")  # it came late, and the model is there with its first words
+            for word in ("layers  30", "decode", "memory", "llamacpp", "of 8,192"):
+                assert word in screen
+            terminal.keys("F4")
+            assert "prefill, tokens/s" in terminal.until("with the context full")
+            terminal.keys("Escape")
+            terminal.until("Write a message")
+            terminal.type("/tokens")
+            terminal.keys("Enter")
+            assert "%" in terminal.until("token 1 of")
+            terminal.keys("C-q")
+            ended(terminal)
+
+
+@contextmanager
+def serving(place: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", "hetrun", "serve", "--uds", str(place)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not listens(place):
+            assert time.monotonic() < end
+            assert server.poll() is None
+            time.sleep(0.05)
+        yield
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def listens(place: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(place)) == 0
 
 
 def ended(terminal: Terminal) -> None:

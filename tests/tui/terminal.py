@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 TMUX = shutil.which("tmux")
-PATIENCE_S = 90.0
+PATIENCE_S = 45.0  # less than a test may take, so that a failure shows the screen
 
 
 class Terminal:

@@ -250,8 +250,7 @@ class ChatScreen(Orders):
             if last.timings.prompt_tok_s:
                 self._facts.prefill.append(last.timings.prompt_tok_s)
             self._measured_now(Measured(last.timings.decode_tok_s, last.timings.ttft_s))
-            if self.info is None and not self.awaited:
-                self.load()  # it was not there before, and now it answers
+            self._load_late()
         if answering.trouble:
             self.complain(answering.trouble)
         if answering.entry.turn is not None:
@@ -286,8 +285,15 @@ class ChatScreen(Orders):
 
     @on(Measured)
     def _measured_meanwhile(self, message: Measured) -> None:
-        if self.answering is not None:  # else it is of an answer that was left
-            self._measured_now(message)
+        if self.answering is None:
+            return  # it is of an answer that was left
+        self._measured_now(message)
+        self._load_late()
+
+    def _load_late(self) -> None:
+        """The model was not there before, and now it answers."""
+        if self.info is None and not self.awaited and not self.exchanging:
+            self.load()
 
     def _measured_now(self, message: Measured) -> None:
         streaming = self.client.health.streaming
