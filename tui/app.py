@@ -52,8 +52,10 @@ class ChatApp(App[None]):
         found = super().get_driver_class()
         if found.__name__ != "LinuxDriver":
             return found
-        from hetrun.tui.keyboard import QuickDriver  # which no other system has
-
+        try:
+            from hetrun.tui.keyboard import QuickDriver  # which no other system has
+        except ImportError:  # it stands on modules that Textual may move; then Escape is heard 0.1 s later
+            return found
         return QuickDriver
 
     def get_default_screen(self) -> ChatScreen:
