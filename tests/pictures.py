@@ -24,7 +24,7 @@ from hetrun.tui.screens.settings import SettingsScreen
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen
-from tests.fakes import FakeEngine
+from tests.fakes import ENDLESS, FakeEngine
 from tests.tui.driver import Driver
 from tests.tui.looks import looks
 
@@ -37,13 +37,17 @@ ANSWER = (
 )
 
 
+async def loading(chat: Driver) -> None:
+    await chat.until(lambda: chat.status[0] == "loading 50 %")
+
+
 async def conversation(chat: Driver) -> None:
     await chat.exchange("say <think>They want to be greeted.</think>\n\nGood morning!")
     await chat.exchange(ANSWER)
 
 
 async def empty(chat: Driver) -> None:
-    await chat.until(lambda: chat.screen.info is not None)
+    """Nothing was said."""
 
 
 async def light(chat: Driver) -> None:
@@ -144,6 +148,7 @@ async def what_if_light(chat: Driver) -> None:
 
 Scene = Callable[[Driver], Awaitable[None]]
 SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
+    "loading": (loading, SMALL),
     "empty": (empty, SMALL),
     "chat": (conversation, WIDE),
     "chat-80x24": (conversation, SMALL),
@@ -176,14 +181,21 @@ async def picture(name: str) -> str:
         return lambda: LocalClient(engine)
 
     offered = [Offered("SmolLM2-135M-Instruct", "/a.gguf", "98 MB"), Offered("Qwen3-4B", "/b.gguf", "2.5 GB")]
-    app = ChatApp(LocalClient(engine), SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))
+    client = unready() if scene is loading else LocalClient(engine)
+    app = ChatApp(client, SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))
     async with app.run_test(size=size) as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: scene is loading or chat.screen.info is not None)
         await scene(chat)
         drawn = await settled(chat)
+    await client.close()
     engine.close()
     return drawn
+
+
+def unready() -> WorkerClient:
+    """An engine that is half loaded, for ever."""
+    return WorkerClient(Settings.resolve(environ={}, model=ENDLESS), engine="tests.fakes:FakeEngine")
 
 
 async def settled(chat: Driver) -> str:

@@ -82,7 +82,7 @@ class ChatScreen(Orders):
                 yield Static("", id="with", markup=False)
                 yield Prompt()
             yield MachinePane(id="machine")
-        yield Footer()
+        yield Footer(compact=True)  # all of it has room in 80 columns
 
     def on_mount(self) -> None:
         self.query_one("#with").display = False

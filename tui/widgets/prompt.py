@@ -19,8 +19,7 @@ class Prompt(TextArea):
     """Grows with its text; Enter sends, Ctrl+J begins a line (most terminals cannot send Shift+Enter)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "send", "Send"),  # for the footer; `on_key` takes these two
-        Binding(",".join(NEW_LINE), "new_line", "New line", key_display="^j"),
+        Binding(",".join(NEW_LINE), "new_line", "New line", key_display="^j"),  # for the footer, see `on_key`
         # The text is short and the conversation long: these keys belong to the latter.
         Binding("pageup", "screen.page(-1)", show=False),
         Binding("pagedown", "screen.page(1)", show=False),
