@@ -32,8 +32,8 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
     which everything native is for."""
     # What this process has now is the model that runs, too.
     held = {name: n for name in BESIDES if (n := model.plans.memory.get(name))}
-    plans, context, full_s = foreseen(source, replace(options, besides=held or None), _known(model))
-    one, many = _rate(plans, BUCKETS[0]), _rate(plans, BUCKETS[-1])
+    plans, context, one_s, full_s = foreseen(source, replace(options, besides=held or None), _known(model))
+    one, many = (1 / one_s if one_s else _rate(plans, BUCKETS[0])), _rate(plans, BUCKETS[-1])
     full, notes = 1 / full_s if full_s else None, plans.notes
     if plans.pass_s:  # the disk, whatever is computed meanwhile
         most = 1 / plans.pass_s

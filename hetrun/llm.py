@@ -225,7 +225,14 @@ class LLM:
         options = as_options(changed(self.settings, changes))
         source = open_model(model_path(self.settings))
         kv_type = self.settings.kv_type
-        return self.aside(lambda loaded: foresee(loaded.model, source, options, kv_type))
+
+        def look(loaded: Loaded) -> Foreseen:
+            found, model = foresee(loaded.model, source, options, kv_type), loaded.model
+            # What was not named is decided anew each time, by what is free; but it was decided.
+            now = replace(found, context=model.context, threads=model.plans.plan(1).threads)
+            return found if changes else now
+
+        return self.aside(look)
 
     @property
     def held(self) -> Held:

@@ -332,7 +332,8 @@ class Outlook(NamedTuple):
 
     plans: PlanSet
     context: int
-    full_s: float | None = None  # of a pass of one token behind a full context; None: nobody knows
+    one_s: float | None = None  # of a pass of one token, behind as many as is usual; None: nobody knows
+    full_s: float | None = None  # the same behind a full context
 
 
 def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> Outlook:
@@ -352,7 +353,11 @@ def foreseen(source: ModelSource, options: Options, known: Forecast | None = Non
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         planner.listen(known_choices(prepared.graph).likely)
         plans, context = planned(planner, prepared.plans, setup), prepared.context
-        return Outlook(plans, context, planner.pass_seconds(plans.plan(1), 1, context))
+        one = plans.plan(1)
+        usual = min(plans.expected[one.bucket].depth, context) if one.bucket in plans.expected else 1
+        return Outlook(
+            plans, context, planner.pass_seconds(one, 1, usual), planner.pass_seconds(one, 1, context)
+        )
     finally:
         for backend in prepared.backends.values():
             backend.close()

@@ -40,6 +40,7 @@ class Answering:
         self._talk = talk
         self._draw = draw
         self._tell = tell
+        self._limit: int | None = None  # of tokens
         self._frame_due = self._keep_due = self._tell_due = 0.0
         self._written = len(entry.text)
         self._count = 0
@@ -55,6 +56,7 @@ class Answering:
 
     async def run(self, client: ChatClient, request: GenerateRequest) -> None:
         """All events; whoever cancels this stops the model."""
+        self._limit = request.params.max_tokens
         async with aclosing(client.stream(request)) as events:
             async for event in events:
                 self._take(event)
@@ -119,7 +121,7 @@ class Answering:
             self._later.cancel()
         self.entry.waiting = False
         if self.last is not None and not note:
-            note = note_of(self.last)
+            note = note_of(self.last, self._limit)
         self.entry.note = note
         self.keep()
         if self.entry.turn is not None and not self.trouble:

@@ -45,6 +45,10 @@ class Facts:
     reasons: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_REASONS))  # time, why
     why_not: str = ""  # nothing is known, and why
 
+    def note(self, reason: str) -> None:
+        """Why the plan is another one from now on."""
+        self.reasons.append((datetime.now().astimezone().strftime("%H:%M:%S"), reason))
+
 
 async def look(facts: Facts, client: ChatClient) -> None:
     """Ask the engine how it is; the map is asked for again when the plan has changed."""
@@ -55,8 +59,7 @@ async def look(facts: Facts, client: ChatClient) -> None:
             facts.layers = await client.ask(Layers())
             facts.threads = _threads(await client.ask(PlanNow()))
         if state.reason and (not facts.reasons or facts.reasons[-1][1] != state.reason):
-            now = datetime.now().astimezone().strftime("%H:%M:%S")
-            facts.reasons.append((now, state.reason))
+            facts.note(state.reason)
         if before is not None:
             _note_rates(facts, before, state)
         facts.state, facts.why_not = state, ""
@@ -107,7 +110,7 @@ def _layers(facts: Facts, width: int) -> list[Content]:
         return []
     names = sorted({name for layer in facts.layers for name in (*layer.decode, *layer.prefill)}, key=_rank)
     within = sum(layer.scope.startswith("blk.") for layer in facts.layers)
-    lines = [_head("layers", f"{within}" + ", embedding, output" * (within < len(facts.layers)))]
+    lines = [_head("layers", f"{within}" + " + embedding + output" * (within < len(facts.layers)))]
     for what, of in (("prefill", "prefill"), ("decode", "decode")):
         threads = facts.threads.get(what, 0)
         row = Content.assemble(*[_cell(getattr(layer, of), layer, names) for layer in facts.layers])
@@ -208,7 +211,7 @@ def _bill(name: str, bill: Mapping[str, int], used: int, budget: int | None, wid
 
 def _links(facts: Facts, width: int) -> list[Content]:
     """What weights cross to devices for every pass."""
-    if not facts.links and not facts.waiting:
+    if not facts.links:
         return []
     return [
         _head("links", ""),

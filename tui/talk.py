@@ -18,7 +18,8 @@ from hetrun.tui.transcript.entries import divided
 LINGER_S = 0.04  # tokens come together within a frame: each message costs the engine's core and ours
 UNFINISHED = "broken off"  # of an answer that was kept while it was written, and nothing came behind it
 MOST_ATTACHED = 1 << 20  # bytes of a file; far more than any context holds
-NOTES = {"length": "stopped: the context or the token limit is full. Ctrl+N begins a new conversation"}
+FULL = "stopped: the context is full. Ctrl+N begins a new conversation, F4 shows what a longer one would take"
+LIMITED = "stopped at the limit of {n} tokens an answer: -n, or /set max_tokens, is another one"
 
 
 class Talk:
@@ -149,10 +150,11 @@ def with_sampling(params: SamplingParams, sampling: Mapping[str, Any]) -> Sampli
     return replace(params, **sampling)
 
 
-def note_of(last: Event) -> str:
-    """Why an answer ended, if not by the model's own end, and what became of guesses."""
-    notes = NOTES.get(last.finish_reason or "", ""), accepted(last.timings)
-    return "; ".join(filter(None, notes))
+def note_of(last: Event, limit: int | None) -> str:
+    """Why an answer ended, if not by the model's own end or at this limit, and what became of guesses."""
+    limited = limit is not None and last.usage.completion_tokens >= limit
+    why = "" if last.finish_reason != "length" else LIMITED.format(n=limit) if limited else FULL
+    return "; ".join(filter(None, (why, accepted(last.timings))))
 
 
 def figures_of(last: Event) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def attached(path: Path) -> tuple[str, str]:
         with path.expanduser().open("rb") as file:
             raw = file.read(MOST_ATTACHED + 1)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if len(raw) > MOST_ATTACHED:
         raise UserError(f"{path} is larger than {MOST_ATTACHED >> 20} MiB: attach a part of it")
     try:

@@ -201,6 +201,61 @@ async def test_turns_are_walked_through_by_keys(engine: FakeEngine) -> None:
         assert chat.entries("assistant")[0].place == "version 2 of 2"
 
 
+async def test_one_goes_to_the_turns_with_tab_and_comes_back_by_writing(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.press("tab")  # there are none yet
+        await chat.exchange("say one")
+        await chat.press("tab")
+        await chat.until(lambda: chat.transcript.selected == 1)
+        assert {"Back", "Again", "Fork"} <= set(chat.keys)
+        assert "Edit" not in chat.keys  # an answer is not edited
+        await chat.press("up")
+        await chat.until(lambda: "Edit" in chat.keys)
+        await chat.press("escape")
+        await chat.until(lambda: chat.prompt.has_focus and chat.transcript.selected is None)
+        await chat.press("tab")
+        await chat.until(lambda: chat.transcript.selected == 1)
+        await chat.press("h")
+        await chat.until(lambda: chat.prompt.has_focus and chat.prompt.text == "h")
+        assert chat.transcript.selected is None
+
+
+async def test_another_version_is_selected_as_the_first_was(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.exchange("say one")
+        await chat.press("ctrl+r")
+        await chat.until(lambda: [e.place for e in chat.entries("assistant")] == ["version 2 of 2"])
+        await chat.until(lambda: chat.screen.answering is None)
+        await chat.select(1)
+        await chat.press("left")
+        await chat.until(lambda: [e.place for e in chat.entries("assistant")] == ["version 1 of 2"])
+        assert chat.transcript.selected == 1
+        await chat.press("right")
+        await chat.until(lambda: [e.place for e in chat.entries("assistant")] == ["version 2 of 2"])
+        assert chat.transcript.selected == 1
+
+
+async def test_a_screen_that_becomes_narrow_shows_one_side(engine: FakeEngine) -> None:
+    async with chatting(engine, size=(130, 30)) as chat:
+        for name in ("sidebar", "machine"):
+            await chat.screen.run_action(f"pane('{name}')")
+            await chat.screen.run_action(f"pane('{name}')")
+        await chat.pilot.resize_terminal(80, 24)
+        await chat.until(lambda: not chat.screen.query_one("#sidebar").display)
+        assert chat.screen.query_one("#machine").display
+
+
+async def test_what_was_stopped_counts(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.send("forever")
+        await chat.until(lambda: "ha ha ha" in "".join(chat.answers))
+        await chat.press("escape")
+        await chat.answered()
+        used = chat.screen._used
+        assert used > 2
+        await chat.until(lambda: f"{used} of 2048 tokens" in chat.status[1])
+
+
 async def test_home_and_end_are_the_first_line_and_the_last(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("say " + "\n\n".join(map(str, range(60))))

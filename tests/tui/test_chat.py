@@ -136,7 +136,7 @@ async def test_a_full_context_is_said(engine: FakeEngine) -> None:
     async with chatting(engine, SamplingParams(max_tokens=3)) as chat:
         await chat.send("forever")
         await chat.answered()
-        assert "Ctrl+N" in chat.entries("assistant")[0].note
+        assert "limit of 3 tokens" in chat.entries("assistant")[0].note
 
 
 async def test_a_new_conversation_forgets_the_old_one(engine: FakeEngine) -> None:

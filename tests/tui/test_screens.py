@@ -47,7 +47,7 @@ async def test_the_machine_is_shown_while_it_works(engine: FakeEngine) -> None:
         await chat.exchange("say hello world")
         await chat.until(lambda: "first token after 0.12 s" in machine(chat))
         lines = machine(chat).splitlines()
-    assert "layers  6, embedding, output" in lines
+    assert "layers  6 + embedding + output" in lines
     assert "█ llamacpp  █ amx" in "\n".join(lines)
     assert any(line.startswith("decode") and line.endswith("150") for line in lines)
     assert any(line.startswith("prefill") and line.endswith("800") for line in lines)
@@ -177,6 +177,7 @@ async def test_what_if(engine: FakeEngine, engines: Engines) -> None:
         chat.front.query_one("#ram", Input).value = ""
         await chat.press("ctrl+s")
         await chat.until(lambda: engines.options != [] and chat.screen.info is not None)
+        assert [why for _, why in chat.screen._facts.reasons][-1].startswith("you: ")
     assert engines.options == [{"ctx": "4096", "threads": "1"}]
 
 

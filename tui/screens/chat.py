@@ -8,12 +8,12 @@ from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import Footer, Input, OptionList, Static, TextArea
 from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.events import Message, ModelInfo
+from hetrun.events import ModelInfo
 from hetrun.tui.answering import Answering
 from hetrun.tui.doors import Doors
 from hetrun.tui.kept.tree import Turn
@@ -32,6 +32,7 @@ from hetrun.tui.widgets.welcome import Welcome
 from hetrun.visible import visible
 
 LOOK_S = 0.5  # between two looks at the machine while it answers
+RATED = 4  # tokens of a prompt; fewer cost as much as one does
 IDLE_LOOKS = 6  # so many times as long while it does not
 SIDEBAR_FROM, MACHINE_FROM = 128, 100  # columns from which a pane is shown without being asked for
 
@@ -42,6 +43,7 @@ class ChatScreen(Orders):
     # With priority, keys that follow at once find what these have done.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", key_display="Esc"),
+        Binding("escape", "cancel", "Cancel", key_display="Esc"),
         Binding("f1", "help", "Help", priority=True),
         Binding("ctrl+n", "new", "New", priority=True),
         Binding("f2", "pane('sidebar')", "Chats", priority=True),
@@ -62,7 +64,6 @@ class ChatScreen(Orders):
         self.client = client
         self.talk = talk
         self.doors = doors
-        self._facts = Facts()
         self.answering: Answering | None = None  # the answer that is being written
         self.files: dict[str, str] = {}  # that go with the next message, by name
         self.editing = False  # the next message takes the place of an earlier one
@@ -86,6 +87,8 @@ class ChatScreen(Orders):
 
     def on_mount(self) -> None:
         self.query_one("#with").display = False
+        transcript = self.query_one(Transcript)
+        transcript.offers, transcript.busy = self.offers, lambda: self.answering is not None
         prompt = self.query_one(Prompt)
         self.set_focus(prompt)
         prompt.remember(self.talk.store.said())
@@ -148,7 +151,7 @@ class ChatScreen(Orders):
 
     def show_files(self) -> None:
         """What goes with the next message, and whether it replaces one."""
-        parts = ["changes an earlier message (Esc: not)"] if self.editing else []
+        parts = ["editing an earlier message (Esc cancels)"] if self.editing else []
         parts += [f"with {visible(name)} ({len(text):,} characters)" for name, text in self.files.items()]
         line = self.query_one("#with", Static)
         line.update(" · ".join(parts))
@@ -157,19 +160,6 @@ class ChatScreen(Orders):
     def _show_figures(self) -> None:
         context = self.info.context if self.info else 0
         self.query_one(StatusLine).show(self._measured, self._used, context)
-
-    def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
-        """What Enter would send now, or else what the last answer was an answer to."""
-        draft, tree = self.query_one(Prompt).text.strip(), self.talk.tree
-        parent = self.parent_of_next if self.editing else tree.leaf
-        if draft and not draft.startswith("/"):
-            said: Message = {"role": "user", "content": with_files(draft, self.files)}
-            return "The prompt that Enter would send", (*self.talk.messages(parent), said)
-        asked = next((turn.id for turn in reversed(tree.path) if turn.role == "user"), None)
-        if asked is not None:
-            return "The prompt of the last answer", self.talk.messages(asked)
-        example: Message = {"role": "user", "content": "(your message)"}
-        return "The prompt of a first message", (*self.talk.messages(None), example)
 
     # --- one exchange
 
@@ -241,13 +231,17 @@ class ChatScreen(Orders):
         error = message.worker.error if message.state is WorkerState.ERROR else last.error if last else None
         if message.state is WorkerState.CANCELLED:
             answering.finish("stopped")
+            self._used += answering.tokens
+            self._facts.prompt = 0  # nobody said what was known of it
+            self._show_figures()
         elif error is not None or last is None or last.kind == "error":
             self._failed(answering, error)
         else:
             answering.finish()
             self._used = last.usage.prompt_tokens + last.usage.completion_tokens
             self._facts.prompt, self._facts.cached = last.usage.prompt_tokens, last.usage.cached_tokens
-            if last.timings.prompt_tok_s:
+            computed = last.usage.prompt_tokens - last.usage.cached_tokens
+            if last.timings.prompt_tok_s and computed >= RATED:
                 self._facts.prefill.append(last.timings.prompt_tok_s)
             self._measured_now(Measured(last.timings.decode_tok_s, last.timings.ttft_s))
             self._load_late()
@@ -329,6 +323,8 @@ class ChatScreen(Orders):
         for name, least in (("sidebar", SIDEBAR_FROM), ("machine", MACHINE_FROM)):
             pane = self.query_one(f"#{name}")
             pane.display = self._asked_for.get(name, event.size.width >= least)
+        if event.size.width < MACHINE_FROM and self.query_one("#machine").display:
+            self.query_one("#sidebar").display = False  # one at a time
         self.list_conversations()
         self.query_one(MachinePane).show(self._facts)
 
@@ -359,25 +355,41 @@ class ChatScreen(Orders):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Stop is offered while there is something to stop."""
         if action == "stop":
-            return self.answering is not None or self.editing or self.bringing
-        return True
+            return self.answering is not None or self.bringing
+        return action != "cancel" or self.editing
 
     def action_stop(self) -> None:
         if self.answering is not None:
             self.workers.cancel_group(self, "answer")
-        elif self.bringing:
+        else:
             self.give_up_bringing()
-        elif self.editing:
-            self.editing = False
-            self.query_one(Prompt).clear()
-            self.show_files()
-            self.refresh_bindings()
+
+    def action_cancel(self) -> None:
+        self.editing = False
+        self.query_one(Prompt).clear()
+        self.show_files()
+        self.refresh_bindings()
+
+    def on_key(self, event: events.Key) -> None:
+        """What is typed where nothing is written is a message that begins."""
+        if event.character and event.is_printable and not self._takes(event.key):
+            prompt = self.query_one(Prompt)
+            self.set_focus(prompt)
+            prompt.insert(event.character)
+            event.stop()
+
+    def _takes(self, key: str) -> bool:
+        """Whether what has the focus does something with a key."""
+        if isinstance(self.focused, Transcript):
+            return self.focused.takes(key)
+        return isinstance(self.focused, Input | TextArea | Titles)
 
     def action_page(self, direction: int) -> None:
         transcript = self.query_one(Transcript)
         transcript.catch_up()
         transcript.scroll_relative(y=direction * (transcript.size.height - 1), animate=False)
 
+    @on(Prompt.Leaving)
     def action_turns(self) -> None:
         """Walk through the turns."""
         transcript = self.query_one(Transcript)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from textwrap import wrap
+
 from textual.content import Content
 
 from hetrun.tui.commands import COMMANDS
 from hetrun.tui.screens.dialogs import Read
 
+WIDTH = 44  # of what stands at the right: all of it has room in 80 columns
 KEYS = (
     ("Enter / Ctrl+J", "send / begin a line"),
     ("Escape", "stop the answer"),
@@ -21,21 +25,42 @@ KEYS = (
     ("F8", "colours"),
     ("Ctrl+O", "attach a text file"),
     ("Ctrl+R", "answer the last message again"),
-    ("Ctrl+Up, Tab", "walk through the turns (Up and Down); Enter or a second click opens a turn's menu"),
+    ("Ctrl+Up, Tab", "walk through the turns (Up and Down; Escape or Tab goes back)"),
+    ("  Enter", "what can be done with a turn; so does a second click"),
     ("  e r f", "edit and send again; answer again; fork"),
     ("  y c t", "copy; copy code; show the thought"),
     ("  i", "probabilities and alternatives of each token"),
     ("  Left, Right", "earlier and later versions of a turn"),
     ("Ctrl+Q", "leave; every conversation is kept"),
 )
+ANSWERS = (
+    ("accepted 36 % of 25", "guesses of what comes next that were right: each saved a pass (--spec)"),
+    ("version 2 of 3", "a turn that was edited or answered again; Left and Right show the others"),
+)
 MACHINE = (
-    ("layers", "a cell for each layer; its colour is the backend that computes it, shades come from disk"),
-    ("tokens per second", "decode: as the answer comes; prefill: as your message is read"),
-    ("context", "how much of what the model can see is used, and how much of it was kept from before"),
-    ("memory", "what the engine takes against what it was granted, by what it is for"),
-    ("links", "weights that cross to a GPU for every pass, and how long the CPU waits for it"),
-    ("from disk", "weights that do not fit: how fast they come, and how long passes wait for them"),
-    ("why the plan changed", "what hetrun measured, and what it decided"),
+    ("layers", "a cell for each, the embedding first, the output last; reading prompts, and writing"),
+    ("  its colour", "the backend that computes it: llamacpp and amx on the CPU, cuda on a GPU"),
+    ("  its shade", "a part comes from disk, or over the link, for every pass; the lighter, the more"),
+    (
+        "tokens per second",
+        "decode: as answers come; prefill: as messages are read. Full height: the most of late",
+    ),
+    ("context", "how much of what the model can see is used"),
+    ("cache hits", "tokens of the last prompt that were known from before, and not read again"),
+    ("memory", "what the engine has, of what it was granted; below it what that is for:"),
+    ("  interpreter, libraries", "Python, and what computes"),
+    ("  weights", "the model's, as far as they stay in memory"),
+    ("  KV", "keys and values: what the model remembers of texts, for all conversations at most"),
+    ("  graphs and scratch", "what passes work in"),
+    ("  streaming window", "room for weights that come from disk"),
+    ("  reserve", "granted, but left free for what comes and goes"),
+    ("links", "how fast weights cross to a GPU, and how long the CPU waits for it"),
+    (
+        "from disk",
+        "weights that do not fit: how fast they come, how many for each pass (one token, or a part of a "
+        "prompt), and how long passes wait for them",
+    ),
+    ("why the plan changed", "what hetrun measured and decided, and what you applied"),
 )
 
 
@@ -47,13 +72,15 @@ class HelpScreen(Read):
         parts = [
             *_table("Keys", KEYS),
             *_table("Commands", commands),
+            *_table("Below answers", ANSWERS),
             *_table("The machine, at the right", MACHINE),
         ]
         super().__init__("hetrun chat", Content("\n").join(parts))
 
 
-def _table(title: str, rows: object) -> list[Content]:
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[Content]:
     lines = [Content.styled(title, "bold")]
-    assert isinstance(rows, (tuple, list)), "rows of two texts"
-    lines += [Content.assemble((f"  {name:<22} ", "$primary"), what) for name, what in rows]
+    for name, what in rows:
+        for i, line in enumerate(wrap(what, WIDTH)):
+            lines.append(Content.assemble((f"  {'' if i else name:<22} ", "$primary"), line))
     return [*lines, Content("")]

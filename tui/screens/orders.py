@@ -10,7 +10,7 @@ from textual import on, work
 from textual.widgets import Input
 
 from hetrun.errors import HetrunError, UserError
-from hetrun.events import GenerateRequest
+from hetrun.events import GenerateRequest, Message
 from hetrun.questions import Render
 from hetrun.tui.answering import Answering
 from hetrun.tui.commands import command_of, is_command
@@ -20,7 +20,7 @@ from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.sights import EXCHANGING, Sights
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turns import TurnAction, turn_choices
-from hetrun.tui.talk import attached, parsed_value
+from hetrun.tui.talk import attached, parsed_value, with_files
 from hetrun.tui.transcript.entries import Entry, divided
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.prompt import Prompt
@@ -208,6 +208,10 @@ class Orders(Sights):
         self.app.copy_to_clipboard(message.text)
         self.notify("Copied", timeout=2)
 
+    @on(Transcript.Left)
+    def _left(self, message: Transcript.Left) -> None:
+        self.set_focus(self.query_one(Prompt))
+
     @on(Transcript.Do)
     def _do(self, message: Transcript.Do) -> None:
         self.do(cast("TurnAction", message.what), message.entry)
@@ -233,9 +237,13 @@ class Orders(Sights):
         except UserError as error:
             self.notify(str(error), timeout=3)
 
+    def offers(self, entry: Entry) -> list[str]:
+        """What can be done with an entry."""
+        return [choice.name for choice in turn_choices(entry, self.talk)]
+
     def do(self, what: TurnAction, entry: Entry) -> None:
         """Do it, if the entry is of that kind."""
-        if what not in [choice.name for choice in turn_choices(entry, self.talk)]:
+        if what not in self.offers(entry):
             return
         try:
             self._do_now(what, entry, entry.turn)
@@ -277,6 +285,7 @@ class Orders(Sights):
                 if other is not None:
                     self.talk.lead_to(other)
                     self.show_talk()
+                    self.query_one(Transcript).select(self.talk.tree.path.index(other))
 
     def _regenerate(self, turn: Turn, beginning: str = "") -> None:
         asked = turn.parent if turn.role == "assistant" else turn.id
@@ -300,6 +309,19 @@ class Orders(Sights):
         if at:
             self.app.copy_to_clipboard(codes[int(at)])
             self.notify("Copied", timeout=2)
+
+    def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
+        """What Enter would send now, or else what the last answer was an answer to."""
+        draft, tree = self.query_one(Prompt).text.strip(), self.talk.tree
+        parent = self.parent_of_next if self.editing else tree.leaf
+        if draft and not draft.startswith("/"):
+            said: Message = {"role": "user", "content": with_files(draft, self.files)}
+            return "The prompt that Enter would send", (*self.talk.messages(parent), said)
+        asked = next((turn.id for turn in reversed(tree.path) if turn.role == "user"), None)
+        if asked is not None:
+            return "The prompt of the last answer", self.talk.messages(asked)
+        example: Message = {"role": "user", "content": "(your message)"}
+        return "The prompt of a first message", (*self.talk.messages(None), example)
 
     # --- files
 

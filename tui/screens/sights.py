@@ -17,6 +17,7 @@ from hetrun.errors import HetrunError, UserError
 from hetrun.events import Message, ModelInfo
 from hetrun.questions import SetRam
 from hetrun.tui.doors import Doors, Offered, Opening
+from hetrun.tui.machine import Facts
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import Chosen, SettingsScreen
@@ -47,6 +48,7 @@ class Sights(Screen[None]):
         self._brought = ""  # what was said of it last
         self.info: ModelInfo | None = None  # None: there is no model yet
         self.load_error: Exception | None = None
+        self._facts = Facts()  # of the machine, for its pane
         self._ticking: Timer | None = None
 
     def loaded(self, info: ModelInfo) -> None: ...
@@ -150,6 +152,7 @@ class Sights(Screen[None]):
         if set(changes) == {"ram"}:
             await self.client.ask(SetRam(parse_size(changes["ram"], "ram")))
             self.options = wanted
+            self._facts.note(f"you: ram {changes['ram']}")
             self.notify("Applied", timeout=2)
             return
         opening = await self._opening(wanted)  # which may refuse; then the old one goes on
@@ -185,6 +188,9 @@ class Sights(Screen[None]):
     async def _exchange(self, opening: Opening, options: Mapping[str, object]) -> None:
         """One behind the other: there may be memory for one model only."""
         self.free()
+        self._facts.note(
+            "you: " + (", ".join(f"{name} {value}" for name, value in options.items()) or "as it was")
+        )
         self.options, self.info = options, None
         self.say_model("ending")
         self.exchanging = True

@@ -78,7 +78,7 @@ class TokensScreen(ModalScreen[Continue | None]):
             yield Static("", id="token", markup=False)
             yield OptionList()
             yield Static(
-                "Left, Right: token · Ctrl: unlikely ones · Enter: go on from an alternative",
+                "Left, Right: token · Ctrl+Right: unlikely one · Enter: go on from here",
                 classes="keys",
                 markup=False,
             )
@@ -103,7 +103,8 @@ class TokensScreen(ModalScreen[Continue | None]):
             return
         begin = max(self._at - AROUND, 0)
         shown = [self._token(i) for i in range(begin, min(self._at + AROUND, len(tokens)))]
-        self.query_one("#tokens", Static).update(Content("").join(shown))
+        before, behind = "… " * (begin > 0), " …" * (self._at + AROUND < len(tokens))
+        self.query_one("#tokens", Static).update(Content("").join([Content(before), *shown, Content(behind)]))
         token = tokens[self._at]
         self.query_one("#token", Static).update(
             f"token {self._at + 1} of {len(tokens)}: {written(token.piece)}  {_percent(token.logprob)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import ClassVar
@@ -56,6 +56,7 @@ class Transcript(ScrollView, can_focus=True):
         Binding("i", "do('tokens')", "Tokens", show=False),
         Binding("left", "do('before')", "Earlier version", show=False),
         Binding("right", "do('after')", "Later version", show=False),
+        Binding("escape", "leave", "Back", key_display="Esc"),
     ]
     selected: reactive[int | None] = reactive(None)  # an entry's index
 
@@ -70,6 +71,9 @@ class Transcript(ScrollView, can_focus=True):
         """The user wants to do something with a turn."""
 
         entry: Entry
+
+    class Left(Message):
+        """The user wants to write again."""
 
     @dataclass
     class Do(Message):
@@ -86,6 +90,8 @@ class Transcript(ScrollView, can_focus=True):
         self._follow = True
         self._strips: dict[tuple[int, bool, Segment], tuple[Strip, Strip]] = {}
         self._late: Timer | None = None  # the scrollbar has not moved yet
+        self.offers: Callable[[Entry], Collection[str]] = lambda entry: ()  # what can be done with one
+        self.busy: Callable[[], bool] = lambda: False  # Escape is for what is being done
 
     # --- what is shown
 
@@ -276,6 +282,26 @@ class Transcript(ScrollView, can_focus=True):
         """The selected entry."""
         return None if self.selected is None else self._entries[self.selected]
 
+    def on_blur(self) -> None:
+        if self.app.screen is self.screen:  # no dialog asks about the turn
+            self.selected = None
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only what can be done is offered."""
+        if action == "menu":
+            return self.selection is not None
+        if action == "do":
+            return self.selection is not None and str(parameters[0]) in self.offers(self.selection)
+        return action != "leave" or not self.busy()
+
+    def takes(self, key: str) -> bool:
+        """Whether a key does something with the selected turn."""
+        return self.selection is not None and key in KEYS
+
+    def action_leave(self) -> None:
+        self.selected = None
+        self.post_message(self.Left())
+
     def action_menu(self) -> None:
         if entry := self.selection:
             self.post_message(self.Menu(entry))
@@ -306,3 +332,8 @@ class Transcript(ScrollView, can_focus=True):
         """Show a thought, or hide it."""
         entry.unfolded = not entry.unfolded
         self.changed(entry)
+
+
+KEYS = {
+    key for binding in Transcript.BINDINGS if isinstance(binding, Binding) for key in binding.key.split(",")
+}

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.message import Message
 from textual.widgets import TextArea
 
 from hetrun.tui.commands import completions
@@ -24,6 +25,9 @@ class Prompt(TextArea):
         Binding("pageup", "screen.page(-1)", show=False),
         Binding("pagedown", "screen.page(1)", show=False),
     ]
+
+    class Leaving(Message):
+        """The user goes to the turns."""
 
     def __init__(self) -> None:
         super().__init__(placeholder="Write a message, or / for commands", tab_behavior="focus")
@@ -51,8 +55,8 @@ class Prompt(TextArea):
             self._leaf(-1)
         elif event.key == "down" and row == last and self._at < len(self._said):
             self._leaf(1)
-        elif event.key == "tab" and self.text.startswith("/") and " " not in self.text:
-            self._complete()
+        elif event.key == "tab":
+            self._tab()
         else:
             return
         event.stop()
@@ -63,6 +67,12 @@ class Prompt(TextArea):
             self._draft = self.text
         self._at += step
         self.put(self._draft if self._at == len(self._said) else self._said[self._at])
+
+    def _tab(self) -> None:
+        if self.text.startswith("/") and " " not in self.text:
+            self._complete()
+        else:
+            self.post_message(self.Leaving())
 
     def _complete(self) -> None:
         found = completions(self.text[1:])

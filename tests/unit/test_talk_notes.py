@@ -1,0 +1,23 @@
+"""Why an answer ended, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetrun.events import Event, Usage
+from hetrun.tui.talk import note_of
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit", "why"),
+    [
+        ("stop", 5, ""),
+        ("length", 5, "limit of 5 tokens"),
+        ("length", 6, "the context is full"),
+        ("length", None, "the context is full"),
+    ],
+)
+def test_why_an_answer_ended(reason: str, limit: int | None, why: str) -> None:
+    event = Event("done", finish_reason=reason, usage=Usage(10, 5))  # type: ignore[arg-type]
+    said = note_of(event, limit)
+    assert why in said if why else said == ""
