@@ -31,9 +31,9 @@ from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
 from hetrun.visible import visible
 
-LOOK_S = 0.5  # between two looks at the machine while it answers
+LOOK_S = 1.0  # between two looks at the machine while it answers: each draws its pane anew
 RATED = 4  # tokens of a prompt; fewer cost as much as one does
-IDLE_LOOKS = 6  # so many times as long while it does not
+IDLE_LOOKS = 3  # so many times as long while it does not
 SIDEBAR_FROM, MACHINE_FROM = 128, 100  # columns from which a pane is shown without being asked for
 
 
