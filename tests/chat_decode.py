@@ -58,7 +58,7 @@ def in_chat() -> float:
         terminal.type(PROMPT)
         terminal.keys("Enter")
         time.sleep(TOKENS / SLOWEST)
-        terminal.until("stopped: the context")
+        terminal.until("stopped at the limit")
         (place,) = Path(folder).rglob("conversations.db")
         with sqlite3.connect(place) as kept:
             rows = kept.execute("SELECT figures FROM turn WHERE role = 'assistant'").fetchall()
