@@ -199,6 +199,11 @@ class PlannedModel:
         self._budget.look()
         return self.books.bill()
 
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        """What took how much of late, without promises; from any thread."""
+        return self.books.seen
+
     def streaming(self) -> Streaming | None:
         """What passes are like that read weights from disk."""
         reading = self._disk or self._maps

@@ -52,6 +52,11 @@ class Model(Budgeted, Protocol):
         """Bytes of weights that came over each device's link so far, for passes; from any thread."""
         ...
 
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        """Memory in use of late, by what it is for; from any thread."""
+        ...
+
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states where the step says so; `between` may run
         steps of other sequences in the middle of it."""

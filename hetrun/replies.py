@@ -189,6 +189,7 @@ def state(held: Held) -> EngineState:
         budget=model.plans.memory.get("limit"),
         streaming=model.stats.streaming,
         memory=dict(model.plans.memory),
+        in_use=dict(model.in_use),
         used=kernel_figures().total,
         reason=model.plans.reason,
         devices={name: dict(bill) for name, bill in model.plans.devices.items()},

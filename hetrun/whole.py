@@ -217,6 +217,11 @@ class WholeModel:
         return self.plans.memory
 
     @property
+    def in_use(self) -> Mapping[str, int]:
+        """The library does not say."""
+        return {}
+
+    @property
     def places(self) -> tuple[LayerPlace, ...]:
         """The library does not say where it has what."""
         return ()

@@ -205,6 +205,7 @@ class FakeEngine:
                     reason="two threads instead of one (9 ms -> 6 ms)",
                     devices={"cuda": {"weights": 3 << 30, "left": 1 << 30, "limit": 4 << 30}} if gpu else {},
                     crossed={"cuda": int(3e9 * now)} if gpu else {},
+                    in_use={"weights": 98 << 20, "KV": 2 << 20, "helper processes": 14 << 20},
                     waited_s=1.0,
                     at=now,
                 )

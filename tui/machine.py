@@ -188,7 +188,8 @@ def _memory(facts: Facts, width: int) -> list[Content]:
     state = facts.state
     if state is None or not (state.used or state.memory):
         return []
-    return _bill("memory", state.memory, state.used, state.budget, width)
+    budget = state.budget or state.memory.get("limit", 0)
+    return _bill("memory", state.in_use or state.memory, state.used, budget, width)
 
 
 def _devices(facts: Facts, width: int) -> list[Content]:
@@ -206,7 +207,7 @@ def _bill(name: str, bill: Mapping[str, int], used: int, budget: int | None, wid
     if limit:
         lines.append(_bar(used / limit, width))
     told = [(what, n) for what, n in bill.items() if n and what not in NO_PARTS]
-    return lines + [_row(what, _size(n), width) for what, n in told]
+    return lines + [_row(what, _size(n), width) for what, n in told if n >= 1 << 19]
 
 
 def _links(facts: Facts, width: int) -> list[Content]:

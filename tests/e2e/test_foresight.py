@@ -9,7 +9,9 @@ import pytest
 from hetrun.client import WorkerClient
 from hetrun.config import Settings, default_model
 from hetrun.errors import BudgetError, OptionError
-from hetrun.questions import Layers, PlanNow, WhatIf
+from hetrun.events import GenerateRequest
+from hetrun.params import SamplingParams
+from hetrun.questions import Layers, PlanNow, State, WhatIf
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +33,16 @@ async def test_a_map_of_the_layers(client: WorkerClient) -> None:
     assert [layer.scope for layer in layers] == ["embed", *(f"blk.{i}" for i in range(LAYERS)), "output"]
     assert {name for layer in layers for name in (*layer.decode, *layer.prefill)} == {"llamacpp"}
     assert all(layer.nbytes > 1 << 20 and layer.streamed == 0 for layer in layers[1:-1])
+
+
+async def test_memory_in_use_adds_up(client: WorkerClient) -> None:
+    request = GenerateRequest(SamplingParams(max_tokens=40, ignore_eos=True), text="Once upon a time")
+    assert [event async for event in client.stream(request)][-1].usage.completion_tokens == 40
+    state = await client.ask(State())
+    ours = sum(n for what, n in state.in_use.items() if what not in ("reserve", "helper processes"))
+    assert abs(ours - state.used) < 0.1 * state.used
+    assert state.in_use["weights"] > 80 << 20
+    assert 0 < state.in_use["KV"] < 80 << 20  # and not what all may have
 
 
 async def test_what_other_options_would_mean(client: WorkerClient) -> None:

@@ -79,6 +79,10 @@ class FakeModel:
     def crossed(self) -> Mapping[str, int]:
         return {}
 
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        return {}
+
     def __post_init__(self) -> None:
         self.plans = PlanSet({}, self.ubatch, "a test")
         self.stats = Stats()

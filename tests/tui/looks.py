@@ -11,7 +11,8 @@ from rich.cells import cell_len
 
 WIDTH, HEIGHT = 12.2, 24.4  # of a cell, as Rich draws it
 SVG = "{http://www.w3.org/2000/svg}"
-CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+# What no two drawings have alike: the time, and how long a scripted engine took.
+ELSE = ((re.compile(r"\d\d:\d\d:\d\d"), "12:00:00"), (re.compile(r"after \d\.\d\d s"), "after 0.12 s"))
 
 
 def looks(svg: str) -> list[str]:
@@ -45,7 +46,9 @@ def _place(element: ElementTree.Element, above: float) -> tuple[int, int]:
 def _line(chars: dict[int, tuple[str, str]], papers: dict[int, str]) -> str:
     text = "".join(chars.get(column, (" ",))[0] for column in range(max(chars, default=-1) + 1))
     ink = " ".join(_runs({column: style for column, (_, style) in chars.items()}))
-    return f"{CLOCK.sub('12:00:00', text)} | {ink} | {' '.join(_runs(papers))}"
+    for what, instead in ELSE:
+        text = what.sub(instead, text)
+    return f"{text} | {ink} | {' '.join(_runs(papers))}"
 
 
 def _runs(styles: dict[int, str]) -> Iterator[str]:

@@ -143,12 +143,6 @@ class ChatScreen(Orders):
         """Something went wrong; it is said in the conversation, and not kept with it."""
         self.add(Entry("error", text=text))
 
-    def list_conversations(self) -> None:
-        """What the sidebar shows."""
-        sidebar = self.query_one(Sidebar)
-        if sidebar.display:
-            sidebar.show(self.talk.store.conversations(sidebar.searched), self.talk.number)
-
     def show_files(self) -> None:
         """What goes with the next message, and whether it replaces one."""
         parts = ["editing an earlier message (Esc cancels)"] if self.editing else []
@@ -231,10 +225,9 @@ class ChatScreen(Orders):
         error = message.worker.error if message.state is WorkerState.ERROR else last.error if last else None
         if message.state is WorkerState.CANCELLED:
             answering.finish("stopped")
-            self._used += answering.tokens
-            self._facts.prompt = 0  # nobody said what was known of it
-            self._show_figures()
+            self._without_usage(answering)
         elif error is not None or last is None or last.kind == "error":
+            self._without_usage(answering)
             self._failed(answering, error)
         else:
             answering.finish()
@@ -251,6 +244,12 @@ class ChatScreen(Orders):
             self._place_again()
         self._look(at_once=True)
         self.refresh_bindings()
+
+    def _without_usage(self, answering: Answering) -> None:
+        """Nobody said what an answer took that was broken off."""
+        self._used += answering.tokens
+        self._facts.prompt = 0
+        self._show_figures()
 
     def _place_again(self) -> None:
         """Answers may have become versions of each other."""

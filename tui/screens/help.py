@@ -50,9 +50,10 @@ MACHINE = (
     ("memory", "what the engine has, of what it was granted; below it what that is for:"),
     ("  interpreter, libraries", "Python, and what computes"),
     ("  weights", "the model's, as far as they stay in memory"),
-    ("  KV", "keys and values: what the model remembers of texts, for all conversations at most"),
+    ("  KV", "keys and values: what the model remembers of texts"),
     ("  graphs and scratch", "what passes work in"),
     ("  streaming window", "room for weights that come from disk"),
+    ("  helper processes", "those that write prompts by the model's template"),
     ("  reserve", "granted, but left free for what comes and goes"),
     ("links", "how fast weights cross to a GPU, and how long the CPU waits for it"),
     (

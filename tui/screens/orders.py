@@ -36,7 +36,6 @@ class Orders(Sights):
     editing: bool
 
     def show_talk(self) -> None: ...
-    def list_conversations(self) -> None: ...
     def show_files(self) -> None: ...
     def action_pane(self, name: str) -> None: ...
     def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
@@ -109,6 +108,12 @@ class Orders(Sights):
         return self.talk.number
 
     # --- conversations
+
+    def list_conversations(self) -> None:
+        """What the sidebar shows."""
+        sidebar = self.query_one(Sidebar)
+        if sidebar.display:
+            sidebar.show(self.talk.store.conversations(sidebar.searched), self.talk.number)
 
     def free(self) -> None:
         """Nothing is being written: what is, is stopped and kept."""
