@@ -217,7 +217,16 @@ async def test_one_goes_to_the_turns_with_tab_and_comes_back_by_writing(engine: 
         await chat.until(lambda: chat.transcript.selected == 1)
         await chat.press("h")
         await chat.until(lambda: chat.prompt.has_focus and chat.prompt.text == "h")
+        await chat.press("e")  # which would edit a turn
+        await chat.until(lambda: chat.prompt.text == "he")
         assert chat.transcript.selected is None
+        assert not chat.screen.editing
+        await chat.press("f2")
+        await chat.until(lambda: isinstance(chat.app.focused, Titles))
+        await chat.press("w")
+        await chat.until(lambda: chat.prompt.has_focus and chat.prompt.text == "hew")
+        await chat.press("ctrl+f", "escape")
+        await chat.until(lambda: chat.prompt.has_focus)
 
 
 async def test_another_version_is_selected_as_the_first_was(engine: FakeEngine) -> None:

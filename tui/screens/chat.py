@@ -8,7 +8,7 @@ from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Footer, Input, OptionList, Static, TextArea
+from textual.widgets import Footer, OptionList, Static
 from textual.worker import Worker, WorkerState
 
 from hetrun.client import ChatClient
@@ -18,7 +18,7 @@ from hetrun.tui.answering import Answering
 from hetrun.tui.doors import Doors
 from hetrun.tui.kept.tree import Turn
 from hetrun.tui.machine import Facts, look
-from hetrun.tui.messages import Measured, Sent
+from hetrun.tui.messages import Measured, Sent, Typed
 from hetrun.tui.screens.orders import Orders
 from hetrun.tui.screens.sights import EXCHANGING
 from hetrun.tui.talk import Talk, with_files
@@ -44,6 +44,7 @@ class ChatScreen(Orders):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", key_display="Esc"),
         Binding("escape", "cancel", "Cancel", key_display="Esc"),
+        Binding("escape", "back", "Back", key_display="Esc"),
         Binding("f1", "help", "Help", priority=True),
         Binding("ctrl+n", "new", "New", priority=True),
         Binding("f2", "pane('sidebar')", "Chats", priority=True),
@@ -87,8 +88,7 @@ class ChatScreen(Orders):
 
     def on_mount(self) -> None:
         self.query_one("#with").display = False
-        transcript = self.query_one(Transcript)
-        transcript.offers, transcript.busy = self.offers, lambda: self.answering is not None
+        self.query_one(Transcript).offers = self.offers
         prompt = self.query_one(Prompt)
         self.set_focus(prompt)
         prompt.remember(self.talk.store.said())
@@ -355,7 +355,9 @@ class ChatScreen(Orders):
         """Stop is offered while there is something to stop."""
         if action == "stop":
             return self.answering is not None or self.bringing
-        return action != "cancel" or self.editing
+        if action == "cancel":
+            return self.editing
+        return action != "back" or not isinstance(self.focused, Prompt)
 
     def action_stop(self) -> None:
         if self.answering is not None:
@@ -369,19 +371,15 @@ class ChatScreen(Orders):
         self.show_files()
         self.refresh_bindings()
 
-    def on_key(self, event: events.Key) -> None:
-        """What is typed where nothing is written is a message that begins."""
-        if event.character and event.is_printable and not self._takes(event.key):
-            prompt = self.query_one(Prompt)
-            self.set_focus(prompt)
-            prompt.insert(event.character)
-            event.stop()
+    def action_back(self) -> None:
+        self.set_focus(self.query_one(Prompt))
 
-    def _takes(self, key: str) -> bool:
-        """Whether what has the focus does something with a key."""
-        if isinstance(self.focused, Transcript):
-            return self.focused.takes(key)
-        return isinstance(self.focused, Input | TextArea | Titles)
+    @on(Typed)
+    def _typed(self, message: Typed) -> None:
+        """A message that begins elsewhere."""
+        prompt = self.query_one(Prompt)
+        self.set_focus(prompt)
+        prompt.insert(message.text)
 
     def action_page(self, direction: int) -> None:
         transcript = self.query_one(Transcript)

@@ -213,10 +213,6 @@ class Orders(Sights):
         self.app.copy_to_clipboard(message.text)
         self.notify("Copied", timeout=2)
 
-    @on(Transcript.Left)
-    def _left(self, message: Transcript.Left) -> None:
-        self.set_focus(self.query_one(Prompt))
-
     @on(Transcript.Do)
     def _do(self, message: Transcript.Do) -> None:
         self.do(cast("TurnAction", message.what), message.entry)

@@ -19,6 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
 
+from hetrun.tui.messages import type_ahead
 from hetrun.tui.transcript.entries import Entry, Look
 
 LEFT = 2  # cells before the text: the bar, and a space
@@ -56,7 +57,6 @@ class Transcript(ScrollView, can_focus=True):
         Binding("i", "do('tokens')", "Tokens", show=False),
         Binding("left", "do('before')", "Earlier version", show=False),
         Binding("right", "do('after')", "Later version", show=False),
-        Binding("escape", "leave", "Back", key_display="Esc"),
     ]
     selected: reactive[int | None] = reactive(None)  # an entry's index
 
@@ -71,9 +71,6 @@ class Transcript(ScrollView, can_focus=True):
         """The user wants to do something with a turn."""
 
         entry: Entry
-
-    class Left(Message):
-        """The user wants to write again."""
 
     @dataclass
     class Do(Message):
@@ -91,7 +88,6 @@ class Transcript(ScrollView, can_focus=True):
         self._strips: dict[tuple[int, bool, Segment], tuple[Strip, Strip]] = {}
         self._late: Timer | None = None  # the scrollbar has not moved yet
         self.offers: Callable[[Entry], Collection[str]] = lambda entry: ()  # what can be done with one
-        self.busy: Callable[[], bool] = lambda: False  # Escape is for what is being done
 
     # --- what is shown
 
@@ -292,15 +288,13 @@ class Transcript(ScrollView, can_focus=True):
             return self.selection is not None
         if action == "do":
             return self.selection is not None and str(parameters[0]) in self.offers(self.selection)
-        return action != "leave" or not self.busy()
+        return True
 
-    def takes(self, key: str) -> bool:
-        """Whether a key does something with the selected turn."""
-        return self.selection is not None and key in KEYS
-
-    def action_leave(self) -> None:
-        self.selected = None
-        self.post_message(self.Left())
+    def on_key(self, event: events.Key) -> None:
+        """What does nothing with the selected turn begins a message."""
+        if self.selection is None or event.key not in KEYS:
+            if type_ahead(self, event):
+                self.selected = None
 
     def action_menu(self) -> None:
         if entry := self.selection:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -16,6 +16,7 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from hetrun.tui.kept.tree import Conversation
+from hetrun.tui.messages import type_ahead
 from hetrun.visible import visible
 
 What = Literal["open", "rename", "delete", "export"]
@@ -37,10 +38,17 @@ class Titles(OptionList):
         what: What
         number: int
 
+    def on_key(self, event: events.Key) -> None:
+        if event.key not in KEYS:
+            type_ahead(self, event)
+
     def action_do(self, what: What) -> None:
         if self.highlighted is not None:
             option = self.get_option_at_index(self.highlighted)
             self.post_message(self.Wanted(what, int(option.id or 0)))
+
+
+KEYS = {key for binding in Titles.BINDINGS if isinstance(binding, Binding) for key in binding.key.split(",")}
 
 
 class Sidebar(Vertical):
