@@ -154,9 +154,7 @@ class EngineState:
     reason: str = ""  # why the plans in force took the place of others
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     crossed: Mapping[str, int] = field(default_factory=dict)  # bytes of weights that came over links so far
-    in_use: Mapping[str, int] = field(
-        default_factory=dict
-    )  # memory, what of it was of late; empty: not known
+    in_use: Mapping[str, int] = field(default_factory=dict)  # memory of late, like the bill; empty: unknown
     waited_s: float = 0.0  # of the engine's thread, for devices that work by themselves
     at: float = field(default=0.0, compare=False)  # when this was so, on a clock of the engine's process
 

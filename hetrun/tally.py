@@ -52,7 +52,7 @@ class Tally:
     def counts(self, stats: Stats) -> Counts:
         """What there is by now."""
         return Counts(
-            dict(self._requests.copy()),  # `asdict` makes no copy of a Counter
+            dict(self._requests),  # `asdict` makes no copy of a Counter
             self._prompt_tokens,
             self._cached_tokens,
             self._answer_tokens,

@@ -22,6 +22,7 @@ STREAMED = "$warning-darken-1"
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SAMPLES = 60  # of a plot: half a minute of answers
 MOST_REASONS = 20
+LEAST_TOLD = 1 << 19  # bytes; less would be shown as none
 NO_PARTS = ("limit", "left", "KV of one full sequence")  # of a bill: said elsewhere, or part of another row
 
 
@@ -188,8 +189,8 @@ def _memory(facts: Facts, width: int) -> list[Content]:
     state = facts.state
     if state is None or not (state.used or state.memory):
         return []
-    budget = state.budget or state.memory.get("limit", 0)
-    return _bill("memory", state.in_use or state.memory, state.used, budget, width)
+    limit = state.budget or state.memory.get("limit", 0)
+    return _bill("memory", state.in_use or state.memory, state.used, limit, width)
 
 
 def _devices(facts: Facts, width: int) -> list[Content]:
@@ -197,17 +198,16 @@ def _devices(facts: Facts, width: int) -> list[Content]:
     lines: list[Content] = []
     for name, bill in (facts.state.devices if facts.state else {}).items():
         used = sum(n for what, n in bill.items() if what not in NO_PARTS)
-        lines += _bill(f"memory of {name}", bill, used, None, width)
+        lines += _bill(f"memory of {name}", bill, used, bill.get("limit", 0), width)
     return lines
 
 
-def _bill(name: str, bill: Mapping[str, int], used: int, budget: int | None, width: int) -> list[Content]:
-    limit = budget or bill.get("limit", 0)
+def _bill(name: str, bill: Mapping[str, int], used: int, limit: int, width: int) -> list[Content]:
     lines = [_head(name, f"{_size(used)} of {_size(limit)}" if limit else _size(used))]
     if limit:
         lines.append(_bar(used / limit, width))
-    told = [(what, n) for what, n in bill.items() if n and what not in NO_PARTS]
-    return lines + [_row(what, _size(n), width) for what, n in told if n >= 1 << 19]
+    told = [(what, n) for what, n in bill.items() if n >= LEAST_TOLD and what not in NO_PARTS]
+    return lines + [_row(what, _size(n), width) for what, n in told]
 
 
 def _links(facts: Facts, width: int) -> list[Content]:

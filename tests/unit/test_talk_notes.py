@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.events import Event, Usage
+from hetrun.events import Event, FinishReason, Usage
 from hetrun.tui.talk import note_of
 
 
@@ -17,7 +17,7 @@ from hetrun.tui.talk import note_of
         ("length", None, "the context is full"),
     ],
 )
-def test_why_an_answer_ended(reason: str, limit: int | None, why: str) -> None:
-    event = Event("done", finish_reason=reason, usage=Usage(10, 5))  # type: ignore[arg-type]
+def test_why_an_answer_ended(reason: FinishReason, limit: int | None, why: str) -> None:
+    event = Event("done", finish_reason=reason, usage=Usage(10, 5))
     said = note_of(event, limit)
     assert why in said if why else said == ""

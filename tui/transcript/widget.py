@@ -19,7 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
 
-from hetrun.tui.messages import type_ahead
+from hetrun.tui.messages import keys_of, type_ahead
 from hetrun.tui.transcript.entries import Entry, Look
 
 LEFT = 2  # cells before the text: the bar, and a space
@@ -328,6 +328,4 @@ class Transcript(ScrollView, can_focus=True):
         self.changed(entry)
 
 
-KEYS = {
-    key for binding in Transcript.BINDINGS if isinstance(binding, Binding) for key in binding.key.split(",")
-}
+KEYS = keys_of(Transcript.BINDINGS)

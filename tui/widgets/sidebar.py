@@ -16,7 +16,7 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from hetrun.tui.kept.tree import Conversation
-from hetrun.tui.messages import type_ahead
+from hetrun.tui.messages import keys_of, type_ahead
 from hetrun.visible import visible
 
 What = Literal["open", "rename", "delete", "export"]
@@ -48,7 +48,7 @@ class Titles(OptionList):
             self.post_message(self.Wanted(what, int(option.id or 0)))
 
 
-KEYS = {key for binding in Titles.BINDINGS if isinstance(binding, Binding) for key in binding.key.split(",")}
+KEYS = keys_of(Titles.BINDINGS)
 
 
 class Sidebar(Vertical):
