@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 FUZZER := $(VENV)/schemathesis
 
 SETTINGS := pyproject.toml setup.py constraints.txt scripts/install.py
-SOURCES := $(shell find hetrun backends models plugins tui -type f ! -name '*.pyc' ! -name '*.so')
+SOURCES := $(shell find hetrun backends models tui -type f ! -name '*.pyc' ! -name '*.so')
 # What an editable installation compiled: it does not follow these by itself.
 COMPILED := $(shell find backends -name '*.[ch]')
 

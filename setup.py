@@ -8,7 +8,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 # The links hetrun/backends -> ../backends serve a checkout. Archives lose them: nothing here follows them.
-FOLDERS = ("backends", "models", "plugins", "tui")
+FOLDERS = ("backends", "models", "tui")
 core = find_packages(
     include=["hetrun", "hetrun.*"], exclude=[f"hetrun.{f}{e}" for f in FOLDERS for e in ("", ".*")]
 )

@@ -7,7 +7,7 @@ costs a restart instead of the front, and the front's event loop does not share 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
 from time import monotonic
 from typing import BinaryIO, Protocol, TypeVar
@@ -16,6 +16,7 @@ from hetrun.config import Settings
 from hetrun.delivery import Mailbox, Posts
 from hetrun.errors import BackendError, EngineStopped, HetrunError
 from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.hooked import heard, overheard
 from hetrun.life import Died, Life
 from hetrun.questions import Question
 from hetrun.supervisor import Health as Health
@@ -54,6 +55,14 @@ class ChatClient(Protocol):
         """Cancel what runs and let go of the engine."""
 
 
+def _overheard(
+    request: GenerateRequest, events: AsyncGenerator[Event, None], info: Callable[[], ModelInfo | None]
+) -> AsyncGenerator[Event, None]:
+    """The events, of which plugins hear, if there are any."""
+    hearing = heard(request, info)
+    return overheard(events, hearing) if hearing else events
+
+
 class LocalClient:
     """An engine in this process."""
 
@@ -72,7 +81,10 @@ class LocalClient:
     async def info(self) -> ModelInfo:
         return self._engine.info
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        return _overheard(request, self._stream(request), lambda: self._engine.info)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         box = Mailbox(self._posts.here())
         try:
             request_id = self._engine.submit(request, lambda event: box.put((event,)))
@@ -133,7 +145,10 @@ class WorkerClient:
     async def info(self) -> ModelInfo:
         return await self._supervisor.info()
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        return _overheard(request, self._stream(request), lambda: self._supervisor.known)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Asked again of the next worker when one dies before anything of the answer was sent on.
 
         All that ran when a worker died are suspects, for nobody knows whose fault it was. Before its last try

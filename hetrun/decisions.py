@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from hetrun import bill, registry
+from hetrun import bill
 from hetrun.backend import Backend, Segment, WeightUse
 from hetrun.books import Granted, granted
 from hetrun.context import KvBytes, choose_context, kv_quant, longest
-from hetrun.errors import OptionError
 from hetrun.estimates import MAX_SEQUENCES, besides, in_parts, kv_of_all, work_bytes
 from hetrun.graph import Extent, Graph, Op, kept_by, kv_shapes
 from hetrun.kv import sequence_bytes
@@ -34,6 +33,7 @@ from hetrun.prefetch.keeping import choose as choose_pieces
 from hetrun.prefetch.outlook import Load, Window, predict, window
 from hetrun.quant import QuantType
 from hetrun.source import ModelSource, build_graph
+from hetrun.vetting import create_backends
 
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
 USUAL_CONTEXT = 4096  # tokens for which a device must have room to hold a layer, where nobody said how many
@@ -41,24 +41,16 @@ WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what pass
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
 
-def create_backends(options: Options) -> dict[str, Backend]:
-    """The backends asked for, or all that work here, the most wanted first."""
-    known = registry.backends()
-    names = registry.choose(list(options.backends) if options.backends else None, options.precision)
-    some = [name for name in names if options.vram != 0 or not known[name].own_memory]
-    if not some:
-        raise OptionError(
-            f"--vram 0 leaves no memory to {' and '.join(names)}; allow more, or other backends"
-        )
-    return {name: known[name].create() for name in some}
-
-
 def plan_graph(
-    places: Places, backends: Mapping[str, Backend], wishes: Wishes, homes: Sequence[Placement] = ()
+    places: Places,
+    backends: Mapping[str, Backend],
+    wishes: Wishes,
+    homes: Sequence[Placement] = (),
+    rule: str = "",
 ) -> tuple[PlanSet, Wanted]:
     """The plan set, and which weights each backend must hold for it."""
     order = [name for name in places.order() if name in backends]
-    plans = StaticPlanner(backends, order, homes).plan(places.graph, this_machine(), wishes)
+    plans = StaticPlanner(backends, order, homes, rule).plan(places.graph, this_machine(), wishes)
     wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
     for segment in dict.fromkeys(
         s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
@@ -94,7 +86,7 @@ def prepare(source: ModelSource, options: Options) -> Prepared:
     """Decide; the backends are the caller's to close."""
     graph = build_graph(source, options.ctx)
     quant = kv_quant(graph, options.kv_type)
-    backends = create_backends(options)
+    backends = create_backends(options, graph)
     try:
         return Deciding(source, options, graph, backends, quant).decide()
     except BaseException:
@@ -154,7 +146,8 @@ class Deciding:
         return Places(self._graph, self._backends, self._own, self._rows_of)
 
     def _planned(self, backends: Mapping[str, Backend]) -> tuple[PlanSet, Wanted]:
-        return plan_graph(self._places, backends, self._options.wishes, self._homes)
+        options = self._options
+        return plan_graph(self._places, backends, options.wishes, self._homes, options.rule)
 
     def _left_to(self, name: str) -> tuple[PlanSet, Wanted, list[Segment]]:
         """All that has no home on a device planned for one backend, and what that runs."""
@@ -299,7 +292,7 @@ class Deciding:
 
     def _disk(self) -> Disk:
         """What the model's disk gives; a plan by a fixed order measures nothing."""
-        if self._options.planner == "static":
+        if not self._options.measures:
             return Disk(USUAL, UNKNOWN_RATE, "nothing was measured")
         parts = (part for weight in self._graph.weights().values() for part in weight.parts)
         return disk_of(list(dict.fromkeys(part.path for part in parts if isinstance(part, Extent))))
@@ -327,7 +320,7 @@ class Deciding:
         self._keep_only(found.plans)
         streamed = Streamed(
             *(found.backend, found.cut, self._granted, found.whole, found.fixed, found.work, found.disk),
-            *(found.window.nbytes, self._options.streaming, self._options.planner != "static", within),
+            *(found.window.nbytes, self._options.streaming, self._options.measures, within),
         )
         plans = within(self._granted)
         return self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)

@@ -25,7 +25,7 @@ from hetrun.cgroups import memory_limit
 from hetrun.child import ending, python
 from hetrun.config import Settings, config_file, default_model, dirs
 from hetrun.config.values import size_in_words
-from hetrun.errors import HetrunError
+from hetrun.errors import HetrunError, PluginError
 from hetrun.hub.cache import cache_folder
 from hetrun.hub.stores import stored
 from hetrun.sysfiles import lines_of
@@ -146,7 +146,9 @@ def _backends() -> Iterator[Finding]:
         ended, said = _asked(skipped)
         asked = [str(row["asked"]) for row in said if "asked" in row]
         for row in said:
-            if "name" in row:
+            if "package" in row:
+                yield _of_plugin(row)
+            elif "name" in row:
                 ok, text = row["ok"] is True, str(row["text"])
                 works |= ok and not row["whole"]
                 yield Finding(
@@ -169,6 +171,15 @@ def _backends() -> Iterator[Finding]:
         skipped += asked
     if not works:
         yield Finding("backends", "all", "error", "none works", REINSTALL)
+
+
+def _of_plugin(row: dict[str, object]) -> Finding:
+    """What a package registered besides backends."""
+    name, package = str(row["name"]), str(row["package"])
+    if row["ok"] is True:
+        return Finding("plugins", name, "ok", str(row["text"]))
+    mend = f"pip install --upgrade {package}, or: pip uninstall {package}"
+    return Finding("plugins", name, "warning", str(row["text"]), mend if NAME.fullmatch(package) else "")
 
 
 def _mend(text: str) -> str:
@@ -207,10 +218,11 @@ def _row(line: bytes) -> dict[str, object] | None:
 def tell_of_backends(skipped: Iterable[str]) -> None:
     """The child's part: whom it asks, and then a line for each of its backends. One after the other: whoever
     ends this process has said nothing, and the others are asked in the next one."""
-    from hetrun import registry
+    from hetrun import points, registry
     from hetrun.backend import Available
 
-    for point in sorted(name for group, name in registry.names() if group == "backends"):
+    _tell_of_plugins(skipped)
+    for point in sorted(points.points("backends")):
         if point in skipped:
             continue
         print(json.dumps({"asked": point}), flush=True)
@@ -223,6 +235,25 @@ def tell_of_backends(skipped: Iterable[str]) -> None:
                 ok, text = False, f"{type(error).__name__}: {error}"
             row = {"name": descriptor.name, "ok": ok, "text": text, "whole": descriptor.whole is not None}
             print(json.dumps(row), flush=True)
+
+
+def _tell_of_plugins(skipped: Iterable[str]) -> None:
+    """The same of what other packages registered besides backends."""
+    from hetrun import points
+
+    others = [p for p in points.everything() if not p.is_ours and p.group != "backends"]
+    for point in sorted(others, key=lambda p: (p.package, p.group, p.name)):
+        asked = f"{point.group}:{point.name}"
+        if asked in skipped:
+            continue
+        print(json.dumps({"asked": asked}), flush=True)
+        try:
+            points.load(point)
+            ok, text = True, f"{points.KINDS.get(point.group, point.group)} of {point.whose}"
+        except PluginError as error:
+            ok, text = False, str(error)
+        row = {"name": point.name, "ok": ok, "text": text, "whole": False, "package": point.package}
+        print(json.dumps(row), flush=True)
 
 
 # --- models and settings

@@ -8,6 +8,7 @@ HetrunError
         ContextFull      a prompt does not fit into the context
         BudgetError      the memory granted cannot hold what was asked for
         BackendUnavailable   a backend asked for by name cannot work on this machine
+        PluginError      what a package registered cannot be used, and is left out
     Cancelled            the caller asked to stop
     BackendError         a backend failed while it worked: our fault
     EngineStopped        the engine (or its worker process) is gone
@@ -55,6 +56,17 @@ class BudgetError(UserError):
 
 class BackendUnavailable(UserError):
     """A backend that was asked for cannot work here."""
+
+
+class PluginError(UserError):
+    """What a package registered cannot be used: hetrun does without it."""
+
+    def __init__(self, what: str, whose: str, reason: str) -> None:
+        self.what, self.whose, self.reason = what, whose, reason
+        super().__init__(f"{what} of {whose} is left out: {reason}")
+
+    def __reduce__(self) -> tuple[type[PluginError], tuple[str, str, str]]:
+        return (type(self), (self.what, self.whose, self.reason))
 
 
 class Cancelled(HetrunError):

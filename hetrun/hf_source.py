@@ -13,7 +13,7 @@ from hetrun.formats.huggingface import Folder, read_folder
 from hetrun.graph import Weight
 from hetrun.hf import Config, HfModel, Imported, Importer
 from hetrun.pooling import Pooling
-from hetrun.source import recommended
+from hetrun.source import plugged, recommended
 from hetrun.stamp import Stamp
 
 TOKENIZER = "tokenizer_config.json"
@@ -142,7 +142,7 @@ def find_importer(config: Config) -> Importer:
         )
     known: Mapping[str, str] = registry.own_model().HF_TYPES
     model_type = config.get_str("model_type", "")
-    found = registry.named("models", model_type)
+    found: object = plugged(model_type)
     if found is None and model_type in known:
         found = registry.own_model(known[model_type])
     if not hasattr(found, "from_hf"):

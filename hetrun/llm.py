@@ -33,6 +33,7 @@ from hetrun.errors import OptionError
 from hetrun.events import Doing, Event, GenerateRequest, Message
 from hetrun.executor import Chunk, Step
 from hetrun.foresight import changed, foresee
+from hetrun.hooked import heard
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.loading import describe, load, prompts_of, template_of
 from hetrun.params import SamplingParams
@@ -161,10 +162,13 @@ class LLM:
     def stream_request(self, request: GenerateRequest) -> Iterator[Event]:
         """The events of a request as they come; an error is raised."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        hearing = heard(request, lambda: self.info)
         request_id = self.submit(request, events.put)
         try:
             while True:
                 event = events.get()
+                if hearing:
+                    hearing.event(event)
                 if event.kind == "error":
                     raise reason_of(event)
                 yield event
@@ -172,6 +176,8 @@ class LLM:
                     return
         finally:
             self.cancel(request_id)
+            if hearing:
+                hearing.end()
 
     def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
         """Begin a request and return; `on_event` is called on the engine thread and must be quick."""
@@ -291,9 +297,13 @@ class LLM:
         over: queue.SimpleQueue[int] = queue.SimpleQueue()
 
         def collector(i: int) -> OnEvent:
+            hearing = heard(requests[i], lambda: self.info)
+
             def on_event(event: Event) -> None:
                 collected[i].append(event)
                 if event.last:
+                    if hearing:
+                        hearing.event(event)
                     over.put(i)
 
             return on_event

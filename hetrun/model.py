@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +15,6 @@ from hetrun.backend import Backend, Descriptor, Floats, Rows
 from hetrun.books import Books, granted
 from hetrun.choices import known_choices
 from hetrun.decisions import Prepared, prepare
-from hetrun.errors import HetrunError
 from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.executor import KEPT_FEW, Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
@@ -33,10 +33,13 @@ from hetrun.prefetch.frommaps import FromMaps
 from hetrun.prefixes import CACHED
 from hetrun.source import ModelSource
 from hetrun.stats import Stats, Streaming
+from hetrun.vetting import vet
 from hetrun.weights import Progress, WeightStore, stretch
 from hetrun.whole import WholeModel
 from hetrun.whole_plan import backend_for
 from hetrun.whole_plan import prepare as prepare_whole
+
+log = logging.getLogger(__name__)
 
 LEAST_MEASURED = 8 << 20  # bytes of weights: measuring a smaller model takes longer than it could win
 CACHED_SHARE = 1 / 16  # of a budget that does not hold all weights, for prompts that may come again
@@ -113,6 +116,8 @@ class PlannedModel:
 
     def _load(self, prepared: Prepared, progress: Progress) -> None:
         """The weights that are there as a whole: booked before they are read."""
+        for name in prepared.plans.backends:
+            vet(name, self._backends[name], self.graph)
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
 
@@ -170,7 +175,7 @@ class PlannedModel:
         while True:
             try:
                 return run()
-            except HetrunError as e:
+            except Exception as e:  # a plugin's backend may raise anything
                 # With windows a sequence may have lost what it saw; then the step is another one.
                 is_whole = before == [self._kv.length(c.seq) for c in step.chunks]
                 if not (is_whole and self.pilot and self.pilot.goes_on_without(self._executor.failed, e)):
@@ -282,14 +287,17 @@ class PlannedModel:
         self._close_backends()
 
     def _close_backends(self) -> None:
-        for backend in self._backends.values():
-            backend.close()
+        for name, backend in self._backends.items():
+            try:
+                backend.close()
+            except Exception as e:  # a plugin may fail in any way, and the others are closed
+                log.warning("the backend %s could not be closed: %s", name, e)
 
 
 def _setup(prepared: Prepared, options: Options) -> Setup | None:
     """What a pilot needs; None where nothing is to be decided while the model runs."""
     wishes = options.wishes
-    if options.planner == "static" or wishes.plan or wishes.deterministic:
+    if not options.measures or wishes.plan or wishes.deterministic:
         return None
     if prepared.streamed or prepared.mapped:
         return None

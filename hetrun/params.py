@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from reprlib import repr as short
 from typing import Any, Literal
 
+from hetrun import links
 from hetrun.errors import OptionError
 
 LEAST_TEMPERATURE = 1e-6  # far below it a quotient of two logits overflows; whoever wants less wants 0
@@ -76,10 +77,14 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)
     regex: str | None = None
     grammar: str | None = None  # GBNF as llama.cpp has it, or Lark
+    more: Mapping[str, float] = field(default_factory=dict, hash=False)  # of samplers that packages brought
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
+        object.__setattr__(self, "more", _more("more", self.more))
+        if self.more and self.samplers == SAMPLERS:
+            object.__setattr__(self, "samplers", links.order(SAMPLERS, self.more))
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise OptionError("max_tokens must be an integer of 1 or more, not 0")
         given = [name for name in STRUCTURES if getattr(self, name) is not None]
@@ -98,10 +103,15 @@ class SamplingParams:
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
         """From a JSON object; null means "not given", as OpenAI's clients send it."""
         known = [f.name for f in fields(cls)]
-        unknown = [name for name in values if name not in known]
-        if unknown:
-            raise OptionError(_unknown(unknown, known))
-        return cls(**{name: value for name, value in values.items() if value is not None})
+        given = {name: value for name, value in values.items() if value is not None}
+        others = [name for name in values if name not in known]
+        if others:
+            brought = links.parameters()
+            if unknown := [name for name in others if name not in brought]:
+                raise OptionError(_unknown(unknown, [*known, *brought]))
+            more = {name: given.pop(name) for name in others if name in given}
+            given["more"] = {**given.get("more", {}), **more}
+        return cls(**given)
 
     def check_vocabulary(self, n_vocab: int) -> None:
         """Refuse a bias on a token the model does not have (called where the model is known)."""
@@ -206,12 +216,12 @@ def _samplers(name: str, value: object) -> tuple[str, ...]:
     found = value.split(";") if isinstance(value, str) else value
     if not isinstance(found, Sequence) or not all(isinstance(n, str) for n in found):
         raise OptionError(f"{name} must be a list of names, not {short(value)}")
-    if len(found) > len(SAMPLERS) + 1:  # a semicolon may be the last
+    if len(found) > len(SAMPLERS) + 1 and len(found) > len(SAMPLERS) + len(links.usable()) + 1:
         raise OptionError(f"{name} holds {len(found)} names; there are {', '.join(SAMPLERS)}, each once")
     names = tuple(SPELLINGS.get(n.strip().replace("-", "_"), n.strip().replace("-", "_")) for n in found if n)
     for n in names:
-        if n not in SAMPLERS:
-            raise OptionError(f"{name} holds {short(n)}; there are {', '.join(SAMPLERS)}")
+        if n not in SAMPLERS and links.link(n) is None:
+            raise OptionError(f"{name} holds {short(n)}; there are {', '.join((*SAMPLERS, *links.usable()))}")
     if len(set(names)) < len(names):
         raise OptionError(f"{name} holds {max(names, key=names.count)} twice")
     return names
@@ -242,6 +252,17 @@ def _structure(name: str, value: object) -> str:
     if not value.strip() or len(value) > MOST_STRUCTURE:
         raise OptionError(f"{name} must have 1 to {MOST_STRUCTURE} characters, not {len(value)}")
     return value
+
+
+def _more(name: str, value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} must map names of parameters to numbers, not {short(value)}")
+    if not value:
+        return {}
+    brought = links.parameters()
+    if unknown := [key for key in value if key not in brought]:
+        raise OptionError(_unknown(unknown, list(brought)))
+    return {key: brought[key].check(key, number) for key, number in value.items()}
 
 
 def _logit_bias(name: str, value: object) -> dict[int, float]:

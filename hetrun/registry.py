@@ -1,44 +1,30 @@
-"""Named things, found through entry points and imported on use."""
+"""Backends by name, and the other things that packages registered: imported on use."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from importlib.metadata import EntryPoint, distributions
 from types import ModuleType
 from typing import cast
 
-from hetrun import quant
-from hetrun.backend import Available, Backend, Descriptor, Precision, Unavailable
-from hetrun.errors import BackendUnavailable, OptionError
+from hetrun import points, quant
+from hetrun.backend import Available, Backend, Descriptor, Precision, Probe, Unavailable
+from hetrun.errors import BackendUnavailable, OptionError, PluginError
+from hetrun.points import FAILURES, Point, in_words
+from hetrun.points import named as named
 from hetrun.quant.service import Dequantiser
 
 log = logging.getLogger(__name__)
 
 MODELS = "hetrun.models"
+# A stranger's backend comes behind ours in the fixed order: it runs what it was measured to be faster at, or
+# what it was named for. One that wants to run only what no other can says 0, as the reference does.
+MOST_WANTED_STRANGER = 40
 
 _added: dict[str, Descriptor] = {}
-
-
-@cache
-def _points() -> Mapping[tuple[str, str], EntryPoint]:
-    """Every entry point of ours, by group and name. Looking through all packages takes milliseconds."""
-    points = (p for d in distributions() for p in d.entry_points if p.group.startswith("hetrun."))
-    return {(p.group.removeprefix("hetrun."), p.name): p for p in points}
-
-
-def names() -> Iterable[tuple[str, str]]:
-    """Group and name of everything that packages registered."""
-    return _points().keys()
-
-
-def named(group: str, name: str) -> object | None:
-    """What a package registered under that name, imported now."""
-    point = _points().get((group, name))
-    return point.load() if point else None
-
 
 # Some types of weights are unpacked by whoever registers to.
 quant.provide(lambda: cast("Dequantiser | None", named("services", "dequantise")))
@@ -62,31 +48,69 @@ def register(descriptor: Descriptor) -> Callable[[], None]:
 def backends() -> dict[str, Descriptor]:
     """Every backend that is known, available or not, the most wanted first; several of one package stay in
     its order."""
-    found = {name: _load(point) for (group, name), point in _points().items() if group == "backends"}
+    found = {name: _load(point) for name, point in points.points("backends").items()}
     found |= {name: (descriptor,) for name, descriptor in _added.items()}
     ordered = [(-d.preference, name, at, d) for name, some in found.items() for at, d in enumerate(some)]
     return {d.name: d for *_, d in sorted(ordered, key=lambda item: item[:3])}
 
 
-def backends_of(package: str) -> Sequence[Descriptor]:
+def backends_of(name: str) -> Sequence[Descriptor]:
     """Those that one package registered under a name, imported now and without the others."""
-    return _load(_points()["backends", package])
+    return _load(points.points("backends")[name])
 
 
-def _load(point: EntryPoint) -> Sequence[Descriptor]:
+def stranger(backend: str) -> Point | None:
+    """Who brought a backend that is not hetrun's own: one of that name, or of a number of devices."""
+    for name, point in points.points("backends").items():
+        if not point.is_ours and (backend == name or backend.startswith(f"{name}-")):
+            return point
+    return None
+
+
+def _load(point: Point) -> Sequence[Descriptor]:
     """A package's backends: one, or what a function says, of which each is a device. One that is broken says
     so when it is asked for."""
     try:
-        found = cast(Descriptor | Callable[[], Sequence[Descriptor]], point.load())
-        return (found,) if isinstance(found, Descriptor) else found()
-    except Exception as e:
-        broken = Unavailable(f"{point.value} cannot be imported: {e}")
-        log.debug("the backend %s: %s", point.name, broken.reason, exc_info=True)
-        return (Descriptor(point.name, lambda: broken, partial(_refuse, point.name, broken), preference=-1),)
+        found = points.load(point)
+        many = cast("Callable[[], Sequence[Descriptor]]", found)
+        some = [found] if isinstance(found, Descriptor) else list(many())
+        return some if point.is_ours else [_guarded(point, d) for d in some]
+    except PluginError as e:
+        error = e
+    except FAILURES as e:
+        error = points.leave_out(point, f"{point.entry.value} cannot be used: {in_words(e)}", e)
+    broken = Unavailable(str(error))
+    return (Descriptor(point.name, lambda: broken, partial(_refuse, point.name, broken), preference=-1),)
 
 
 def _refuse(name: str, broken: Unavailable) -> Backend:
     raise BackendUnavailable(f"the backend {name} cannot work here: {broken.reason}")
+
+
+def _guarded(point: Point, d: object) -> Descriptor:
+    """A stranger's: whatever it raises is said of it, and it comes behind ours."""
+    if not isinstance(d, Descriptor) or not (d.name == point.name or d.name.startswith(f"{point.name}-")):
+        raise TypeError(f"{d!r:.80} is no Descriptor of {point.name}")
+
+    unclear = Unavailable(f"of {point.whose}: asked whether it works here, it says neither yes nor no")
+
+    def probe() -> Probe:
+        try:
+            found: object = d.probe()
+        except FAILURES as e:
+            return Unavailable(f"of {point.whose}: to ask it fails: {in_words(e)}")
+        return found if isinstance(found, Available | Unavailable) else unclear
+
+    def create() -> Backend:
+        try:
+            made: object = d.create()
+        except FAILURES as e:
+            raise points.leave_out(point, f"it cannot be created: {in_words(e)}", e) from e
+        if not isinstance(made, Backend):
+            raise points.leave_out(point, f"what it creates is no Backend: {made!r:.80}")
+        return made
+
+    return replace(d, probe=probe, create=create, preference=min(d.preference, MOST_WANTED_STRANGER))
 
 
 def choose(names: list[str] | None, precision: Precision = "exact") -> list[str]:

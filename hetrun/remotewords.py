@@ -49,8 +49,11 @@ def asked_for(request: GenerateRequest, model: str) -> tuple[str, Json]:
 def _differing(params: SamplingParams) -> Iterator[tuple[str, Any]]:
     """What is not as it is where nobody says anything; other servers know few of these names."""
     usual = SamplingParams()
+    yield from params.more.items()
     for field in fields(params):
         value = getattr(params, field.name)
+        if field.name == "more":
+            continue
         if value != getattr(usual, field.name):
             yield field.name, list(value) if isinstance(value, tuple) else value
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, cast
 
-from hetrun import registry
-from hetrun.errors import ModelFileError
+from hetrun import points, registry
+from hetrun.errors import HetrunError, ModelFileError, PluginError
 from hetrun.formats.gguf import GGUFFile, TensorInfo, read_gguf
 from hetrun.graph import Architecture, Extent, Graph, GraphBuilder, ModelMeta, Weight, WeightSource
 from hetrun.pooling import Pooling
@@ -206,8 +207,23 @@ def open_model(path: Path) -> ModelSource:
         from hetrun.hf_source import open_folder  # on use: most models are GGUF files
 
         return open_folder(path)
+    if point := points.find("sources", path.suffix.removeprefix(".")):
+        return _read_by(point, path)
     file = read_gguf(path)
     return GGUFModel(file, file.require_str("general.architecture"))
+
+
+def _read_by(point: points.Point, path: Path) -> ModelSource:
+    """What a plugin's reader makes of a file."""
+    read = cast("Callable[[Path], ModelSource]", points.load(point))
+    try:
+        return read(path)
+    except HetrunError:
+        raise
+    except points.FAILURES as e:
+        raise ModelFileError(
+            str(path), f"the reader {point.name} of {point.whose} fails: {points.in_words(e)}"
+        ) from e
 
 
 def open_vocabulary(source: ModelSource) -> Vocabulary | None:
@@ -218,13 +234,23 @@ def open_vocabulary(source: ModelSource) -> Vocabulary | None:
 
 def build_graph(source: ModelSource, context: int | None = None) -> Graph:
     """The forward step of a model for sequences up to `context` tokens."""
-    return architecture_of(source).build(GraphBuilder(source, context), source)
+    point = points.find("models", source.architecture)
+    try:
+        return architecture_of(source).build(GraphBuilder(source, context), source)
+    except HetrunError:
+        raise
+    except points.FAILURES as e:
+        if point is None or point in points.left_out():
+            raise
+        raise points.leave_out(point, f"it cannot build {source.name[:80]!r}: {points.in_words(e)}", e) from e
 
 
 def is_known(architecture: str) -> bool:
-    """Whether hetrun has an architecture of that name, of its own or from a plugin."""
-    if ("models", architecture) in registry.names():
-        return True
+    """Whether hetrun has an architecture of that name, from a plugin or of its own."""
+    return plugged(architecture) is not None or _is_ours(architecture)
+
+
+def _is_ours(architecture: str) -> bool:
     # The name comes from a file: it must not become a path.
     if not re.fullmatch(r"[a-z][a-z0-9]*", architecture):
         return False
@@ -232,11 +258,34 @@ def is_known(architecture: str) -> bool:
     return architecture not in shared and find_spec(f"{registry.MODELS}.{architecture}") is not None
 
 
+def plugged(architecture: str) -> Architecture | None:
+    """A plugin's architecture; None where there is none, or where it was left out."""
+    point = points.find("models", architecture)
+    try:
+        found = points.load(point) if point else None
+    except PluginError:
+        return None
+    if point is None or callable(getattr(found, "build", None)):
+        return cast("Architecture | None", found)
+    points.leave_out(point, f"{point.entry.value} has no function build, which makes the graph")
+    return None
+
+
+def builds(source: ModelSource) -> bool:
+    """Whether there is an architecture for the model; a plugin's is tried, so that what fails is left out
+    before anything stands on it."""
+    if plugged(source.architecture) is not None:
+        with suppress(PluginError):
+            build_graph(source)
+    return is_known(source.architecture)
+
+
 def architecture_of(source: ModelSource) -> Architecture:
     """A plugin's architecture, or the file of that name in `models/`."""
-    if not is_known(source.architecture):
+    if found := plugged(source.architecture):
+        return found
+    if not _is_ours(source.architecture):
         raise ModelFileError(
             source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
         )
-    found = registry.named("models", source.architecture)
-    return cast(Architecture, found or registry.own_model(source.architecture))
+    return cast(Architecture, registry.own_model(source.architecture))

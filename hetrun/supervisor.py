@@ -84,6 +84,11 @@ class Supervisor:
             return Health("stuck", reason=self._reason, stuck=stuck, streaming=life.streaming)
         return Health("ok", reason=self._reason, streaming=life.streaming)
 
+    @property
+    def known(self) -> ModelInfo | None:
+        """What runs or ran last, as far as that is known."""
+        return self._info
+
     async def info(self) -> ModelInfo:
         """What runs, or ran last while it begins again; raises why there is nothing (any more)."""
         if self.failed is not None:

@@ -17,7 +17,7 @@ from hetrun.executor import SMALL
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
 from hetrun.planner import LARGEST_UBATCH, Options, this_machine
 from hetrun.quant import by_name
-from hetrun.source import GGUFModel, ModelSource, is_known
+from hetrun.source import GGUFModel, ModelSource, builds, is_known
 from hetrun.stamp import Stamp
 from hetrun.weights import free_memory
 from hetrun.whole_backend import Whole, WholeSetup
@@ -38,7 +38,7 @@ def backend_for(source: ModelSource, names: tuple[str, ...] | None) -> Descripto
     if asked:
         registry.choose(list(names or ()))
         return able[asked[0]]
-    if is_known(source.architecture):
+    if builds(source):
         return None
     unknown = f"hetrun has no architecture {source.architecture[:40]!r} of its own"
     if names:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.import_rules import ROOT
 
-FOLDERS = ("backends", "models", "plugins", "tui")
+FOLDERS = ("backends", "models", "tui")
 DATA = (".tcss", ".typed", ".cu", ".cuh", ".c", ".h", ".jinja", ".toml")
 SKIPPED = (
     "build",
@@ -37,7 +37,6 @@ PLANTED = {
     "backends/planted/deep/library.c": '#include "library.h"\nint planted(void) { return PLANTED; }\n',
     "backends/planted/deep/library.h": "#define PLANTED 42\n",
     "models/planted.py": "",
-    "plugins/planted.py": "",
     "tui/widgets_planted/__init__.py": "",
     "tui/planted.tcss": "Screen {}\n",
     "hetrun/planted/__init__.py": "",
@@ -189,7 +188,7 @@ def test_an_editable_install_imports_the_sources(
 ) -> None:
     project: Path = request.getfixturevalue(kind)
     install(python, "--editable", project)
-    for module in ("hetrun", "hetrun.backends.planted.deep", "hetrun.models", "hetrun.plugins", "hetrun.tui"):
+    for module in ("hetrun", "hetrun.backends.planted.deep", "hetrun.models", "hetrun.tui"):
         assert where(python, module).resolve().is_relative_to(project.resolve())
     # The folders are packages under hetrun only.
     with pytest.raises(AssertionError, match="No module named 'backends'"):

@@ -67,8 +67,10 @@ class LlamacppBackend(Backend):
 
     def _reads(self, use: WeightUse) -> bool:
         """Vectors of any type are made floats; of the others ggml takes products and rows, or none."""
-        traits = self.lib.ggml_get_type_traits_cpu(use.weight.quant.ggml_id)
-        return use.use == "vector" or bool(traits.contents.vec_dot)
+        number = use.weight.quant.ggml_id
+        if use.use == "vector":
+            return True
+        return number < native.TYPES and bool(self.lib.ggml_get_type_traits_cpu(number).contents.vec_dot)
 
     def rounding(self, op: Op) -> float:
         """Products round what is multiplied: to 8 bits for a quantised weight, else to the weight's type."""

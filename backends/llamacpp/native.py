@@ -37,6 +37,7 @@ INSTALL = "pip install 'llama-cpp-python>=0.3.36,<0.3.37' (it needs a C++ compil
 SPINNING, SPINS = "GOMP_SPINCOUNT", "10000"  # half a millisecond or less
 
 F32, F16, I32, I64 = 0, 1, 26, 27
+TYPES = 43  # that these versions have; to be asked about another number ends the process
 ROPE_INTERLEAVED, ROPE_HALVES = 0, 2
 SUCCESS, ABORTED = 0, 1
 

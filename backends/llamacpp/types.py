@@ -24,7 +24,8 @@ def dequantise(ggml_id: int, raw: NDArray[np.uint8], out: NDArray[np.float32]) -
     quant = by_ggml_id(ggml_id)  # ggml itself trusts the number, and the sizes
     _check(raw, np.uint8, quant.row_bytes(out.size), "blocks")
     _check(out, np.float32, out.size, "weights")
-    address = native.library().ggml_get_type_traits(ggml_id).contents.to_float
+    traits = native.library().ggml_get_type_traits(ggml_id) if ggml_id < native.TYPES else None
+    address = traits.contents.to_float if traits else None
     if not address:
         raise ValueError(f"ggml has no routine that dequantises {quant.name}")
     _RowFunction(address)(raw.ctypes.data, out.ctypes.data, out.size)

@@ -54,7 +54,7 @@ def run_command(arguments: list[str]) -> int:
     cls=options.Several,
     multiple=True,
     metavar="URL...",
-    help="with -f: servers that answer instead",
+    help="with -f: servers that answer instead, or what a package brings: ray:auto",
 )
 @options.settings("api_key", "strict")
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
@@ -317,12 +317,20 @@ def check(files: tuple[Path, ...], weights: bool, as_json: bool) -> int:
 
 @hetrun.command()
 @click.option("--measure", is_flag=True, help="measure what products reach here; it takes a second or two")
+@click.option("--conformance", is_flag=True, help="compare what each computes with the reference")
+@click.option("--backend", "chosen", metavar="NAME", multiple=True, help="with --conformance: only this one")
 @options.as_json
-def devices(measure: bool, as_json: bool) -> None:
-    """The backends, and why one cannot work here."""
-    from hetrun.cli.reports import print_devices
+def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: bool) -> int:
+    """The backends, and why one cannot work here.
 
-    print_devices(measure, as_json)
+    With --conformance every kind of op, with weights of every type, on small random numbers: alone and in
+    company, behind what was seen, in shares. About half a minute; no model is needed. --backend may be
+    repeated. The exit code is 1 where a backend computes something else than the reference, or fails; what
+    it does not support is no fault.
+    """
+    from hetrun.cli.reports import of_devices
+
+    return of_devices(measure, conformance, chosen, as_json)
 
 
 @hetrun.command()

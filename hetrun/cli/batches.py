@@ -18,21 +18,21 @@ from time import monotonic
 from types import ModuleType
 from typing import Literal, TypeVar
 
-from hetrun.address import address
+from hetrun import links
 from hetrun.batch.asks import CHAT, COMPLETIONS, ForAll, Reader
 from hetrun.batch.batch import Batch, Ends, StaysFull, Tally
 from hetrun.batch.done import Done
 from hetrun.batch.held import Held, waiting_beside
 from hetrun.batch.lines import Lines
 from hetrun.batch.output import Output, OutputFile
-from hetrun.batch.places import Away, Place
-from hetrun.batch.workers import Worker
+from hetrun.batch.places import Brought, Place
 from hetrun.cli import in_json, say
 from hetrun.cli.fronts import loaded
 from hetrun.cli.progress import Row, rows
+from hetrun.cli.workers import elsewhere
 from hetrun.client import ChatClient, WorkerClient
 from hetrun.config import Settings
-from hetrun.errors import BackendUnavailable, HetrunError, OptionError, UserError
+from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.events import ModelInfo
 from hetrun.questions import State, StepSeconds
 from hetrun.sampling import DEFAULT_TEMPERATURE, random_seed
@@ -137,14 +137,10 @@ def writing(files: Files) -> Iterator[tuple[Output, Held]]:
 async def _run(settings: Settings, files: Files, ends: Ends, sampling: dict[str, object], raw: bool) -> Tally:
     kind = KINDS.get(Path(files.source).suffix.lower())
     if files.workers:
-        workers = [Worker(address(url, "--workers"), settings.api_key) for url in files.workers]
-        try:
-            places = await reached(workers)
-            for_all = said_of_all(settings, sampling, raw, None)
+        async with elsewhere(files.workers, settings) as places:
+            starts = any(isinstance(place, Brought) for place in places)
+            for_all = said_of_all(settings, sampling, raw, None, starts)
             return await _shown(ends, Reader(for_all, kind), places, files, settings, None)
-        finally:
-            for worker in workers:
-                await worker.close()
     client = WorkerClient(settings)
     try:
         _server()  # imported while the worker loads
@@ -177,29 +173,14 @@ async def _here(client: ChatClient, settings: Settings) -> Place:
     return Here(app, places + min(max(2, places // 4), settings.queue))
 
 
-async def reached(workers: Sequence[Worker]) -> list[Place]:
-    """Those that answer. UserError: none does, or they have different models."""
-    models: dict[str, str] = {}
-    found: list[Place] = []
-    for worker in workers:
-        try:
-            models[worker.name] = await worker.look()
-            found.append(worker)
-        except Away as away:
-            say(f"{away}; it is tried again")
-            found.append(worker)
-    if not models:
-        raise BackendUnavailable(
-            f"none of the workers answers: start one with hetrun serve, or look at {workers[0].name}"
-        )
-    if len(set(models.values())) > 1:
-        which = ", ".join(f"{name} has {model or 'no model'}" for name, model in models.items())
-        raise OptionError(f"the workers have different models: {which}")
-    return found
-
-
-def said_of_all(settings: Settings, sampling: dict[str, object], raw: bool, info: ModelInfo | None) -> ForAll:
-    """What the command line says of every request."""
+def said_of_all(
+    settings: Settings,
+    sampling: dict[str, object],
+    raw: bool,
+    info: ModelInfo | None,
+    starts: bool = False,
+) -> ForAll:
+    """What the command line says of every request. `starts`: places start engines as it says."""
     from hetrun.server import chat, completions
     from hetrun.server import sampling as fields
 
@@ -209,9 +190,10 @@ def said_of_all(settings: Settings, sampling: dict[str, object], raw: bool, info
     own: dict[str, object] = {}
     if info and info.temperature is None and "temperature" not in body:
         own["temperature"] = DEFAULT_TEMPERATURE  # as of a single prompt
-    known = {CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN}
+    brought = tuple(links.parameters())  # by samplers of packages
+    known = {CHAT: (*chat.KNOWN, *brought), COMPLETIONS: (*completions.KNOWN, *brought)}
     seed = 0 if settings.seed is None and settings.deterministic else settings.seed
-    identity = [body, own, seed, raw, settings.system, *_of_the_model(settings, info)]
+    identity = [body, own, seed, raw, settings.system, *_of_the_model(settings, info, starts)]
     return ForAll(
         known,
         limits=fields.LIMITS,
@@ -225,10 +207,10 @@ def said_of_all(settings: Settings, sampling: dict[str, object], raw: bool, info
     )
 
 
-def _of_the_model(settings: Settings, info: ModelInfo | None) -> list[object]:
-    if info is None:
-        return []
+def _of_the_model(settings: Settings, info: ModelInfo | None, starts: bool) -> list[object]:
     numbers = (settings.precision, settings.kv_type, settings.deterministic)
+    if info is None:
+        return [settings.model, *numbers] if starts else []
     return [info.name, info.architecture, info.file_bytes, info.template_origin, *numbers]
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hetrun import registry
 from hetrun.backend import Available, Descriptor
+from hetrun.cli import OUR_FAULT, in_json, options
+from hetrun.cli.progress import Row, rows
 from hetrun.config import Settings
+from hetrun.config.values import names
 from hetrun.coresets import core_sets, in_ranges, to_text
+from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.llm import make_plan
 from hetrun.replies import cores_of, plan_json
 from hetrun.topology import this_machine
 from hetrun.visible import visible
+
+REFERENCE = "reference"
 
 
 def print_plan(settings: Settings, as_json: bool) -> None:
@@ -25,6 +32,36 @@ def print_plan(settings: Settings, as_json: bool) -> None:
     print(visible(plans.to_text()))
     for n in sorted(some):
         print(f"{n} threads: {some[n].name}, CPU {in_ranges(some[n].cpus)}")
+
+
+def of_devices(measure: bool, conformance: bool, chosen: Sequence[str], as_json: bool) -> int:
+    """One of the two reports below; the exit code."""
+    if not conformance:
+        options.refuse_without("--conformance", {"--backend": chosen})
+        print_devices(measure, as_json)
+        return 0
+    if measure:
+        raise OptionError("--measure and --conformance are both given: take one of them")
+    return print_conformance(chosen, as_json)
+
+
+def print_conformance(chosen: Sequence[str], as_json: bool) -> int:
+    """What backends compute as the reference does; the exit code."""
+    from hetrun.conformance.report import conformance, standing
+    from hetrun.conformance.words import to_json, to_text
+
+    asked = names(",".join(chosen), "--backend") if chosen else ()
+    known = registry.backends()
+    if unknown := [name for name in asked if name not in known]:
+        raise OptionError(f"there is no backend {unknown[0]!r}; there are {', '.join(known)}")
+    for column in [standing(known[name]) for name in asked]:
+        if column.standing in ("away", "whole"):
+            raise BackendUnavailable(f"the backend {column.backend} cannot be tried: {column.detail}")
+    some = [d for name, d in known.items() if not asked or name in (*asked, REFERENCE)]
+    with rows("conformance") as draw:
+        found = conformance(some, draw and (lambda done, total, kind: draw(Row(done, total, kind))))
+    print(in_json(to_json(found), indent=1) if as_json else to_text(found))
+    return 0 if found.ok else OUR_FAULT
 
 
 def print_devices(measure: bool, as_json: bool) -> None:

@@ -6,14 +6,17 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import click
 
+from hetrun import links
 from hetrun.cli.options import Several, spread
-from hetrun.config import Settings
+from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
 from hetrun.files import read_text
+from hetrun.links import Parameter
 from hetrun.params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
 
 HEADING = "Sampling, with defaults in brackets"
@@ -94,6 +97,7 @@ class Row:
     read: Callable[[str, Any], object] = number
     repeated: bool = False
     aliases: tuple[str, ...] = ()  # taken, not listed
+    brought: Parameter | None = None  # what it is in the sampler of a package, if it is that
 
     @property
     def flag(self) -> str:
@@ -102,7 +106,7 @@ class Row:
 
     @property
     def help_text(self) -> str:
-        default = getattr(SamplingParams, self.name, None)
+        default = self.brought.default if self.brought else getattr(SamplingParams, self.name, None)
         shown = f"{default:g}" if isinstance(default, int | float) and self.metavar else ""
         notes = [shown] if shown and not self.off.startswith(f"{shown}:") else []
         notes += [self.off] if self.off else []
@@ -113,6 +117,8 @@ class Row:
         where = f"{self.name} ({self.flag})"
         if self.read is structure and isinstance(typed, str) and not _is_structure(typed):
             where = f"{self.flag} {typed}"
+        if self.brought:
+            return self.brought.check(where, self.read(where, typed))
         return CHECKS[self.name](where, self.read(where, typed))
 
 
@@ -187,6 +193,16 @@ SAMPLING = (
 ROWS = {row.name: row for row in (*SHAPE, *SCORES, *SAMPLING)}
 
 
+@cache
+def brought() -> Mapping[str, Row]:
+    """The parameters of samplers that packages brought, by name."""
+    found: dict[str, Row] = {}
+    for p in links.parameters().values():
+        flag = f"--{p.name.replace('_', '-')}"
+        found[p.name] = Row(p.name, (flag,), p.help, p.off, brought=p)
+    return found
+
+
 # --- click
 
 
@@ -211,14 +227,26 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         several = {flag for param in self.params if isinstance(param, Several) for flag in param.opts}
+        known = {flag for param in self.get_params(ctx) for flag in param.opts}
+        if any(a.startswith("--") and a.partition("=")[0] not in known for a in args):
+            self.take_what_packages_brought()
         return super().parse_args(ctx, spread(args, several))
 
+    def take_what_packages_brought(self) -> None:
+        """The options of their samplers. Only where they are needed: to find them takes its time."""
+        known = {flag for param in self.params for flag in param.opts}
+        new = [row for row in brought().values() if row.flag not in known]
+        if any(isinstance(param, Option) and param.row in SAMPLING for param in self.params):
+            self.params += [Option((row.name,), row) for row in new]
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.take_what_packages_brought()
         usual: list[tuple[str, str]] = []
         sampling: list[tuple[str, str]] = []
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
-                under = sampling if isinstance(option, Option) and option.row in SAMPLING else usual
+                is_sampling = isinstance(option, Option) and (option.row in SAMPLING or option.row.brought)
+                under = sampling if is_sampling else usual
                 under.append(record)
         for heading, records in (("Options", usual), (HEADING, sampling)):
             with formatter.section(heading):
@@ -238,8 +266,9 @@ def options(*rows: Row) -> Callable[[Callable[..., Any]], Any]:
 
 def taken(given: dict[str, object]) -> dict[str, object]:
     """Take what was typed of the table out of what click gives, as values for SamplingParams."""
-    typed = {name: given.pop(name) for name in ROWS if name in given}
-    found = {name: ROWS[name].value(value) for name, value in typed.items() if value not in (None, ())}
+    rows = ROWS if given.keys() <= {*ROWS, *OPTIONS} else {**ROWS, **brought()}
+    typed = {name: given.pop(name) for name in rows if name in given}
+    found = {name: rows[name].value(value) for name, value in typed.items() if value not in (None, ())}
     several = [ROWS[name].flag for name in STRUCTURES if name in found]
     if len(several) > 1:
         raise OptionError(f"{' and '.join(several)} are both given: an answer can follow only one")

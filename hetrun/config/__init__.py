@@ -124,8 +124,8 @@ class Settings:
     planner: str = field(
         default="measured",
         metadata=option(
-            "how plans are made: measured, or static: by a fixed order",
-            values.choice("measured", "static"),
+            "how plans are made: measured, static: by a fixed order, or a package's",
+            values.choice("measured", "static", group="planners"),
             "--planner",
         ),
     )

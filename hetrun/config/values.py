@@ -159,17 +159,27 @@ class Choice:
     """One of several words."""
 
     allowed: tuple[str, ...]
+    group: str = ""  # or of the names that packages registered in this group
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All that are taken here."""
+        if not self.group:
+            return self.allowed
+        from hetrun.points import points  # on use: looking through packages takes milliseconds
+
+        return (*self.allowed, *points(self.group))
 
     def __call__(self, value: object, where: str) -> str:
         word = value.strip().lower() if isinstance(value, str) else ""
-        if word not in self.allowed:
-            raise refused(where, value, " or ".join(self.allowed))
+        if word not in self.allowed and word not in self.words:
+            raise refused(where, value, " or ".join(self.words))
         return word
 
 
-def choice(*allowed: str) -> Choice:
-    """One of these words."""
-    return Choice(allowed)
+def choice(*allowed: str, group: str = "") -> Choice:
+    """One of these words, or of the names in a group."""
+    return Choice(allowed, group)
 
 
 def speculation(value: object, where: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, cast
 
-from hetrun.errors import UserError, printable
+from hetrun import points
+from hetrun.errors import HetrunError, UserError, printable
 from hetrun.hub.cache import files_of, snapshot
 from hetrun.hub.choosing import choose
 from hetrun.hub.fetching import Progress, fetch, not_here, offline
@@ -24,6 +26,9 @@ def find(name: str, allowed: bool = True, progress: Progress = lambda done, whol
         return path
     if is_on_the_hub(name):
         return on_the_hub(wanted(name), allowed and not offline(), progress)
+    scheme, colon, rest = name.partition(":")
+    if colon and (point := points.find("stores", scheme)):
+        return _in_store(point, rest, allowed and not offline(), progress)
     models = stored()
     found = [model for model in models if name == model.name]
     found = found or [model for model in models if name in _names(model)]
@@ -32,6 +37,27 @@ def find(name: str, allowed: bool = True, progress: Progress = lambda done, whol
     if found:
         raise UserError(f"{printable(name)} may be {_listed(found)}: name one of them")
     raise UserError(f"{printable(str(path))} does not exist; {_hint(name, models)}")
+
+
+class Store(Protocol):
+    """A package's way from a name to a file or folder: what stands behind `scheme:`."""
+
+    def __call__(self, name: str, allowed: bool, progress: Progress) -> Path:
+        """The path, brought here first if that is `allowed`; UserError says why there is none."""
+        ...
+
+
+def _in_store(point: points.Point, name: str, allowed: bool, progress: Progress) -> Path:
+    store = cast(Store, points.load(point))
+    try:
+        found = Path(store(name, allowed, progress))
+    except HetrunError:
+        raise
+    except points.FAILURES as e:
+        raise UserError(f"the store {point.name} of {point.whose} fails: {points.in_words(e)}") from e
+    if not os.path.exists(found):
+        raise UserError(f"the store {point.name} of {point.whose} says {found}, which does not exist")
+    return found
 
 
 def on_the_hub(which: Wanted, allowed: bool, progress: Progress) -> Path:

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from hetrun.backend import Backend
 from hetrun.choices import Choices, path_of
-from hetrun.errors import BudgetError, Cancelled, HetrunError
+from hetrun.errors import BudgetError, Cancelled, HetrunError, PluginError
 from hetrun.executor import Between, Executor
 from hetrun.forecast import Forecast
 from hetrun.graph import Graph
@@ -83,7 +83,7 @@ class Pilot:
         others = Others()
         crew = Crew(setup.threads[-1], others.look, others.count)
         self._weights = Weights(
-            *(backends, store, self.planner, forecast, self._state, self.aside, setup.own)
+            *(graph, backends, store, self.planner, forecast, self._state, self.aside, setup.own)
         )
         self._in_force = InForce(self.planner, executor, crew, alters=len(setup.threads) > 1)
         self._watcher = Watcher(self.planner, forecast)
@@ -271,7 +271,7 @@ class Pilot:
             self.replan(f"{chosen.backend} failed")  # which it would do in somebody's answer, too
         self._executor.forget_threads()
 
-    def goes_on_without(self, name: str, error: HetrunError) -> bool:
+    def goes_on_without(self, name: str, error: Exception) -> bool:
         """A backend failed in the middle of a step: whether the others can take the same step."""
         if (
             isinstance(error, Cancelled)
@@ -285,9 +285,10 @@ class Pilot:
         return name not in self._in_force.planned.backends
 
     def _refuse(self, name: str, error: Exception) -> None:
-        log.warning(
-            "the backend %s is left out: %s", name, error, exc_info=not isinstance(error, HetrunError)
-        )
+        if not isinstance(error, PluginError):  # of which everybody has heard already
+            log.warning(
+                "the backend %s is left out: %s", name, error, exc_info=not isinstance(error, HetrunError)
+            )
         self._state.refused.add(name)
 
     # --- plans

@@ -8,11 +8,13 @@ from time import perf_counter
 from hetrun.backend import Backend
 from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast
+from hetrun.graph import Graph
 from hetrun.ownmemory import Own
 from hetrun.pilot.aside import Aside
 from hetrun.pilot.state import State
 from hetrun.planner.online import HOLDS, RATE, START, OnlinePlanner, Parts
 from hetrun.planner.residency import Copy
+from hetrun.vetting import vet
 from hetrun.weights import WeightStore, process_memory
 
 
@@ -21,6 +23,7 @@ class Weights:
 
     def __init__(
         self,
+        graph: Graph,
         backends: Mapping[str, Backend],
         store: WeightStore,
         planner: OnlinePlanner,
@@ -30,7 +33,7 @@ class Weights:
         own: Own,
     ) -> None:
         self.own = own  # what devices may take of the memory that they have to themselves
-        self._backends, self._store, self._planner = backends, store, planner
+        self._graph, self._backends, self._store, self._planner = graph, backends, store, planner
         self._forecast, self._state, self._aside = forecast, state, aside
 
     def start(self, name: str) -> None:
@@ -43,6 +46,7 @@ class Weights:
             self._forecast.learn_fact(HOLDS, name, max(0, process_memory() - before))
             # Others may have taken some of a device's memory before it began.
             self.own = {n: self._backends[n].granted or own for n, own in self.own.items()}
+        vet(name, backend, self._graph)
         self._state.started.add(name)
 
     def bring(self, copies: frozenset[Copy]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hetrun.planner.rules import Rule as Rule
+from hetrun.planner.rules import Task as Task
 from hetrun.planner.static import LARGEST_UBATCH as LARGEST_UBATCH
 from hetrun.planner.static import StaticPlanner as StaticPlanner
 from hetrun.planner.wishes import Machine as Machine

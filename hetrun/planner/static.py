@@ -12,6 +12,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
 from hetrun.ops import flops
 from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, make_plans, place, share_out
+from hetrun.planner.rules import Task, buckets_by
 from hetrun.planner.wishes import Machine, Wishes
 from hetrun.savedplan import load_plan
 
@@ -26,10 +27,15 @@ class StaticPlanner:
     """Decides once, without measuring."""
 
     def __init__(
-        self, backends: Mapping[str, Backend], order: Sequence[str], homes: Sequence[Placement] = ()
+        self,
+        backends: Mapping[str, Backend],
+        order: Sequence[str],
+        homes: Sequence[Placement] = (),
+        rule: str = "",
     ) -> None:
-        """`order`: the backends from the most to the least wanted; `homes`: what has its place already."""
-        self._backends = backends
+        """`order`: the backends from the most to the least wanted; `homes`: what has its place already;
+        `rule`: a package's planner, which decides instead of the order."""
+        self._backends, self._rule = backends, rule
         self._homes = {placement.scope: placement for placement in homes}
         self._order = order
 
@@ -44,6 +50,12 @@ class StaticPlanner:
             buckets = {b: (wishes.threads or n, placements) for b, (n, placements) in saved.buckets.items()}
             if not wishes.ubatch:
                 ubatch, why = saved.ubatch, f"as saved in {wishes.plan.name}"
+        elif self._rule:
+            buckets = dict(buckets_by(self._rule, Task(graph, self._backends, self._order, threads)))
+            try:
+                self._check(graph, buckets)
+            except OptionError as e:
+                raise OptionError(f"the planner {self._rule}: {e}") from e
         else:
             buckets = dict.fromkeys(BUCKETS, (threads, tuple(self._placements(graph))))
         return PlanSet(make_plans(graph, buckets, alone), ubatch, why)

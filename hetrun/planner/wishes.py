@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hetrun import coresets, topology
 from hetrun.backend import Precision
+from hetrun.planner.rules import OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,20 @@ class Options:
     ram: int | None = None
     vram: int | None = None  # of each device that has memory to itself; 0: none of these is used
     precision: Precision = "exact"
-    planner: str = "measured"  # or static
+    planner: str = "measured"  # or static, or a package's
     streaming: str = "balanced"  # what stays in memory where not all weights can, and how the others come
     eager: bool = False  # bring in, before the first request, whatever pays in the long run
     besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
+
+    @property
+    def measures(self) -> bool:
+        """Whether plans follow from what this machine was measured to take."""
+        return self.planner == "measured"
+
+    @property
+    def rule(self) -> str:
+        """The package's planner that decides, if one does."""
+        return "" if self.planner in OWN else self.planner
 
 
 def this_machine() -> Machine:

@@ -8,6 +8,7 @@ from functools import partial
 
 from hetrun.params import SamplingParams
 from hetrun.sampling import rules
+from hetrun.sampling.brought import brought
 from hetrun.sampling.candidates import Rule
 from hetrun.sampling.dry import Dry, Encode, find_breakers
 from hetrun.sampling.penalties import penalties
@@ -31,7 +32,7 @@ class Setting:
 
 def build(setting: Setting) -> tuple[Rule, ...]:
     """The chain in the order that was asked for."""
-    chain = [rule for name in setting.params.samplers for rule in RULES[name](setting)]
+    chain = [rule for name in setting.params.samplers for rule in _rules(name, setting)]
     greedy = next((i for i, rule in enumerate(chain) if is_greedy(rule)), None)
     if greedy is None:
         return tuple(chain)
@@ -40,6 +41,11 @@ def build(setting: Setting) -> tuple[Rule, ...]:
     while before and isinstance(before[-1], partial) and before[-1].func in KEEP_THE_BEST:
         before.pop()
     return (*before, chain[greedy])
+
+
+def _rules(name: str, setting: Setting) -> Sequence[Rule]:
+    """Those of a link: our own, or one that a package brought."""
+    return RULES[name](setting) if name in RULES else brought(name, setting)
 
 
 def is_greedy(rule: Rule) -> bool:

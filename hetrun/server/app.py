@@ -22,6 +22,7 @@ from hetrun.server import (
     metrics,
     models,
     openapi,
+    plugged,
     ram,
     responses,
     texts,
@@ -38,7 +39,7 @@ from hetrun.server.unread import Unread
 ENDPOINTS = (
     *(chat.routes, completions.routes, responses.routes, embeddings.routes, models.routes),
     *(texts.routes, looking.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    *(openapi.routes, elsewhere.routes),
+    *(openapi.routes, plugged.routes, elsewhere.routes),
 )
 
 

@@ -22,7 +22,7 @@ from hetrun.server.sampling import DEFAULT_TEMPERATURE
 from hetrun.server.service import Service
 
 # Of a request alone, or of an answer's form: no settings of a server.
-OF_REQUESTS = ("logprobs", "prompt_logprobs", "logit_bias", "json_schema", "regex", "grammar")
+OF_REQUESTS = ("logprobs", "prompt_logprobs", "logit_bias", "json_schema", "regex", "grammar", "more")
 
 Json = dict[str, object]
 
@@ -38,11 +38,8 @@ def routes(service: Service) -> list[Route]:
         state = await asked(here, State(), LOOK_S)
         own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
         defaults = {"temperature": own, **service.sampling}
-        params = {
-            name: value
-            for name, value in asdict(SamplingParams.from_mapping(defaults)).items()
-            if name not in OF_REQUESTS
-        }
+        usual = asdict(SamplingParams.from_mapping(defaults))
+        params = {name: value for name, value in usual.items() if name not in OF_REQUESTS} | usual["more"]
         said: Json = {
             "default_generation_settings": {"n_ctx": info.context, "params": params},
             "total_slots": state.places,

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetrun import links
 from hetrun.errors import OptionError
 from hetrun.events import GenerateRequest, ModelInfo
 from hetrun.params import SamplingParams
@@ -73,7 +74,7 @@ def check(
         if body.get(name):
             raise ApiError(f"{name}: {why}", name, "unsupported_parameter")
     if service.strict:
-        _refuse_unknown(body, known)
+        _refuse_unknown(body, (*known, *links.parameters()))
         sampling.check_strictly(body)
 
 

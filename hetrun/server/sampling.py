@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
 
+from hetrun import links
 from hetrun.errors import OptionError
 from hetrun.events import ModelInfo
 from hetrun.params import CHECKS, STRUCTURES, SamplingParams
@@ -48,7 +49,10 @@ def sampling_params(
     values: dict[str, object] = {"temperature": own, **defaults}
     values |= {name: body[name] for name in SAMPLING if body.get(name) is not None}
     for name, value in values.items():
-        _check(name, name, value)
+        if name in CHECKS:
+            _check(name, name, value)
+    brought = links.parameters()
+    values |= {name: _brought(brought[name], body[name]) for name in brought if body.get(name) is not None}
     values["logprobs"], values["prompt_logprobs"] = wanted.answer, wanted.prompt
     values["max_tokens"] = _max_tokens(body, most_tokens, scored=wanted.prompt is not None)
     form = form_field(body)
@@ -62,6 +66,14 @@ def sampling_params(
     except OptionError as error:
         raise ApiError(str(error), "logit_bias", "invalid_value") from None
     return params
+
+
+def _brought(parameter: links.Parameter, value: object) -> float:
+    """The value of a parameter that a package's sampler has."""
+    try:
+        return parameter.check(parameter.name, value)
+    except OptionError as error:
+        raise ApiError(str(error), parameter.name, "invalid_value") from None
 
 
 def check_strictly(body: Body) -> None:

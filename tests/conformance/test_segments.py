@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Segment
+from hetrun.conformance.packing import packed
+from hetrun.conformance.running import REFERENCE, nmse, prepared
+from hetrun.conformance.table import EXACT, FLOORS, HALF, QUANT_LIMITS, Case, Company, single
 from hetrun.graph import Constant, Op, Rows, Value, Weight
 from hetrun.ops import NONE, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
-from tests.conformance.table import EXACT, FLOORS, HALF, QUANT_LIMITS, Case, Company, single
-from tests.conformance.test_ops import EMULATED, REFERENCE, create, device, nmse, others, prepared, tried
-from tests.packing import packed
+from tests.conformance.test_ops import EMULATED, create, device, others, tried
 
 X = Value("x", 256, "tokens")
 needs_ggml = pytest.mark.skipif("llamacpp" not in others(), reason="llama-cpp-python is not installed")

@@ -15,8 +15,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType, quants
 from numpy.typing import NDArray
 
+from hetrun.conformance.packing import packed
 from hetrun.quant import QuantType, by_name
-from tests.packing import packed, unpacked_by_ggml
+from tests.packing import unpacked_by_ggml
 
 F32 = NDArray[np.float32]
 

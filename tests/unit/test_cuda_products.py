@@ -11,9 +11,9 @@ import pytest
 from hetrun.backends.cuda.products import THREADS, Output, blocks, group_of
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import READ
+from hetrun.conformance.packing import packed
 from hetrun.quant import by_name
 from tests.emulated.kernels import needs_compiler, run
-from tests.packing import packed
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
 COLS, ROWS = 512, 37

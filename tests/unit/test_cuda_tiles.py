@@ -7,9 +7,9 @@ import pytest
 
 from hetrun.backends.cuda import grouped
 from hetrun.backends.cuda.weights import READ
+from hetrun.conformance.packing import packed
 from hetrun.quant import by_name
 from tests.emulated.kernels import needs_compiler, run
-from tests.packing import packed
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
 FIRST, HELD, EXPERTS = 2, 5, 8  # experts 2 to 6 of 8 are here

@@ -24,15 +24,15 @@ from hetrun.backends.llamacpp.kernels.paging import Unit, pager
 from hetrun.backends.llamacpp.mapped import Mapped
 from hetrun.backends.llamacpp.memory import GgmlBuffer
 from hetrun.backends.llamacpp.runs import Run, find_run
+from hetrun.conformance.packing import packed
+from hetrun.conformance.running import prepared
+from hetrun.conformance.table import EXACT, Case, Company, single
 from hetrun.errors import BackendError, Cancelled, ModelFileError
 from hetrun.graph import Constant, Extent, Op, Value, Weight, stack
 from hetrun.ops import NONE, Moe
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
 from hetrun.stamp import Stamp
-from tests.conformance.table import EXACT, Case, Company, single
-from tests.conformance.test_ops import prepared
-from tests.packing import packed
 
 pytestmark = pytest.mark.skipif(not pager() or not guard(), reason="there was no C compiler")
 
@@ -464,7 +464,7 @@ CUT = """
 import faulthandler, os, sys, threading
 from pathlib import Path
 from hetrun.errors import ModelFileError
-from tests.conformance.table import single
+from hetrun.conformance.table import single
 from tests.unit.test_mapped import MappingBackend, Ready, mixtures
 path = Path(sys.argv[1])
 if "before" in sys.argv: faulthandler.enable()

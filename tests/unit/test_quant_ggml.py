@@ -9,9 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from hetrun.backends.llamacpp import native, types
+from hetrun.conformance.packing import SLOW, packed
+from hetrun.conformance.table import QUANT_LIMITS
 from hetrun.quant import QUANTS, QuantType, by_name
-from tests.conformance.table import QUANT_LIMITS
-from tests.packing import SLOW, packed, packed_by_ggml, unpacked_by_ggml
+from tests.packing import packed_by_ggml, unpacked_by_ggml
 from tests.unit.test_quant import ALL, HALVES, PACKED, same_bits
 
 # The halves that a scale may be: zeros, the smallest and largest denormals and normals, infinities, NaN.

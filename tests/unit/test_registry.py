@@ -6,14 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import EntryPoint
 
 import pytest
 
 from hetrun import registry
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
-from hetrun.errors import BackendUnavailable, OptionError
+from hetrun.errors import BackendUnavailable, OptionError, PluginError
 from tests.nulldevice import NullDevice
+from tests.plugins.strangers import Register
 
 Add = Callable[..., None]
 
@@ -83,17 +83,56 @@ def test_an_unknown_name() -> None:
         registry.choose(["reference", "tpu"])
 
 
-def test_a_package_that_does_not_import_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("plugin", "no_such_package:descriptor", "hetrun.backends")
-    points = {**registry._points(), ("backends", "plugin"): point}
-    monkeypatch.setattr(registry, "_points", lambda: points)
+def test_a_package_that_does_not_import_harms_nobody_else(register: Register) -> None:
+    register("backends", "plugin", fails=ImportError("No module named 'vulkan'"))
     assert "plugin" not in registry.choose(None)
     assert "reference" in registry.choose(None)
-    said = r"^the backend plugin cannot work here: no_such_package:descriptor cannot be imported: No module"
+    said = (
+        r"^the backend plugin cannot work here: the backend plugin of stranger 0\.1 is left out: "
+        r"stranger:thing cannot be imported: ImportError: No module"
+    )
     with pytest.raises(BackendUnavailable, match=said):
         registry.choose(["plugin"])
     with pytest.raises(BackendUnavailable, match=said):
         registry.backends()["plugin"].create()
+
+
+def test_a_stranger_comes_behind_ours_and_before_the_reference(register: Register) -> None:
+    register("backends", "loud", Descriptor("loud", lambda: Available("yes"), NullDevice, preference=10**9))
+    chosen = registry.choose(None)
+    assert chosen.index("llamacpp") < chosen.index("loud") < chosen.index("reference")
+    assert registry.stranger("loud")
+    assert not registry.stranger("llamacpp")
+
+
+def fails() -> Probe:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("thing", "said"),
+    [
+        (Descriptor("other", lambda: Available(""), NullDevice), "is no Descriptor of plugin"),
+        ("text", "'str' object is not callable"),
+        (lambda: ["text"], "'text' is no Descriptor of plugin"),
+        (Descriptor("plugin", fails, NullDevice), "of stranger 0.1: to ask it fails: ZeroDivisionError"),
+        (Descriptor("plugin", lambda: True, NullDevice), "it says neither yes nor no"),  # type: ignore[arg-type, return-value]
+    ],
+)
+def test_one_that_lies_about_itself_is_said_to(register: Register, thing: object, said: str) -> None:
+    register("backends", "plugin", thing)
+    assert "plugin" not in registry.choose(None)
+    probe = registry.backends()["plugin"].probe()
+    assert isinstance(probe, Unavailable)
+    assert said in probe.reason
+
+
+@pytest.mark.parametrize("create", [fails, lambda: "text"])
+def test_one_that_cannot_be_created(register: Register, create: Callable[[], Backend]) -> None:
+    register("backends", "plugin", Descriptor("plugin", lambda: Available("yes"), create))
+    with pytest.raises(PluginError, match=r"^the backend plugin of stranger 0\.1 is left out: "):
+        registry.backends()["plugin"].create()
+    assert "plugin" not in registry.choose(None)  # nor is it tried again
 
 
 DEVICES = [
@@ -110,10 +149,8 @@ def none_at_all() -> list[Descriptor]:
     raise OSError("no list of devices")
 
 
-def test_a_package_may_have_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("gpu", f"{__name__}:several", "hetrun.backends")
-    points = {**registry._points(), ("backends", "gpu"): point}
-    monkeypatch.setattr(registry, "_points", lambda: points)
+def test_a_package_may_have_several_devices(register: Register) -> None:
+    register("backends", "gpu", several)
     known = registry.backends()
     assert [name for name in known if name.startswith("gpu")] == [d.name for d in DEVICES]
     assert registry.choose(["gpu"]) == ["gpu"]  # the first, not all of them
@@ -123,10 +160,8 @@ def test_a_package_may_have_several_devices(monkeypatch: pytest.MonkeyPatch) -> 
         registry.choose(["gpu-12"])
 
 
-def test_a_package_that_cannot_say_what_it_has_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("gpu", f"{__name__}:none_at_all", "hetrun.backends")
-    points = {**registry._points(), ("backends", "gpu"): point}
-    monkeypatch.setattr(registry, "_points", lambda: points)
+def test_a_package_that_cannot_say_what_it_has_harms_nobody_else(register: Register) -> None:
+    register("backends", "gpu", none_at_all)
     assert "reference" in registry.choose(None)
     with pytest.raises(BackendUnavailable, match=r"^the backend gpu cannot work here: .* no list of devices"):
         registry.choose(["gpu"])

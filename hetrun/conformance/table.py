@@ -1,18 +1,21 @@
 """What every backend must compute as the reference does: op kinds, quantisation types and shapes.
 
-A row is a case; a new op kind or type is a new row, and every backend that is installed is tested with it.
+A row is a case; a new op kind or type is a new row, and every backend is tried with it: by the tests, by
+`hetrun devices --conformance`, and what a model needs of it before a model runs on a stranger's backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.quant import by_name
 
 # Of the result, as a part of its mean square: what rounding the activations to 8 bits, or the KV rows to the
 # type, may cost. Float types only round what is multiplied.
 EXACT, HALF, ROUNDED = 1e-10, 1e-5, 5e-4
+# Twice what it costs on average: a row alone, and one of few numbers, is as unlucky as that.
 # ggml rounds activations to 8 bits for every quantised type. That costs less than the type itself does, but
 # for Q8_0, which rounds weights in the same way: there it costs as much.
 _WITH_8_BITS = (
@@ -20,7 +23,7 @@ _WITH_8_BITS = (
     *("NVFP4", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
     *("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
 )
-QUANT_LIMITS = {"F32": EXACT, "F16": HALF, "BF16": 1e-5, "Q8_0": 6e-5} | dict.fromkeys(_WITH_8_BITS, 2e-4)
+QUANT_LIMITS = {"F32": EXACT, "F16": HALF, "BF16": 1e-5, "Q8_0": 8e-5} | dict.fromkeys(_WITH_8_BITS, 2e-4)
 # Backends that say what arithmetic their products are in get as much as it costs, whatever the weights are.
 # bf16 keeps 8 bits: rounding costs 1.3e-6 of a mean square, at worst four times that, and it is done
 # to both factors and to the result; in attention to the shares of the values as well.
@@ -29,9 +32,11 @@ _BF16 = {"linear": 2e-5, "head": 2e-5, "moe": 6e-5, "attention": 3e-5}
 FLOORS: Mapping[str, Mapping[str, float]] = {
     "": {},
     "bf16": _BF16,
-    "int8": _BF16 | {"linear": 2e-4, "head": 2e-4, "moe": 6e-4},
+    "int8": _BF16 | {"linear": 3e-4, "head": 3e-4, "moe": 1.2e-3},
 }
 TOKENS = (1, 2, 5, 17, 64)
+# Those whose weights are matrices, of any type. The others have vectors, or none.
+MATRICES = ("linear", "head", "embed", "positions", "moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,28 @@ class Case:
         types = "-".join(w[2] for w in self.weights) or self.kv_type
         return f"{self.kind}-{types}-{self.company}{'-' if self.note else ''}{self.note}"
 
+    @property
+    def quant(self) -> str:
+        """The type that it is about: of its matrix (of the experts' first), or of the KV rows, or none."""
+        if self.kind in MATRICES:
+            return self.weights[1 if self.kind == "moe" else 0][2]
+        return self.kv_type if self.kind == "attention" else ""
+
+    def of_types(self, types: Sequence[str]) -> Case | None:
+        """The same op with weights of other types; None where a row of such a type cannot be so long."""
+        if any(cols % by_name(t).block for (_, cols, _), t in zip(self.weights, types, strict=True)):
+            return None
+        weights = tuple((r, c, t) for (r, c, _), t in zip(self.weights, types, strict=True))
+        return replace(self, weights=weights, limit=limit_of(self.kind, types, self.limit))
+
+
+def limit_of(kind: str, types: Sequence[str], other: float) -> float:
+    """What products of weights of these types may cost; `other` is for ops that have none."""
+    if kind in ("linear", "head"):
+        return QUANT_LIMITS[types[0]]
+    # The errors of three products meet, and fewer numbers average them.
+    return 4 * max(QUANT_LIMITS[t] for t in types[1:]) if kind == "moe" else other
+
 
 def _products() -> Iterator[Case]:
     for quant, limit in QUANT_LIMITS.items():
@@ -85,13 +112,14 @@ def _products() -> Iterator[Case]:
         yield Case("embed", (), 256, single(7), EXACT, weights=((50, 256, quant),))
     for kind in ("linear", "head"):
         for bias, limit in (("F32", EXACT), ("BF16", EXACT), ("Q8_0", EXACT)):
-            shapes = ((64, 128, "F32"), (1, 64, bias))
-            yield Case(kind, (128,), 64, single(5), limit, weights=shapes, note="bias")
+            shapes = ((64, 256, "F32"), (1, 64, bias))
+            for n in (1, 5):
+                yield Case(kind, (256,), 64, single(n), limit, weights=shapes, note="bias")
     for offset in (0, 2):
         for quant in ("F32", "F16", "Q4_0"):
             for company in SOME_WANTED:
-                table = ((130, 64, quant),)
-                yield Case("positions", (), 64, company, EXACT, Positions(offset), table, note=f"{offset}")
+                table = ((130, 256, quant),)
+                yield Case("positions", (), 256, company, EXACT, Positions(offset), table, note=f"{offset}")
 
 
 def _small_ops() -> Iterator[Case]:
@@ -177,6 +205,22 @@ def _mixtures() -> Iterator[Case]:
         yield _mixture(Moe(4, 2, 96, False), 32, "Q4_0", "Q8_0", company, "odd")
         yield _mixture(Moe(1, 1, 64, False), 64, "Q4_0", "Q4_0", company, "one")
         yield _mixture(Moe(6, 6, 64, True), 64, "Q4_0", "Q4_1", company, "all")
+    for quant in QUANT_LIMITS:
+        if quant not in types:
+            yield next(c for c in small_mixtures((quant, quant)) if c.company == single(5))
+
+
+def small_mixtures(types: Sequence[str]) -> Iterator[Case]:
+    """So small that they take milliseconds: a mixture, a share with some of its experts, and one with all
+    that leaves some to others. `types`: of gate and up, and of down."""
+    n = max(64, *(by_name(t).block for t in types))
+    usual = Moe(4, 2, n, normalise=True)
+    for company in (single(1), single(5), SOME_WANTED[0]):
+        yield _mixture(usual, n, types[0], types[-1], company, "4x2n")
+    shares = {"some": replace(usual, first=1, held=2), "without": replace(usual, without=(1, 2))}
+    for note, attrs in shares.items():
+        for company in (single(1), single(5)):
+            yield _mixture(attrs, n, types[0], types[-1], company, f"4x2n-{note}")
 
 
 def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: str) -> Case:
@@ -186,8 +230,7 @@ def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: 
         (a.matrices * a.n_ff, width, inner),
         (a.matrices * width, a.n_ff, down),
     )
-    # The errors of three products meet.
-    limit = 3 * max(QUANT_LIMITS[inner], QUANT_LIMITS[down])
+    limit = limit_of("moe", ("F32", inner, down), 0.0)
     return Case("moe", (width,), width, company, limit, a, weights, "wanted", note=note)
 
 

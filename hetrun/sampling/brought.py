@@ -1,0 +1,49 @@
+"""Rules of packages: watched, because what they do wrong must be said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hetrun import links, points
+from hetrun.errors import HetrunError, OptionError
+from hetrun.points import Point
+from hetrun.sampling.candidates import Candidates, Past, Rule
+
+if TYPE_CHECKING:  # it asks for these
+    from hetrun.sampling.chain import Setting
+
+
+def brought(name: str, setting: Setting) -> Sequence[Rule]:
+    """The rules of a link that a package brought."""
+    link, point = links.link(name), points.find(links.GROUP, name)
+    if link is None or point is None:
+        raise OptionError(f"there is no sampler {name!r} any more")
+    try:
+        return [Watched(rule, point) for rule in link.rules(setting)]
+    except HetrunError:
+        raise
+    except points.FAILURES as e:
+        raise points.leave_out(point, f"it makes no rules: {points.in_words(e)}", e) from e
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A stranger's rule: an answer that it spoils ends with a sentence, and it gets no other one."""
+
+    rule: Rule
+    point: Point
+
+    def __call__(self, c: Candidates, past: Past) -> Candidates:
+        try:
+            left: object = self.rule(c, past)
+        except points.FAILURES as e:
+            raise points.leave_out(self.point, f"its rule fails: {points.in_words(e)}", e) from e
+        if not isinstance(left, Candidates) or not len(left.logits):
+            raise points.leave_out(self.point, "its rule leaves no candidates")
+        if not np.isfinite(left.peak):
+            raise points.leave_out(self.point, "its rule leaves nothing that is possible")
+        return left

@@ -1,1 +1,0 @@
-"""Example plugins and optional extras that use only the public hooks."""

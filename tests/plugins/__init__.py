@@ -1,0 +1,1 @@
+"""Packages of strangers: what they can do, and what they cannot break."""

@@ -1,0 +1,164 @@
+"""Packages of strangers: made up in a test, or built, installed into a clean environment and used there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from hetrun import points
+from hetrun.points import Point
+from tests.import_rules import ROOT
+
+PLUGINS = ROOT / "plugins"
+
+
+# Registers a thing in a group under a name, for one test: the fixture `register`.
+Register = Callable[..., Point]
+
+# --- made up
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry point whose object is here, or whose loading fails."""
+
+    load: Callable[[], object]
+    value: str = "stranger:thing"
+
+
+def point(group: str, name: str, load: Callable[[], object], *apis: str, package: str = "stranger") -> Point:
+    """What a package that is not there registered; without `apis` for the version that is here."""
+    entry = cast(EntryPoint, Entry(load))
+    return Point(group, name, package, "0.1", entry, apis or (str(points.API),))
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Registers something for one test."""
+    monkeypatch.setattr(points, "_left_out", {})
+
+    def register(
+        group: str, name: str, thing: object = None, *apis: str, fails: BaseException | None = None
+    ) -> Point:
+        def load() -> object:
+            if fails:
+                raise fails
+            return thing
+
+        made = point(group, name, load, *apis)
+        known: Mapping[tuple[str, str], Point] = {**points._points(), (group, name): made}
+        monkeypatch.setattr(points, "_points", lambda: known)
+        return made
+
+    return register
+
+
+# --- built and installed
+
+
+@dataclass(frozen=True)
+class Home:
+    """An environment with hetrun, what the tests have, and some packages of strangers."""
+
+    python: Path
+    env: Mapping[str, str]
+
+    def run(self, *command: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """A command in it; its exit code must be this one."""
+        done = subprocess.run(
+            [self.python, *command],
+            env=self.env,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done
+
+    def hetrun(
+        self, *arguments: str, cwd: Path | None = None, code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """The command."""
+        return self.run("-m", "hetrun", *arguments, cwd=cwd, code=code)
+
+    def with_variables(self, **variables: str) -> Home:
+        """The same with these in its environment."""
+        return replace(self, env={**self.env, **variables})
+
+
+def wheel_of(project: Path, out: Path) -> Path:
+    """Built as pip builds it, without the network. From a copy: building leaves folders behind."""
+    import shutil
+
+    copy = out / f"{project.name}-source"
+    shutil.copytree(project, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
+    _run([*pip, "--wheel-dir", str(out), str(copy)])
+    (wheel,) = out.glob(f"{project.name.replace('-', '_')}-*.whl")
+    return wheel
+
+
+def home_with(folder: Path, *projects: Path) -> Home:
+    """A virtual environment in which these are installed, and whatever the tests' own has, without copies."""
+    place = folder / "env"
+    _run([sys.executable, "-m", "venv", "--without-pip", str(place)])
+    here = sysconfig.get_path("purelib")
+    there = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
+    # Not only a path: what is installed as editable has such a file of its own there.
+    (there / "tests.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    for project in projects:
+        wheel = wheel_of(project, folder)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
+        _run([*pip, "--target", str(there), str(wheel)])
+    home = folder / "home"
+    home.mkdir()
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HETRUN_", "PYTHON", "XDG_"))}
+    env |= {"HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    return Home(place / "bin" / "python", env)
+
+
+def project_of(doc: Path, folder: Path) -> Path:
+    """The package that a page of the docs writes down: blocks of code whose first line has a file's name
+    behind the language, as in ```toml pyproject.toml."""
+    files = blocks(doc)
+    assert "pyproject.toml" in files, f"{doc.name} shows no package"
+    (name,) = [
+        line.split('"')[1] for line in files["pyproject.toml"].splitlines() if line.startswith("name =")
+    ]
+    project = folder / name
+    for path, text in files.items():
+        target = project / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return project
+
+
+def blocks(doc: Path) -> dict[str, str]:
+    """The files that a page shows, by path."""
+    found: dict[str, str] = {}
+    path, lines = "", list[str]()
+    for line in doc.read_text().splitlines():
+        if line.startswith("```"):
+            if path:
+                found[path] = "\n".join(lines) + "\n"
+            _, _, path = line.partition(" ")
+            lines = []
+        elif path:
+            lines.append(line)
+    return found
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

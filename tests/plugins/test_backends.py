@@ -1,0 +1,140 @@
+"""Backends of strangers that are no good: named, left out, and the model runs on with the same answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, SamplingParams, points, registry, vetting
+from hetrun.backend import Available, Backend, Descriptor, Floats, Pass
+from hetrun.backends.reference.functions import TABLE
+from hetrun.errors import PluginError
+from hetrun.graph import Op
+from hetrun.interpreting import InterpretingBackend
+from hetrun.kv import KvCache
+from hetrun.pilot import pilot
+from hetrun.points import Point
+from tests.plugins.strangers import Register
+
+pytestmark = pytest.mark.slow
+
+PROMPT = list(range(1000, 1400))  # so long that products of many rows are worth another backend
+SMALL = 320  # the widest result of the cases that strangers are tried on
+
+
+class Quick(InterpretingBackend):
+    """Feed-forward parts: right where it is tried, and no time spent on a real model."""
+
+    def __init__(self) -> None:
+        super().__init__("odd", dict.fromkeys(("rms_norm", "linear", "swiglu", "add"), self.compute))
+        self.broken = False
+        self._zeros = np.zeros((512, 1 << 12), np.float32)
+
+    def compute(self, op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+        if self.broken:
+            raise ZeroDivisionError("in the middle of an answer")
+        if op.out.width <= SMALL:
+            return TABLE[op.kind](op, x, w, work, kv)
+        return self._zeros[: len(x[0]), : op.out.width]
+
+
+class Liar(Quick):
+    """Says that it can, and gives zeros."""
+
+    def compute(self, op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+        return np.zeros((len(x[0]), op.out.width), np.float32)
+
+
+class Raising(Quick):
+    def compute(self, op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+        raise IndexError("out of range")
+
+
+class Unwilling(Quick):
+    def supports(self, op: Op) -> bool:
+        raise RuntimeError("do not ask")
+
+
+class Confused(Quick):
+    def resident_bytes(self, wanted: object) -> int:
+        return -1
+
+
+@pytest.fixture
+def made(register: Register, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Point]:
+    """Registers a kind of backend, and keeps what was created of it."""
+    monkeypatch.setattr(vetting, "_passed", set())
+    monkeypatch.setattr(pilot, "others_running", lambda: 0.0)  # measure as long as on an idle machine
+    choose = registry.choose  # without torch, whose results differ in the last bits
+    monkeypatch.setattr(registry, "choose", lambda *a: [n for n in choose(*a) if not n.startswith("amx")])
+
+    def make(create: Callable[[], Backend]) -> Point:
+        return register("backends", "odd", Descriptor("odd", lambda: Available("for a test"), create))
+
+    return make
+
+
+def answer(llm: LLM) -> list[int]:
+    return llm.generate([PROMPT], SamplingParams(max_tokens=8, temperature=0))[0].tokens
+
+
+def opened(*backends: str) -> LLM:
+    return LLM(planner="measured", eager=True, spec="off", backends=backends)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    """What llama.cpp's kernels answer alone."""
+    with opened("llamacpp") as llm:
+        return answer(llm)
+
+
+@pytest.mark.parametrize(
+    ("create", "said"),
+    [
+        (Liar, "it does not compute what it says that it does: "),
+        (Raising, "IndexError: out of range"),
+        (Unwilling, "to ask it about embed fails: RuntimeError: do not ask"),
+        (Confused, "a size, an error or a number of rows is too small"),
+    ],
+)
+def test_it_is_left_out_before_anything_stands_on_it(
+    made: Callable[..., Point],
+    create: Callable[[], Backend],
+    said: str,
+    expected: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad = made(create)
+    with caplog.at_level(logging.WARNING), opened() as llm:
+        assert answer(llm) == expected
+        assert "odd" not in llm.plan.backends
+    assert said in points.left_out()[bad]
+    told = [
+        r.message for r in caplog.records if r.message.startswith("the backend odd of stranger 0.1 is left")
+    ]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("create", [Liar, Unwilling])
+def test_who_names_it_is_told(made: Callable[..., Point], create: Callable[[], Backend]) -> None:
+    made(create)
+    with pytest.raises(PluginError, match=r"^the backend odd of stranger 0\.1 is left out: "):
+        LLM(planner="static", backends=["odd", "reference"], ctx=64).close()
+
+
+def test_one_that_fails_in_the_middle_of_an_answer_costs_nothing_but_time(
+    made: Callable[..., Point], expected: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Quick()
+    made(lambda: device)
+    with caplog.at_level(logging.WARNING), opened() as llm:
+        assert any("odd" in {s.backend for s in p.segments} for p in llm.plan.plans.values())
+        device.broken = True
+        assert answer(llm) == expected
+        assert "odd" not in llm.plan.backends
+        assert answer(llm) == expected
+    assert any("the backend odd is left out" in r.message for r in caplog.records)

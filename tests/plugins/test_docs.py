@@ -1,0 +1,194 @@
+"""What docs/adding-a-*.md write down, done: each page's package is built, installed and used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.import_rules import ROOT
+from tests.models import hf
+from tests.models.hf import Row
+from tests.plugins.strangers import PLUGINS, Home, blocks, home_with, project_of
+
+DOCS = ROOT / "docs"
+PAGES = ("backend", "model", "quant", "sampler", "endpoint", "planner")
+
+Given = Callable[[str], Home]
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Given:
+    """A clean environment with the package that a page shows."""
+    return lambda page: home_with(tmp_path, project_of(DOCS / f"adding-a-{page}.md", tmp_path / "projects"))
+
+
+@pytest.mark.parametrize("page", ["backend", "model", "sampler", "endpoint", "planner"])
+def test_what_is_added_is_one_file_and_one_row(page: str) -> None:
+    files = blocks(DOCS / f"adding-a-{page}.md")
+    (code,) = (name for name in files if name.endswith(".py"))
+    assert files.keys() == {code, "pyproject.toml"}
+    groups = [
+        line for line in files["pyproject.toml"].splitlines() if line.startswith("[project.entry-points")
+    ]
+    assert len(groups) == 2  # the version, and the row
+    compile(files[code], code, "exec")
+
+
+def test_the_sampler_of_the_page_is_the_one_in_plugins() -> None:
+    files = blocks(DOCS / "adding-a-sampler.md")
+    for name, text in files.items():
+        assert text == (PLUGINS / "hetrun-top-a" / name).read_text(), f"{name} differs from the page's"
+
+
+def test_every_page_is_there_and_the_list_of_plugins_leads_to_it() -> None:
+    listed = (DOCS / "plugins.md").read_text()
+    for page in PAGES:
+        assert (DOCS / f"adding-a-{page}.md").is_file()
+        assert page == "quant" or f"(adding-a-{page}.md)" in listed
+
+
+@pytest.mark.slow
+def test_a_backend(given: Given) -> None:
+    home = given("backend")
+    assert "blas" in home.hetrun("devices").stdout
+    table = json.loads(home.hetrun("devices", "--conformance", "--backend", "blas", "--json").stdout)
+    mine = [cell for cell in table["cells"] if cell["backend"] == "blas"]
+    assert {cell["op"] for cell in mine if cell["state"] == "ok"} == {"linear", "rms_norm", "swiglu", "add"}
+    assert {cell["state"] for cell in mine} <= {"ok", "unsupported"}
+    plan = json.loads(home.hetrun("plan", "--backend", "blas", "--backend", "reference", "--json").stdout)
+    segments = [s for stage in plan["plans"][0]["stages"] for s in stage]
+    assert {s["backend"] for s in segments} == {"blas", "reference"}
+    say = ("run", "The capital of France is", "--raw", "-n", "4", "--temp", "0", "--spec", "off")
+    together = home.hetrun(*say, "--backend", "blas", "--backend", "reference").stdout
+    assert together == home.hetrun(*say, "--backend", "reference").stdout
+
+
+LOGITS = """
+import sys, numpy
+from hetrun import LLM
+backends = sys.argv[3].split(",")
+with LLM(sys.argv[1], backends=backends, ctx=128, kv_type="f32") as llm:
+    numpy.save(sys.argv[2], llm.logits(range(2, 42)))
+"""
+
+
+@pytest.mark.slow
+def test_a_model(given: Given, tmp_path: Path) -> None:
+    home = given("model")
+    folder = hf.folder(Row("page", "ernie4_5", {"num_hidden_layers": 3, "head_dim": 32}))
+
+    def logits(model: Path, backends: str) -> np.ndarray:
+        home.run("-c", LOGITS, str(model), str(tmp_path / "found.npy"), backends)
+        return np.asarray(np.load(tmp_path / "found.npy"))
+
+    expected = hf.logits(folder, range(2, 42))
+    assert np.abs(logits(folder, "reference") - expected).max() < 1e-3
+    assert np.abs(logits(folder, "llamacpp") - expected).max() < 1e-2
+    gguf = tmp_path / "ernie.gguf"
+    home.hetrun("convert", str(folder), "-q", "f32", "-o", str(gguf))
+    assert np.abs(logits(gguf, "reference") - expected).max() < 1e-3
+    assert np.abs(logits(gguf, "libllama") - expected).max() < 1e-2  # llama.cpp's own idea of it
+
+
+@contextmanager
+def server(home: Home, *arguments: str) -> Iterator[str]:
+    """A server of this environment, by its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(home.python), "-m", "hetrun", "serve", "--port", str(port), "--ctx", "256", *arguments]
+    with subprocess.Popen(command, env=home.env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if "/v1" in line:
+                    break
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+
+def fetch(url: str, body: object = None) -> dict[str, object]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: dict[str, object] = json.load(answer)
+        return found
+
+
+@pytest.mark.slow
+def test_an_endpoint(given: Given) -> None:
+    with server(given("endpoint")) as url:
+        assert fetch(f"{url}/usage").keys() == {"model"}
+        for _ in range(2):
+            fetch(f"{url}/v1/completions", {"prompt": "Once", "max_tokens": 3, "temperature": 0})
+        until = time.monotonic() + 10
+        while (found := fetch(f"{url}/usage")).get("answered") != 2 and time.monotonic() < until:
+            pass  # it is told on a thread of its own
+        assert found["answered"] == 2
+        assert found["completion_tokens"] == 6
+
+
+@pytest.mark.slow
+def test_a_planner(given: Given) -> None:
+    home = given("planner")
+    chosen = ("--planner", "divided", "--backend", "llamacpp", "--backend", "reference")
+    plan = json.loads(home.hetrun("plan", *chosen, "--json").stdout)
+    places = {p["scope"]: p["backend"] for p in plan["plans"][0]["placements"]}
+    assert places[""] == "llamacpp"
+    assert {backend for scope, backend in places.items() if scope} == {"reference"}
+    say = ("run", "The capital of France is", "--raw", "-n", "3", "--temp", "0", "--spec", "off")
+    assert home.hetrun(*say, *chosen).stdout == home.hetrun(*say, "--backend", "reference").stdout
+    assert (
+        "measured or static or divided, not 'divide'"
+        in home.hetrun("plan", "--planner", "divide", code=2).stderr
+    )
+
+
+TYPE = """
+import numpy as np
+from hetrun.quant import by_ggml_id, by_name
+x = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
+q = by_name("Q6_0")
+assert by_ggml_id(133) is q
+error = np.square(q.dequantise(q.quantise(x), 256) - x).mean() / np.square(x).mean()
+print(float(error))
+"""
+
+
+@pytest.mark.slow
+def test_a_quantisation_type(given: Given, tmp_path: Path) -> None:
+    """What the page says, done to a copy of hetrun."""
+    copy = tmp_path / "hetrun"
+    skipped = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "hetrun", copy, ignore=skipped)  # follows the links
+    files = blocks(DOCS / "adding-a-quant.md")
+    simple = copy / "quant" / "simple.py"
+    simple.write_text(f"{simple.read_text()}\n\n{files['quant/simple.py']}")
+    for path, before in (
+        ("quant/__init__.py", '    QuantType("Q8_0"'),
+        ("conformance/table.py", '"F32": EXACT'),
+    ):
+        text = (copy / path).read_text()
+        assert text.count(before) == 1
+        (copy / path).write_text(text.replace(before, f"{files[path].rstrip()}\n{before}"))
+    home = given("backend").with_variables(PYTHONPATH=str(tmp_path))
+    assert 1e-4 < float(home.run("-c", TYPE, cwd=tmp_path).stdout) < 1e-3  # six bits
+    asked = ("devices", "--conformance", "--backend", "blas", "--backend", "llamacpp", "--json")
+    said = home.hetrun(*asked, cwd=tmp_path).stdout
+    cells = [cell for cell in json.loads(said)["cells"] if cell["type"] == "Q6_0"]
+    states = {(cell["op"], cell["backend"]): cell["state"] for cell in cells}
+    assert states["linear", "blas"] == "ok"  # which multiplies by whatever can be unpacked
+    assert states["linear", "llamacpp"] == "unsupported"

@@ -1,0 +1,98 @@
+"""What packages registered: found without importing, left out by name when it is no good."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import pytest
+
+from hetrun import points
+from hetrun.errors import PluginError
+from hetrun.points import API, Point
+from tests.plugins.strangers import Register, point
+
+
+def test_what_is_registered_is_found_and_loaded_on_use(register: Register) -> None:
+    made = register("samplers", "mine", "the thing")
+    assert points.find("samplers", "mine") == made
+    assert points.named("samplers", "mine") == "the thing"
+    assert points.named("samplers", "nobody's") is None
+    assert points.points("samplers")["mine"].whose == "stranger 0.1"
+
+
+def test_everything_of_ours_is_there() -> None:
+    assert {"reference", "llamacpp"} <= points.points("backends").keys()
+    assert all(p.is_ours and not p.fault for p in points.points("backends").values() if p.package == "hetrun")
+
+
+@pytest.mark.parametrize(
+    ("apis", "said"),
+    [
+        (
+            ("0",),
+            f"it was written for version 0 of hetrun's interface, and here is {API}: get a newer stranger",
+        ),
+        (
+            (str(API + 1),),
+            f"for version {API + 1} of hetrun's interface, and here is {API}: get a newer hetrun",
+        ),
+        (("one",), "for version one of hetrun's interface"),
+    ],
+)
+def test_one_for_another_version_is_not_even_imported(
+    register: Register, apis: tuple[str, ...], said: str
+) -> None:
+    register("samplers", "old", None, *apis, fails=AssertionError("imported"))
+    with pytest.raises(PluginError, match=said):
+        points.named("samplers", "old")
+
+
+def test_one_that_does_not_say_its_version() -> None:
+    made = point("samplers", "mute", lambda: None)
+    mute = Point(made.group, made.name, made.package, made.version, made.entry, ())
+    assert 'needs [project.entry-points."hetrun.api"]' in mute.fault
+
+
+def test_one_of_several_versions_will_do(register: Register) -> None:
+    register("samplers", "both", "the thing", str(API + 1), str(API))
+    assert points.named("samplers", "both") == "the thing"
+
+
+@pytest.mark.parametrize("error", [ImportError("no such library"), SystemExit(3), RuntimeError()])
+def test_one_that_fails_is_named_once(
+    register: Register, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = register("backends", "broken", fails=error)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with pytest.raises(PluginError, match=r"^the backend broken of stranger 0\.1 is left out: "):
+                points.load(made)
+    assert len(caplog.records) == 1
+    assert made in points.left_out()
+
+
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+def test_an_exception_that_has_no_text() -> None:
+    assert points.in_words(Hostile()) == "Hostile"
+    assert points.in_words(ValueError("a\x1b[31mb")) == r"ValueError: a\x1b[31mb"
+
+
+def test_the_error_crosses_a_pipe(register: Register) -> None:
+    error = points.leave_out(register("backends", "broken"), "it is no good")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.reason) == (str(error), "it is no good")
+
+
+def test_a_name_that_is_taken_stays_whose_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = next(iter(points.points("backends").values()))
+    thief = point("backends", ours.name, lambda: "stolen")
+    monkeypatch.setattr(points, "_left_out", {})
+    monkeypatch.setattr(points, "_all", lambda: [thief, ours])
+    found = points._points.__wrapped__()
+    assert found["backends", ours.name] is ours
+    assert points.left_out()[thief] == f"{ours.whose} has that name already"
