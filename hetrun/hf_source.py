@@ -142,7 +142,7 @@ def find_importer(config: Config) -> Importer:
         )
     known: Mapping[str, str] = registry.own_model().HF_TYPES
     model_type = config.get_str("model_type", "")
-    found: object = plugged(model_type)
+    found: object = plugged(model_type, "from_hf")
     if found is None and model_type in known:
         found = registry.own_model(known[model_type])
     if not hasattr(found, "from_hf"):

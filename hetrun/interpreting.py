@@ -12,6 +12,7 @@ from hetrun.backend import (
     FINISHED,
     FLOAT_BYTES,
     Backend,
+    Buffer,
     Buffers,
     Done,
     Floats,
@@ -64,7 +65,7 @@ class InterpretingBackend(Backend):
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return sum(FLOAT_BYTES * use.weight.shape[0] * use.weight.shape[1] for use in wanted)
 
-    def upload(self, wanted: WeightUse, read: ReadInto) -> ArrayBuffer:
+    def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         weight = wanted.weight
         rows, cols = weight.shape
         array = np.empty((rows, cols), np.float32)

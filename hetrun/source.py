@@ -258,16 +258,16 @@ def _is_ours(architecture: str) -> bool:
     return architecture not in shared and find_spec(f"{registry.MODELS}.{architecture}") is not None
 
 
-def plugged(architecture: str) -> Architecture | None:
-    """A plugin's architecture; None where there is none, or where it was left out."""
+def plugged(architecture: str, has: str = "build") -> Architecture | None:
+    """A plugin's architecture that has a function; None where there is none, or where it was left out."""
     point = points.find("models", architecture)
     try:
         found = points.load(point) if point else None
     except PluginError:
         return None
-    if point is None or callable(getattr(found, "build", None)):
+    if point is None or callable(getattr(found, has, None)):
         return cast("Architecture | None", found)
-    points.leave_out(point, f"{point.entry.value} has no function build, which makes the graph")
+    points.leave_out(point, f"{point.entry.value} has no function {has}")
     return None
 
 

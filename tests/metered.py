@@ -41,7 +41,7 @@ from hetrun.backend import (
 from hetrun.backends.reference.functions import TABLE
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Value, Weight
-from hetrun.interpreting import InterpretingBackend, OpFunction
+from hetrun.interpreting import ArrayBuffer, InterpretingBackend, OpFunction
 from hetrun.kv import KvCache, KvTable
 from hetrun.ops import Attention
 from hetrun.planner.balance import Link
@@ -133,7 +133,9 @@ class Metered(Backend):
         return self.resident_bytes([wanted]) >= SMALL and not self._resident(wanted.weight)
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
-        host = self._inner.upload(wanted, read).array
+        whole = self._inner.upload(wanted, read)
+        assert isinstance(whole, ArrayBuffer)
+        host = whole.array
         kept = None if self.streams(wanted) else host.copy()
         if kept is not None:
             self.kept_bytes += kept.nbytes

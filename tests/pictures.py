@@ -1,13 +1,10 @@
-"""Pictures of the chat: `python -m tests.pictures` draws those of the tests again, from a scripted engine;
-`python -m tests.pictures --model MODEL -o docs/chat.svg` draws one of a conversation with a real model.
-"""
+"""Pictures of the chat for its tests: `python -m tests.pictures` draws them again, from a scripted engine.
+Those of the documents, with a real model, are drawn by `python -m tests.guide_pictures`."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -213,29 +210,7 @@ async def settled(chat: Driver) -> str:
     raise AssertionError("it does not come to rest")
 
 
-async def real(model: str, place: Path) -> None:
-    """A conversation with a model of this machine."""
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
-        chosen = Settings.resolve(environ={}, **({"model": model} if model else {}))
-        client = WorkerClient(chosen, log=log)
-        app = ChatApp(client, SamplingParams(temperature=0.0, max_tokens=120), place=Path(folder) / "c.db")
-        async with app.run_test(size=WIDE) as pilot:
-            chat = Driver(app, pilot)
-            await chat.until(lambda: chat.screen.info is not None)
-            await chat.exchange("Write a Python function that adds two numbers, and say what it does.")
-            await asyncio.sleep(1)
-            place.write_text(await settled(chat), encoding="utf-8")
-        await client.close()
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", nargs="?", const="", help="draw a real conversation with this model")
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/chat.svg"))
-    options = parser.parse_args()
-    if options.model is not None:
-        asyncio.run(real(options.model, options.output))
-        return 0
     FOLDER.mkdir(exist_ok=True)
     for name in SCENES:
         print(name, file=sys.stderr)

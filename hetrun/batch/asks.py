@@ -115,6 +115,10 @@ class Reader:
     def _asked(self, given: Json) -> tuple[str, Json]:
         """Where the request goes, and what it is about."""
         prompt, messages = given.get("prompt"), given.get("messages")
+        if prompt is None and messages is None:  # whose name may be the one that is wrong
+            _refuse_unknown(
+                given, (*OWN, *(name for names in self._for_all.known.values() for name in names))
+            )
         if (prompt is None) == (messages is None):
             raise Fault("the line must have either prompt or messages")
         if messages is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
@@ -33,6 +34,8 @@ async def elsewhere(urls: Sequence[str], settings: Settings) -> AsyncIterator[li
         places = await reached(workers, alone=not theirs)
         for url, point in theirs.items():
             where = url.partition(":")[2]
+            if sys.stderr.isatty():  # engines may have to be started
+                say(f"{url} gets ready")
             places += await stack.enter_async_context(_brought(point, where, wanted))
         yield places
 
@@ -47,13 +50,15 @@ def _plain(url: str) -> Address:
     scheme, colon, where = url.partition(":")
     try:
         return address(url, "--workers")
-    except OptionError as error:
+    except OptionError:
         if not colon or scheme in OURS or where[:1].isdecimal():  # a name and a port
             raise
         known = [f"{name}:" for name in points.points("workers")]
         others = f", or begin with {' or '.join(known)}, which packages bring" if known else ""
         mend = f"; for {scheme}: pip install {BRINGERS[scheme]}" if scheme in BRINGERS else ""
-        raise OptionError(f"{error}{others}{mend}") from None
+        raise OptionError(
+            f"--workers {url} must be like http://host:8080, or unix:PATH for a socket{others}{mend}"
+        ) from None
 
 
 @asynccontextmanager

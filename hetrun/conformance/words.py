@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ IN_COLUMNS = ("tried", "broken", "oracle")
 LEGEND = (
     "ok: as the reference computes it, but for what rounding costs",
     "some: of its cases the backend takes only some; others run the rest",
+    "names of ops: these only, and of those with a * only some cases",
     "-: not supported; others run it",
     "?: not tried",
 )
+MARKS = {"ok", "some", "-", "?", "WRONG", "fails", "oracle"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,28 @@ def blocks(report: Report) -> Sequence[Block]:
     columns = tuple([c for c in report.columns if c.standing in IN_COLUMNS])
     weights = [cell for cell in report.cells if cell.kind in MATRICES]
     return [
-        _block("op", columns, [(kind, [c for c in report.cells if c.kind == kind]) for kind in OPS]),
-        _block("weights", columns, [(t, [c for c in weights if c.type == t]) for t in QUANTS]),
+        _block("op", columns, [(kind, [c for c in report.cells if c.kind == kind]) for kind in OPS], _mark),
+        _block("weights", columns, [(t, [c for c in weights if c.type == t]) for t in QUANTS], _mark_of_type),
     ]
 
 
-def _block(what: str, columns: tuple[Column, ...], rows: Iterable[tuple[str, Sequence[Cell]]]) -> Block:
-    lines = [(name, tuple([_mark(c, cells) for c in columns])) for name, cells in rows if cells]
+Mark = Callable[[Column, Sequence[Cell]], str]
+
+
+def _block(
+    what: str, columns: tuple[Column, ...], rows: Iterable[tuple[str, Sequence[Cell]]], mark: Mark
+) -> Block:
+    lines = [(name, tuple([mark(c, cells) for c in columns])) for name, cells in rows if cells]
     return Block(what, columns, tuple(lines))
+
+
+def _mark_of_type(column: Column, row: Sequence[Cell]) -> str:
+    """The same of a type of weights: where only some of the ops take it, which."""
+    if (mark := _mark(column, row)) != "some":
+        return mark
+    of_kinds = {cell.kind: _mark(column, [c for c in row if c.kind == cell.kind]) for cell in row}
+    stars = {"ok": "", "some": "*"}
+    return " ".join([f"{kind}{stars[m]}" for kind, m in of_kinds.items() if m in stars])
 
 
 def _mark(column: Column, row: Sequence[Cell]) -> str:
@@ -68,6 +84,7 @@ def to_text(report: Report) -> str:
     for block in blocks(report):
         lines += [*_in_columns(block), ""]
     used = {mark for block in blocks(report) for _, marks in block.lines for mark in marks}
+    used |= {"names of ops"} if used - MARKS else set()
     lines += [line for line in LEGEND if line.split(":")[0] in used]
     said = [*_sentences(report)]
     return "\n".join([*lines, *([""] if said else []), *said])
@@ -75,7 +92,9 @@ def to_text(report: Report) -> str:
 
 def _in_columns(block: Block) -> Iterator[str]:
     names = [printable(column.backend) for column in block.columns]
-    widths = [max(len(name), len("oracle")) + 2 for name in names]
+    widths = [
+        max(len(name), *(len(marks[i]) for _, marks in block.lines)) + 2 for i, name in enumerate(names)
+    ]
     first = max(len(block.what), *(len(name) for name, _ in block.lines)) + 2
     for name, marks in ((block.what, names), *block.lines):
         yield (name.ljust(first) + "".join(map(str.ljust, marks, widths))).rstrip()

@@ -83,7 +83,7 @@ class Pilot:
         others = Others()
         crew = Crew(setup.threads[-1], others.look, others.count)
         self._weights = Weights(
-            *(graph, backends, store, self.planner, forecast, self._state, self.aside, setup.own)
+            *(graph, backends, store, self.planner, forecast, self._state, self.aside, setup.own, setup.room)
         )
         self._in_force = InForce(self.planner, executor, crew, alters=len(setup.threads) > 1)
         self._watcher = Watcher(self.planner, forecast)
@@ -100,16 +100,16 @@ class Pilot:
         """Measure what is not known, and make the first plan from it."""
         names = [n for n in self._setup.candidates if n in self._state.started]
         if self._setup.eager:
-            names += [n for n in self._setup.candidates if n not in names]
+            others = [n for n in self._setup.candidates if n not in names]
+            names += filter(self._weights.may_start, others)
         todo = {name: self._unknown(name) for name in names}
         wanted = [name for name in names if todo[name]]
         take_seats(self.prober, self.planner, self.forecast, self._setup)
         busy = bool(wanted) and self._disturbed()
-        until = perf_counter() + (PROBE_BUSY_S if busy else PROBE_S)
+        left = PROBE_BUSY_S if busy else PROBE_S
         for at, name in enumerate(wanted):
-            left = until - perf_counter()
-            end = perf_counter() + left / (len(wanted) - at)
-            self._probe(name, todo[name], end, stretch(progress, at / len(wanted), (at + 1) / len(wanted)))
+            tell = stretch(progress, at / len(wanted), (at + 1) / len(wanted))
+            left -= self._probe(name, todo[name], left / (len(wanted) - at), tell)
         if wanted:
             self._executor.forget_threads()
             if busy:
@@ -133,8 +133,7 @@ class Pilot:
             return
         names = [n for n in self._candidates() if n in self._state.started]
         for name in names:
-            until = perf_counter() + PROBE_S / 4 / len(names)
-            self._probe(name, self._trials(name), until, self.aside)
+            self._probe(name, self._trials(name), PROBE_S / 4 / len(names), self.aside)
         self._executor.forget_threads()
         self._again_at = float("inf")
         self.replan("measured again without other programs", eager=self._setup.eager)
@@ -168,15 +167,18 @@ class Pilot:
         """Whether something was measured, or was to be and took too long."""
         return self.forecast.knows(trial.work) or self.forecast.fact(_asked(trial), trial.backend) is not None
 
-    def _probe(self, name: str, trials: Sequence[Trial], until: float, tell: Progress) -> None:
+    def _probe(self, name: str, trials: Sequence[Trial], seconds: float, tell: Progress) -> float:
+        """Measure for so long, behind whatever it takes to start; how long that was."""
+        start = perf_counter()
         try:
             self._weights.start(name)
+            start = perf_counter()
             if self.forecast.fact(CALL, name) is None:
                 self.prober.call(name, self._setup.threads[-1])
-            self.prober.run(trials, until, tell)
-            self._learn_turns(name)
-            for trial in trials:
-                self.forecast.learn_fact(_asked(trial), name, 1.0)
+            if self.prober.run(trials, start + seconds, tell):
+                self._learn_turns(name)
+                for trial in trials:
+                    self.forecast.learn_fact(_asked(trial), name, 1.0)
         except Cancelled:
             raise
         except Exception as e:  # a plugin may fail in any way, and the others go on
@@ -186,6 +188,7 @@ class Pilot:
         finally:
             if self._backends[name].asynchronous:
                 self.prober.give_back(name)  # a device's memory is for what plans need
+        return perf_counter() - start
 
     def _learn_turns(self, name: str) -> None:
         """What it costs that this backend and the one that holds most of the model take turns."""
@@ -211,8 +214,9 @@ class Pilot:
             return  # it was not worth it for as many
         crowded = self._in_force.crew.crowded
         for name in [n for n in self._candidates() if n not in state.started]:
-            if not crowded and self._worth_a_try(waiting) and (trials := self._unknown(name)):
-                self._probe(name, trials, perf_counter() + PROBE_S / 4, self.aside)
+            trying = not crowded and self._weights.may_start(name) and self._worth_a_try(waiting)
+            if trying and (trials := self._unknown(name)):
+                self._probe(name, trials, PROBE_S / 4, self.aside)
                 self._executor.forget_threads()
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
         state.asked = LEAST_WAITING if changed else waiting

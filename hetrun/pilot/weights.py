@@ -17,6 +17,8 @@ from hetrun.planner.residency import Copy
 from hetrun.vetting import vet
 from hetrun.weights import WeightStore, process_memory
 
+UNKNOWN_HOLDS = 256 << 20  # bytes of a backend's libraries that nobody has seen yet: torch takes 190 MiB
+
 
 class Weights:
     """Those of one model, on all backends."""
@@ -31,7 +33,9 @@ class Weights:
         state: State,
         aside: Aside,
         own: Own,
+        room: int,
     ) -> None:
+        self._room = room  # bytes for weights, and for what backends hold besides
         self.own = own  # what devices may take of the memory that they have to themselves
         self._graph, self._backends, self._store, self._planner = graph, backends, store, planner
         self._forecast, self._state, self._aside = forecast, state, aside
@@ -48,6 +52,13 @@ class Weights:
             self.own = {n: self._backends[n].granted or own for n, own in self.own.items()}
         vet(name, backend, self._graph)
         self._state.started.add(name)
+
+    def may_start(self, name: str) -> bool:
+        """Whether its libraries have room in the budget, as far as is known what they take."""
+        if self._backends[name].started or name in self._state.started:
+            return True
+        known = self._forecast.fact(HOLDS, name)
+        return (UNKNOWN_HOLDS if known is None else known) <= self._room - self._store.resident_bytes
 
     def bring(self, copies: frozenset[Copy]) -> None:
         """Load libraries and read weights, and see how fast that is."""

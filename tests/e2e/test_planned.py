@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -53,3 +54,20 @@ def test_whoever_begins_early_has_measured_everything_that_works_here() -> None:
         assert plan["expected"]["predicted_s"] > 0
         for stage in plan["stages"]:
             assert all(s["why"] for s in stage)
+
+
+WITH_LITTLE = """
+import json, sys
+from hetrun import LLM
+with LLM(eager=True, ram=sys.argv[1], ctx=2048) as llm:
+    print(json.dumps("torch" in sys.modules))
+"""
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize(("ram", "loaded"), [("320MiB", False), ("2GiB", True)])
+def test_libraries_that_a_budget_has_no_room_for_are_not_even_tried(ram: str, loaded: bool) -> None:
+    env = {**os.environ, "HETRUN_PLANNER": "measured"}
+    command = [sys.executable, "-c", WITH_LITTLE, ram]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) is loaded

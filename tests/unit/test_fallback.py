@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hetrun import registry
+from hetrun import points, registry
 from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.model import describe, open_planned
@@ -114,7 +114,7 @@ class Library:
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """The only library for whole models."""
     with monkeypatch.context() as patch:
-        patch.setattr(registry, "_points", dict)
+        patch.setattr(points, "_points", dict)
         found = Library(request.param)
         remove = registry.register(found.descriptor("summing"))
         yield found
@@ -270,7 +270,7 @@ def test_with_others_it_is_refused(library: Library, gpt2: Path) -> None:
 
 
 def test_without_a_library_that_works_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, gpt2: Path) -> None:
-    monkeypatch.setattr(registry, "_points", dict)
+    monkeypatch.setattr(points, "_points", dict)
     remove = registry.register(Library(False).descriptor("missing", works=False))
     try:
         with pytest.raises(ModelFileError, match=r"missing, which might .* cannot work here: it is not inst"):

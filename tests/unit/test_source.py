@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -17,7 +16,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hetrun import registry
 from hetrun.anatomy import parameters
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.graph import Weight
@@ -29,6 +27,7 @@ from hetrun.params import SamplingParams
 from hetrun.source import build_graph, open_model
 from tests.models import hf, tiny
 from tests.models.cases import GQA
+from tests.plugins.strangers import Register
 from tests.rig import model_file
 
 ROW = hf.Row(
@@ -191,15 +190,13 @@ def test_code_in_a_folder_never_runs(folder: Path) -> None:
     assert not (folder / "ran").exists()
 
 
-def test_a_plugin_imports_a_type_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_imports_a_type_of_its_own(folder: Path, register: Register) -> None:
     def from_hf(model: HfModel) -> Imported:
         weights: Mapping[str, Weight] = {"token_embd.weight": model.weight("model.embed_tokens.weight")}
         return Imported({"block_count": model.config.require_int("num_hidden_layers", 1, 9)}, weights)
 
     plugin = SimpleNamespace(name="mine", from_hf=from_hf)
-    monkeypatch.setattr(EntryPoint, "load", lambda point: plugin)
-    points = {("models", "my_type"): EntryPoint("my_type", "x:y", "hetrun.models")}
-    monkeypatch.setattr(registry, "_points", lambda: points)
+    register("models", "my_type", plugin)
     write(folder, "config.json", model_type="my_type")
     source = opened(folder)
     assert (source.architecture, source.require_int("block_count", 1, 9)) == ("mine", 2)
