@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from hetrun.llm import LLM
 from hetrun.ops import Attention, Rope
 from hetrun.plan import PlanSet
 from tests.models import tiny
-from tests.plugins.strangers import PLUGINS, Register
+from tests.plugins.strangers import PLUGINS, Register, home_with
 
 pytest.importorskip("numba")
 
@@ -172,3 +173,21 @@ def test_the_planner_takes_it_where_it_is_faster(
     assert np.argmax(found) == np.argmax(expected)
     error = np.square(found - expected).mean() / np.square(expected).mean()
     assert error < 0.01
+
+
+@pytest.mark.slow
+def test_installed_as_a_stranger_has_it(tmp_path: Path) -> None:
+    """Built, installed into a clean environment, found there, and right about all that it says it can."""
+    home = home_with(tmp_path, PLUGINS / "hetrun-numba")
+    found = json.loads(home.hetrun("devices", "--json").stdout)["backends"]
+    (mine,) = (row for row in found if row["backend"] == "numba")
+    assert mine["available"]
+    said = home.hetrun("devices", "--conformance", "--backend", "numba", "--json").stdout
+    cells = [cell for cell in json.loads(said)["cells"] if cell["backend"] == "numba"]
+    assert {cell["state"] for cell in cells} == {"ok", "unsupported"}
+    assert {"linear", "head", "attention", "rope", "rms_norm"} <= {
+        c["op"] for c in cells if c["state"] == "ok"
+    }
+    answer = ("run", "The capital of France is", "--raw", "-n", "4", "--temp", "0", "--spec", "off")
+    together = home.hetrun(*answer, "--backend", "numba", "--backend", "llamacpp").stdout
+    assert together == home.hetrun(*answer, "--backend", "llamacpp").stdout
