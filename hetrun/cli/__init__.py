@@ -6,6 +6,7 @@ input was wrong, 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ def main() -> NoReturn:
     """Run the command line and leave with its exit code."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # not every terminal has every letter
+    logging.getLogger("hetrun").addHandler(REMARKS)
     try:
         code = exit_code(sys.argv[1:])
     except KeyboardInterrupt:  # while it was imported
@@ -53,7 +55,8 @@ def exit_code(arguments: list[str]) -> int:
         e.show()  # options that do not exist, arguments that are missing
         return WRONG_INPUT
     except UserError as e:
-        say(str(e))
+        if str(e) not in REMARKS.said:
+            say(str(e))
         return WRONG_INPUT
     except (BrokenPipeError, SystemExit):
         # Whoever read our results has seen enough: no error (click makes a SystemExit of it).
@@ -64,6 +67,25 @@ def exit_code(arguments: list[str]) -> int:
         return STOPPED
     except Exception as e:
         return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
+
+
+class Remarks(logging.Handler):
+    """Warnings as remarks of the command. What was said as one is not said again as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.add(text := record.getMessage())
+        say(text)
+        if record.exc_info and record.exc_info[1]:
+            import traceback  # on use: few warnings have one
+
+            traceback.print_exception(record.exc_info[1])
+
+
+REMARKS = Remarks()
 
 
 def heed_sigterm() -> None:

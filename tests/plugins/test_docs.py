@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetrun import points
 from tests.import_rules import ROOT
 from tests.models import hf
 from tests.models.hf import Row
@@ -56,6 +57,35 @@ def test_every_page_is_there_and_the_list_of_plugins_leads_to_it() -> None:
     for page in PAGES:
         assert (DOCS / f"adding-a-{page}.md").is_file()
         assert page == "quant" or f"(adding-a-{page}.md)" in listed
+
+
+def no_good(folder: Path, name: str, code: str, api: int) -> Path:
+    """A package that registers an architecture."""
+    project = folder / f"hetrun-{name}"
+    project.mkdir()
+    (project / f"hetrun_{name}.py").write_text(code)
+    page = blocks(DOCS / "adding-a-model.md")["pyproject.toml"]
+    row = page.replace("ernie4_5", name).replace("ernie", name).replace("1 = ", f"{api} = ")
+    (project / "pyproject.toml").write_text(row)
+    return project
+
+
+@pytest.mark.slow
+def test_all_of_them_together_and_two_that_are_no_good(tmp_path: Path) -> None:
+    made = [project_of(DOCS / f"adding-a-{p}.md", tmp_path / "made") for p in PAGES if p != "quant"]
+    bad = no_good(tmp_path, "bad", "import no_such_thing\n", points.API)
+    old = no_good(tmp_path, "old", "raise SystemExit(9)\n", points.API - 1)
+    home = home_with(tmp_path, *made, bad, old)
+    found = json.loads(home.hetrun("doctor", "--json").stdout)
+    plugins = {f["name"]: (f["state"], f["text"]) for f in found["findings"] if f["group"] == "plugins"}
+    assert {name for name, (state, _) in plugins.items() if state == "ok"} == {
+        *("ernie4_5", "top_a", "usage", "divided")
+    }
+    assert plugins["bad"][0] == plugins["old"][0] == "warning"
+    assert "hetrun-bad 0.1.0 is left out: hetrun_bad cannot be imported" in plugins["bad"][1]
+    assert "hetrun-old 0.1.0 is left out: it was written for version 0" in plugins["old"][1]
+    assert any(f["name"] == "blas" and f["state"] == "ok" for f in found["findings"])
+    assert home.hetrun("run", "Hello", "-n", "2", "--temp", "0").stdout.strip()
 
 
 @pytest.mark.slow
