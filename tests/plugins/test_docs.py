@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +20,7 @@ import numpy as np
 import pytest
 
 from hetrun import points
+from hetrun.hooks import Hooks
 from tests.import_rules import ROOT
 from tests.models import hf
 from tests.models.hf import Row
@@ -57,6 +61,36 @@ def test_every_page_is_there_and_the_list_of_plugins_leads_to_it() -> None:
     for page in PAGES:
         assert (DOCS / f"adding-a-{page}.md").is_file()
         assert page == "quant" or f"(adding-a-{page}.md)" in listed
+
+
+def test_the_page_on_plugins_has_every_group_every_hook_and_the_version() -> None:
+    page = (DOCS / "plugins.md").read_text()
+    for group in (*points.KINDS, points.SAYS_API):
+        assert f"| `hetrun.{group}` |" in page
+    for name, hook in inspect.getmembers(Hooks, inspect.isfunction):
+        arguments = ", ".join(list(inspect.signature(hook).parameters)[1:])
+        assert f"| `{name}({arguments})` |" in page
+    assert f"version {points.API} of" in page
+
+
+def test_packages_use_what_the_page_lists_and_nothing_else() -> None:
+    listed = set(re.findall(r"`(hetrun(?:\.[a-z_]+)*)`", (DOCS / "plugins.md").read_text()))
+    code = [path.read_text() for path in PLUGINS.rglob("*.py")]
+    code += [
+        t for page in PAGES for n, t in blocks(DOCS / f"adding-a-{page}.md").items() if n.startswith("hetrun")
+    ]
+    used = {name for text in code for node in ast.walk(ast.parse(text)) for name in imported(node)}
+    assert len(code) > len(PAGES)
+    assert {name for name in used if name.split(".")[0] == "hetrun"} <= listed
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports; of a package, what it takes of it."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module == "hetrun.models":
+        return [f"hetrun.models.{alias.name}" for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
 
 
 def no_good(folder: Path, name: str, code: str, api: int) -> Path:
