@@ -50,7 +50,7 @@ class Plugins:
         self._thread = threading.Thread(target=self._tell, name="hetrun-plugins", daemon=True)
         if self._points:
             self._thread.start()
-            atexit.register(self._farewell)
+            atexit.register(self.close)
 
     def _register(self, point: Point) -> None:
         plugin = points.load(point)
@@ -95,10 +95,13 @@ class Plugins:
         points.leave_out(point, why, cause)
         self._manager.unregister(self._points.pop(point))
 
-    def _farewell(self) -> None:
+    def close(self) -> None:
+        """Let them hear the rest, for a moment."""
+        atexit.unregister(self.close)
         with suppress(queue.Full):
             self._news.put(None, timeout=FAREWELL_S)
-        self._thread.join(FAREWELL_S)
+        if self._thread.is_alive():
+            self._thread.join(FAREWELL_S)
 
 
 @cache

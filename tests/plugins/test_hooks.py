@@ -29,6 +29,8 @@ def fresh() -> Iterator[None]:
     """What was loaded before was loaded without this test's plugins, and the next must not have them."""
     hooked.plugins.cache_clear()
     yield
+    if listening := hooked.plugins():
+        listening.close()
     hooked.plugins.cache_clear()
 
 
