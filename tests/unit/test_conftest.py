@@ -49,6 +49,7 @@ def test_a_stuck_test_fails_and_the_next_one_runs(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(STUCK)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: as in hetrun\n")
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}  # it imports a fixture
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "2 failed, 2 passed" in done.stdout
     assert done.stdout.count("Failed: still running after 1 s") >= 2
