@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = (
-    10_000  # of what plugins have not heard yet; a plugin that hangs costs no more memory than that
-)
+# Of what plugins have not heard yet: one that hangs costs no more memory than that.
+MOST_WAITING = 10_000
 FAREWELL_S = 2.0  # that plugins have at the end of the process to hear the rest
 
 Call = Callable[..., list[Any]]

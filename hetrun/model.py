@@ -86,6 +86,7 @@ class PlannedModel:
                 backend = prepared.backends[prepared.streamed.backend]
                 self._disk = FromDisk(prepared.streamed, backend, self._kv, self.books)
                 undo.callback(self._disk.close)
+            self._vet(prepared.plans)
             end = 0.1 if self._disk else LOADING if setup else 1
             self._load(prepared, stretch(progress, 0, end))
             forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
@@ -114,10 +115,13 @@ class PlannedModel:
             self.fits, self.shareable = self._kv.fits, self._kv.shareable
             undo.pop_all()
 
+    def _vet(self, plans: PlanSet) -> None:
+        """Try what would have weights from the beginning; others are tried when they start."""
+        for name in plans.backends:
+            vet(name, self._backends[name], self.graph)
+
     def _load(self, prepared: Prepared, progress: Progress) -> None:
         """The weights that are there as a whole: booked before they are read."""
-        for name in prepared.plans.backends:
-            vet(name, self._backends[name], self.graph)
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
 

@@ -8,12 +8,13 @@ on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hetrun.errors import PluginError, printable
+from hetrun.errors import HetrunError, PluginError, printable
 
 if TYPE_CHECKING:  # it takes a while
     from importlib.metadata import Distribution, EntryPoint
@@ -146,6 +147,17 @@ def leave_out(point: Point, why: str, cause: BaseException | None = None) -> Plu
         log.warning("%s", error, exc_info=cause if log.isEnabledFor(logging.DEBUG) else None)
     _left_out[point] = why
     return error
+
+
+@contextmanager
+def blamed(fault: Callable[[BaseException], HetrunError]) -> Iterator[None]:
+    """Around a stranger's function: what it raises that is not for people becomes a fault that names it."""
+    try:
+        yield
+    except HetrunError:
+        raise
+    except FAILURES as e:
+        raise fault(e) from e
 
 
 def left_out() -> Mapping[Point, str]:

@@ -216,14 +216,9 @@ def open_model(path: Path) -> ModelSource:
 def _read_by(point: points.Point, path: Path) -> ModelSource:
     """What a plugin's reader makes of a file."""
     read = cast("Callable[[Path], ModelSource]", points.load(point))
-    try:
+    whose = f"the reader {point.name} of {point.whose}"
+    with points.blamed(lambda e: ModelFileError(str(path), f"{whose} fails: {points.in_words(e)}")):
         return read(path)
-    except HetrunError:
-        raise
-    except points.FAILURES as e:
-        raise ModelFileError(
-            str(path), f"the reader {point.name} of {point.whose} fails: {points.in_words(e)}"
-        ) from e
 
 
 def open_vocabulary(source: ModelSource) -> Vocabulary | None:

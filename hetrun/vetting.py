@@ -4,6 +4,7 @@ say of a model's ops, and what they compute."""
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from hetrun import points, registry
 from hetrun.backend import Backend
@@ -11,11 +12,12 @@ from hetrun.errors import OptionError, PluginError
 from hetrun.graph import Graph
 from hetrun.planner import Options
 
+if TYPE_CHECKING:  # few machines have a backend that has to be compared
+    from hetrun.conformance import Kind
+
 log = logging.getLogger(__name__)
 
 MOST_TOLD = 3  # faults of one backend
-
-Kind = tuple[str, tuple[str, ...]]  # of an op, and the types of its weights
 
 _passed: set[tuple[str, Kind]] = set()
 
@@ -62,8 +64,8 @@ def refusal(backend: Backend, graph: Graph) -> str:
 
 
 def vet(name: str, backend: Backend, graph: Graph) -> None:
-    """Compare a stranger's backend, which has started, with the reference on what a model consists of; each
-    kind of op once in a process. PluginError: it does not compute what it says, and is left out."""
+    """Compare a stranger's backend with the reference on what a model consists of; each kind of op once in a
+    process. It is started, if it was not. PluginError: it does not compute what it says, and is left out."""
     if (point := registry.stranger(name)) is None:
         return
     kinds = {(op.kind, tuple([w.quant.name for w in op.weights])) for op in graph.ops}
@@ -72,6 +74,9 @@ def vet(name: str, backend: Backend, graph: Graph) -> None:
         return
     from hetrun.conformance import faults  # on use: few machines have such a backend
 
+    if not backend.started:
+        with points.blamed(lambda e: points.leave_out(point, f"it does not start: {points.in_words(e)}", e)):
+            backend.start()
     if found := faults(backend, todo):
         more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
         said = "; ".join(map(str, found[:MOST_TOLD]))

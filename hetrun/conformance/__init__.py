@@ -6,4 +6,5 @@ what one model needs of it.
 """
 
 from hetrun.conformance.vetting import Fault as Fault
+from hetrun.conformance.vetting import Kind as Kind
 from hetrun.conformance.vetting import faults as faults

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from hetrun import points
-from hetrun.errors import HetrunError, UserError, printable
+from hetrun.errors import UserError, printable
 from hetrun.hub.cache import files_of, snapshot
 from hetrun.hub.choosing import choose
 from hetrun.hub.fetching import Progress, fetch, not_here, offline
@@ -48,15 +48,11 @@ class Store(Protocol):
 
 
 def _in_store(point: points.Point, name: str, allowed: bool, progress: Progress) -> Path:
-    store = cast(Store, points.load(point))
-    try:
+    store, whose = cast(Store, points.load(point)), f"the store {point.name} of {point.whose}"
+    with points.blamed(lambda e: UserError(f"{whose} fails: {points.in_words(e)}")):
         found = Path(store(name, allowed, progress))
-    except HetrunError:
-        raise
-    except points.FAILURES as e:
-        raise UserError(f"the store {point.name} of {point.whose} fails: {points.in_words(e)}") from e
     if not os.path.exists(found):
-        raise UserError(f"the store {point.name} of {point.whose} says {found}, which does not exist")
+        raise UserError(f"{whose} says {found}, which does not exist")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from hetrun import points
 from hetrun.backend import Backend
-from hetrun.errors import HetrunError, OptionError
+from hetrun.errors import OptionError
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Buckets, Placement
 
@@ -39,12 +39,8 @@ def buckets_by(name: str, task: Task) -> Buckets:
     if point is None:
         raise OptionError(f"there is no planner {name!r}; there are {', '.join(known())}")
     rule = cast(Rule, points.load(point))
-    try:
+    with points.blamed(lambda e: points.leave_out(point, f"it made no plan: {points.in_words(e)}", e)):
         return _checked(rule(task))
-    except HetrunError:
-        raise
-    except points.FAILURES as e:
-        raise points.leave_out(point, f"it made no plan: {points.in_words(e)}", e) from e
 
 
 def known() -> list[str]:

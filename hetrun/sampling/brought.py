@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetrun import links, points
-from hetrun.errors import HetrunError, OptionError
+from hetrun.errors import OptionError
 from hetrun.points import Point
 from hetrun.sampling.candidates import Candidates, Past, Rule
 
@@ -22,12 +22,8 @@ def brought(name: str, setting: Setting) -> Sequence[Rule]:
     link, point = links.link(name), points.find(links.GROUP, name)
     if link is None or point is None:
         raise OptionError(f"there is no sampler {name!r} any more")
-    try:
+    with points.blamed(lambda e: points.leave_out(point, f"it makes no rules: {points.in_words(e)}", e)):
         return [Watched(rule, point) for rule in link.rules(setting)]
-    except HetrunError:
-        raise
-    except points.FAILURES as e:
-        raise points.leave_out(point, f"it makes no rules: {points.in_words(e)}", e) from e
 
 
 @dataclass(frozen=True, slots=True)

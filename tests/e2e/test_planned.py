@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
@@ -64,7 +63,6 @@ with LLM(eager=True, ram=sys.argv[1], ctx=2048) as llm:
 """
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize(("ram", "loaded"), [("320MiB", False), ("2GiB", True)])
 def test_libraries_that_a_budget_has_no_room_for_are_not_even_tried(ram: str, loaded: bool) -> None:
     env = {**os.environ, "HETRUN_PLANNER": "measured"}

@@ -53,6 +53,19 @@ class Raising(Quick):
         raise IndexError("out of range")
 
 
+class Late(Quick):
+    """Can do nothing before it has started."""
+
+    started = False
+
+    def start(self) -> None:
+        self.started = True
+
+    def compute(self, op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+        assert self.started
+        return super().compute(op, x, w, work, kv)
+
+
 class Unwilling(Quick):
     def supports(self, op: Op) -> bool:
         raise RuntimeError("do not ask")
@@ -124,6 +137,14 @@ def test_who_names_it_is_told(made: Callable[..., Point], create: Callable[[], B
     made(create)
     with pytest.raises(PluginError, match=r"^the backend odd of stranger 0\.1 is left out: "):
         LLM(planner="static", backends=["odd", "reference"], ctx=64).close()
+
+
+def test_one_that_has_to_start_is_started_before_it_is_tried(made: Callable[..., Point]) -> None:
+    late = made(Late)
+    with LLM(planner="static", backends=["odd", "reference"], ctx=64) as llm:
+        assert "odd" in llm.plan.backends
+        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1))[0].tokens
+    assert late not in points.left_out()
 
 
 def test_one_that_fails_in_the_middle_of_an_answer_costs_nothing_but_time(

@@ -170,8 +170,8 @@ async def failing(request: Request) -> Response:
     raise KeyError("a plugin's bug")
 
 
-async def get(engine: FakeEngine, path: str, **options: str) -> httpx.Response:
-    app = create_app(LocalClient(engine), **options)  # type: ignore[arg-type]
+async def get(engine: FakeEngine, path: str, api_key: str | None = None) -> httpx.Response:
+    app = create_app(LocalClient(engine), api_key=api_key)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         return await http.get(path)
 

@@ -78,8 +78,8 @@ def test_a_file_that_is_wrong_is_not_held_against_an_architecture(register: Regi
 # --- planners
 
 
-def everything_on(backend: object) -> Callable[[Task], Mapping[str, tuple[int, Sequence[Placement]]]]:
-    return lambda task: dict.fromkeys(BUCKETS, (1, [Placement("", backend, "a test")]))  # type: ignore[arg-type]
+def everything_on(backend: str) -> Callable[[Task], Mapping[str, tuple[int, Sequence[Placement]]]]:
+    return lambda task: dict.fromkeys(BUCKETS, (1, [Placement("", backend, "a test")]))
 
 
 def test_a_planner_decides(register: Register, model: Path) -> None:

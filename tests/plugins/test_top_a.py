@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hetrun import links
 from hetrun.errors import OptionError, PluginError
 from hetrun.links import Link, Parameter
 from hetrun.params import SAMPLERS, SamplingParams
-from hetrun.sampling.candidates import Candidates
+from hetrun.sampling.candidates import Candidates, Rule
 from hetrun.sampling.sampler import ChainSampler, make_sampler
 from tests.plugins.strangers import PLUGINS, Home, Register, home_with
 
@@ -82,7 +83,8 @@ def test_without_it_there_is_no_such_parameter() -> None:
 
 
 def rules_that(do: Callable[[Candidates], object]) -> Link:
-    return Link((Parameter("bad", 0, 0, 1, "of a test"),), lambda setting: [lambda c, past: do(c)])  # type: ignore[list-item, return-value]
+    rule = cast(Rule, lambda c, past: do(c))
+    return Link((Parameter("bad", 0, 0, 1, "of a test"),), lambda setting: [rule])
 
 
 def divide(c: Candidates) -> object:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import pytest
 
@@ -116,7 +117,7 @@ def fails() -> Probe:
         ("text", "'str' object is not callable"),
         (lambda: ["text"], "'text' is no Descriptor of plugin"),
         (Descriptor("plugin", fails, NullDevice), "of stranger 0.1: to ask it fails: ZeroDivisionError"),
-        (Descriptor("plugin", lambda: True, NullDevice), "it says neither yes nor no"),  # type: ignore[arg-type, return-value]
+        (Descriptor("plugin", lambda: cast(Probe, True), NullDevice), "it says neither yes nor no"),
     ],
 )
 def test_one_that_lies_about_itself_is_said_to(register: Register, thing: object, said: str) -> None:

@@ -143,7 +143,7 @@ async def _work(descriptor: int) -> None:
 
 def alive() -> list[Node]:
     """The nodes that offer a CPU; who offers none wants no work there."""
-    known = ray.nodes()  # type: ignore[no-untyped-call]
+    known = ray.nodes()
     found = [node for node in known if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     return [Node(n["NodeID"], n["NodeManagerHostname"], n["Resources"].get("GPU", 0)) for n in found]
 
