@@ -60,7 +60,7 @@ check: $(TESTED)
 	$(BIN)/pytest -q -m "not slow"
 
 fuzz-api: $(TESTED) $(FUZZER)/installed.stamp
-	PYTHONPATH=$(CURDIR):$(abspath $(FUZZER)) $(BIN)/python -m tests.schemathesis_run
+	PYTHONPATH=$(CURDIR):$(abspath $(FUZZER)) $(BIN)/python -m tests.tools.schemathesis_run
 
 bench: $(RUNNABLE)
 	$(BIN)/hetrun bench --vs llama.cpp -o table

@@ -8,7 +8,7 @@ from hetrun.conformance.report import conformance
 from hetrun.conformance.table import MATRICES
 from hetrun.ops import OPS
 from hetrun.quant import QUANTS
-from tests.conformance_docs import EMULATED, here, marks, written
+from tests.tools.conformance_docs import EMULATED, here, marks, written
 
 
 def test_the_page_has_every_op_every_type_and_every_backend() -> None:

@@ -24,8 +24,8 @@ from hetrun.conformance.running import (
 )
 from hetrun.conformance.table import CASES, Case
 from hetrun.ops import Moe
-from tests.emulated.device import emulated
-from tests.emulated.kernels import has_compiler
+from tests.cuda.emulated.device import emulated
+from tests.cuda.emulated.kernels import has_compiler
 from tests.models.cases import COMMON
 
 EMULATED = "cuda emulated"  # its kernels, run by the CPU

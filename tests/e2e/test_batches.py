@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hetrun import LLM, SamplingParams
-from tests import batch_kills
+from tests.tools import batch_kills
 from tests.models.tiny import TinyLlama, write_gguf
 
 pytestmark = pytest.mark.slow

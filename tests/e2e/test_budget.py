@@ -20,7 +20,7 @@ from hetrun.events import GenerateRequest
 from hetrun.params import SamplingParams
 from hetrun.questions import SetRam
 from hetrun.wire import Patience
-from tests import make_model
+from tests.tools import make_model
 
 pytestmark = pytest.mark.slow
 

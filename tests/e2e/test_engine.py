@@ -15,7 +15,7 @@ from hetrun import LLM, Event, SamplingParams
 from hetrun.config import default_model
 from hetrun.events import GenerateRequest
 from hetrun.model import PlannedModel
-from tests import make_model
+from tests.tools import make_model
 
 pytestmark = pytest.mark.slow
 

@@ -32,7 +32,7 @@ from hetrun.source import open_model
 from hetrun.whole import WholeModel
 from tests.models import cases, foreign, tiny
 from tests.models.foreign import Foreign
-from tests.rig import model_file, step
+from tests.support.rig import model_file, step
 
 pytestmark = pytest.mark.skipif(
     isinstance(backends()["libllama"].probe(), Unavailable), reason="llama.cpp is not installed"

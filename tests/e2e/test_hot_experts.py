@@ -25,10 +25,10 @@ from hetrun.ops import Moe
 from hetrun.pilot import pilot as module
 from hetrun.planner.balance import Link
 from hetrun.planner.hot import sets_of
-from tests.metered import Metered, MeteredBuffer
+from tests.support.metered import Metered, MeteredBuffer
 from tests.models import cases_hf, tiny
 from tests.models.hf import Row
-from tests.rig import graph_of, model_file
+from tests.support.rig import graph_of, model_file
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from hetrun.decisions import Deciding, Prepared
 from hetrun.errors import ModelFileError
 from hetrun.evaluate import compare
 from tests.models import cases_hf, hf
-from tests.streamed import seen
+from tests.support.streamed import seen
 
 pytestmark = pytest.mark.skipif(not pager() or not guard(), reason="there was no C compiler")
 OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 128}

@@ -22,11 +22,11 @@ from hetrun.model import PlannedModel
 from hetrun.planner import Options, Wishes
 from hetrun.prefetch import ring
 from hetrun.source import open_model
-from tests.emulated.device import emulated
-from tests.emulated.driver import CONTEXT, EmulatedDriver
-from tests.emulated.kernels import needs_compiler
+from tests.cuda.emulated.device import emulated
+from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
+from tests.cuda.emulated.kernels import needs_compiler
 from tests.models.tiny import TinyLlama, write_gguf
-from tests.streamed import MIB, made_small
+from tests.support.streamed import MIB, made_small
 
 pytestmark = [
     needs_compiler,

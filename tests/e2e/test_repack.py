@@ -17,7 +17,7 @@ from hetrun import cli
 from hetrun.formats.gguf import read_gguf
 from tests.models.cases import GQA
 from tests.models.hf import Row, folder
-from tests.rig import model_file
+from tests.support.rig import model_file
 from tests.unit.test_gguf_split import split_llama
 from tests.unit.test_repack import foreign
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import stress
+from tests.tools import stress
 
 pytestmark = pytest.mark.slow
 

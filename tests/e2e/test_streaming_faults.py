@@ -26,10 +26,10 @@ from hetrun.config import Settings
 from hetrun.errors import ModelFileError
 from hetrun.events import GenerateRequest
 from tests.engine.asking import Answer
-from tests.make_model import Shape
-from tests.make_model import write_model as write_made
+from tests.tools.make_model import Shape
+from tests.tools.make_model import write_model as write_made
 from tests.models.tiny import TinyLlama, write_gguf
-from tests.streamed import (
+from tests.support.streamed import (
     MIB,
     READERS,
     Disk,
@@ -41,7 +41,7 @@ from tests.streamed import (
     opened,
     seen,
 )
-from tests.supplies import eventually
+from tests.support.supplies import eventually
 
 PROMPT = (5, 6, 7)
 TEN = SamplingParams(max_tokens=10, temperature=0)
@@ -486,7 +486,7 @@ def test_closing_in_the_middle_of_a_pass_waits_for_reads_in_flight_only(model: P
 
 COMMAND = """
 from hetrun.cli import main
-from tests.streamed import made_small
+from tests.support.streamed import made_small
 with made_small():
     main()
 """
@@ -555,7 +555,7 @@ async def test_a_worker_that_is_killed_again_and_again_is_followed_by_one_that_a
         environ=None, model=str(model), ram=str(least_of(model) + MIB), ctx="256", ubatch="32",
         backends=["llamacpp"], planner="static", deterministic=True,
     )  # fmt: skip
-    client = WorkerClient(settings, engine="tests.streamed:engine")
+    client = WorkerClient(settings, engine="tests.support.streamed:engine")
     pids = set()
     try:
         for _ in range(5):

@@ -29,11 +29,11 @@ from hetrun.planner import probe
 from hetrun.planner.balance import Link
 from hetrun.planner.concurrent import is_concurrent
 from hetrun.planner.two import Candidate, Ways
-from tests.metered import Metered
+from tests.support.metered import Metered
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
-from tests.rig import graph_of, model_file, rig
-from tests.timeline import DEVICE, HOST, LINK, Host, Timeline, least_seconds
+from tests.support.rig import graph_of, model_file, rig
+from tests.support.timeline import DEVICE, HOST, LINK, Host, Timeline, least_seconds
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hetrun.books import RESERVE
-from tests.make_model import smollm2_file
+from tests.tools.make_model import smollm2_file
 
 MIB = 1 << 20
 

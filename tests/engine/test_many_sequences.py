@@ -19,7 +19,7 @@ from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from tests.models import tiny
 from tests.models.cases import GQA
-from tests.rig import model_file
+from tests.support.rig import model_file
 
 CTX = 256
 # Few beginnings, so that requests share them.

@@ -18,8 +18,8 @@ from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from tests.models import tiny
 from tests.models.cases import GQA
-from tests.nulldevice import NullDevice
-from tests.rig import model_file
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import model_file
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 

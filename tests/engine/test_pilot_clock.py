@@ -26,7 +26,7 @@ from hetrun.model import PlannedModel
 from hetrun.plan import PlanSet
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
-from tests.nulldevice import NullDevice
+from tests.support.nulldevice import NullDevice
 
 MODEL = TinyLlama("piloted", layers=2, context=1024)
 OP_S, TOKEN_S, CALL_S = 4e-4, 1e-4, 2e-5  # what an op, each token in it, and a segment take

@@ -20,7 +20,7 @@ from tests.engine.fakemodel import FakeModel
 from tests.engine.fakemodel import loaded as fake
 from tests.models.cases import GQA, WIDE
 from tests.models.tiny import TinyLlama, random_tokens
-from tests.rig import model_file
+from tests.support.rig import model_file
 
 PROMPT = random_tokens(60, seed=1)
 ANSWER = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)

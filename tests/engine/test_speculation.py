@@ -24,7 +24,7 @@ from tests.engine.asking import SCRIPTS, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_sequences import backends
-from tests.rig import Case, model_file
+from tests.support.rig import Case, model_file
 
 Text = Sequence[int]
 RIGHT, WRONG, PARTLY, SELDOM = "right", "wrong", "partly", "seldom"

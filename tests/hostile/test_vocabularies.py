@@ -18,7 +18,7 @@ from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import read_gguf
 from hetrun.source import GGUFModel
-from tests import vocabularies as v
+from tests.support import vocabularies as v
 from tests.hostile.vocabulary_trial import TEXT, attempt, tried
 from tests.models.tiny import TinyLlama, write_gguf
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from hetrun import cli
-from tests import planner_tables
-from tests.planner_tables import DOCUMENT, PARTS, between, made
+from tests.tools import planner_tables
+from tests.tools.planner_tables import DOCUMENT, PARTS, between, made
 
 QUICK = ("twinpilots", "lia", "laptop")
 

@@ -19,7 +19,7 @@ from hetrun.planner import Options, Wishes
 from hetrun.quant import by_name
 from hetrun.source import build_graph, open_model
 from tests.models import cases, cases_hf, hf
-from tests.rig import model_file
+from tests.support.rig import model_file
 
 SOURCE = open_model(model_file(cases.GQA))  # trained for 256 tokens
 SHAPES = {0: KvShape(1, 16), 1: KvShape(1, 16, 10)}  # 64 bytes of a token in each; the window is 96 rows

@@ -19,7 +19,7 @@ from hetrun.hf_source import open_folder
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.tiny import F32
-from tests.peer import llama_cpp
+from tests.support.peer import llama_cpp
 
 TOKENS = tiny.random_tokens(60)
 

@@ -10,7 +10,7 @@ import pytest
 from hetrun import LLM, SamplingParams
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_sequences import backends
-from tests.rig import Case, model_file
+from tests.support.rig import Case, model_file
 
 PROMPTS = [tiny.random_tokens(n, seed=n) for n in (3, 37, 12)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)

@@ -21,7 +21,7 @@ from tests.models.hf import Row
 from tests.models.test_placement import devices, random_placement
 from tests.models.test_sequences import backends
 from tests.models.tiny import F32
-from tests.rig import Case, graph_of, model_file, rig, step
+from tests.support.rig import Case, graph_of, model_file, rig, step
 
 TEXTS = [tiny.random_tokens(n, seed=n) for n in (60, 1, 7, 30)]  # one is longer than every window
 POOLED: dict[str, Any] = {"mean": lambda h: h.mean(0), "last": lambda h: h[-1], "cls": lambda h: h[0]}

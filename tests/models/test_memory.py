@@ -11,7 +11,7 @@ from hetrun.weights import WeightStore
 from tests.models import cases, cases_hf
 from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
-from tests.rig import Case, model_file
+from tests.support.rig import Case, model_file
 
 TIED = [
     TinyLlama(f"tied-{q}", embd=256, ffn=512, kv_heads=2, tied=True, quant=q) for q in ("Q4_0", "Q4_1", "F16")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.models import cases, oracle, tiny
 from tests.models.tiny import F32, TinyLlama
-from tests.peer import llama_cpp
+from tests.support.peer import llama_cpp
 
 # Nothing of hetrun is tried here: what the other tests compare with changes only with the libraries.
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from hetrun.ownmemory import within
 from hetrun.planner import Options, Wishes
 from hetrun.source import open_model
 from tests.models import cases
-from tests.nulldevice import NullDevice
-from tests.rig import graph_of, model_file
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import graph_of, model_file
 
 SOURCE = open_model(model_file(cases.GQA))
 WEIGHTS = sum(w.nbytes for w in graph_of(cases.GQA).weights().values())

@@ -17,7 +17,7 @@ from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
-from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, placements, rig
+from tests.support.rig import Case, Rig, ThreadedDevice, graph_of, model_file, placements, rig
 
 TOKENS = tiny.random_tokens(48, seed=5)
 CLOSE = 0.4  # how near the reference's two best logits must be where the best token may differ

@@ -23,7 +23,7 @@ from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_placement import limit
 from tests.models.test_sequences import assert_same, backends
-from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
+from tests.support.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
 
 TEXT = tiny.random_tokens(250, seed=9)
 ROWS = {str(row): row for row in cases_hf.ROWS}

@@ -14,7 +14,7 @@ from tests.models.hf import Row
 from tests.models.test_placement import UBATCHES, devices, mean_kl, random_placement, teacher_forced
 from tests.models.test_sequences import LENGTHS, TEXTS, alone, backends, rounding
 from tests.models.tiny import TinyLlama
-from tests.rig import graph_of, rig
+from tests.support.rig import graph_of, rig
 
 # Tiny random models have logits of some units, whatever comes in: rounding shows more than in trained ones.
 KL = {"bf16": 5e-3, "int8": 5e-2}

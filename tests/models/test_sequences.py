@@ -9,7 +9,7 @@ from hetrun import registry
 from hetrun.backend import Unavailable
 from tests.models import cases, cases_hf, tiny
 from tests.models.tiny import TinyLlama
-from tests.rig import Case, Rig, rig
+from tests.support.rig import Case, Rig, rig
 
 LENGTHS = (5, 140, 17)
 TEXTS = [tiny.random_tokens(n + 6, seed=n) for n in LENGTHS]

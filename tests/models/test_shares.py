@@ -23,8 +23,8 @@ from hetrun.ops import Attention, Moe
 from hetrun.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
 from hetrun.savedplan import load_plan
 from hetrun.shares import Kind, Share
-from tests.emulated.device import emulated
-from tests.emulated.kernels import needs_compiler
+from tests.cuda.emulated.device import emulated
+from tests.cuda.emulated.kernels import needs_compiler
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_placement import (
     assert_close,
@@ -35,7 +35,7 @@ from tests.models.test_placement import (
     teacher_forced,
 )
 from tests.models.test_sequences import backends
-from tests.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
+from tests.support.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
 
 GQA = graph_of(cases.GQA)
 MIXTURE = cases_hf.MIXTRAL[0]

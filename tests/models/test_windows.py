@@ -12,7 +12,7 @@ from hetrun.evaluate import compare
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_sequences import backends
-from tests.rig import Rig, rig
+from tests.support.rig import Rig, rig
 
 WINDOWS = (20, 0)
 TEXT = tiny.random_tokens(400)

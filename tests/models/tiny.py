@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hetrun.conformance.packing import packed
 from hetrun.quant import QuantType, by_name
-from tests.packing import unpacked_by_ggml
+from tests.support.packing import unpacked_by_ggml
 
 F32 = NDArray[np.float32]
 

@@ -16,7 +16,7 @@ import pytest
 
 from hetrun import points
 from hetrun.points import Point
-from tests.import_rules import ROOT
+from tests.support.import_rules import ROOT
 
 PLUGINS = ROOT / "plugins"
 

@@ -21,7 +21,7 @@ import pytest
 
 from hetrun import points
 from hetrun.hooks import Hooks
-from tests.import_rules import ROOT
+from tests.support.import_rules import ROOT
 from tests.models import hf
 from tests.models.hf import Row
 from tests.plugins.strangers import PLUGINS, Home, blocks, home_with, project_of

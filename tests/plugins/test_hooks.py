@@ -20,7 +20,7 @@ from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.hooks import hookimpl
 from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
-from tests.fakes import INFO, FakeEngine
+from tests.support.fakes import INFO, FakeEngine
 from tests.plugins.strangers import Register
 
 

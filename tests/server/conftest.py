@@ -9,7 +9,7 @@ import pytest
 
 from hetrun.client import LocalClient
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 
 @pytest.fixture

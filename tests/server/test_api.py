@@ -15,7 +15,7 @@ from hetrun.events import Event, Timings, Usage
 from hetrun.server import body
 from hetrun.server.app import create_app
 from hetrun.server.counts import Counts
-from tests.fakes import ENDLESS, REFUSED, FakeEngine
+from tests.support.fakes import ENDLESS, REFUSED, FakeEngine
 
 CHAT = "/v1/chat/completions"
 
@@ -366,13 +366,13 @@ async def test_health(http: httpx.AsyncClient) -> None:
 
 
 async def test_health_while_loading_and_after_a_failure() -> None:
-    client = WorkerClient(Settings.resolve(model=ENDLESS), engine="tests.fakes:FakeEngine")
+    client = WorkerClient(Settings.resolve(model=ENDLESS), engine="tests.support.fakes:FakeEngine")
     transport = httpx.ASGITransport(create_app(client))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         response = await http.get("/health")
         assert (response.status_code, response.json()["status"]) == (503, "loading")
     await client.close()
-    dead = WorkerClient(Settings.resolve(model=REFUSED), engine="tests.fakes:FakeEngine")
+    dead = WorkerClient(Settings.resolve(model=REFUSED), engine="tests.support.fakes:FakeEngine")
     transport = httpx.ASGITransport(create_app(dead))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         response = await http.post(CHAT, json=asking())

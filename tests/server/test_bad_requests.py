@@ -17,7 +17,7 @@ from hetrun.config import Settings
 from hetrun.server import body
 from hetrun.server.app import create_app
 from hetrun.server.listen import Address
-from tests.fakes import REFUSED, FakeEngine
+from tests.support.fakes import REFUSED, FakeEngine
 from tests.server.test_api import CHAT, asking, error_of
 from tests.server.test_listen import served
 
@@ -269,7 +269,7 @@ async def test_what_would_fail_again_is_not_asked_again(
 
 
 async def test_a_model_that_cannot_be_had_is_no_mistake_of_who_asks() -> None:
-    client = WorkerClient(Settings.resolve(model=REFUSED), engine="tests.fakes:FakeEngine")
+    client = WorkerClient(Settings.resolve(model=REFUSED), engine="tests.support.fakes:FakeEngine")
     transport = httpx.ASGITransport(create_app(client))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         for response in (await http.post(TEXT, json={"prompt": "hi"}), await http.get("/v1/models")):

@@ -22,9 +22,9 @@ from hetrun.config import Settings
 from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError
 from hetrun.events import Event, GenerateRequest
 from hetrun.params import SamplingParams
-from tests.fakes import ENDLESS, INFO, REFUSED, TIMINGS, FakeEngine
+from tests.support.fakes import ENDLESS, INFO, REFUSED, TIMINGS, FakeEngine
 
-FAKE = "tests.fakes:FakeEngine"
+FAKE = "tests.support.fakes:FakeEngine"
 
 
 @asynccontextmanager
@@ -245,7 +245,7 @@ from hetrun.client import WorkerClient
 from hetrun.config import Settings
 
 async def main():
-    client = WorkerClient(Settings.resolve(model={model!r}), engine="tests.fakes:FakeEngine")
+    client = WorkerClient(Settings.resolve(model={model!r}), engine="tests.support.fakes:FakeEngine")
     print(client.pid, flush=True)
     if {model!r} is None:
         await client.info()

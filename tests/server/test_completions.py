@@ -13,7 +13,7 @@ from hetrun.events import TokenLogprob
 from hetrun.server import orders
 from hetrun.server.jsontext import json_text
 from hetrun.server.scores import Echo, Offsets, legacy
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.server.test_api import chunks_of, error_of
 
 PATH = "/v1/completions"

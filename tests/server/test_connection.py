@@ -19,7 +19,7 @@ from hetrun.client import LocalClient
 from hetrun.server import connection, listen
 from hetrun.server.app import create_app
 from hetrun.server.listen import Address
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT, asking
 
 LOOK_S = 0.05
@@ -32,7 +32,7 @@ from pathlib import Path
 from hetrun.cli import fronts
 from hetrun.client import WorkerClient
 from hetrun.config import Settings
-fronts.WorkerClient = partial(WorkerClient, engine="tests.fakes:FakeEngine")
+fronts.WorkerClient = partial(WorkerClient, engine="tests.support.fakes:FakeEngine")
 fronts.serve_forever(Settings.resolve(environ={}, uds=Path(sys.argv[1])), {}, False)
 """
 

@@ -15,7 +15,7 @@ from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded
 from hetrun.server import answers, body, crowd
 from hetrun.server.app import create_app
 from hetrun.server.errors import api_error
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT, asking, error_of
 
 

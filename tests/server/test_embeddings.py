@@ -18,7 +18,7 @@ from hetrun.errors import Overloaded
 from hetrun.events import Event, GenerateRequest
 from hetrun.server import embeddings
 from hetrun.server.app import create_app
-from tests.fakes import INFO, FakeEngine
+from tests.support.fakes import INFO, FakeEngine
 
 PATH = "/v1/embeddings"
 

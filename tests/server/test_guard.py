@@ -13,7 +13,7 @@ from hetrun.errors import OptionError
 from hetrun.server.app import create_app
 from hetrun.server.guard import host_name
 from hetrun.server.listen import Address
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT, asking, error_of
 
 PAGE = "https://chat.example:3000"

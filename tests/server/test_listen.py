@@ -20,7 +20,7 @@ from hetrun.errors import OptionError
 from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.server.listen import Address, bind, check_exposure, serve, stop_on_signals, url
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 CHAT = "/v1/chat/completions"
 

@@ -23,7 +23,7 @@ from openai.types.responses import (
 
 from hetrun.client import LocalClient
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 EVENT = pydantic.TypeAdapter[ResponseStreamEvent](ResponseStreamEvent)
 LOGPROBS: Any = ["message.output_text.logprobs"]

@@ -14,7 +14,7 @@ import pytest
 from hetrun.client import LocalClient
 from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hetrun.server.openapi import document
 from hetrun.server.openapi.paths import written
 from hetrun.server.openapi.requests import SAMPLING
 from hetrun.server.sampling import SAMPLING as READ
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 METHODS = ("get", "post", "put", "patch", "delete")
 DOCUMENT: Any = document()

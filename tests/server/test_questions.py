@@ -30,9 +30,9 @@ from hetrun.questions import (
     Tokenize,
     TokenizerInfo,
 )
-from tests.fakes import DEADLY_RAM, FakeEngine
+from tests.support.fakes import DEADLY_RAM, FakeEngine
 
-FAKE = "tests.fakes:FakeEngine"
+FAKE = "tests.support.fakes:FakeEngine"
 HELLO = ({"role": "user", "content": "hello"},)
 SLOW = Render(({"role": "user", "content": "slow"},))
 QUESTIONS: tuple[Question[Any], ...] = (

@@ -19,9 +19,9 @@ from hetrun.params import SamplingParams
 from hetrun.questions import SetRam
 from hetrun.server.app import create_app
 from hetrun.wire import Patience
-from tests.fakes import DEADLY_RAM, LEAST_RAM, FakeEngine
+from tests.support.fakes import DEADLY_RAM, LEAST_RAM, FakeEngine
 
-FAKE = "tests.fakes:FakeEngine"
+FAKE = "tests.support.fakes:FakeEngine"
 RAM = "/v1/ram"
 MIB = 1 << 20
 STREAMING = {

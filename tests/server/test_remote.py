@@ -31,7 +31,7 @@ from hetrun.remote import RemoteClient
 from hetrun.remotewords import THINKING, THOUGHT, read
 from hetrun.server import listen
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from hetrun.server.app import create_app
 from hetrun.server.kept import OF_A_TURN, OVERHEAD, Archive, Kept, turn
 from hetrun.server.listen import Address
 from hetrun.server.responses import OWN
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.server.test_api import error_of
 from tests.server.test_listen import served
 

@@ -13,7 +13,7 @@ from hetrun.client import LocalClient
 from hetrun.llm import LLM
 from hetrun.params import CHECKS, SamplingParams, Structure
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.server.test_api import CHAT, asking, error_of
 

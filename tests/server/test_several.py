@@ -18,7 +18,7 @@ from hetrun.server.app import create_app
 from hetrun.server.orders import Order
 from hetrun.server.scores import Wanted
 from hetrun.server.several import seed_of
-from tests.fakes import INFO, FakeEngine
+from tests.support.fakes import INFO, FakeEngine
 from tests.server.test_api import CHAT, asking, chunks_of, error_of
 
 

@@ -13,7 +13,7 @@ from hetrun.client import ChatClient, LocalClient
 from hetrun.found import Found
 from hetrun.server.app import create_app
 from hetrun.shelf import Shelf
-from tests.fakes import INFO, FakeEngine
+from tests.support.fakes import INFO, FakeEngine
 
 GIB = 1 << 30
 

@@ -12,7 +12,7 @@ from hetrun.errors import OptionError
 from hetrun.questions import Question, TokenizerInfo
 from hetrun.server import asking as asking_module
 from hetrun.server import texts
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.server.test_api import error_of
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from hetrun.client import LocalClient
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -10,7 +10,7 @@ import pytest
 
 from hetrun.server import unread
 from hetrun.server.body import MAX_BYTES
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT
 from tests.server.test_connection import served
 

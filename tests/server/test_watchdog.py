@@ -27,7 +27,7 @@ from hetrun.server.app import create_app
 from hetrun.watchdog import Watchdog
 from hetrun.wire import Message, Patience, Pulse, Stuck, Unstuck
 
-FAKE = "tests.fakes:FakeEngine"
+FAKE = "tests.support.fakes:FakeEngine"
 # A step of the fake engine is predicted to take a millisecond: it is stuck behind a fifth of a second.
 FOREVER = Patience(look=0.02, least=0.2, silent=20, kill_least=3600)
 SHORT = Patience(look=0.02, least=0.2, silent=2.0, kill_times=1.5, kill_least=0.3)
@@ -152,7 +152,7 @@ from hetrun.wire import Patience
 
 async def main():
     patience = Patience(look=0.05, silent=0.5, kill_times=1.0, kill_least=0.6)
-    client = WorkerClient(Settings(), engine="tests.fakes:FakeEngine", patience=patience)
+    client = WorkerClient(Settings(), engine="tests.support.fakes:FakeEngine", patience=patience)
     await client.info()
     print(client.pid, flush=True)
     while input() != "end":

@@ -11,7 +11,7 @@ import pytest
 from hetrun import life
 from hetrun.client import WorkerClient
 from hetrun.config import Settings
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 LONGER_S = 0.5  # than the others may take
 

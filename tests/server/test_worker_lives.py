@@ -27,9 +27,9 @@ from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
 from hetrun.wire import Answer, packed, unpacked
 from hetrun.worker import _arrived
-from tests import lives
+from tests.support import lives
 
-FAKE = "tests.fakes:FakeEngine"
+FAKE = "tests.support.fakes:FakeEngine"
 
 
 def ask(text: str, max_tokens: int | None = None, whole: bool = False) -> GenerateRequest:
@@ -180,7 +180,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def scripted(script: Path, words: str) -> WorkerClient:
     script.write_text(words)
-    return WorkerClient(Settings.resolve(environ={}, plan=str(script)), engine="tests.lives:engine")
+    return WorkerClient(Settings.resolve(environ={}, plan=str(script)), engine="tests.support.lives:engine")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Titles
 from hetrun.tui.widgets.status import StatusLine
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 PATIENCE_S = 45.0  # far beyond what anything takes on a busy machine
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.tui.app import ChatApp
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 SENTENCE = (
     "The **engine** serves requests on one thread, and the *planner* measures what each `segment` takes. "

@@ -18,7 +18,7 @@ from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import Knob, WhatIfScreen
 from hetrun.tui.widgets.sidebar import Titles
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.tui.driver import Driver, chatting
 
 Script = Callable[[Driver, Path], Awaitable[None]]

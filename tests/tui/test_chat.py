@@ -18,10 +18,10 @@ from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
 from hetrun.visible import visible
-from tests.fakes import ENDLESS, REFUSED, FakeEngine
+from tests.support.fakes import ENDLESS, REFUSED, FakeEngine
 from tests.tui.driver import Driver, chatting
 
-FAKE = "tests.fakes:FakeEngine"
+FAKE = "tests.support.fakes:FakeEngine"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.settings import SettingsScreen
 from hetrun.tui.talk import UNFINISHED
 from hetrun.tui.widgets.sidebar import Sidebar, Titles
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 from tests.tui.driver import Driver, chatting
 
 

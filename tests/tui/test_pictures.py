@@ -1,10 +1,10 @@
-"""Every screen as a picture; `python -m tests.pictures` draws them again."""
+"""Every screen as a picture; `python -m tests.tools.pictures` draws them again."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.pictures import FOLDER, SCENES, picture
+from tests.tools.pictures import FOLDER, SCENES, picture
 from tests.tui.looks import looks
 
 

@@ -27,7 +27,7 @@ from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen, turned
 from hetrun.tui.widgets.machine import MachinePane
-from tests.fakes import REFUSED, FakeEngine
+from tests.support.fakes import REFUSED, FakeEngine
 from tests.tui.driver import Driver, chatting
 
 
@@ -126,7 +126,7 @@ class Engines:
     def _open(self, changes: Mapping[str, object]) -> ChatClient:
         self.options.append(changes)
         if changes.get("model") == REFUSED:
-            return WorkerClient(Settings.resolve(environ={}, model=REFUSED), engine="tests.fakes:FakeEngine")
+            return WorkerClient(Settings.resolve(environ={}, model=REFUSED), engine="tests.support.fakes:FakeEngine")
         fake = FakeEngine(pace_s=0.002)
         self.fakes.append(fake)
         self.log.append("open")

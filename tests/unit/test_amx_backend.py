@@ -18,7 +18,7 @@ from hetrun.backends.amx.sizes import bytes_of, packed_bytes
 from hetrun.graph import Op, Value
 from tests.conformance.test_segments import BLOCKS, block, gated_once, opt
 from tests.models import cases
-from tests.rig import graph_of
+from tests.support.rig import graph_of
 
 needs_torch = pytest.mark.skipif("importlib.util.find_spec('torch') is None", reason="torch is not installed")
 
@@ -83,7 +83,7 @@ def test_ipex_is_there_only_for_those_who_name_it(request: pytest.FixtureRequest
 def test_nothing_loads_torch_before_the_start() -> None:
     code = (
         "import sys; from hetrun.backends import amx; from tests.models import cases;"
-        "from tests.rig import graph_of; b = amx.descriptor.create(); g = graph_of(cases.GQA);"
+        "from tests.support.rig import graph_of; b = amx.descriptor.create(); g = graph_of(cases.GQA);"
         "assert all(b.supports(op) for op in g.ops); b.resident_bytes(b.wants(g.ops)); b.set_threads(1);"
         "b.cancel(); b.rearm(); assert b.overhead_bytes == 0 and not b.started;"
         "b.close(); print('torch' in sys.modules)"

@@ -20,7 +20,7 @@ from hetrun.planner.balance import (
     placements,
 )
 from tests.models import cases, cases_hf
-from tests.rig import Case, graph_of
+from tests.support.rig import Case, graph_of
 
 # OPT-30B on an A10G, prompt 896 and 128 more, off the paper's figure 6a: q, k, v, score, out, mlp1, mlp2.
 CPU = (4.7, 4.7, 4.7, 3.5, 4.7, 18.0, 18.0)

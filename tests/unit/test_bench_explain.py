@@ -33,7 +33,7 @@ from hetrun.spent import ACTIVITIES, Activity, Spent, activity
 from hetrun.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
-from tests.nulldevice import NullDevice
+from tests.support.nulldevice import NullDevice
 
 DEEP = 1500
 NEEDS_AMX = pytest.mark.skipif(

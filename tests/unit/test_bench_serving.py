@@ -32,7 +32,7 @@ from hetrun.client import LocalClient
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.server import listen
 from hetrun.server.app import create_app
-from tests.fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 # --- answers out of bytes
 

@@ -13,7 +13,7 @@ from hetrun.choices import DOUBT, ENOUGH, EVERY, MEMORY, Choices, known_choices,
 from hetrun.ops import Moe
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_placement import devices
-from tests.rig import graph_of, rig
+from tests.support.rig import graph_of, rig
 
 MIXTURE = cases_hf.MIXTRAL[0]
 GRAPH = graph_of(MIXTURE)

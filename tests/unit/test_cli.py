@@ -31,7 +31,7 @@ from hetrun.seating import Chosen
 from hetrun.stats import Streaming
 from hetrun.topology import read_topology, this_machine
 from tests.models.tiny import TinyLlama, write_gguf
-from tests.sysfs import EPYC, lay_out
+from tests.support.sysfs import EPYC, lay_out
 
 COMMANDS = (
     "run",

@@ -30,8 +30,8 @@ from hetrun.planner.sides import At, Cost
 from hetrun.planner.two import Candidate, Ways, share
 from hetrun.savedplan import load_plan
 from tests.models.tiny import TinyLlama
-from tests.nulldevice import NullDevice
-from tests.rig import graph_of
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import graph_of
 
 LAYERS = 2
 GRAPH = graph_of(TinyLlama("concurrent", layers=LAYERS, kv_heads=2))

@@ -14,7 +14,7 @@ from hetrun.errors import OptionError
 from hetrun.formats.gguf import read_gguf
 from hetrun.quant import by_name
 from tests.models.hf import Row, folder
-from tests.peer import llama_cpp
+from tests.support.peer import llama_cpp
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9, "num_attention_heads": 8}
 ROWS = (

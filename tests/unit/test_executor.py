@@ -17,8 +17,8 @@ from hetrun.kv import KvCache
 from hetrun.plan import BUCKETS, PlanSet, make_plans
 from tests.models import tiny
 from tests.models.cases import GQA
-from tests.nulldevice import NullDevice
-from tests.rig import Rig, graph_of, placements, plan_set, rig, step
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import Rig, graph_of, placements, plan_set, rig, step
 
 TOKENS = tiny.random_tokens(48)
 

@@ -20,7 +20,7 @@ from hetrun.source import open_model
 from hetrun.whole import WholeModel, cut
 from hetrun.whole_backend import Whole, WholeSetup
 from tests.models import cases, foreign
-from tests.rig import model_file, step
+from tests.support.rig import model_file, step
 
 N_VOCAB = 11
 

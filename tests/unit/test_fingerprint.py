@@ -14,7 +14,7 @@ from hetrun.graph import Extent, Graph
 from hetrun.ops import RmsNorm
 from hetrun.source import build_graph, open_model
 from tests.models.cases import GQA
-from tests.rig import model_file
+from tests.support.rig import model_file
 
 
 def graph_of(path: Path) -> Graph:

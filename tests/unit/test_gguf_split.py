@@ -20,7 +20,7 @@ from hetrun.reader import FileReader
 from hetrun.source import open_model
 from tests.hostile.trees import Table, parse_gguf, write_gguf
 from tests.models.cases import GQA
-from tests.rig import model_file
+from tests.support.rig import model_file
 
 TENSORS = {f"blk.{i}.w": np.arange(32 * (i + 1), dtype=np.float32).reshape(i + 1, 32) for i in range(5)}
 

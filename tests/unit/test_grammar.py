@@ -15,7 +15,7 @@ from hetrun.errors import OptionError
 from hetrun.grammar import compiling, masks
 from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
-from tests.schemas import FEATURES
+from tests.support.schemas import FEATURES
 from tests.unit.grammars import (
     CONTROL,
     EMPTY,

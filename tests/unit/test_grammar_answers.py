@@ -1,13 +1,13 @@
-"""A real model, bound to schemas: `python -m tests.schema_answers` asks for all of them."""
+"""A real model, bound to schemas: `python -m tests.tools.schema_answers` asks for all of them."""
 
 from __future__ import annotations
 
 import pytest
 
 from hetrun.llm import LLM
-from tests.make_model import smollm2_file
-from tests.schema_answers import INVALID, VALID, answers
-from tests.schemas import catalogue
+from tests.tools.make_model import smollm2_file
+from tests.tools.schema_answers import INVALID, VALID, answers
+from tests.support.schemas import catalogue
 
 
 @pytest.mark.slow

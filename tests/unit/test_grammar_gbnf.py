@@ -26,8 +26,8 @@ from hetrun.errors import OptionError
 from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
 from hetrun.sampling import Constraint
-from tests.peer import llama_cpp
-from tests.vocabularies import BYTE, BYTES, CONTROL, NORMAL, UNKNOWN, written
+from tests.support.peer import llama_cpp
+from tests.support.vocabularies import BYTE, BYTES, CONTROL, NORMAL, UNKNOWN, written
 
 # Tokens that span what grammars have apart.
 PARTS = r"""a b ab aa aaa bb abc true fal se nul null {" ": ", "} ], [[ ]] 12 00 0. .5 e+1 -1 -- ++ == \" \n

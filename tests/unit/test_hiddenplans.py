@@ -15,8 +15,8 @@ from hetrun.hiddenplans import HiddenPlans
 from hetrun.plan import BUCKETS, cut, up_to
 from tests.models import tiny
 from tests.models.cases import GQA
-from tests.nulldevice import NullDevice
-from tests.rig import Rig, graph_of, placements, plan_set, rig, step
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import Rig, graph_of, placements, plan_set, rig, step
 from tests.unit.test_plan import random_placements
 
 GRAPH = graph_of(GQA)

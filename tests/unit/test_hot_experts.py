@@ -28,8 +28,8 @@ from hetrun.planner.probe import LINK, TOKENS, alone
 from hetrun.quant import by_name
 from hetrun.savedplan import load_plan
 from tests.models import cases_hf
-from tests.nulldevice import NullDevice
-from tests.rig import graph_of
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import graph_of
 
 N, USED, WIDTH = 32, 4, 64
 HOST, FAR = "host", "far"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hetrun.cgroups import MemoryLimit, memory_limit
 from hetrun.weights import available_memory, free_memory
-from tests.sysfs import write
+from tests.support.sysfs import write
 
 GIB = 1 << 30
 NONE = "9223372036854771712"  # version 1 writes this where there is no limit

@@ -10,10 +10,10 @@ import pytest
 from hetrun.backends import reference
 from hetrun.errors import BackendError, Cancelled
 from hetrun.planner.balance import Link
-from tests.metered import Metered
+from tests.support.metered import Metered
 from tests.models import cases, tiny
-from tests.rig import Rig, plan_set, rig
-from tests.timeline import BESIDE, DEVICE, HOST, LINK, Host, Timeline
+from tests.support.rig import Rig, plan_set, rig
+from tests.support.timeline import BESIDE, DEVICE, HOST, LINK, Host, Timeline
 
 TOKENS = tiny.random_tokens(40, seed=3)
 FAST = Link(4e8, 2e-5)

@@ -17,8 +17,8 @@ from hetrun.planner.costs import CALL
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
 from hetrun.planner.turns import turn
 from tests.models.tiny import TinyLlama
-from tests.nulldevice import NullDevice
-from tests.rig import graph_of
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import graph_of
 
 GRAPH = graph_of(TinyLlama("planned", layers=3))
 UNITS = units(GRAPH)

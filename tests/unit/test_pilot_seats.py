@@ -19,8 +19,8 @@ from hetrun.planner.probe import Prober, Trial, trials_of
 from hetrun.seating import Chosen
 from hetrun.topology import TopoTree, read_topology
 from tests.models.tiny import TinyLlama
-from tests.rig import graph_of
-from tests.sysfs import EPYC, lay_out
+from tests.support.rig import graph_of
+from tests.support.sysfs import EPYC, lay_out
 
 SPREAD = "1 core of each cache"
 

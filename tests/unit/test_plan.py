@@ -17,7 +17,7 @@ from hetrun.graph import Op, Value
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, bucket_of, cut, make_plans, place
 from hetrun.savedplan import load_plan
 from tests.models.cases import GQA
-from tests.rig import graph_of, placements, plan_set
+from tests.support.rig import graph_of, placements, plan_set
 
 GRAPH = graph_of(GQA)
 SCOPES = sorted({".".join(op.scope.split(".")[:n]) for op in GRAPH.ops for n in range(1, 5)})

@@ -13,8 +13,8 @@ from hetrun.graph import Op
 from hetrun.plan import BUCKETS, PlanSet
 from hetrun.planner import Machine, StaticPlanner, Wishes, this_machine
 from tests.models.cases import GQA
-from tests.nulldevice import NullDevice
-from tests.rig import ThreadedDevice, graph_of, plan_set
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import ThreadedDevice, graph_of, plan_set
 
 GRAPH = graph_of(GQA)
 MACHINE = Machine(cores=3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetrun.executor import Step
-from tests.planner_accuracy import BATCHES, Bench, Case, Found, cases_of, line, summary, to_json
+from tests.tools.planner_accuracy import BATCHES, Bench, Case, Found, cases_of, line, summary, to_json
 
 CONTEXT = 600
 

@@ -17,7 +17,7 @@ from hetrun.planner.probe import Prober, Trial
 from hetrun.quant import by_name
 from hetrun.weights import WeightStore
 from tests.models.tiny import TinyLlama
-from tests.rig import graph_of, windowed
+from tests.support.rig import graph_of, windowed
 
 CASE, CONTEXT = TinyLlama("probed", layers=2), 256
 

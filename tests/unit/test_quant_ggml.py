@@ -12,7 +12,7 @@ from hetrun.backends.llamacpp import native, types
 from hetrun.conformance.packing import SLOW, packed
 from hetrun.conformance.table import QUANT_LIMITS
 from hetrun.quant import QUANTS, QuantType, by_name
-from tests.packing import packed_by_ggml, unpacked_by_ggml
+from tests.support.packing import packed_by_ggml, unpacked_by_ggml
 from tests.unit.test_quant import ALL, HALVES, PACKED, same_bits
 
 # The halves that a scale may be: zeros, the smallest and largest denormals and normals, infinities, NaN.

@@ -20,7 +20,7 @@ from hetrun.source import GGUFModel
 from hetrun.tokenizer import Tokenizer
 from tests.models.tiny import MERGES
 from tests.unit.test_tokenizer_corpus import smollm2
-from tests.vocabularies import byte_level, written
+from tests.support.vocabularies import byte_level, written
 
 # Words, and whatever may stand between or instead of them.
 PARTS = [

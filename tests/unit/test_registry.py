@@ -13,7 +13,7 @@ import pytest
 from hetrun import registry
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
-from tests.nulldevice import NullDevice
+from tests.support.nulldevice import NullDevice
 from tests.plugins.strangers import Register
 
 Add = Callable[..., None]

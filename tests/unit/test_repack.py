@@ -36,7 +36,7 @@ from tests.models import tiny
 from tests.models.cases import GQA, WIDE
 from tests.models.hf import Row, folder
 from tests.models.test_converted import llama_cpp_logits
-from tests.rig import model_file
+from tests.support.rig import model_file
 from tests.unit.test_gguf import write_model as of_every_type
 from tests.unit.test_gguf_split import split_llama, write_split
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hetrun.errors import BackendError
 from hetrun.prefetch import ring as module
 from hetrun.prefetch.ring import BOUNCE, ENDED, MISTAKE, PAGE, PIECE, File, Ring, Shape
-from tests.supplies import Disk, Taker, eventually
+from tests.support.supplies import Disk, Taker, eventually
 
 pytestmark = pytest.mark.skipif(module.library() is None, reason="there was no C compiler at installation")
 

@@ -28,8 +28,8 @@ from hetrun.params import SamplingParams
 from hetrun.sampling import make_sampler
 from hetrun.sampling.candidates import Candidates
 from hetrun.sampling.sampler import ChainSampler
-from tests.peer import llama_cpp
-from tests.samplers import (
+from tests.support.peer import llama_cpp
+from tests.support.samplers import (
     BREAKERS,
     CONTEXT,
     PIECES,

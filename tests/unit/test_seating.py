@@ -15,7 +15,7 @@ from hetrun import seating
 from hetrun.coresets import CoreSet
 from hetrun.seating import Chosen, Team, seats
 from hetrun.topology import Core, TopoTree, read_topology, this_machine
-from tests.sysfs import EPYC, LAPTOP, lay_out
+from tests.support.sysfs import EPYC, LAPTOP, lay_out
 
 ALL = this_machine().cpus
 

@@ -18,7 +18,7 @@ from hetrun.found import Found
 from hetrun.params import SamplingParams
 from hetrun.questions import Question, SetRam, State
 from hetrun.shelf import PROCESS, OnDemand, Shelf
-from tests.fakes import INFO
+from tests.support.fakes import INFO
 
 A = TypeVar("A")
 

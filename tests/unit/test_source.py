@@ -28,7 +28,7 @@ from hetrun.source import build_graph, open_model
 from tests.models import hf, tiny
 from tests.models.cases import GQA
 from tests.plugins.strangers import Register
-from tests.rig import model_file
+from tests.support.rig import model_file
 
 ROW = hf.Row(
     "source", "llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, shard="150KB"

@@ -13,8 +13,8 @@ from hetrun.errors import BackendError
 from hetrun.kv import KvCache
 from tests.models import tiny
 from tests.models.cases import GQA
-from tests.nulldevice import NullDevice
-from tests.rig import Rig, ThreadedDevice, graph_of, plan_set, rig
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import Rig, ThreadedDevice, graph_of, plan_set, rig
 
 TOKENS = tiny.random_tokens(48)
 

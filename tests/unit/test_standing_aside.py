@@ -20,8 +20,8 @@ from hetrun.kv import KvCache
 from hetrun.spent import Spent
 from tests.models import tiny
 from tests.models.cases import GQA
-from tests.nulldevice import NullDevice
-from tests.rig import Placed, Rig, plan_set, rig
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import Placed, Rig, plan_set, rig
 
 TOKENS = tiny.random_tokens(200)
 ON: dict[str, Placed] = {

@@ -24,7 +24,7 @@ from hetrun.prefetch.ring import PAGE, READING, library
 from hetrun.prefetch.streamer import Streamer, can_stream
 from hetrun.quant import by_name
 from hetrun.stamp import Stamp
-from tests.supplies import Disk, Taker
+from tests.support.supplies import Disk, Taker
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there was no C compiler at installation")
 

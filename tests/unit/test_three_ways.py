@@ -18,8 +18,8 @@ from hetrun.planner.costs import CALL
 from hetrun.planner.online import Now
 from hetrun.planner.probe import LINK, alone
 from tests.models.tiny import TinyLlama
-from tests.nulldevice import NullDevice
-from tests.rig import graph_of
+from tests.support.nulldevice import NullDevice
+from tests.support.rig import graph_of
 from tests.unit.test_concurrent import learn
 
 LAYERS = 4

@@ -26,7 +26,7 @@ from hetrun.textstream import StreamDecoder
 from hetrun.tokenizer import Tokenizer
 from tests.unit import test_convert_tokenizer as converting
 from tests.unit import test_hf_vocabulary as folders
-from tests.vocabularies import CONTROL, KINDS, ODD, byte_level, corpus, written
+from tests.support.vocabularies import CONTROL, KINDS, ODD, byte_level, corpus, written
 
 Tokenize = Callable[[str, bool, bool], list[int]]
 

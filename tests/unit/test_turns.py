@@ -11,7 +11,7 @@ from hetrun.forms import Unit, units
 from hetrun.planner.probe import Prober
 from hetrun.planner.turns import price_of_a_turn
 from tests.models.tiny import TinyLlama
-from tests.rig import graph_of
+from tests.support.rig import graph_of
 
 GRAPH = graph_of(TinyLlama("turns", layers=3))
 UNITS = units(GRAPH)

@@ -1,0 +1,101 @@
+"""Whether the GPU computes what the reference computes: op by op, and in models placed at random."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.emulated.real import SWITCH
+from tests.cuda.rows import Line, Table
+
+ROOT = Path(__file__).parents[2]
+FILES = ("tests/conformance", "tests/cuda")
+TOOLS = ("memcheck", "racecheck")
+# Tests of the emulator's kernels and of the backend on it, which a switch brings to the GPU.
+KERNELS = tuple(
+    f"tests/cuda/test_{name}.py" for name in ("small", "attention", "products", "tiles", "device")
+)
+LIMIT_S = 240  # for each of the tools
+FOUND = 9  # the exit code with which a tool says that it found something
+
+
+class Counted:
+    """How many tests passed, failed and were skipped."""
+
+    def __init__(self) -> None:
+        self.passed = self.failed = self.skipped = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One phase of one test."""
+        if report.failed:
+            self.failed += 1
+        elif report.skipped:
+            self.skipped += 1
+        elif report.when == "call":
+            self.passed += 1
+
+
+def conformance(table: Table, files: Sequence[str] = FILES, chosen: str = "cuda and not emulated") -> None:
+    """The suite for the GPU's backend and the tests of this folder; then the same under NVIDIA's tools."""
+    counted = Counted()
+    settings = ("-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "-k", chosen)
+    pytest.main([*settings, *(str(ROOT / f) for f in files)], [counted])
+    note = f"{counted.skipped} skipped"
+    table.add(Line("tests that passed", "", (counted.passed,), 1, note=note))
+    table.add(Line("tests that failed", "", (counted.failed,), 0, "most"))
+    for tool in TOOLS:
+        sanitized(table, tool)
+
+
+def kernels(table: Table, files: Sequence[str] = KERNELS) -> None:
+    """Each file in a process of its own: an error of a kernel ends what its process has of CUDA."""
+    for file in files:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+        environment = {**os.environ, SWITCH: "1"}
+        try:
+            ended = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{file}: not done after {LIMIT_S} s", flush=True)
+            continue
+        said = ended.stdout.splitlines() or ended.stderr.splitlines() or [""]
+        if ended.returncode:
+            print(ended.stdout[-4000:], ended.stderr[-2000:], flush=True)
+        table.add(
+            Line(
+                f"{Path(file).stem} on the GPU ended with", "", (ended.returncode,), 0, "most", note=said[-1]
+            )
+        )
+
+
+def sanitized(table: Table, tool: str) -> None:
+    """A model placed at random under one of compute-sanitizer's tools."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        print(f"{tool}: compute-sanitizer is not installed, so nothing was looked for", flush=True)
+        return
+    code = "from tests.cuda.placements import one; one(0)"
+    command = [program, "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, "-c", code]
+    try:
+        ended = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{tool}: not done after {LIMIT_S} s", flush=True)
+        return
+    if ended.returncode:
+        print(ended.stdout[-4000:], ended.stderr[-2000:], flush=True)
+    table.add(Line(f"{tool} ended with", "", (ended.returncode,), 0, "most"))

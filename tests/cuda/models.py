@@ -1,0 +1,32 @@
+"""Models that are made where they are needed: random weights of real types, all layers alike."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.tools.make_model import SHAPES, Making, write_model
+
+TOKENIZER = "HETRUN_TESTS_TOKENIZER"  # a model whose tokenizer is copied, where SmolLM2 is not installed
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A shape, and the type of most of its weights."""
+
+    shape: str
+    quant: str
+
+    def __str__(self) -> str:
+        return f"{self.shape}-{self.quant}"
+
+
+def made(folder: Path, wanted: Wanted) -> Path:
+    """Its file, made if it is not there."""
+    path = folder / f"{wanted}.gguf"
+    if not path.exists():
+        tokenizer = os.environ.get(TOKENIZER)
+        making = Making(Path(tokenizer) if tokenizer else None, same_layers=True)
+        write_model(path, SHAPES[wanted.shape], wanted.quant, 0, making)
+    return path

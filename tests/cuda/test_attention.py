@@ -1,0 +1,168 @@
+"""The kernels of attention on the emulator, against numpy: few rows, many rows, rows that are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from hetrun.backends.cuda import attending
+from hetrun.backends.cuda.attending import HEADS, LINES, ROW, SPLITS, THREADS, TILE, Table
+from hetrun.backends.cuda.programs import Source
+from hetrun.quant import by_name
+from tests.cuda.emulated.kernels import needs_compiler, run
+
+pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
+SLAB = 32
+
+
+@dataclass
+class Cache:
+    """Rows of one layer in slabs that lie anywhere, beside rows of another layer."""
+
+    kv_type: str
+    heads: int
+    head: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        quant, rng = by_name(self.kv_type), np.random.default_rng(3)
+        self.width = quant.row_bytes(self.heads * self.head)
+        self.k_at, self.v_at = 2 * SLAB * self.width, 3 * SLAB * self.width
+        blocks = -(-self.rows // SLAB)
+        self.slabs = np.zeros((blocks, 4 * SLAB * self.width), np.uint8)
+        order = rng.permutation(blocks)
+        self.table = (self.slabs.ctypes.data + order * self.slabs.shape[1]).astype(np.uint64)
+        self.order = order
+        shape = (2, self.rows, self.heads * self.head)
+        self.numbers = rng.standard_normal(shape, dtype=np.float32)
+
+    def argument(self) -> Table:
+        return Table(self.table.ctypes.data, self.k_at, self.v_at, self.width)
+
+    def write(self, rows: np.ndarray) -> None:
+        """By the kernel."""
+        k, v = (np.ascontiguousarray(x[rows]) for x in self.numbers)
+        jobs = 2 * self.heads * len(rows)
+        run(self.source, "write_rows", (-(-jobs // 4),), 128, k, v, rows.astype(np.int64), self.argument(),
+            self.heads, len(rows))  # fmt: skip
+
+    @property
+    def source(self) -> Source:
+        return Source("attention", (("KV", self.kv_type), ("HEAD", str(self.head))))
+
+    def stored(self, which: int) -> np.ndarray:
+        """What lies in the slabs, as bytes."""
+        begin = (self.k_at, self.v_at)[which]
+        raw = self.slabs[self.order][:, begin : begin + SLAB * self.width].reshape(-1, self.width)
+        return raw[: self.rows]
+
+    def read(self, which: int) -> np.ndarray:
+        flat = by_name(self.kv_type).dequantise(
+            np.ascontiguousarray(self.stored(which)), self.heads * self.head
+        )
+        return flat.reshape(self.rows, self.heads, self.head)
+
+
+def expected(q: np.ndarray, cache: Cache, seen: list[slice], scale: float, softcap: float) -> np.ndarray:
+    k, v = (cache.read(i).astype(np.float64) for i in (0, 1))
+    group = q.shape[1] // cache.heads
+    out = np.zeros(q.shape)
+    for i, rows in enumerate(seen):
+        for h in range(q.shape[1]):
+            scores = k[rows, h // group] @ q[i, h].astype(np.float64) * scale
+            scores = softcap * np.tanh(scores / softcap) if softcap else scores
+            p = np.exp(scores - scores.max())
+            out[i, h] = p @ v[rows, h // group] / p.sum()
+    return out
+
+
+def close(found: np.ndarray, right: np.ndarray, limit: float) -> None:
+    error = np.square(found - right).sum() / np.square(right).sum()
+    assert error <= limit, f"{error:.2g} is more than {limit}"
+
+
+@pytest.mark.parametrize("kv_type", ["F32", "F16", "BF16", "Q8_0"])
+def test_rows_are_stored_as_everybody_stores_them(kv_type: str) -> None:
+    cache = Cache(kv_type, 3, 64, 70)
+    rows = np.random.default_rng(0).permutation(70)[:50]
+    cache.numbers[:, rows[0]] = 0
+    cache.write(rows)
+    for which in (0, 1):
+        right = by_name(kv_type).quantise(cache.numbers[which][rows])
+        assert (cache.stored(which)[rows] == right).all()
+    left = np.setdiff1d(np.arange(70), rows)
+    assert not cache.stored(0)[left].any()
+    untouched = cache.slabs[:, : 2 * SLAB * cache.width]
+    assert not untouched.any()
+
+
+CASES = [
+    # KV type, query heads, KV heads, size of heads, (first row, keys) of each query row
+    ("F32", 4, 2, 32, [(0, 1), (3, 31), (40, 32), (5, 33)]),
+    ("F16", 9, 3, 64, [(0, 600), (17, 1)]),
+    ("F16", 4, 4, 128, [(0, 1000)]),
+    ("BF16", 8, 1, 96, [(64, 40), (0, 200)]),
+    ("Q8_0", 4, 2, 64, [(2, 333), (2, 334), (2, 335)]),
+    ("F16", 12, 1, 32, [(0, 3000)]),
+    ("F32", 2, 1, 256, [(0, 70), (0, 71)]),
+]
+
+
+def few(
+    cache: Cache, q: np.ndarray, views: list[tuple[int, int]], scale: float, softcap: float, seed: int = 1
+) -> np.ndarray:
+    n, n_heads = len(q), q.shape[1]
+    rows = np.array([(i, first, length, 0) for i, (first, length) in enumerate(views)], ROW).view(np.uint8)
+    partial = np.full(attending.partial_bytes(n, n_heads, cache.head) // 4, np.nan, np.float32)
+    y = np.full(q.shape, np.nan, np.float32)
+    of_kv = n_heads // cache.heads
+    grid = (n * SPLITS, cache.heads, -(-of_kv // HEADS))
+    shared = attending.few_shared(of_kv, cache.head)
+    factors = float(scale), float(softcap)
+    run(cache.source, "attend_few", grid, THREADS, q, rows, cache.argument(), partial, *factors,
+        n_heads, cache.heads, shared=shared, seed=seed)  # fmt: skip
+    run(cache.source, "join", (n * n_heads,), 64, partial, rows, y, n_heads, seed=seed)
+    return y
+
+
+@pytest.mark.parametrize(("kv_type", "heads", "kv_heads", "head", "views"), CASES)
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_few_rows(
+    kv_type: str, heads: int, kv_heads: int, head: int, views: list[tuple[int, int]], softcap: float
+) -> None:
+    cache = Cache(kv_type, kv_heads, head, max(a + n for a, n in views))
+    cache.write(np.arange(cache.rows))
+    q = np.random.default_rng(1).standard_normal((len(views), heads, head), dtype=np.float32)
+    found = few(cache, q, views, head**-0.5, softcap)
+    close(found, expected(q, cache, [slice(a, a + n) for a, n in views], head**-0.5, softcap), 1e-12)
+    for i, view in enumerate(views):
+        assert (few(cache, q[i : i + 1].copy(), [view], head**-0.5, softcap, seed=i + 2)[0] == found[i]).all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head"), [(4, 2, 32), (9, 3, 64), (8, 1, 128), (2, 2, 96), (1, 1, 256)]
+)
+@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
+@pytest.mark.parametrize(("before", "rows", "window", "softcap"), [
+    (0, 64, 0, 0.0), (100, 37, 0, 0.0), (0, 70, 20, 0.0), (130, 5, 40, 1.5),
+])  # fmt: skip
+def test_many_rows(
+    heads: int, kv_heads: int, head: int, kv_type: str, before: int, rows: int, window: int, softcap: float
+) -> None:
+    cache = Cache(kv_type, kv_heads, head, before + rows)
+    cache.write(np.arange(cache.rows))
+    q = 3 * np.random.default_rng(1).standard_normal((rows, heads, head), dtype=np.float32)
+    most = LINES * kv_heads // heads
+    ends = [before + i + 1 for i in range(rows)]
+    begins = [max(0, end - window) if window else 0 for end in ends]
+    tiles = []
+    for a in range(0, rows, most):
+        tiles.append((a, min(most, rows - a), begins[a], ends[a] - begins[a], window))
+    y = np.full(q.shape, np.nan, np.float32)
+    run(cache.source, "attend_many", (len(tiles), kv_heads), THREADS, q, np.array(tiles, TILE).view(np.uint8),
+        cache.argument(), y, float(head**-0.5), float(softcap), heads, kv_heads,
+        shared=attending.many_shared(head))  # fmt: skip
+    seen = [slice(a, b) for a, b in zip(begins, ends, strict=True)]
+    close(y, expected(q, cache, seen, head**-0.5, softcap), 3e-6)

@@ -1,0 +1,116 @@
+"""Every CUDA source through NVIDIA's compiler, with every word that it is compiled with: it needs no GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hetrun.backends.cuda.nvrtc import Compiler, compiler
+from hetrun.backends.cuda.programs import FOLDER, Programs, Source
+from hetrun.backends.cuda.weights import READ
+from hetrun.errors import BackendUnavailable
+from tests.cuda.emulated.kernels import names
+
+ARCHITECTURES = "sm_80", "sm_90"
+KV_TYPES = "F32", "F16", "BF16", "Q8_0"
+HEADS = 32, 64, 96, 128, 256
+PLAIN = Source("small"), Source("rows"), Source("grouping")
+PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
+TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
+ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
+SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION
+# The others differ by how weights and rows are read; all of them take two minutes for one architecture, and
+# that is the one which everything is made for.
+QUICK = "small", "rows", "grouping", "products Q4_K", "tiles Q4_K", "attention F16 128"
+
+REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start
+THREADS = {"rms_norm": 1024, "layer_norm": 1024}  # at most; 256 otherwise
+# Bytes of a thread in memory instead of registers. Angles: for the cosines of large ones.
+# Experts: two blocks at once are worth more than the last few numbers.
+STACK = {"angles": 32, "experts_gated_many": 64, "experts_down_many": 64}
+
+ENTRY = re.compile(
+    r"entry function '(\w+)' for .*?Function properties for \1\n.*?"
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores.*?Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a thread of a kernel takes."""
+
+    stack: int
+    spilled: int
+    registers: int
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Compiler:
+    try:
+        return compiler()
+    except BackendUnavailable as e:
+        pytest.skip(str(e))
+
+
+CASES = [
+    pytest.param(source, architecture, marks=() if str(source) in QUICK else pytest.mark.slow, id=name)
+    for source in SOURCES
+    for architecture in ARCHITECTURES
+    if architecture == "sm_90" or str(source) in QUICK
+    for name in [f"{source} {architecture}".replace(" ", "-")]
+]
+
+
+def compiled(nvrtc: Compiler, source: Source, architecture: str) -> tuple[bytes, str]:
+    options = f"--gpu-architecture={architecture}", "--ptxas-options=-v", *source.options
+    return nvrtc.compile(source.path.name, source.path.read_text(), FOLDER, options)
+
+
+def test_no_source_is_forgotten() -> None:
+    assert {s.name for s in SOURCES} == {p.stem for p in FOLDER.glob("*.cu")}
+    assert set(QUICK) <= {str(s) for s in SOURCES}
+
+
+@pytest.mark.parametrize(("source", "architecture"), CASES)
+def test_it_compiles(nvrtc: Compiler, source: Source, architecture: str) -> None:
+    program, said = compiled(nvrtc, source, architecture)
+    assert "warning" not in said
+    found = {name: Taken(*map(int, numbers)) for name, *numbers in ENTRY.findall(said)}
+    # The emulator, which finds kernels by their text, runs all that there are.
+    assert set(found) == set(names(source.path.read_text()))
+    for name, taken in found.items():
+        assert name.encode() in program
+        assert taken.registers * THREADS.get(name, 256) <= REGISTERS, name
+        assert max(taken.stack, taken.spilled) <= STACK.get(name, 0), name
+
+
+def test_what_is_wrong_is_said_with_its_line(nvrtc: Compiler) -> None:
+    text, options = "\n\nint f() { return nothing; }\n", ["--gpu-architecture=sm_90"]
+    with pytest.raises(
+        BackendUnavailable, match=r"cannot compile wrong.cu \(--gpu-architecture=sm_90\)"
+    ) as e:
+        nvrtc.compile("wrong.cu", text, FOLDER, options)
+    assert 'wrong.cu(3): error: identifier "nothing" is undefined' in str(e.value)
+
+
+def test_a_program_is_compiled_once(nvrtc: Compiler, tmp_path: Path) -> None:
+    told: list[str] = []
+    programs = Programs((9, 0), tmp_path / "kept", told.append)
+    first = programs.program(Source("rows"))
+    assert first[:4] == b"\x7fELF"
+    assert told == ["compiling CUDA kernels, once for this GPU: rows"]
+    assert Programs((9, 0), tmp_path / "kept", told.append).program(Source("rows")) == first
+    assert len(told) == 1
+    Programs((8, 0), tmp_path / "kept", told.append).program(Source("rows"))
+    assert len(told) == 2
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(nvrtc: Compiler, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    programs = Programs((9, 0), tmp_path / "file", lambda line: None)
+    assert programs.program(Source("rows"))[:4] == b"\x7fELF"

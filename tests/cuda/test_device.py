@@ -1,0 +1,353 @@
+"""The CUDA backend as a whole on the emulator: beside other backends, with little memory, again and again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetrun import LLM, SamplingParams, registry
+from hetrun.backend import Available, Backend, Descriptor, Greatest
+from hetrun.backends.cuda.device import CudaBackend
+from hetrun.backends.reference import descriptor
+from hetrun.errors import BudgetError, Cancelled
+from hetrun.executor import Chunk, Step
+from hetrun.model import PlannedModel
+from hetrun.planner import Options, Wishes
+from hetrun.reader import FileReader
+from hetrun.source import open_model
+from tests.cuda.emulated.device import NAME, emulated
+from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
+from tests.cuda.emulated.kernels import needs_compiler
+from tests.models.tiny import TinyLlama
+from tests.support.rig import Rig, graph_of, model_file, rig
+
+pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
+MODEL = TinyLlama("cuda", layers=3, embd=128, ffn=128, heads=4, kv_heads=2, head_dim=32)
+VOCABULARY = 100
+
+
+def tokens(n: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(0, VOCABULARY, n)]
+
+
+def both(
+    placed: dict[str, str] | None = None,
+    driver: EmulatedDriver | None = None,
+    grant: int | None = None,
+    windows: Sequence[int] = (),
+    context: int = 256,
+) -> tuple[Rig, Rig]:
+    """A model with layers on the GPU, and the same on the reference."""
+    backends: dict[str, Backend] = {"cuda": emulated(driver, grant, "cuda")}
+    if placed:
+        backends["reference"] = descriptor.create()
+    here = {"reference": descriptor.create()}
+    mine = rig(MODEL, backends, placed, windows=windows, context=context, ubatch=64)
+    return mine, rig(MODEL, here, windows=windows, context=context, ubatch=64)
+
+
+def close(found: np.ndarray, right: np.ndarray) -> None:
+    assert found.shape == right.shape
+    assert np.square(found - right).sum() <= 1e-4 * np.square(right).sum()
+
+
+def cuda(r: Rig) -> CudaBackend:
+    found = r.backends["cuda"]
+    assert isinstance(found, CudaBackend)
+    return found
+
+
+PLACES = [
+    {"": "cuda"},
+    {"": "reference", "blk.1": "cuda"},
+    {"": "cuda", "blk.1.attn": "reference"},
+    {"": "cuda", "blk.0.ffn": "reference", "blk.2.attn.score": "reference"},
+    {"": "reference", "blk.0.attn.q": "cuda", "blk.1.ffn": "cuda", "blk.2": "cuda"},
+]
+
+
+@pytest.mark.parametrize("windows", [(), (40, 0, 40)], ids=["all", "windows"])
+@pytest.mark.parametrize("placed", PLACES, ids=str)
+def test_wherever_layers_are_it_is_the_same_model(placed: dict[str, str], windows: tuple[int, ...]) -> None:
+    mine, right = both(placed, windows=windows)
+    seqs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]
+    for i, n in enumerate([7, 1, 1, 1, 40, 1, 64, 2, 1]):
+        text = tokens(n, seed=i)
+        mine_steps = [(a, text, range(n)) for a, _ in seqs[: 1 + i % 2]]
+        right_steps = [(b, text, range(n)) for _, b in seqs[: 1 + i % 2]]
+        close(mine.step(*mine_steps), right.step(*right_steps))
+    mine.close()
+    right.close()
+
+
+def test_forks_and_cuts_and_rows_of_others() -> None:
+    """The device has copies of rows; whatever happens to them at home is seen."""
+    mine, right = both({"": "reference", "blk.1": "cuda", "blk.2.attn": "cuda"})
+    rng = np.random.default_rng(5)
+    pairs = [(mine.kv.alloc(), right.kv.alloc())]
+    for i in range(30):
+        at = int(rng.integers(len(pairs)))
+        a, b = pairs[at]
+        length = mine.kv.length(a)
+        what = rng.integers(4)
+        if what == 0 and length and len(pairs) < 5:
+            n = int(rng.integers(1, length + 1))
+            pairs.append((mine.kv.fork(a, n), right.kv.fork(b, n)))
+            continue
+        if what == 1 and length:
+            n = int(rng.integers(0, length))
+            mine.kv.truncate(a, n)
+            right.kv.truncate(b, n)
+        if what == 2 and len(pairs) > 1:
+            pairs.pop(at)
+            mine.kv.free(a)
+            right.kv.free(b)
+            continue
+        n = int(rng.choice([1, 1, 3, 33]))
+        if mine.kv.length(a) + n <= 250:
+            text = tokens(n, seed=i)
+            close(mine.logits(a, text), right.logits(b, text))
+    mine.close()
+    right.close()
+
+
+def test_what_runs_again_is_recorded() -> None:
+    driver = EmulatedDriver()
+    mine, right = both(driver=driver)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    for i in range(40):  # past the end of a slab
+        close(mine.logits(a, tokens(1, i)), right.logits(b, tokens(1, i)))
+    assert driver.replays == 39
+    mine.close()
+    right.close()
+    assert driver.closed
+
+
+def test_rows_that_have_no_room_are_dropped_and_come_again() -> None:
+    """Two sequences, and room for the rows of little more than one."""
+    driver = EmulatedDriver()
+    mine, right = both(driver=driver, context=512)
+    memory = cuda(mine).gpu.memory
+    seqs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]
+    for a, b in seqs:
+        close(mine.logits(a, tokens(20)), right.logits(b, tokens(20)))
+    slab = 32 * 3 * 2 * 2 * 32 * 4  # rows, layers, keys and values, heads, numbers, bytes
+    filler = []
+    while memory.arena.left > 0:  # everything but room for four slabs
+        try:
+            filler.append(memory.arena.take(slab, "a filler"))
+        except BudgetError:
+            break
+    for address in filler[-4:]:
+        memory.give(address)
+    dropped = 0
+    original = memory.give_up
+
+    def give_up() -> bool:
+        nonlocal dropped
+        dropped += 1
+        return original()
+
+    memory.give_up = give_up
+    for i in range(8):
+        a, b = seqs[i % 2]
+        close(mine.logits(a, tokens(20, i)), right.logits(b, tokens(20, i)))
+    assert dropped
+    for address in filler[:-4]:
+        memory.give(address)
+    mine.close()
+    right.close()
+
+
+def test_memory_is_what_was_granted() -> None:
+    driver = EmulatedDriver(64 << 20)
+    mine, _ = both(driver=driver, grant=24 << 20)
+    mine.logits(mine.kv.alloc(), tokens(50))
+    assert driver.most_allocated + CONTEXT <= 24 << 20
+    mine.close()
+
+
+@pytest.mark.parametrize(("grant", "words"), [
+    (2 << 20, "--vram 2 MiB is too little: CUDA itself and what kernels work in take"),
+    (80 << 20, "--vram 80 MiB is more than is free of an emulated GPU: 64 of 64 MiB"),
+])  # fmt: skip
+def test_a_grant_that_cannot_work_is_refused(grant: int, words: str) -> None:
+    with pytest.raises(BudgetError, match=words):
+        emulated(EmulatedDriver(64 << 20), grant).start()
+
+
+def test_what_weights_take_is_known_before() -> None:
+    made = emulated(grant=32 << 20)
+    wanted = made.wants(graph_of(MODEL).ops)
+    made.start()
+    before, reader = made.gpu.memory.arena.used, FileReader()
+    for use in wanted:
+        made.upload(use, reader.read)
+    reader.close()
+    assert made.device_bytes(wanted) == made.gpu.memory.arena.used - before > 0
+    assert made.resident_bytes(wanted) == 0
+    made.close()
+
+
+@pytest.mark.parametrize("nbytes", [None, 32 << 20])
+def test_a_grant_says_what_is_left_for_weights(nbytes: int | None) -> None:
+    driver = EmulatedDriver(64 << 20)
+    made = emulated(driver)
+    own = made.gpu.grant(nbytes)
+    assert own.limit == (nbytes or CONTEXT + int(0.95 * (driver.device.memory - CONTEXT)))
+    assert driver.most_allocated == 0
+    made.start()
+    assert driver.most_allocated <= own.limit - CONTEXT
+    assert 0 < own.room < made.gpu.memory.arena.left
+    made.close()
+
+
+@pytest.mark.parametrize("asked", [None, 32 << 20])
+def test_what_others_took_before_it_started_is_theirs(asked: int | None) -> None:
+    driver = EmulatedDriver(64 << 20)
+    made = emulated(driver)
+    before = made.gpu.grant(asked)
+    driver.others = 40 << 20
+    made.start()
+    after = made.granted
+    assert after
+    assert after.limit <= 24 << 20 < before.limit
+    assert driver.most_allocated + CONTEXT <= after.limit
+    assert 0 < after.room < made.gpu.memory.arena.left
+    made.close()
+
+
+def test_where_others_leave_nothing_it_says_so() -> None:
+    driver = EmulatedDriver(64 << 20)
+    made = emulated(driver, 32 << 20)
+    driver.others = 62 << 20
+    with pytest.raises(BudgetError, match="MiB of GPU memory that are free are too little"):
+        made.start()
+    made.close()
+
+
+def test_a_model_is_opened_within_its_vram() -> None:
+    driver, vram = EmulatedDriver(64 << 20), 24 << 20
+    add = Descriptor(NAME, lambda: Available(""), lambda: emulated(driver), preference=1000, own_memory=True)
+    remove = registry.register(add)
+    try:
+        options = Options(Wishes(), (NAME, "reference"), ctx=64, vram=vram)
+        model = PlannedModel(open_model(model_file(MODEL)), options)
+    finally:
+        remove()
+    assert model.plans.backends == [NAME]
+    assert model.plans.memory["weights"] == 0
+    assert model.plans.devices[NAME]["limit"] == vram
+    right = rig(MODEL, {"reference": descriptor.create()}, context=64)
+    ids = np.arange(20)
+    found = model.step(Step((Chunk(model.alloc(), ids, ids),)))
+    close(found, right.logits(right.kv.alloc(), ids.tolist()))
+    assert driver.most_allocated + CONTEXT <= vram
+    model.close()
+    right.close()
+    assert driver.closed
+
+
+def test_a_gpu_that_was_only_asked_is_closed() -> None:
+    driver = EmulatedDriver()
+    made = emulated(driver, 32 << 20)
+    made.close()
+    assert driver.closed
+
+
+def test_a_model_that_has_no_room_is_refused_by_name() -> None:
+    made, reader = emulated(grant=24 << 20), FileReader()
+    made.start()
+    memory = made.gpu.memory
+    memory.take(memory.arena.left - (32 << 10), "others")
+    with pytest.raises(BudgetError, match=r"no room in GPU memory for \S+: .* grant more with --vram"):
+        deque(made.upload(use, reader.read) for use in made.wants(graph_of(MODEL).ops))
+    reader.close()
+    made.close()
+
+
+def test_who_cancels_is_heard() -> None:
+    mine, right = both()
+    seq = mine.kv.alloc()
+    mine.logits(seq, tokens(5))
+    cuda(mine).cancel()
+    with pytest.raises(Cancelled):
+        mine.logits(seq, tokens(1))
+    cuda(mine).rearm()
+    other = right.kv.alloc()
+    right.logits(other, tokens(5))
+    close(mine.logits(seq, tokens(1)), right.logits(other, tokens(1)))
+    mine.close()
+    right.close()
+
+
+def test_few_rows_have_the_same_bits_in_any_company() -> None:
+    mine, _ = both()
+    backend = cuda(mine)
+    most = backend.alike(mine.graph.ops)
+    seqs = [mine.kv.alloc() for _ in range(4)]
+    texts = [tokens(n, seed=n) for n in (9, 4, 12, 7)]
+    assert sum(map(len, texts)) <= most
+    together = mine.step(*[(s, t, range(len(t))) for s, t in zip(seqs, texts, strict=True)])
+    at = 0
+    for text in texts:
+        alone, seq = [], mine.kv.alloc()
+        for token in text:
+            alone.append(mine.logits(seq, [token])[0])
+        assert (np.stack(alone) == together[at : at + len(text)]).all()
+        at += len(text)
+    mine.close()
+
+
+@pytest.mark.parametrize("k", [1, 40])
+def test_the_greatest_logits_come_alone(k: int) -> None:
+    """Of several sequences and shapes, again and again; whoever wants whole rows still gets them."""
+    mine, right = both()
+    pairs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]
+    for i, n in enumerate([9, 1, 40, 16, 1, 1]):
+        ids = np.array(tokens(n, i))
+        wanted = np.array([n - 1])
+        some = pairs[: 1 + i % 2]
+        found = mine.executor.choose(Step(tuple(Chunk(a, ids, wanted) for a, _ in some)), k)
+        whole = right.executor.run(Step(tuple(Chunk(b, ids, wanted) for _, b in some)))
+        assert isinstance(found, Greatest)
+        assert found.ids.shape == (len(some), k)
+        order = np.argsort(-whole, axis=1)[:, :k]
+        close(found.logits, np.take_along_axis(whole, order, 1))
+        close(np.take_along_axis(whole, found.ids.astype(np.int64), 1), found.logits)
+    a, b = pairs[0]
+    close(mine.logits(a, tokens(3)), right.logits(b, tokens(3)))
+    mine.close()
+    right.close()
+
+
+def test_where_the_host_makes_the_logits_rows_are_whole() -> None:
+    mine, _ = both({"": "cuda", "output": "reference"})
+    step = Step((Chunk(mine.kv.alloc(), np.array(tokens(5)), np.array([4])),))
+    found = mine.executor.choose(step, 40)
+    assert not isinstance(found, Greatest)
+    assert found.shape == (1, mine.graph.logits.width)
+    mine.close()
+
+
+def test_answers_are_chosen_on_the_device() -> None:
+    driver = EmulatedDriver()
+    add = Descriptor(NAME, lambda: Available(""), lambda: emulated(driver), preference=1000)
+    remove = registry.register(add)
+    prompt, usual = tokens(12), SamplingParams(max_tokens=4, seed=3, ignore_eos=True)
+    greedy, scored = replace(usual, temperature=0.0), replace(usual, temperature=0.0, logprobs=1)
+    try:
+        with LLM(str(model_file(MODEL)), backends=[NAME], ctx=64, spec="off") as llm:
+            llm.generate([prompt], usual)
+            assert driver.launches.count("greatest") == 4
+            found = llm.generate([prompt], greedy)[0].tokens
+            chosen = driver.launches.count("greatest")
+            assert chosen == 8
+            assert llm.generate([prompt], scored)[0].tokens == found
+            assert driver.launches.count("greatest") == chosen, "scores need whole rows"
+    finally:
+        remove()

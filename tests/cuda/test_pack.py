@@ -1,0 +1,103 @@
+"""The pack: what is in it, how large it may be, and what a machine is told that lacks something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import conformance, needs, pack
+from tests.cuda.__main__ import main
+from tests.cuda.rows import Table
+from tests.support.import_rules import ROOT
+
+needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this tree is no checkout of git")
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    path = tmp_path / "carried-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("carried/__init__.py", "FOUND = 1\n")
+    return path
+
+
+@needs_git
+def test_what_is_carried_runs_from_where_it_is_unpacked(tmp_path: Path, wheel: Path) -> None:
+    size = pack.write(tmp_path / "pack.tar.gz", [wheel], "v3", b"a vocabulary")
+    assert size < 8 << 20, "sources alone"
+    there = tmp_path / "there"
+    with tarfile.open(tmp_path / "pack.tar.gz") as packed:
+        packed.extractall(there, filter="fully_trusted")  # links to folders are in it
+    assert (there / "site/cpu.txt").read_text() == "v3"
+    assert (there / "tree/hetrun/backends/cuda/kernels").is_dir()
+    assert not list(there.rglob("*.gguf"))[1:]
+    asked = (
+        "import carried, hetrun, sys; from hetrun import registry; "
+        "import os; from tests.cuda.models import TOKENIZER; "
+        "print(hetrun.__file__, 'cuda' in registry.backends(), open(os.environ[TOKENIZER]).read())"
+    )
+    script = (there / "run").read_text().replace('-m tests.cuda "$@"', f'-c "{asked}"')
+    (there / "ask").write_text(script)
+    done = subprocess.run(
+        ["sh", there / "ask"],
+        env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split(maxsplit=2)[1:] == ["True", "a vocabulary\n"], done.stderr
+    assert done.stdout.startswith(str(there.resolve()))
+
+
+@needs_git
+def test_a_pack_that_is_too_large_says_what_is(tmp_path: Path, wheel: Path) -> None:
+    with pytest.raises(pack.PackError, match=r"the pack has .* 0 may travel: sources"):
+        pack.write(tmp_path / "pack.tar.gz", [wheel], "v3", b"", most=1000)
+    assert not (tmp_path / "pack.tar.gz").exists()
+
+
+def test_what_is_no_checkout_cannot_be_packed(tmp_path: Path) -> None:
+    with pytest.raises(pack.PackError, match="is no checkout of git"):
+        list(pack.sources(tmp_path))
+
+
+def test_libraries_of_our_own_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "hetrun").mkdir()
+    for name in ("one.c", "other.c", "one.so"):
+        (tmp_path / "hetrun" / name).touch()
+    assert pack.not_built(tmp_path) == ["other.c"]
+
+
+def test_ggml_is_not_built_for_the_machine_that_builds() -> None:
+    assert set(pack.LEVELS) == set(needs.FLAGS)
+    assert "-DGGML_NATIVE=OFF" in pack.cmake("v3")
+    assert "AVX512" not in pack.cmake("v3")
+    assert "-DGGML_AVX512_VNNI=ON" in pack.cmake("v4")
+
+
+def test_a_cpu_that_is_too_old_is_told(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("flags : fpu avx2 fma f16c bmi2\n")
+    assert not needs.cpu("v3", info).missing
+    said = needs.cpu("v4", info).missing
+    assert said.startswith("this CPU has no avx512f, ")
+    assert said.endswith("pack again with --cpu v3")
+
+
+def test_a_pack_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack"]) == 2
+    assert "-o FILE" in capsys.readouterr().err
+
+
+def test_tests_of_the_emulator_are_counted_by_how_they_end(tmp_path: Path) -> None:
+    good, bad = tmp_path / "test_good.py", tmp_path / "test_bad.py"
+    good.write_text("import os\ndef test(): assert os.environ['TESTS_ON_GPU'] == '1'\n")
+    bad.write_text("def test(): assert False\n")
+    table = Table("conformance", tmp_path)
+    conformance.kernels(table, [str(good), str(bad)])
+    assert [line.what for line in table.missed] == ["test_bad on the GPU ended with"]

@@ -1,0 +1,251 @@
+"""Weights that cross the link for each pass: the same numbers, whatever lies on top of what in the ring."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetrun import registry
+from hetrun.backend import Available, Backend, Descriptor
+from hetrun.backends.cuda import device
+from hetrun.backends.cuda.device import CudaBackend, StreamedBackend
+from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.ring import Ring
+from hetrun.backends.cuda.weights import OnHost
+from hetrun.backends.reference import descriptor
+from hetrun.errors import BackendError
+from hetrun.executor import Chunk, Step
+from hetrun.graph import in_scope
+from hetrun.model import PlannedModel
+from hetrun.plan import BUCKETS
+from hetrun.planner import Options, Wishes
+from hetrun.quant import by_name
+from hetrun.source import open_model
+from tests.cuda.emulated.device import emulated
+from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
+from tests.cuda.emulated.kernels import needs_compiler
+from tests.models.tiny import TinyLlama
+from tests.support.rig import Rig, graph_of, model_file, rig
+from tests.cuda.test_device import close, tokens
+
+DENSE = TinyLlama("streamed", layers=4, embd=128, ffn=256, heads=4, kv_heads=2, head_dim=32)
+WEIGHTS = sum(w.nbytes for w in graph_of(DENSE).weights().values())
+LARGEST = 256 << 10  # of one of its layers, and some
+
+
+@pytest.fixture
+def all_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small they are."""
+    monkeypatch.setattr(device, "SMALL", 1 << 10)
+
+
+def both_ways(
+    driver: EmulatedDriver, largest: int = LARGEST, grant: int = 24 << 20
+) -> tuple[CudaBackend, StreamedBackend]:
+    """A GPU with weights in its memory, and the same with weights that cross."""
+    stays = emulated(driver, grant, "cuda")
+    streaming = stays.streaming(largest)
+    assert streaming
+    crosses, _ = streaming
+    assert isinstance(crosses, StreamedBackend)
+    return stays, crosses
+
+
+def rigs(driver: EmulatedDriver, placed: dict[str, str], largest: int = LARGEST) -> tuple[Rig, Rig]:
+    stays, crosses = both_ways(driver, largest)
+    backends: dict[str, Backend] = {
+        "cuda": stays,
+        "cuda-streamed": crosses,
+        "reference": descriptor.create(),
+    }
+    mine = rig(DENSE, backends, placed, context=256, ubatch=64)
+    return mine, rig(DENSE, {"reference": descriptor.create()}, context=256, ubatch=64)
+
+
+PLACES = [
+    {"": "cuda-streamed", "token_embd": "cuda"},
+    {"": "cuda", "blk.1": "cuda-streamed", "blk.3.ffn": "cuda-streamed"},
+    {"": "reference", "blk.0.ffn": "cuda-streamed", "blk.1": "cuda", "blk.2.attn.q": "cuda-streamed"},
+]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("placed", PLACES, ids=["all", "beside the same GPU", "beside two"])
+@pytest.mark.usefixtures("all_cross")
+def test_what_crosses_is_what_is_computed_with(placed: dict[str, str], seed: int) -> None:
+    """Sizes take turns, so that recorded work of one lies where that of another was."""
+    driver = EmulatedDriver(seed=seed)
+    mine, right = rigs(driver, placed)
+    seqs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]
+    for i, n in enumerate([7, 1, 1, 1, 40, 1, 64, 2, 1, 1]):
+        text = tokens(n, seed=i)
+        mine_steps = [(a, text, range(n)) for a, _ in seqs[: 1 + i % 2]]
+        right_steps = [(b, text, range(n)) for _, b in seqs[: 1 + i % 2]]
+        close(mine.step(*mine_steps), right.step(*right_steps))
+    assert driver.replays
+    mine.close()
+    right.close()
+    assert driver.closed
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_cross")
+def test_a_pass_brings_each_weight_once_and_the_next_one_nothing_that_is_there() -> None:
+    driver = EmulatedDriver()
+    mine, right = rigs(driver, {"": "reference", "blk.0.ffn": "cuda-streamed", "blk.2": "cuda-streamed"})
+    backend = mine.backends["cuda-streamed"]
+    assert isinstance(backend, StreamedBackend)
+    seq, other = mine.kv.alloc(), right.kv.alloc()
+    crossed = []
+    assert backend.crossed == 0
+    for i in range(5):
+        close(mine.logits(seq, tokens(1, i)), right.logits(other, tokens(1, i)))
+        crossed.append(backend.crossed)
+    ops = [op for op in mine.graph.ops if in_scope(op.scope, "blk.0.ffn") or in_scope(op.scope, "blk.2")]
+    size = backend.resident_bytes(backend.wants(ops))
+    # Once, and some of it for the next one; then what lies in the ring is not asked for again.
+    assert crossed[0] <= 2 * size
+    assert crossed[4] - crossed[3] <= size
+    mine.close()
+    right.close()
+
+
+@pytest.mark.usefixtures("all_cross")
+def test_what_crosses_takes_memory_of_the_host() -> None:
+    stays, crosses = both_ways(EmulatedDriver())
+    ops = rig(DENSE, {"reference": descriptor.create()}).graph.ops
+    wanted = crosses.wants([op for op in ops if crosses.supports(op)])
+    crossing = [use for use in wanted if use.use == "product"]
+    assert crosses.resident_bytes(wanted) == sum(use.weight.nbytes for use in crossing)
+    assert crosses.device_bytes(wanted) == 0 < stays.device_bytes(wanted)
+    assert all(crosses.streams(use) for use in crossing)
+    stays.close()
+    crosses.close()
+
+
+def room_of(backend: CudaBackend) -> int:
+    own = backend.granted
+    assert own
+    return own.room
+
+
+def test_the_window_is_no_room_for_weights() -> None:
+    stays = emulated(EmulatedDriver(), 24 << 20, "cuda")
+    before = room_of(stays)
+    assert stays.streaming(before) is None, "a window as large as all"
+    streaming = stays.streaming(1 << 20)
+    assert streaming
+    crosses, left = streaming
+    assert left.room == before - (2 << 20)
+    assert crosses.grant(None) is None
+    crosses.close()
+    stays.close()
+
+
+def saved(file: Path, placed: dict[str, str]) -> Path:
+    """A plan as people write it."""
+    placements = [{"scope": scope, "backend": name, "why": "a test"} for scope, name in placed.items()]
+    plans = [{"bucket": bucket, "threads": 1, "placements": placements} for bucket in BUCKETS]
+    file.write_text(json.dumps({"format": 1, "plans": plans, "ubatch": 64}))
+    return file
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_cross")
+def test_a_model_that_is_larger_than_the_gpu_runs_on_all_three(tmp_path: Path) -> None:
+    driver = EmulatedDriver()
+    make = partial(emulated, driver, name="cuda")
+    undo = registry.register(
+        Descriptor("cuda", lambda: Available(""), make, preference=1000, own_memory=True)
+    )
+    placed = {"": "reference", "blk.0": "cuda-streamed", "blk.1": "cuda", "blk.3.ffn": "cuda-streamed"}
+    vram = 20 << 20
+    wishes = Wishes(plan=saved(tmp_path / "plan.json", placed))
+    try:
+        model = PlannedModel(
+            open_model(model_file(DENSE)), Options(wishes, ("cuda", "reference"), ctx=64, vram=vram)
+        )
+    finally:
+        undo()
+    assert model.plans.backends == ["reference", "cuda-streamed", "cuda"]
+    assert 0 < model.plans.devices["cuda"]["weights"] < WEIGHTS
+    right, ids = rig(DENSE, {"reference": descriptor.create()}, context=64), tokens(20)
+    found = model.step(Step((Chunk(model.alloc(), np.array(ids), np.arange(20)),)))
+    close(found, right.logits(right.kv.alloc(), ids))
+    assert driver.most_allocated + CONTEXT <= vram
+    model.close()
+    right.close()
+    assert driver.closed
+
+
+def on_host(driver: EmulatedDriver, nbytes: int) -> OnHost:
+    memory = driver.pinned(nbytes)
+    memory[:] = np.random.default_rng(nbytes).integers(0, 256, nbytes)
+    return OnHost(memory, (1, nbytes // 4), by_name("F32"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_in_any_order_are_whole_when_work_begins(seed: int) -> None:
+    """Work that copies a block out of the ring always finds all of it, and only it."""
+    driver, rng = EmulatedDriver(seed=seed), np.random.default_rng(seed)
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 64 << 10)
+    weights = [on_host(driver, 4 * int(rng.integers(100, 5000))) for _ in range(12)]
+    blocks = [ring.block([w]) for w in weights]
+    seen = []
+    for i in rng.integers(0, len(blocks), 60):
+        block = blocks[i]
+        out = driver.pinned(weights[i].nbytes)
+        ring.need(block)
+        driver.copy(int(out.ctypes.data), block.begin, len(out), memory.computing)
+        ring.done(block)
+        ring.ahead()
+        seen.append((out, weights[i].memory))
+    done = driver.event()
+    driver.record(done, memory.computing)
+    driver.synchronize(done)
+    assert all((out == right).all() for out, right in seen)
+    for block in blocks:
+        ring.forget(block)
+    memory.close()
+    driver.close()
+
+
+def test_what_follows_is_brought_ahead() -> None:
+    """In the second round nothing is brought when it is needed: it is on its way by then."""
+    driver = EmulatedDriver()
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 40 << 10)
+    blocks = [ring.block([on_host(driver, 16 << 10)]) for _ in range(4)]
+    late = []
+    for i in range(12):
+        block = blocks[i % 4]
+        late.append(not block.there)
+        ring.need(block)
+        ring.done(block)
+        ring.ahead()
+    assert late[:4] == [True] * 4
+    assert late[5:] == [False] * 7
+    assert ring.crossed <= (12 + 2) * (16 << 10), "nothing twice"
+    for block in blocks:
+        ring.forget(block)
+    memory.close()
+    driver.close()
+
+
+def test_what_is_needed_at_once_must_fit() -> None:
+    driver = EmulatedDriver()
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 64 << 10)
+    with pytest.raises(BackendError, match="needed at once, and 0 MiB of GPU memory are kept"):
+        ring.block([on_host(driver, 40 << 10), on_host(driver, 40 << 10)])
+    memory.close()
+    driver.close()

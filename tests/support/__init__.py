@@ -1,0 +1,1 @@
+"""Stand-ins and generators that tests of several folders use; no test is in here."""

