@@ -1,12 +1,13 @@
 # make run        a virtual environment, hetrun with a small model, and one real answer
 # make install    the same with the matrix-product backend (torch)
-# make test       everything the tests need, and the whole suite
+# make check      format, lint, types, import contracts and the quick tests: before every commit, a minute and a half
+# make test       everything the tests need, and the whole behaviour, each thing once: about eight minutes
+# make test-all   before a release: every row of every table, loops, environments from nothing, all Pythons: hours
 # make test-ipex  the conformance table on IPEX, in an environment of its own: 8 GB, as torch 2.8 wants CUDA with it
-# make check      format, lint, types, import contracts and the quick tests: about a minute and a half
 # make fuzz-api   Schemathesis for ten minutes: whatever the server's OpenAPI document allows, and what it does not
 # make bench      hetrun and llama.cpp in turn on the same file
 #
-# PYTHON=python3.12 and VENV=elsewhere may follow. Speed: a target that is up to date installs nothing.
+# PYTHON=python3.12 and VENV=elsewhere may follow, and ARGS=... for pytest. A target that is up to date installs nothing.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -34,7 +35,7 @@ define install
 @touch $@
 endef
 
-.PHONY: help run install test test-ipex check fuzz-api bench format lint types pyright contracts clean
+.PHONY: help run install test test-all test-ipex check fuzz-api bench format lint types pyright contracts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -45,19 +46,23 @@ run: $(RUNNABLE)
 
 install: $(INSTALLED)
 
+# Two workers, and then what must have the machine to itself. Both run, and either can fail.
 test: $(TESTED)
-	$(BIN)/pytest
+	$(BIN)/python -m tests.run $(ARGS)
+
+test-all: $(TESTED)
+	$(BIN)/python -m tests.run --all $(ARGS)
 
 # IPEX goes with one torch only, an older one than the tests have otherwise.
 test-ipex: $(IPEX_VENV)/ipex.stamp
-	$(IPEX_VENV)/bin/pytest tests/conformance tests/unit/test_amx_*.py -k "not llamacpp"
+	$(IPEX_VENV)/bin/pytest tests/conformance tests/backends/test_amx_*.py -k "not llamacpp"
 
 check: $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/python -m tests.run --quick $(ARGS)
 
 fuzz-api: $(TESTED) $(FUZZER)/installed.stamp
 	PYTHONPATH=$(CURDIR):$(abspath $(FUZZER)) $(BIN)/python -m tests.tools.schemathesis_run

@@ -1,10 +1,13 @@
-"""What every test gets: a home of its own, a clean environment, and a time limit."""
+"""What the suite and every test get: a clean environment, a home of their own, and a time limit."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -26,8 +29,32 @@ settings.register_profile(
 )
 settings.load_profile("hetrun")
 
-# Whoever works on a plugin has it installed here, and it must not change what is tested.
+# A developer who works on a plugin has it installed here, and it must not change what is tested.
 points._all = partial(lambda all_of_them: (p for p in all_of_them() if p.is_ours), points._all)
+
+
+def move_in(path: Path, setenv: Callable[[str, str], object], delenv: Callable[[str], object]) -> None:
+    """Make `path` the home: no configuration, cache or model of the developer is read or written."""
+    path.mkdir()
+    setenv("HOME", str(path))
+    for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
+        setenv(f"XDG_{kind}_HOME", str(path / kind.lower()))
+    setenv("XDG_RUNTIME_DIR", str(path))
+    for name in [name for name in os.environ if name.startswith("HETRUN_")]:
+        delenv(name)
+    setenv("HF_HUB_OFFLINE", "1")
+    # Caches are empty here, so each test would measure its model again: seconds, for what few are about.
+    setenv("HETRUN_PLANNER", "static")
+    # Several workers share the cores: threads that wait for each other at barriers would take most of
+    # the time.
+    setenv("HETRUN_THREADS", "1")
+
+
+# The suite's own home is there before anything is collected: some modules look for a cache when they are
+# imported, and fixtures of modules and of the session begin before the home of a test.
+_suite = Path(tempfile.mkdtemp(prefix="hetrun-tests-"))
+atexit.register(shutil.rmtree, _suite, ignore_errors=True)
+move_in(_suite / "home", os.environ.__setitem__, os.environ.__delitem__)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,16 +83,13 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary home, so that no test reads or writes the developer's configuration, cache or models."""
+    """A home for this test alone."""
     path = next(homes)
-    path.mkdir()
-    monkeypatch.setenv("HOME", str(path))
-    for kind in ("CONFIG", "CACHE", "DATA", "STATE"):
-        monkeypatch.setenv(f"XDG_{kind}_HOME", str(path / kind.lower()))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
-    for name in [name for name in os.environ if name.startswith("HETRUN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # Caches are empty here, so each test would measure its model again: seconds, for what few are about.
-    monkeypatch.setenv("HETRUN_PLANNER", "static")
+    move_in(path, monkeypatch.setenv, monkeypatch.delenv)
     return path
+
+
+@pytest.fixture
+def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests about threads: how many there are is not said for them."""
+    monkeypatch.delenv("HETRUN_THREADS")

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hetrun import registry
 from hetrun.backend import Available, Backend, Descriptor, Unavailable
 from hetrun.bench.cases import Case
-from tests.cuda.emulated.device import emulated
-from tests.cuda.emulated.driver import EmulatedDriver
-from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda import __main__ as script
 from tests.cuda import beyond, conformance, measured, placements, speed
 from tests.cuda.best import Way, least
+from tests.cuda.emulated.device import emulated
+from tests.cuda.emulated.driver import EmulatedDriver
+from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.models import Wanted
 from tests.cuda.needs import needs
 from tests.cuda.rows import Line, Table

@@ -28,9 +28,9 @@ from hetrun.source import open_model
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
+from tests.cuda.test_device import close, tokens
 from tests.models.tiny import TinyLlama
 from tests.support.rig import Rig, graph_of, model_file, rig
-from tests.cuda.test_device import close, tokens
 
 DENSE = TinyLlama("streamed", layers=4, embd=128, ffn=256, heads=4, kv_heads=2, head_dim=32)
 WEIGHTS = sum(w.nbytes for w in graph_of(DENSE).weights().values())

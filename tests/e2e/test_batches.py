@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from hetrun import LLM, SamplingParams
-from tests.tools import batch_kills
 from tests.models.tiny import TinyLlama, write_gguf
+from tests.tools import batch_kills
 
 pytestmark = pytest.mark.slow
 

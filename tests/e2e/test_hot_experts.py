@@ -25,9 +25,9 @@ from hetrun.ops import Moe
 from hetrun.pilot import pilot as module
 from hetrun.planner.balance import Link
 from hetrun.planner.hot import sets_of
-from tests.support.metered import Metered, MeteredBuffer
 from tests.models import cases_hf, tiny
 from tests.models.hf import Row
+from tests.support.metered import Metered, MeteredBuffer
 from tests.support.rig import graph_of, model_file
 
 pytestmark = pytest.mark.slow

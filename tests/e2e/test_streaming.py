@@ -23,10 +23,10 @@ from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.prefetch import ring
 from hetrun.prefetch.streamer import StreamStats
-from tests.tools.make_model import Shape, write_model
 from tests.models import cases_hf, hf
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.streamed import KIB, MIB, least, made_small, opened, seen
+from tests.tools.make_model import Shape, write_model
 
 pytestmark = pytest.mark.skipif(
     products() is None or ring.library() is None, reason="hetrun was installed without a C compiler"

@@ -26,8 +26,6 @@ from hetrun.config import Settings
 from hetrun.errors import ModelFileError
 from hetrun.events import GenerateRequest
 from tests.engine.asking import Answer
-from tests.tools.make_model import Shape
-from tests.tools.make_model import write_model as write_made
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.streamed import (
     MIB,
@@ -42,6 +40,8 @@ from tests.support.streamed import (
     seen,
 )
 from tests.support.supplies import eventually
+from tests.tools.make_model import Shape
+from tests.tools.make_model import write_model as write_made
 
 PROMPT = (5, 6, 7)
 TEN = SamplingParams(max_tokens=10, temperature=0)

@@ -29,9 +29,9 @@ from hetrun.planner import probe
 from hetrun.planner.balance import Link
 from hetrun.planner.concurrent import is_concurrent
 from hetrun.planner.two import Candidate, Ways
-from tests.support.metered import Metered
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
+from tests.support.metered import Metered
 from tests.support.rig import graph_of, model_file, rig
 from tests.support.timeline import DEVICE, HOST, LINK, Host, Timeline, least_seconds
 

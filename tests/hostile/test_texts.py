@@ -14,8 +14,8 @@ from hetrun.backends.llamacpp.vocabulary.texts import MAX_FOUND
 from hetrun.errors import OptionError
 from hetrun.formats.gguf import read_gguf
 from hetrun.source import GGUFModel
-from tests.support import vocabularies as v
 from tests.hostile.vocabulary_trial import tried
+from tests.support import vocabularies as v
 
 RUNS = ("a", "A", "1", " ", "-", "\n", "中", "\u0301", "ab ", "aA", "'s")
 EXPRESSIONS = (

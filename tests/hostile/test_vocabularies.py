@@ -18,9 +18,9 @@ from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import read_gguf
 from hetrun.source import GGUFModel
-from tests.support import vocabularies as v
 from tests.hostile.vocabulary_trial import TEXT, attempt, tried
 from tests.models.tiny import TinyLlama, write_gguf
+from tests.support import vocabularies as v
 
 MOST_S = 2.0  # half of it on an idle machine: there, nothing takes a second
 Change = Mapping[str, Any]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
+from tests.support.peer import llama_cpp
 from tests.tools import make_model
 from tests.tools.make_model import MIXES, SHAPES, matrices
-from tests.support.peer import llama_cpp
 
 
 @pytest.mark.parametrize(

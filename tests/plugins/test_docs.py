@@ -21,10 +21,10 @@ import pytest
 
 from hetrun import points
 from hetrun.hooks import Hooks
-from tests.support.import_rules import ROOT
 from tests.models import hf
 from tests.models.hf import Row
 from tests.plugins.strangers import PLUGINS, Home, blocks, home_with, project_of
+from tests.support.import_rules import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = ("backend", "model", "quant", "sampler", "endpoint", "planner")

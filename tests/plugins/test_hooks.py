@@ -20,8 +20,8 @@ from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.hooks import hookimpl
 from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
-from tests.support.fakes import INFO, FakeEngine
 from tests.plugins.strangers import Register
+from tests.support.fakes import INFO, FakeEngine
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from hetrun.config import Settings
 from hetrun.server import body
 from hetrun.server.app import create_app
 from hetrun.server.listen import Address
-from tests.support.fakes import REFUSED, FakeEngine
 from tests.server.test_api import CHAT, asking, error_of
 from tests.server.test_listen import served
+from tests.support.fakes import REFUSED, FakeEngine
 
 TEXT = "/v1/completions"
 NESTED = "messages[0].content[0].type"

@@ -13,8 +13,8 @@ from hetrun.events import TokenLogprob
 from hetrun.server import orders
 from hetrun.server.jsontext import json_text
 from hetrun.server.scores import Echo, Offsets, legacy
-from tests.support.fakes import FakeEngine
 from tests.server.test_api import chunks_of, error_of
+from tests.support.fakes import FakeEngine
 
 PATH = "/v1/completions"
 

@@ -19,8 +19,8 @@ from hetrun.client import LocalClient
 from hetrun.server import connection, listen
 from hetrun.server.app import create_app
 from hetrun.server.listen import Address
-from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT, asking
+from tests.support.fakes import FakeEngine
 
 LOOK_S = 0.05
 CUT_S = LOOK_S * (connection.MOST_LOOKS + 1)

@@ -15,8 +15,8 @@ from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded
 from hetrun.server import answers, body, crowd
 from hetrun.server.app import create_app
 from hetrun.server.errors import api_error
-from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT, asking, error_of
+from tests.support.fakes import FakeEngine
 
 
 def app_client(engine: FakeEngine, address: str = "10.0.0.1", most_requests: int = 8) -> httpx.AsyncClient:

@@ -13,8 +13,8 @@ from hetrun.errors import OptionError
 from hetrun.server.app import create_app
 from hetrun.server.guard import host_name
 from hetrun.server.listen import Address
-from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT, asking, error_of
+from tests.support.fakes import FakeEngine
 
 PAGE = "https://chat.example:3000"
 

@@ -12,8 +12,8 @@ from hetrun.config import Settings
 from hetrun.server import elsewhere
 from hetrun.server.app import create_app
 from hetrun.server.metrics import Metric, label, text
-from tests.support.fakes import ENDLESS, FakeEngine
 from tests.server.test_api import CHAT, asking, error_of
+from tests.support.fakes import ENDLESS, FakeEngine
 
 LINE = re.compile(r'hetrun_[a-z_]+(\{[a-z_]+="[^"\n]*"(,[a-z_]+="[^"\n]*")*\})? [0-9.e+-]+')
 
@@ -88,7 +88,9 @@ async def test_metrics_of_the_engine_and_of_the_server(http: httpx.AsyncClient, 
 
 
 async def test_metrics_while_there_is_no_engine() -> None:
-    client = WorkerClient(Settings.resolve(environ={}, model=ENDLESS), engine="tests.support.fakes:FakeEngine")
+    client = WorkerClient(
+        Settings.resolve(environ={}, model=ENDLESS), engine="tests.support.fakes:FakeEngine"
+    )
     try:
         transport = httpx.ASGITransport(create_app(client))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

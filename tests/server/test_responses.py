@@ -16,9 +16,9 @@ from hetrun.server.app import create_app
 from hetrun.server.kept import OF_A_TURN, OVERHEAD, Archive, Kept, turn
 from hetrun.server.listen import Address
 from hetrun.server.responses import OWN
-from tests.support.fakes import FakeEngine
 from tests.server.test_api import error_of
 from tests.server.test_listen import served
+from tests.support.fakes import FakeEngine
 
 RESPONSES = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

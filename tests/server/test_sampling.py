@@ -13,9 +13,9 @@ from hetrun.client import LocalClient
 from hetrun.llm import LLM
 from hetrun.params import CHECKS, SamplingParams, Structure
 from hetrun.server.app import create_app
-from tests.support.fakes import FakeEngine
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.server.test_api import CHAT, asking, error_of
+from tests.support.fakes import FakeEngine
 
 ANY_OBJECT = {"type": "object"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -18,8 +18,8 @@ from hetrun.server.app import create_app
 from hetrun.server.orders import Order
 from hetrun.server.scores import Wanted
 from hetrun.server.several import seed_of
-from tests.support.fakes import INFO, FakeEngine
 from tests.server.test_api import CHAT, asking, chunks_of, error_of
+from tests.support.fakes import INFO, FakeEngine
 
 
 def an_order(text: str, n: int, deadline_s: float | None = None) -> Order:

@@ -12,8 +12,8 @@ from hetrun.errors import OptionError
 from hetrun.questions import Question, TokenizerInfo
 from hetrun.server import asking as asking_module
 from hetrun.server import texts
-from tests.support.fakes import FakeEngine
 from tests.server.test_api import error_of
+from tests.support.fakes import FakeEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
 RENDERED = "[user]hello{'add_generation_prompt': True}"

@@ -10,9 +10,9 @@ import pytest
 
 from hetrun.server import unread
 from hetrun.server.body import MAX_BYTES
-from tests.support.fakes import FakeEngine
 from tests.server.test_api import CHAT
 from tests.server.test_connection import served
+from tests.support.fakes import FakeEngine
 
 SIZE = MAX_BYTES + 1
 

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml: one judge for `lint-imports` and for tests/project/test_contracts.py."""
+"""The import contracts of pyproject.toml: one judge for `lint-imports` and for tests/project."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ from hetrun.quant import by_name
 from hetrun.source import build_graph, open_model
 from hetrun.stats import Stats
 from hetrun.weights import WeightStore
-from tests.support.devicethread import DeviceThread, Task
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
+from tests.support.devicethread import DeviceThread, Task
 
 if TYPE_CHECKING:
     from tests.models.hf import Row

@@ -22,8 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
-from tests.tools.make_model import SHAPES, Shape
 from tests.models.hf import write_tokenizer
+from tests.tools.make_model import SHAPES, Shape
 
 PEER = """
 import sys

@@ -1,4 +1,6 @@
-"""A server whose worker is killed again and again: python -m tests.tools.kill_test [--seconds 120] [-- OPTIONS]
+"""A server whose worker is killed again and again:
+
+    python -m tests.tools.kill_test [--seconds 120] [-- OPTIONS]
 
 Runs `hetrun serve` on a socket of its own, asks it from several clients, streamed and whole, and kills the
 worker with SIGKILL and SIGABRT in turn. Every request must end, the server itself must answer throughout, and

@@ -6,9 +6,9 @@
     python -m tests.tools.mutants try mutants.json --hits hits.tsv --results results.jsonl
     python -m tests.tools.mutants report mutants.json --results results.jsonl
 
-`try` changes the sources of the checkout it runs in and puts them back, so it also wants a clone of its own, with
-an environment of its own (`make install-tests`). The first failure ends a mutant. What was tried is not tried again:
-after Ctrl-C or a crash the same command goes on. `--marks ''` takes the slow tests too.
+`try` changes the sources of the checkout it runs in and puts them back, so it also wants a clone of its own,
+with an environment of its own. The first failure ends a mutant. What was tried is not tried again: after
+Ctrl-C or a crash the same command goes on. `--marks ''` takes in what only `make test-all` runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("hetrun", "backends", "models")
 PROBE = ROOT / "hetrun" / "_probe.py"
-PROBE_SOURCE = '''"""Written by tests/tools/mutants.py: notes which test was running when a marked place was reached."""
+PROBE_SOURCE = '''"""Written by tests/tools/mutants.py: notes which test reaches a place."""
 import os
 
 _PATH, _OWNER, _SEEN = os.environ.get("PROBE_HITS"), os.environ.get("PROBE_OWNER"), set()
@@ -162,7 +162,8 @@ def sites(path: Path) -> Iterator[tuple[int, int, int, str, str]]:
     visitor = Sites(text)
     visitor.visit(ast.parse(text))
     for node, after in visitor.found:
-        assert node.end_lineno is not None and node.end_col_offset is not None
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
         start = lines[node.lineno - 1] + node.col_offset
         end = lines[node.end_lineno - 1] + node.end_col_offset
         yield node.lineno, start, end, visitor.of(node), after

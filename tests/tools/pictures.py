@@ -1,4 +1,4 @@
-"""Pictures of the chat for its tests: `python -m tests.tools.pictures` draws them again, from a scripted engine.
+"""Pictures of the chat for its tests, from a scripted engine: `python -m tests.tools.pictures` draws them.
 Those of the documents, with a real model, are drawn by `python -m tests.tools.guide_pictures`."""
 
 from __future__ import annotations

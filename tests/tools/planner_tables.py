@@ -1,4 +1,4 @@
-"""`python -m tests.tools.planner_tables` writes the tables of docs/planner.md: predictions for papers' test beds.
+"""Write the tables of docs/planner.md, for papers' test beds: `python -m tests.tools.planner_tables`
 
 Nothing in them was measured here. Each part of the document between its two markers is made by one function.
 """

@@ -1,4 +1,4 @@
-"""Hooks of `tests.tools.schemathesis_run`: bodies with fewer fields, and how often each endpoint answered what.
+"""Hooks of schemathesis_run: bodies with fewer fields, and how often each endpoint answered what.
 
 Schemathesis fills in most fields of a body at once, and of so many one or the other is refused nearly always:
 a grammar that is none, two forms for one answer, a token that the model lacks. Most bodies are thinned out

@@ -136,7 +136,15 @@ def summary(told: Told, probes: Sequence[tuple[float, float]], looks: Sequence[L
 
 def helper(task: str, server: Server, seconds: float) -> subprocess.Popen[str]:
     """One of the two other processes, a little less urgent than the server."""
-    command = [sys.executable, "-m", "tests.tools.soak", "--task", task, str(server.endpoint.uds), str(seconds)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tools.soak",
+        "--task",
+        task,
+        str(server.endpoint.uds),
+        str(seconds),
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.nice(1))
 
 
@@ -161,7 +169,9 @@ def run(settings: Settings, seconds: float) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.soak", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.tools.soak", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("-m", "--model", type=Path, help="default: a tiny one with random weights")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--task", nargs=3, metavar=("NAME", "SOCKET", "SECONDS"), help=argparse.SUPPRESS)

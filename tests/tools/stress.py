@@ -1,6 +1,6 @@
 """Many requests at once against `hetrun serve --deterministic`: none lost, none mixed up, nothing kept.
 
-    python -m tests.tools.stress                          2000 requests, 200 at once, a tiny model of random weights
+    python -m tests.tools.stress                    2000 requests, 200 at once, a tiny model of random weights
     python -m tests.tools.stress -m MODEL --requests 400
 
 Prompts of 1 to 600 tokens, short and long answers, streamed and whole, some of which begin alike; one client

@@ -126,7 +126,9 @@ class Engines:
     def _open(self, changes: Mapping[str, object]) -> ChatClient:
         self.options.append(changes)
         if changes.get("model") == REFUSED:
-            return WorkerClient(Settings.resolve(environ={}, model=REFUSED), engine="tests.support.fakes:FakeEngine")
+            return WorkerClient(
+                Settings.resolve(environ={}, model=REFUSED), engine="tests.support.fakes:FakeEngine"
+            )
         fake = FakeEngine(pace_s=0.002)
         self.fakes.append(fake)
         self.log.append("open")

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from hetrun.coresets import MOST_COUNTS, MOST_SETS, CoreSet, core_sets, counts, in_ranges, to_text
 from hetrun.topology import Core, TopoTree, read_topology
-from tests.support.sysfs import ARM_SERVER, EPYC, GB10, LAPTOP, MACHINES, PHONE, XEON, Described, lay_out, numbers
+from tests.support.sysfs import (
+    ARM_SERVER,
+    EPYC,
+    GB10,
+    LAPTOP,
+    MACHINES,
+    PHONE,
+    XEON,
+    Described,
+    lay_out,
+    numbers,
+)
 
 
 def sets_of(root: Path, machine: Described) -> dict[tuple[int, ...], CoreSet]:

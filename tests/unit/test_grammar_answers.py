@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hetrun.llm import LLM
+from tests.support.schemas import catalogue
 from tests.tools.make_model import smollm2_file
 from tests.tools.schema_answers import INVALID, VALID, answers
-from tests.support.schemas import catalogue
 
 
 @pytest.mark.slow

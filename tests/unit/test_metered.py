@@ -10,8 +10,8 @@ import pytest
 from hetrun.backends import reference
 from hetrun.errors import BackendError, Cancelled
 from hetrun.planner.balance import Link
-from tests.support.metered import Metered
 from tests.models import cases, tiny
+from tests.support.metered import Metered
 from tests.support.rig import Rig, plan_set, rig
 from tests.support.timeline import BESIDE, DEVICE, HOST, LINK, Host, Timeline
 

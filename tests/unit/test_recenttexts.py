@@ -19,8 +19,8 @@ from hetrun.recenttexts import KEPT, RecentTexts
 from hetrun.source import GGUFModel
 from hetrun.tokenizer import Tokenizer
 from tests.models.tiny import MERGES
-from tests.unit.test_tokenizer_corpus import smollm2
 from tests.support.vocabularies import byte_level, written
+from tests.unit.test_tokenizer_corpus import smollm2
 
 # Words, and whatever may stand between or instead of them.
 PARTS = [

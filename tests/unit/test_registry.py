@@ -13,8 +13,8 @@ import pytest
 from hetrun import registry
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
-from tests.support.nulldevice import NullDevice
 from tests.plugins.strangers import Register
+from tests.support.nulldevice import NullDevice
 
 Add = Callable[..., None]
 

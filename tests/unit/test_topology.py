@@ -14,7 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.topology import LEVELS, TopoTree, read_topology, this_machine
-from tests.support.sysfs import ARM_SERVER, EPYC, GB10, LAPTOP, MACHINES, PHONE, XEON, Described, lay_out, write
+from tests.support.sysfs import (
+    ARM_SERVER,
+    EPYC,
+    GB10,
+    LAPTOP,
+    MACHINES,
+    PHONE,
+    XEON,
+    Described,
+    lay_out,
+    write,
+)
 
 # hwloc's own tests (tests/hwloc/linux of its sources): recordings of machines, and what hwloc says of each.
 RECORDINGS = os.environ.get("HETRUN_RECORDINGS")
