@@ -15,11 +15,11 @@ import pytest
 
 from hetrun import cli
 from hetrun.formats.gguf import read_gguf
+from tests.formats.test_gguf_split import split_llama
+from tests.formats.test_repack import foreign
 from tests.models.cases import GQA
 from tests.models.hf import Row, folder
 from tests.support.rig import model_file
-from tests.unit.test_gguf_split import split_llama
-from tests.unit.test_repack import foreign
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

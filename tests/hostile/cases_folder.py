@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
+from tests.formats import test_folder, test_safetensors
+from tests.formats.test_safetensors import EIGHT, entry, whole
 from tests.hostile.checklist import CONFIG, Case, write_folder
-from tests.unit import test_folder, test_safetensors
-from tests.unit.test_safetensors import EIGHT, entry, whole
 
 INDEX, CONFIG_FILE, TOKENIZER = "model.safetensors.index.json", "config.json", "tokenizer.json"
 SETTINGS = "tokenizer_config.json"

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Theirs
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats import charsmap
 from hetrun.formats.expressions import objection
+from tests.formats.test_hf_vocabulary import byte_level, opened, write
 from tests.support import vocabularies as v
-from tests.unit.test_hf_vocabulary import byte_level, opened, write
 
 MOST_S = 3.0  # by the wall, and others may be at work: on an idle machine nothing takes a second
 

@@ -16,8 +16,8 @@ import pytest
 
 from hetrun import points
 from hetrun.points import Point
-from tests.support.import_rules import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
 
 

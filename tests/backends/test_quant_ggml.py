@@ -12,8 +12,8 @@ from hetrun.backends.llamacpp import native, types
 from hetrun.conformance.packing import SLOW, packed
 from hetrun.conformance.table import QUANT_LIMITS
 from hetrun.quant import QUANTS, QuantType, by_name
+from tests.formats.test_quant import ALL, HALVES, PACKED, same_bits
 from tests.support.packing import packed_by_ggml, unpacked_by_ggml
-from tests.unit.test_quant import ALL, HALVES, PACKED, same_bits
 
 # The halves that a scale may be: zeros, the smallest and largest denormals and normals, infinities, NaN.
 EDGES = (0x0000, 0x8000, 0x0001, 0x03FF, 0x83FF, 0x0400, 0x3C00, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00)

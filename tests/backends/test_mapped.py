@@ -465,7 +465,7 @@ import faulthandler, os, sys, threading
 from pathlib import Path
 from hetrun.errors import ModelFileError
 from hetrun.conformance.table import single
-from tests.unit.test_mapped import MappingBackend, Ready, mixtures
+from tests.backends.test_mapped import MappingBackend, Ready, mixtures
 path = Path(sys.argv[1])
 if "before" in sys.argv: faulthandler.enable()
 backend = MappingBackend()

@@ -18,9 +18,9 @@ from hetrun.planner.costs import CALL
 from hetrun.planner.online import Now
 from hetrun.planner.probe import LINK, alone
 from tests.models.tiny import TinyLlama
+from tests.planner.test_concurrent import learn
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of
-from tests.unit.test_concurrent import learn
 
 LAYERS = 4
 GRAPH = graph_of(TinyLlama("three-ways", layers=LAYERS, ffn=192))

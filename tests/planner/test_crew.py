@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hetrun.compiled import Ran
 from hetrun.forecast import Measured
 from hetrun.pilot.crew import CALM, Crew, manned
-from tests.unit.test_online_planner import static
+from tests.planner.test_online_planner import static
 
 BARRIERS = 20.0  # times as long: a pass of which one thread has lost its core
 

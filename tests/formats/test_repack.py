@@ -32,13 +32,13 @@ from hetrun.formats.gguf_values import TensorInfo
 from hetrun.graph import Extent
 from hetrun.reader import FileReader
 from hetrun.source import build_graph, open_model
+from tests.formats.test_gguf import write_model as of_every_type
+from tests.formats.test_gguf_split import split_llama, write_split
 from tests.models import tiny
 from tests.models.cases import GQA, WIDE
 from tests.models.hf import Row, folder
 from tests.models.test_converted import llama_cpp_logits
 from tests.support.rig import model_file
-from tests.unit.test_gguf import write_model as of_every_type
-from tests.unit.test_gguf_split import split_llama, write_split
 
 F32 = np.float32
 

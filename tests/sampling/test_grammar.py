@@ -15,8 +15,7 @@ from hetrun.errors import OptionError
 from hetrun.grammar import compiling, masks
 from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
-from tests.support.schemas import FEATURES
-from tests.unit.grammars import (
+from tests.sampling.grammars import (
     CONTROL,
     EMPTY,
     END,
@@ -30,6 +29,7 @@ from tests.unit.grammars import (
     text_of,
     write,
 )
+from tests.support.schemas import FEATURES
 
 
 @pytest.fixture(scope="module")

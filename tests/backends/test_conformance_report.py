@@ -35,7 +35,7 @@ from hetrun.interpreting import InterpretingBackend, OpFunction
 from hetrun.kv import KvCache
 from hetrun.ops import OPS
 from hetrun.quant import QUANTS
-from tests.unit.test_cli import Run, run
+from tests.cli.test_cli import Run, run
 
 __all__ = ["run"]  # a fixture
 

@@ -14,10 +14,10 @@ import pytest
 from hetrun import check, child, cli
 from hetrun.errors import BackendUnavailable, ModelFileError
 from hetrun.llm import LLM
+from tests.formats.test_gguf_split import split_llama
 from tests.hostile.checklist import changed, gguf, good_gguf, write_folder
 from tests.hostile.trees import Table, write_gguf
 from tests.models import foreign
-from tests.unit.test_gguf_split import split_llama
 
 Check = Callable[..., tuple[int, str, str]]
 FACTS = "ok: llama, 328 k parameters, F32, 21 tensors, vocabulary of 320, chat template"

@@ -15,9 +15,9 @@ from hetrun.hiddenplans import HiddenPlans
 from hetrun.plan import BUCKETS, cut, up_to
 from tests.models import tiny
 from tests.models.cases import GQA
+from tests.planner.test_plan import random_placements
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import Rig, graph_of, placements, plan_set, rig, step
-from tests.unit.test_plan import random_placements
 
 GRAPH = graph_of(GQA)
 TOKENS = tiny.random_tokens(48)

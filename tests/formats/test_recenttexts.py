@@ -18,9 +18,9 @@ from hetrun.formats.gguf import read_gguf
 from hetrun.recenttexts import KEPT, RecentTexts
 from hetrun.source import GGUFModel
 from hetrun.tokenizer import Tokenizer
+from tests.formats.test_tokenizer_corpus import smollm2
 from tests.models.tiny import MERGES
 from tests.support.vocabularies import byte_level, written
-from tests.unit.test_tokenizer_corpus import smollm2
 
 # Words, and whatever may stand between or instead of them.
 PARTS = [

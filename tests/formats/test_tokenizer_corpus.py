@@ -24,9 +24,9 @@ from hetrun.hf_vocabulary import HfVocabulary
 from hetrun.source import GGUFModel
 from hetrun.textstream import StreamDecoder
 from hetrun.tokenizer import Tokenizer
+from tests.formats import test_convert_tokenizer as converting
+from tests.formats import test_hf_vocabulary as folders
 from tests.support.vocabularies import CONTROL, KINDS, ODD, byte_level, corpus, written
-from tests.unit import test_convert_tokenizer as converting
-from tests.unit import test_hf_vocabulary as folders
 
 Tokenize = Callable[[str, bool, bool], list[int]]
 

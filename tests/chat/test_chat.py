@@ -18,7 +18,7 @@ from hetrun.chat.messages import variants
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.chat.template import CHATML, MOST_SOURCE, NO_TEMPLATE
 from hetrun.errors import OptionError, TemplateError
-from tests.unit.chat_styles import STYLES
+from tests.chat.chat_styles import STYLES
 
 HI = [{"role": "user", "content": "Hi"}]
 TALK = [

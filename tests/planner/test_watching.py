@@ -9,7 +9,7 @@ import pytest
 from hetrun.forecast import Forecast, Work
 from hetrun.pilot.watching import LONGEST_REST_S, SHORTEST_REST_S, Watcher
 from hetrun.plan import PlanSet
-from tests.unit.test_online_planner import UNITS, forecast, large, now, planner, small, static
+from tests.planner.test_online_planner import UNITS, forecast, large, now, planner, small, static
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from hetrun.child import python
 from hetrun.errors import OptionError
 from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
+from tests.sampling.grammars import grammars, of_schema, steps
 from tests.support.schemas import Schema
-from tests.unit.grammars import grammars, of_schema, steps
 
 Kind = Any  # of a structure
 

@@ -1,0 +1,1 @@
+"""`hetrun bench` and `hetrun eval`: what is measured, and how it is told."""

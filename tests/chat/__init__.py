@@ -1,0 +1,1 @@
+"""Chat templates, their process, and calls of tools that a grammar forces."""

@@ -1,0 +1,1 @@
+"""The `hetrun` command, its options, and what it says of models."""

@@ -1,0 +1,1 @@
+"""Steps as they run: passes, stages, whole models, what is counted meanwhile."""

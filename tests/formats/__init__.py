@@ -1,0 +1,1 @@
+"""Files of models: GGUF, safetensors, folders and vocabularies, read, converted and packed anew."""

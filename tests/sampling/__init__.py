@@ -1,0 +1,1 @@
+"""Samplers and grammars, beside those of llama.cpp and on real vocabularies."""
