@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from hetrun import life
 from hetrun.client import ChatClient, LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError
@@ -208,12 +209,13 @@ async def test_a_native_crash_is_named_and_quoted(tmp_path: Path) -> None:
         await client.close()
 
 
-async def test_closing_while_it_loads_does_not_wait() -> None:
+async def test_closing_while_it_loads_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "GRACE_S", 90.0)  # longer than a test may take
     client = WorkerClient(Settings.resolve(model=ENDLESS), engine=FAKE)
     while client.progress < 0.5:
         await asyncio.sleep(0.001)
     waiting = asyncio.create_task(client.info())
-    await asyncio.wait_for(client.close(), 2)
+    await client.close()
     with pytest.raises(EngineStopped, match="was closed"):
         await waiting
 
@@ -264,7 +266,7 @@ async def test_the_worker_ends_when_its_parent_is_killed(model: str | None) -> N
         worker = os.pidfd_open(int(parent.stdout.readline()))
         assert parent.stdout.readline() == "here\n"
         parent.kill()
-        ended, _, _ = await asyncio.to_thread(select.select, [worker], [], [], 5)
+        ended, _, _ = await asyncio.to_thread(select.select, [worker], [], [], 50)
         os.close(worker)
     assert ended
 
@@ -285,11 +287,12 @@ def noisy_engine(**options: object) -> FakeEngine:
 
 async def test_a_slow_reader_blocks_nobody() -> None:
     """Ten thousand tokens wait in the client while nobody reads them; the engine goes on with other work."""
+    threads = threading.active_count()
     engine = FakeEngine(pace_s=0.0)
     client = LocalClient(engine)
     slow = client.stream(ask("forever", max_tokens=10_000))
     await anext(slow)
     assert await asyncio.to_thread(engine.idle.wait, 20)
-    assert threading.active_count() < 20
+    assert threading.active_count() <= threads + 2  # the engine's, and the one that waits for it
     assert len([event async for event in slow]) == 10_000
     await client.close()

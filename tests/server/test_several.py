@@ -62,6 +62,8 @@ async def test_without_usage_the_last_chunk_has_the_timings(http: httpx.AsyncCli
 async def test_the_others_come_when_the_first_has_read_the_prompt(engine: FakeEngine) -> None:
     async with aclosing(several.events(LocalClient(engine), an_order("silence", 3))) as events:
         waiting = asyncio.ensure_future(anext(events))
+        while not engine.requests:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
         assert len(engine.requests) == 1
         waiting.cancel()

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun import life
+from hetrun import life, supervisor
 from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import BackendError
@@ -27,10 +27,11 @@ from hetrun.server.app import create_app
 from hetrun.watchdog import Watchdog
 from hetrun.wire import Message, Patience, Pulse, Stuck, Unstuck
 
-FAKE = "tests.support.fakes:FakeEngine"
+ENGINE = "tests.server.engines:Told"
 # A step of the fake engine is predicted to take a millisecond: it is stuck behind a fifth of a second.
 FOREVER = Patience(look=0.02, least=0.2, silent=20, kill_least=3600)
-SHORT = Patience(look=0.02, least=0.2, silent=2.0, kill_times=1.5, kill_least=0.3)
+SHORT = Patience(look=0.02, least=0.2, silent=20, kill_times=1.5, kill_least=0.3)
+LONGER_THAN_A_TEST_S = 90.0  # who waits for this hangs
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ async def collect(client: WorkerClient, text: str) -> list[Event]:
 async def opened(
     patience: Patience, log: BufferedRandom | None = None
 ) -> AsyncIterator[tuple[WorkerClient, httpx.AsyncClient]]:
-    client = WorkerClient(Settings(), engine=FAKE, patience=patience, log=log)
+    client = WorkerClient(Settings(), engine=ENGINE, patience=patience, log=log)
     transport = httpx.ASGITransport(create_app(client))
     try:
         await client.info()
@@ -75,12 +76,13 @@ async def test_a_step_that_takes_too_long_is_named_until_it_ends(tmp_path: Path)
         async with opened(FOREVER, log) as (client, http):
             first = client.pid
             assert await health(http) == (200, {"status": "ok"})
-            asked = asyncio.create_task(collect(client, "lock 0.5"))
+            asked = asyncio.create_task(collect(client, f"lock {tmp_path / 'free'}"))
             await until(lambda: client.health.status == "stuck")
             status, said = await health(http)
             assert (status, said["status"], said["segment"]) == (503, "stuck", "blk.7.ffn")
             assert said["seconds"] >= 0.2
             assert said["expected"] == 0.001
+            (tmp_path / "free").touch()
             assert "".join(event.text for event in await asked) == "free again"
             await until(lambda: client.health.status == "ok")
             assert await health(http) == (200, {"status": "ok"})
@@ -93,28 +95,34 @@ async def test_a_step_that_takes_too_long_is_named_until_it_ends(tmp_path: Path)
 async def test_a_step_that_never_ends_costs_a_restart(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+b") as log:
         async with opened(SHORT, log) as (client, _):
-            (event,) = await collect(client, "lock")
+            (event,) = await collect(client, "lock /never")
             assert isinstance(event.error, BackendError)
             assert "was stuck in blk.7.ffn for" in str(event.error)
             assert (await collect(client, "say fine"))[-1].kind == "done"
         assert "in deadlock" in (tmp_path / "log").read_text()
 
 
-async def test_a_call_that_keeps_the_interpreter_lock_is_noticed_outside(tmp_path: Path) -> None:
-    patience = Patience(look=0.1, silent=1.0, kill_times=1.5, kill_least=1.5)
+async def test_a_call_that_keeps_the_interpreter_lock_is_noticed_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "delay_s", lambda failures: LONGER_THAN_A_TEST_S)  # to the next life
     with (tmp_path / "log").open("w+b") as log:
+        patience = Patience(look=0.1, silent=1.0, kill_times=1.5, kill_least=3600)
         async with opened(patience, log) as (client, http):
-            first = client.pid
             asked = asyncio.create_task(collect(client, "hold"))
             await until(lambda: client.health.status == "stuck")
             status, said = await health(http)
             assert (status, said["status"], said["segment"]) == (503, "stuck", None)
-            await until(lambda: client.pid != first)
+            client._supervisor._life._patience = Patience(
+                look=0.1, silent=1.0, kill_times=1.5, kill_least=1.5
+            )
+            await until(lambda: client.health.status == "loading")
             status, said = await health(http)
             assert (status, said["status"]) == (503, "loading")
             assert "gave no sign of life" in said["reason"]
-            asked.cancel()  # it would do the same to the next ones
             assert "in deadlock" in (tmp_path / "log").read_text()
+            assert not asked.done()  # the next life is to have it
+            asked.cancel()
 
 
 async def test_a_process_that_was_stopped_is_noticed_and_one_that_goes_on_is_kept() -> None:
@@ -134,12 +142,13 @@ async def test_a_process_that_stays_stopped_is_ended() -> None:
         assert (await collect(client, "say fine"))[-1].kind == "done"
 
 
-async def test_closing_does_not_wait_for_who_is_stuck() -> None:
-    client = WorkerClient(Settings(), engine=FAKE, patience=FOREVER)
+async def test_closing_does_not_wait_for_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life, "GRACE_S", LONGER_THAN_A_TEST_S)
+    client = WorkerClient(Settings(), engine=ENGINE, patience=FOREVER)
     await client.info()
-    asked = asyncio.create_task(collect(client, "lock"))
+    asked = asyncio.create_task(collect(client, "lock /never"))
     await until(lambda: client.health.status == "stuck")
-    await asyncio.wait_for(client.close(), 2)
+    await client.close()
     (event,) = await asked
     assert "was closed" in str(event.error)
 

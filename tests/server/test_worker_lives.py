@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import supervisor
+from hetrun import life, supervisor, worker
 from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import BackendError, EngineStopped, HetrunError, ModelFileError
@@ -27,9 +26,13 @@ from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
 from hetrun.wire import Answer, packed, unpacked
 from hetrun.worker import _arrived
+from tests.server.engines import TOKENS
 from tests.support import lives
+from tests.support.tiers import exhaustive
 
 FAKE = "tests.support.fakes:FakeEngine"
+TOLD = "tests.server.engines:Told"
+LONGER_THAN_A_TEST_S = 90.0  # who waits for this hangs
 
 
 def ask(text: str, max_tokens: int | None = None, whole: bool = False) -> GenerateRequest:
@@ -47,8 +50,8 @@ def text_of(events: list[Event]) -> str:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[WorkerClient]:
-    client = WorkerClient(Settings(), engine=FAKE)
+async def opened(engine: str = FAKE) -> AsyncIterator[WorkerClient]:
+    client = WorkerClient(Settings(), engine=engine)
     try:
         yield client
     finally:
@@ -69,6 +72,17 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(supervisor, "MOST_DELAY_S", 0.01)
+    return tmp_path / "script"
+
+
+def scripted(script: Path, words: str) -> WorkerClient:
+    script.write_text(words)
+    return WorkerClient(Settings.resolve(environ={}, plan=str(script)), engine="tests.support.lives:engine")
+
+
 # --- asked again
 
 
@@ -82,16 +96,14 @@ async def test_what_nothing_was_sent_of_is_asked_again(tmp_path: Path, whole: bo
         assert not alive(first)
 
 
-async def test_a_whole_answer_may_be_asked_again_at_any_time() -> None:
-    async with opened() as client:
+async def test_a_whole_answer_may_be_asked_again_in_the_middle(tmp_path: Path) -> None:
+    async with opened(TOLD) as client:
         await client.info()
-        asked = asyncio.create_task(collect(client, ask("forever", 300, whole=True)))
-        await asyncio.sleep(0.15)
-        assert not asked.done()
-        os.kill(client.pid, signal.SIGABRT)
-        events = await asked
-        assert text_of(events) == "ha " * 300
-        assert [event.token for event in events[:-1]] == list(range(1, 301))
+        first = client.pid
+        events = await collect(client, ask(f"halfway {tmp_path / 'x'}", whole=True))
+        assert client.pid != first
+        assert text_of(events) == "ha " * TOKENS
+        assert [event.token for event in events[:-1]] == list(range(1, TOKENS + 1))
 
 
 async def test_a_whole_answer_that_is_cancelled_ends() -> None:
@@ -127,8 +139,11 @@ async def test_an_engine_that_ends_by_itself_is_a_death() -> None:
         assert client.pid != first
 
 
-async def test_closing_while_it_restarts_ends_all_that_waits() -> None:
-    client = WorkerClient(Settings(), engine=FAKE)
+async def test_closing_while_it_restarts_ends_all_that_waits(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "GRACE_S", LONGER_THAN_A_TEST_S)
+    client = scripted(script, "ok endless")
     await client.info()
     asked = asyncio.create_task(collect(client, ask("forever", whole=True)))
     await asyncio.sleep(0.02)
@@ -136,9 +151,9 @@ async def test_closing_while_it_restarts_ends_all_that_waits() -> None:
     os.kill(first, signal.SIGKILL)
     await until(lambda: client.health.status == "loading")
     late = asyncio.create_task(collect(client, ask("say late")))
-    await asyncio.wait_for(client.close(), 5)
+    await client.close()
     for task in (asked, late):
-        (event,) = await asyncio.wait_for(task, 1)
+        (event,) = await task
         assert isinstance(event.error, EngineStopped)
         assert "was closed" in str(event.error)
     assert not alive(first)
@@ -170,17 +185,6 @@ async def test_behind_the_server_nobody_notices_but_who_reads_a_stream(tmp_path:
 
 
 # --- when the next one begins
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(supervisor, "MOST_DELAY_S", 0.01)
-    return tmp_path / "script"
-
-
-def scripted(script: Path, words: str) -> WorkerClient:
-    script.write_text(words)
-    return WorkerClient(Settings.resolve(environ={}, plan=str(script)), engine="tests.support.lives:engine")
 
 
 @pytest.mark.parametrize(
@@ -250,11 +254,11 @@ async def test_who_dies_with_nothing_to_do_is_followed_all_the_same(script: Path
 
 
 async def _user(client: WorkerClient, number: int, over: Callable[[], bool]) -> tuple[int, int]:
-    """Ask until it is over; how many answers and errors there were."""
+    """Ask until it is over and there was an answer; how many answers and errors there were."""
     answers = errors = 0
-    while not over():
+    while not (over() and answers):
         whole = number % 2 == 0
-        events = await asyncio.wait_for(collect(client, ask(f"forever w{number}", 40, whole)), 30)
+        events = await collect(client, ask(f"forever w{number}", 40, whole))
         assert [event.last for event in events] == [False] * (len(events) - 1) + [True]
         if events[-1].kind == "done":
             assert "".join(event.text for event in events) == f"w{number} " * 40
@@ -266,7 +270,7 @@ async def _user(client: WorkerClient, number: int, over: Callable[[], bool]) -> 
     return answers, errors
 
 
-@pytest.mark.parametrize("deaths", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("deaths", [3, pytest.param(50, marks=(pytest.mark.slow, exhaustive))])
 async def test_each_request_ends_once_and_nothing_is_left_behind(deaths: int) -> None:
     chance = random.Random(deaths)
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -281,15 +285,12 @@ async def test_each_request_ends_once_and_nothing_is_left_behind(deaths: int) ->
             os.kill(pids[-1], chance.choice((signal.SIGKILL, signal.SIGABRT)))
             await until(lambda: client.pid != pids[-1])
         counted = await asyncio.gather(*users)
-        assert sum(answers for answers, _ in counted) >= 6
+        assert sum(answers for answers, _ in counted) >= len(users)
         assert threading.active_count() <= threads + 4  # reader, watch, writer, and asyncio's own
         pids.append(client.pid)
     assert not any(map(alive, pids))
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
-    end = time.monotonic() + 5
-    while any("hetrun" in thread.name for thread in threading.enumerate()) and time.monotonic() < end:
-        await asyncio.sleep(0.01)
-    assert not [thread.name for thread in threading.enumerate() if "hetrun" in thread.name]
+    await until(lambda: not any("hetrun" in thread.name for thread in threading.enumerate()))
 
 
 # --- what crosses the pipe
@@ -314,10 +315,9 @@ def test_answers_are_the_same_on_the_other_side(key: int, events: list[Event]) -
     assert unpacked(packed(answer)) == answer
 
 
-def test_the_time_a_request_waited_is_gone_from_its_deadline() -> None:
+def test_the_time_a_request_waited_is_gone_from_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "monotonic", lambda: 104.0)
     request = GenerateRequest(SamplingParams(), text="x", deadline_s=10.0)
-    left = _arrived(request, time.monotonic() - 4).deadline_s
-    assert left is not None
-    assert 5 < left <= 6
-    assert _arrived(request, time.monotonic() - 40).deadline_s == 0
+    assert _arrived(request, 100.0).deadline_s == 6
+    assert _arrived(request, 64.0).deadline_s == 0
     assert _arrived(GenerateRequest(SamplingParams(), text="x"), 0.0).deadline_s is None

@@ -6,12 +6,14 @@ The file is named by the option `plan`, which is a path. Each life adds its proc
     wrong   cannot be loaded, because of what the user gave
     bug     cannot be loaded, because of a mistake of ours
     abort   dies while it loads, as a native assertion does
+    endless loads for ever
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,4 +39,6 @@ def engine(*, plan: Path, progress: Callable[[float], None]) -> FakeEngine:
         raise ZeroDivisionError("a mistake")
     if word == "abort":
         os.kill(os.getpid(), signal.SIGABRT)
+    if word == "endless":
+        threading.Event().wait()
     return FakeEngine(progress=progress)
