@@ -26,6 +26,10 @@ FLAGS = {"products.c": ["-ffp-contract=off"]}
 class BuildLibraries(build_ext):
     """Plain libraries for ctypes: their names do not depend on the version of Python."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()  # one compiler for each core, not one at a time
+
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', '/')}.so"
 
