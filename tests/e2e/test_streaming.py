@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams
+from hetrun.backend import Floats
 from hetrun.backends.llamacpp.kernels.product import products
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
@@ -26,6 +27,7 @@ from hetrun.prefetch.streamer import StreamStats
 from tests.models import cases_hf, hf
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.streamed import KIB, MIB, least, made_small, opened, seen
+from tests.support.tiers import exhaustive
 from tests.tools.make_model import Shape, write_model
 
 pytestmark = pytest.mark.skipif(
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 )
 WAYS = ("balanced", "unbalanced", "attention-first", "ffn-first", "none", "synchronous")
 PROMPTS = ([5, 6, 7], list(range(40, 110)), [9] * 33)  # one is read in several passes
+TEXT = [int(t) for t in np.random.default_rng(0).integers(3, 250, 150)]
 LLAMA = TinyLlama("t", layers=4, embd=512, ffn=1024, heads=8, kv_heads=4, head_dim=64, quant="Q4_0")
 MADE = Shape("m", embd=512, layers=3, ffn=1536, heads=8, kv_heads=4, head_dim=64, vocab=4096, context=512)
 # Architectures with something of their own: stacked matrices that are one tensor, biases, norms of heads,
@@ -55,31 +58,51 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+# With the fewer of them, keys and values take the room of weights several times as well.
+@pytest.fixture(scope="module", params=[64, pytest.param(256, marks=exhaustive)])
+def tokens(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def in_memory(model: Path) -> list[list[int]]:
+def in_memory(model: Path, tokens: int) -> list[list[int]]:
     with LLM(model, backends=["llamacpp"], planner="static", deterministic=True, ctx=512) as llm:
-        return answers(llm, 256)
+        return answers(llm, tokens)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_256_tokens_are_those_of_a_model_in_memory(model: Path, in_memory: list[list[int]], way: str) -> None:
+def test_tokens_are_those_of_a_model_in_memory(
+    model: Path, tokens: int, in_memory: list[list[int]], way: str
+) -> None:
     with opened(model, 2 * MIB, streaming=way, planner="static", ctx=512) as (llm, _, _):
         locked = seen(llm).locked_bytes
         assert locked == 0 if way == "none" else 2 * MIB - 200 * KIB < locked <= 2 * MIB
-        assert answers(llm, 256) == in_memory
+        assert answers(llm, tokens) == in_memory
         assert seen(llm).streamed_bytes > 0
 
 
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("room", [0, 100 * KIB, 900 * KIB])
-def test_logits_are_the_same_bits(room: int, quant: str, tmp_path: Path) -> None:
-    """Also of every token of a text, for which the head is read for every row."""
-    path = write_gguf(replace(LLAMA, quant=quant), tmp_path / "t.gguf")
-    text = [int(t) for t in np.random.default_rng(0).integers(3, 250, 150)]
+@pytest.fixture(scope="module", params=["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def of_a_type(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Floats]:
+    """A model of a type of weights, and what it says behind each token of the text."""
+    quant = str(request.param)
+    path = write_gguf(replace(LLAMA, quant=quant), tmp_path_factory.mktemp("types") / f"{quant}.gguf")
     with LLM(path, backends=["llamacpp"], planner="static", deterministic=True) as llm:
-        expected = llm.logits(text)
+        return path, llm.logits(TEXT)
+
+
+@pytest.mark.parametrize("room", [0, 100 * KIB, 900 * KIB])
+def test_logits_are_the_same_bits(room: int, of_a_type: tuple[Path, Floats]) -> None:
+    """Also of every token of a text, for which the head is read for every row."""
+    path, expected = of_a_type
     with opened(path, room, planner="static") as (llm, _, _):
-        assert np.array_equal(llm.logits(text).view(np.int32), expected.view(np.int32))
+        assert np.array_equal(llm.logits(TEXT).view(np.int32), expected.view(np.int32))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(LLAMA, tmp_path_factory.mktemp("tiny") / "t.gguf")
 
 
 @pytest.mark.parametrize("room", [0, 900 * KIB])
@@ -129,11 +152,6 @@ def test_architectures(name: str, tmp_path: Path) -> None:
             with LLM(path, streaming=way, **options) as llm:
                 assert answers(llm, 12) == expected
                 assert (seen(llm).streamed_bytes > 0) == (way == "none")
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write_gguf(LLAMA, tmp_path / "t.gguf")
 
 
 def test_keys_and_values_take_the_room_of_weights_and_give_it_back(tiny: Path) -> None:

@@ -40,6 +40,7 @@ from tests.support.streamed import (
     seen,
 )
 from tests.support.supplies import eventually
+from tests.support.tiers import exhaustive, first
 from tests.tools.make_model import Shape
 from tests.tools.make_model import write_model as write_made
 
@@ -63,10 +64,8 @@ ENDED = r"the file ends inside the tensor \S+, at byte \d+: it was cut while in 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "tiny",
-        pytest.param("Q4_K_M", marks=pytest.mark.slow),
-    ],
+    # What fails and what follows from it is the same with the larger one: more reads of other sizes.
+    params=["tiny", pytest.param("Q4_K_M", marks=(pytest.mark.slow, exhaustive))],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of a few MB, or of some dozen."""
@@ -126,12 +125,7 @@ def some(model: Path, count: int) -> list[int]:
 @pytest.mark.parametrize("fault", [-errno.EIO, 0], ids=["EIO", "short"])
 @pytest.mark.parametrize(
     ("streaming", "room"),
-    [
-        ("none", 0),
-        ("balanced", 2 * MIB),
-        pytest.param("synchronous", MIB, marks=pytest.mark.slow),
-        ("balanced", 1 << 40),
-    ],
+    [("none", 0), ("balanced", 2 * MIB), ("synchronous", MIB), ("balanced", 1 << 40)],
     ids=["nothing stays", "some stays", "synchronous", "only rows are read"],
 )
 def test_who_asks_while_the_disk_fails_hears_it(
@@ -305,7 +299,7 @@ Change = Callable[[Path], AbstractContextManager[None]]
 
 
 @changes
-@pytest.mark.parametrize("room", [pytest.param(0, marks=pytest.mark.slow), MIB, 1 << 40])
+@pytest.mark.parametrize("room", [0, MIB, 1 << 40])
 def test_a_file_that_changed_since_the_last_answer_is_refused_until_it_is_back(
     model: Path, right: tuple[list[int], bytes], tmp_path: Path, change: Change, what: str, room: int
 ) -> None:
@@ -492,17 +486,28 @@ with made_small():
 """
 
 
-def left() -> set[str]:
+def left(before: set[str]) -> set[str]:
+    """Shared memory that is new, and that no process holds: others make some as well, and take it away."""
+    new = shared() - before
+    if new:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with suppress(OSError):  # it has just ended, or is another user's
+                held = maps.read_text()
+                new = {path for path in new if path not in held}
+    return {path for path in new if os.path.exists(path)}
+
+
+def shared() -> set[str]:
     """Shared memory of anybody."""
-    return set(os.listdir("/dev/shm"))
+    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first(range(6), 2))
 def test_a_command_that_is_killed_leaves_nothing(model: Path, tmp_path: Path, home: Path, seed: int) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    before, shared = os.listdir(model.parent), left()
+    before, memory = os.listdir(model.parent), shared()
     options = ["-m", str(model), "--backend", "llamacpp", "--planner", "static", "--ctx", "256"]
     options += ["--ubatch", "32", "-n", "200", "--ignore-eos"]
     ram = str(least_of(model) + MIB)
@@ -524,7 +529,7 @@ def test_a_command_that_is_killed_leaves_nothing(model: Path, tmp_path: Path, ho
     assert process.returncode == -signal.SIGKILL
     eventually(lambda: not session(process.pid))
     assert (os.listdir(model.parent), os.listdir(scratch)) == (before, [])
-    assert left() <= shared
+    eventually(lambda: not left(memory))
     assert not [path for path in home.rglob("*") if path.name.startswith(".") or ".part" in path.name]
 
 
@@ -547,10 +552,11 @@ def session(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=exhaustive)])
 async def test_a_worker_that_is_killed_again_and_again_is_followed_by_one_that_answers(
-    model: Path, right: tuple[list[int], bytes]
+    model: Path, right: tuple[list[int], bytes], times: int
 ) -> None:
-    shared, random = left(), Random(3)
+    memory, random = shared(), Random(3)
     settings = Settings.resolve(
         environ=None, model=str(model), ram=str(least_of(model) + MIB), ctx="256", ubatch="32",
         backends=["llamacpp"], planner="static", deterministic=True,
@@ -558,7 +564,7 @@ async def test_a_worker_that_is_killed_again_and_again_is_followed_by_one_that_a
     client = WorkerClient(settings, engine="tests.support.streamed:engine")
     pids = set()
     try:
-        for _ in range(5):
+        for _ in range(times):
             await client.info()
             pids.add(client.pid)
             request = GenerateRequest(
@@ -577,6 +583,6 @@ async def test_a_worker_that_is_killed_again_and_again_is_followed_by_one_that_a
         pids.add(client.pid)
     finally:
         await client.close()
-    assert len(pids) == 6
+    assert len(pids) == times + 1
     await asyncio.to_thread(eventually, lambda: not [p for p in pids if Path(f"/proc/{p}").exists()])
-    assert left() <= shared
+    await asyncio.to_thread(eventually, lambda: not left(memory))

@@ -1,16 +1,15 @@
 """A model on the engine's thread and on the metered device: the planner measures both, and plans for both at
 once. No placement of its plans is made by hand.
 
-The host multiplies row by row here, so that it is the slower of the two as a CPU is beside a GPU, and its
-time grows with the batch. What is compared is the clock of the timeline: copies take what the link says, and
-computing what it took at its least, so that other programs on the machine decide nothing.
+The host is the slower of the two, as a CPU is beside a GPU, and its time grows with the batch: both compute
+for real, but what that takes is said by this test, and copies take what the link says. All clocks are the
+timeline's, so that what else the machine does decides nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -18,14 +17,14 @@ import pytest
 from hetrun import LLM, SamplingParams, registry
 from hetrun.backend import Available, Backend, Descriptor, Floats, Pass
 from hetrun.backends.reference.functions import TABLE
-from hetrun.graph import Graph, Op
+from hetrun.graph import Op
+from hetrun.interpreting import OpFunction
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
 from hetrun.mixing import Mixing
 from hetrun.model import PlannedModel
 from hetrun.pilot import pilot as module
 from hetrun.plan import PlanSet
-from hetrun.planner import probe
 from hetrun.planner.balance import Link
 from hetrun.planner.concurrent import is_concurrent
 from hetrun.planner.two import Candidate, Ways
@@ -33,7 +32,7 @@ from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.metered import Metered
 from tests.support.rig import graph_of, model_file, rig
-from tests.support.timeline import DEVICE, HOST, LINK, Host, Timeline, least_seconds
+from tests.support.timeline import DEVICE, HOST, LINK, Host, Simulated, Timeline, least_seconds
 
 pytestmark = pytest.mark.slow
 
@@ -45,37 +44,23 @@ NAMES = ["host", "metered"]
 GREEDY = SamplingParams(max_tokens=56, temperature=0, ignore_eos=True)
 
 
-def row_by_row(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
-    """A product as a table of products and its sums."""
-    out = np.empty((len(x[0]), len(w[0])), np.float32)
-    for i, row in enumerate(x[0]):
-        out[i] = (w[0] * row).sum(1)
-    return out
+# Seconds of a number of a weight times one of a row, and of an op besides.
+HOST_S, DEVICE_S, OP_S = 4e-10, 4e-11, 5e-6
 
 
-def without_blas(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
-    """A product by numpy's own loops: BLAS has threads that would get in the host's way."""
-    out: Floats = np.einsum("ti,oi->to", x[0], w[0])
-    return out
+def timed(timeline: Simulated, lane: str, each_s: float) -> dict[str, OpFunction]:
+    """The reference's functions, with what they take on a lane."""
 
+    def with_time(function: OpFunction) -> OpFunction:
+        def run(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+            out = function(op, x, w, work, kv)
+            products = len(out) * sum(m.size for m in w if op.kind in ("linear", "head"))
+            timeline.takes(lane, OP_S + each_s * products)
+            return out
 
-SLOWER = {**TABLE, "linear": row_by_row, "head": row_by_row}
-FASTER = {**TABLE, "linear": without_blas, "head": without_blas}
+        return run
 
-
-def layer_seconds(graph: Graph) -> float:
-    """The products of a layer on the host: what the link's speed is chosen by."""
-    rng, total = np.random.default_rng(0), 0.0
-    for weight in (op.weights[0] for op in graph.ops if op.kind == "linear" and ".0." in op.scope):
-        x, w = (rng.standard_normal(shape, np.float32) for shape in ((BATCH, weight.shape[1]), weight.shape))
-        times = []
-        for _ in range(5):
-            begun = perf_counter()
-            for row in x:
-                (w * row).sum(1)
-            times.append(perf_counter() - begun)
-        total += min(times)
-    return total
+    return {kind: with_time(function) for kind, function in TABLE.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +70,16 @@ class Machine:
     link: Link
     memory: int
 
-    def devices(self, timeline: Timeline) -> dict[str, Backend]:
+    def devices(self, timeline: Simulated) -> dict[str, Backend]:
         """New ones; a pass begins where the host looks tokens up."""
+        slower, faster = timed(timeline, HOST, HOST_S), timed(timeline, DEVICE, DEVICE_S)
 
         def embed(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
             timeline.mark()
-            return TABLE["embed"](op, x, w, work, kv)
+            return slower["embed"](op, x, w, work, kv)
 
-        host = Host(timeline, {**SLOWER, "embed": embed})
-        return {"host": host, "metered": Metered(self.memory, self.link, timeline, table=FASTER)}
+        host = Host(timeline, {**slower, "embed": embed})
+        return {"host": host, "metered": Metered(self.memory, self.link, timeline, table=faster)}
 
 
 @pytest.fixture
@@ -101,24 +87,26 @@ def machine() -> Machine:
     graph = graph_of(MODEL)
     weights = [op.weights[0] for op in graph.ops if op.kind == "linear" and ".0." in op.scope]
     nbytes = sum(4 * w.shape[0] * w.shape[1] for w in weights)
+    layer_s = BATCH * HOST_S * nbytes / 4
     # The paper's machine needs 1.8 times as long to bring a layer over as to compute it on its CPU. With less
-    # there is more to win, and a time that others disturbed decides less.
-    return Machine(Link(nbytes / (1.3 * layer_seconds(graph)), 2e-5), 2 * nbytes + (1 << 17))
+    # there is more to win.
+    return Machine(Link(nbytes / (1.3 * layer_s), 2e-5), 2 * nbytes + (1 << 17))
 
 
 @pytest.fixture
-def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    """That of the devices which the engine finds by their names."""
-    timeline = Timeline()
+def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
+    """That of the devices which the engine finds by their names; everything that measures reads its clock."""
+    timeline = Simulated()
+    for name in ("executor", "pilot.pilot", "pilot.weights", "pilot.aside", "planner.probe"):
+        monkeypatch.setattr(f"hetrun.{name}.perf_counter", timeline.now)
+    monkeypatch.setattr(module, "others_running", lambda: 0.0)
     made = machine.devices(timeline)
     here = Available("a test")
     undo = [
         registry.register(Descriptor("host", lambda: here, lambda: made["host"], preference=90)),
         registry.register(Descriptor("metered", lambda: here, lambda: made["metered"], preference=10)),
     ]
-    monkeypatch.setattr(module, "PROBE_S", 300.0)  # however busy the machine is, everything is measured
-    monkeypatch.setattr(module, "PROBE_BUSY_S", 300.0)
-    monkeypatch.setattr(probe, "RUNS", 12)  # and for as long as it takes until nobody disturbs a run
+    monkeypatch.setattr(module, "PROBE_S", 300.0)  # everything is measured
     yield timeline
     for each in undo:
         each()
@@ -141,7 +129,7 @@ def whole_passes(timeline: Timeline) -> Timeline:
 
 def on_one_device(machine: Machine, where: str) -> Timeline:
     """Decoding with all layers on one of the two."""
-    timeline = Timeline()
+    timeline = Simulated()
     placed = {"": "host", "blk": where}
     made = rig(MODEL, machine.devices(timeline), placed, sequences=BATCH)
     seqs = [made.kv.alloc() for _ in range(BATCH)]
@@ -158,11 +146,11 @@ NOTHING = Candidate((), 0.0)
 
 @pytest.mark.parametrize("kind", ["balanced", "shared"])
 def test_the_planner_measures_two_devices_and_keeps_both_busy(
-    kind: str, machine: Machine, timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+    kind: str, machine: Machine, timeline: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for other in {"balanced": ["_shared"], "shared": ["_balanced", "_spread"]}[kind]:
         monkeypatch.setattr(Ways, other, lambda *args, **kwargs: NOTHING)
-    # Passes that are slow because others compute are no reason to plan anew here.
+    # What is learnt while answers run is no reason to plan anew here.
     monkeypatch.setattr(module.Pilot, "tend", lambda self, idle=False, between=None: None)
     # Answers go on in the passes of prompts: then all of them run together for long enough.
     monkeypatch.setattr(Mixing, "_smooth", lambda self, answers, together: True)
@@ -215,9 +203,9 @@ def pilot_of(loaded: Loaded) -> module.Pilot:
 
 
 def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
-    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+    timeline: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looked at after every step: what others compute meanwhile decides how often plans change."""
+    """Looked at after every step."""
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     with opened() as llm:
         answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]

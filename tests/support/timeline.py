@@ -53,10 +53,15 @@ class Timeline:
             self.activities.append(made)
         return made
 
-    @staticmethod
-    def end(activity: Activity) -> None:
+    def end(self, activity: Activity) -> None:
         """It is over now."""
         activity.end = time.perf_counter()
+
+    def last(self, activity: Activity, seconds: float) -> None:
+        """It takes so long, and is over then."""
+        while (left := activity.start + seconds - time.perf_counter()) > 0:
+            time.sleep(left)
+        self.end(activity)
 
     def mark(self) -> None:
         """A pass is over, as the engine's thread sees it."""
@@ -94,6 +99,43 @@ class Timeline:
         ends = self.clock(seconds)
         first, last = (max(ends[a] for a in mark) for mark in (self.marks[0], self.marks[-1]))
         return (last - first) / (len(self.marks) - 1)
+
+
+TICK_S = 1e-9
+
+
+class Simulated(Timeline):
+    """Nothing takes real time: an activity takes what it is said to take, and begins when its lane is free
+    and what it waits for is over. A lane is one thread's, so that it is the same in every run, whatever
+    else the machine does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._free: dict[str, float] = {}  # when a lane is
+        self._takes: dict[str, float] = {}  # what a lane's activity takes
+
+    def takes(self, lane: str, seconds: float) -> None:
+        """The activity that is going on there takes so long."""
+        self._takes[lane] = seconds
+
+    def now(self) -> float:
+        """The clock of the engine's thread: two looks at it differ."""
+        seen = max((a.end for a in self.seen), default=0.0)
+        self._now = max(self._now, seen, self._free.get(HOST, 0.0)) + TICK_S
+        return self._now
+
+    def begin(self, lane: str, what: str, after: Sequence[Activity] = (), nbytes: int = 0) -> Activity:
+        made = super().begin(lane, what, after, nbytes)
+        made.start = max([self._free.get(lane, 0.0), *(a.end for a in after)])
+        return made
+
+    def end(self, activity: Activity) -> None:
+        self.last(activity, self._takes.pop(activity.lane, 0.0))
+
+    def last(self, activity: Activity, seconds: float) -> None:
+        self._free[activity.lane] = activity.end = activity.start + seconds
 
 
 def least_seconds(timelines: Sequence[Timeline], link: Link) -> Callable[[Activity], float]:
@@ -170,8 +212,7 @@ class Wire:
         """Few bytes, by the thread that wants them, while the queue goes on."""
         timeline = self._timeline()
         activity = timeline.begin(BESIDE, what, cause, nbytes)
-        self._pass_time(activity.start, nbytes)
-        timeline.end(activity)
+        timeline.last(activity, self.link.seconds(nbytes))
         return activity
 
     def _main(self) -> None:
@@ -179,15 +220,10 @@ class Wire:
             timeline = self._timeline()
             activity = timeline.begin(LINK, copy.what, copy.cause, copy.nbytes)
             copy.move()
-            self._pass_time(activity.start, copy.nbytes)
-            timeline.end(activity)
+            # The bytes are not there before; that the link is busy till then is what makes it a link.
+            timeline.last(activity, self.link.seconds(copy.nbytes))
             copy.activity = activity
             copy.arrived.set()
-
-    def _pass_time(self, start: float, nbytes: int) -> None:
-        """The bytes are not there before; that the link is busy till then is what makes it a link."""
-        while (left := start + self.link.seconds(nbytes) - time.perf_counter()) > 0:
-            time.sleep(left)
 
     def close(self) -> None:
         self._copies.put(None)
