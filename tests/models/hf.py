@@ -24,7 +24,7 @@ from transformers.utils import logging
 from tests.models import tiny
 from tests.models.tiny import F32
 
-logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+logging.disable_progress_bar()
 
 SIZES = {
     "vocab_size": tiny.VOCAB,
@@ -86,7 +86,7 @@ def _root() -> Path:
 def random_model(row: Row) -> PreTrainedModel:
     """The model with random weights of which everything matters: biases, norms, positions."""
     config = AutoConfig.for_model(row.model_type, **{**SIZES, **row.config})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     random = torch.Generator().manual_seed(row.seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

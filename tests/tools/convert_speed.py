@@ -48,7 +48,7 @@ def write_folder(folder: Path, shape: Shape) -> None:
         tie_word_embeddings=True,
         dtype="bfloat16",
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     write_tokenizer(folder)
 
