@@ -1,8 +1,12 @@
-"""CUDA sources as shared libraries for the CPU: built once, their kernels called with numpy arrays."""
+"""CUDA sources as shared libraries for the CPU, their kernels called with numpy arrays.
+
+They are kept in the checkout, not in a test's home, and built once however many processes want them.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import re
@@ -10,7 +14,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -19,18 +24,17 @@ import pytest
 
 from hetrun.backends.cuda.driver import Argument
 from hetrun.backends.cuda.programs import FOLDER, Source
-from hetrun.config import dirs
 from tests.cuda.emulated import real
 
 INCLUDE = Path(__file__).parent / "include"
+KEPT = Path(__file__).parents[3] / ".emulator_cache"
 KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\))?\s+(\w+)\(')
 OPTIONS = (
     "-std=c++17",
-    "-O1",
+    "-Og",  # with the checks for alignment -O1 takes twice as long to build
     "-march=native",
     "-ffp-contract=off",
     "-fPIC",
-    "-shared",
     "-fno-strict-aliasing",
     "-fsanitize=alignment",  # a GPU stops there
 )
@@ -59,30 +63,73 @@ def names(text: str) -> list[str]:
 
 @cache
 def library(path: Path, options: tuple[str, ...]) -> ctypes.CDLL:
-    """A source, built for this machine; kept in the cache by what it is made of."""
+    """A source, built for this machine; kept by what it is made of."""
     text = path.read_text()
-    headers = [p.read_text() for p in sorted([*INCLUDE.iterdir(), *FOLDER.glob("*.cuh")])]
-    cpu = Path("/proc/cpuinfo").read_text().split("\n\n")[0] if Path("/proc/cpuinfo").exists() else ""
-    flags = next((line for line in cpu.splitlines() if line.startswith(("flags", "Features"))), "")
-    facts = "\0".join([text, *headers, *options, *OPTIONS, flags])
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    made = dirs().cache / "emulated" / f"{path.stem}-{digest}.so"
-    if not made.exists():
-        _build(path, text, options, made)
+    digest = _digest(text, *options, _machine())
+    made = KEPT / f"{path.stem}-{digest}.so"
+    _once(made, lambda target: _build(path, text, options, target))
     return ctypes.CDLL(str(made))
 
 
-def _build(path: Path, text: str, options: Sequence[str], made: Path) -> None:
+def _digest(*facts: str) -> str:
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+
+
+@cache
+def _machine() -> str:
+    """What every source is built with: headers, the compiler, and what this CPU can do."""
+    headers = [p.read_text() for p in sorted([*INCLUDE.iterdir(), *FOLDER.glob("*.cuh")])]
+    cpu = Path("/proc/cpuinfo").read_text().split("\n\n")[0] if Path("/proc/cpuinfo").exists() else ""
+    flags = next((line for line in cpu.splitlines() if line.startswith(("flags", "Features"))), "")
+    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+    return _digest(*headers, *OPTIONS, flags, version)
+
+
+def _once(made: Path, build: Callable[[Path], object]) -> None:
+    """Have a file built where it is not there yet; another process that wants it too waits for it."""
+    if made.exists():
+        return
     made.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-        source, target = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
-        source.write_text(_entries(path, text))
-        include = (f"-I{INCLUDE}", f"-I{FOLDER}", "-include", str(INCLUDE / "emulator.h"))
-        command = ["g++", *OPTIONS, *include, *options, "-w", str(source), "-o", str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise EmulationError(f"{path.name} {' '.join(options)} is not C++:\n{done.stderr[:4000]}")
-        os.replace(target, made)
+    with _locked(made.with_suffix(".lock")):
+        if made.exists():
+            return
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            target = Path(folder, made.name)
+            build(target)
+            os.replace(target, made)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The lock goes with a process that dies; its file stays, so that all mean the same one."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _header() -> Path:
+    """The emulator's header, beside what g++ makes of it, so that no source has it read again."""
+    header = KEPT / f"emulator-{_machine()}" / "emulator.h"
+    _once(header, lambda target: shutil.copy(INCLUDE / "emulator.h", target))
+    _once(
+        header.with_name("emulator.h.gch"),
+        lambda target: _compile("emulator.h", "-x", "c++-header", str(header), "-o", str(target)),
+    )
+    return header
+
+
+def _build(path: Path, text: str, options: Sequence[str], target: Path) -> None:
+    source = target.with_name("kernels.cpp")
+    source.write_text(_entries(path, text))
+    include = ("-include", str(_header()), f"-I{INCLUDE}", f"-I{FOLDER}")
+    what = f"{path.name} {' '.join(options)}"
+    _compile(what, "-shared", *include, *options, str(source), "-o", str(target))
+
+
+def _compile(what: str, *arguments: str) -> None:
+    done = subprocess.run(["g++", *OPTIONS, "-w", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulationError(f"{what} is not C++:\n{done.stderr[:4000]}")
 
 
 def _entries(path: Path, text: str) -> str:
