@@ -1,157 +1,129 @@
-"""Another program takes a core while a model answers: it goes on with fewer threads, and gets them back."""
+"""Another program takes a core while a model answers: it goes on with fewer threads, and gets them back.
+
+What others take, and how long passes are meanwhile, is made up; test_crowded_cores.py burns real cores.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from time import perf_counter, sleep
 
 import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.compiled import Ran
-from hetrun.executor import Chunk, Executor, Step
+from hetrun.backend import Segment
+from hetrun.executor import Chunk, Step
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
-from hetrun.pilot.crew import FASTER, SPARE
-from hetrun.pilot.others import Others
+from hetrun.pilot import Pilot
 from hetrun.plan import BUCKETS
+from hetrun.planner.wishes import Machine
+from tests.engine import simulated
+from tests.engine.simulated import Clock
 from tests.models import tiny
-from tests.models.tiny import TinyLlama
 
-MODEL = TinyLlama("crowded", layers=8, embd=512, ffn=2048, heads=8, kv_heads=4, context=512, quant="Q8_0")
-CORES = len(os.sched_getaffinity(0))
+CORES = 2
 TOKENS = 64
-PATIENCE_S = 30.0  # that either may take here, where anything else may run as well
-# Gone when we are: it must not burn on if this test is killed.
-BURNER = "import os\nwhile os.getppid() == {parent}:\n for i in range(1 << 16): pass"
+BARRIERS = 20.0  # times as long: a pass of which one thread has lost its core
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CORES < 2, reason="one core: there are no fewer threads"),
-]
+pytestmark = pytest.mark.usefixtures("all_threads")
 
 
-@contextmanager
-def burners() -> Iterator[None]:
-    """Other programs that compute, one for each core, in sessions of their own as anybody else's are."""
-    code = BURNER.format(parent=os.getpid())
-    running = [
-        subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL)
-        for _ in range(CORES)
-    ]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+@dataclass
+class Crowd:
+    """What other programs take of the cores, as the system would tell it."""
+
+    taken: float = 0.0
+    count: int = CORES
+
+    def look(self, at: float) -> float:
+        return self.taken
 
 
-def run_until(loaded: Loaded, what: Callable[[], bool]) -> bool:
-    """Steps until it is so, or nobody can wait any longer: of so many tokens that all threads pay."""
-    model, end = loaded.model, perf_counter() + PATIENCE_S
-    while not what() and perf_counter() < end:
-        seq = model.alloc()
-        model.step(Step((Chunk(seq, np.arange(TOKENS), np.array([TOKENS - 1])),)))
-        model.free(seq)
-        model.tend()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    with simulated.simulated(monkeypatch) as clock:
+        yield clock
+
+
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
+    """On a machine of two cores, one of which another program may take."""
+    crowd = Crowd()
+
+    def speed(at: float, name: str, segment: Segment) -> float:
+        alone = CORES / clock.threads
+        return BARRIERS * alone if clock.threads + crowd.taken > CORES else alone
+
+    clock.speed = speed
+    monkeypatch.setattr("hetrun.pilot.pilot.Others", lambda: crowd)
+    for module in ("decisions", "model"):
+        monkeypatch.setattr(f"hetrun.{module}.this_machine", lambda: Machine(CORES, (1, CORES), (CORES,)))
+    return crowd
+
+
+def planned(loaded: Loaded) -> tuple[PlannedModel, Pilot]:
+    assert isinstance(loaded.model, PlannedModel)
+    assert loaded.model.pilot is not None
+    return loaded.model, loaded.model.pilot
+
+
+def step(loaded: Loaded) -> None:
+    """Of so many tokens that all threads pay."""
+    model = loaded.model
+    seq = model.alloc()
+    model.step(Step((Chunk(seq, np.arange(TOKENS), np.array([TOKENS - 1])),)))
+    model.free(seq)
+    model.tend()
+
+
+def fly(loaded: Loaded, clock: Clock, seconds: float, what: Callable[[], bool] = lambda: False) -> bool:
+    """Steps until it is so, or for so long; whether it is so."""
+    end = clock.now + seconds
+    while not what() and clock.now < end:
+        step(loaded)
     return what()
 
 
-@contextmanager
-def timed(executor: Executor) -> Iterator[dict[int, list[float]]]:
-    """The seconds of passes meanwhile, by their threads."""
-    hear, found = executor.hear, defaultdict[int, list[float]](list)
-
-    def listen(ran: Ran) -> None:
-        found[ran.threads].append(ran.seconds)
-        hear(ran)
-
-    executor.hear = listen
-    try:
-        yield found
-    finally:
-        executor.hear = hear
-
-
-def all_threads_pay(passes: dict[int, list[float]]) -> bool:
-    """Whether trials of all threads were faster than fewer: beside other guests of a host they may not be."""
-    fewer = [s for threads, seconds in passes.items() if threads < CORES for s in seconds]
-    return CORES not in passes or median(passes[CORES]) < FASTER * median(fewer)
-
-
-def others_compute() -> bool:
-    """Whether somebody takes cores here while we do nothing."""
-    others, start = Others(), perf_counter()
-    others.look(start)
-    sleep(2)
-    found = others.look(perf_counter())
-    return found is None or found > SPARE
-
-
 def test_threads_follow_what_others_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, crowd: Crowd, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "hetrun.pilot")
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
 
     def watch(loaded: Loaded) -> None:
-        model = loaded.model
-        assert isinstance(model, PlannedModel)
-        assert model.pilot is not None
-        crew = model.pilot._in_force.crew
-        assert run_until(loaded, lambda: not crew.crowded)
+        model, pilot = planned(loaded)
+        crew = pilot._in_force.crew
+        assert not fly(loaded, clock, 5, lambda: crew.crowded)
         before = model.plans
-        works = set(model.pilot.forecast.works())
-        with burners():
-            assert run_until(loaded, lambda: crew.now < CORES and crew._trial is None)
-            few = {b: model.plans.plans[b].threads for b in BUCKETS}
-            assert all(n <= min(crew.now, before.plans[b].threads) for b, n in few.items())
-            assert "instead of" in model.plans.reason
-            assert set(model.pilot.forecast.works()) == works, "nothing is learnt from a crowd"
-        with timed(model.pilot._in_force._executor) as passes:
-            back = run_until(loaded, lambda: not crew.crowded)
-        if not back:
-            assert others_compute() or not all_threads_pay(passes), "cores are free, and nobody uses them"
-            pytest.skip("other programs keep this machine busy")
-        assert model.plans.plans["257+"].threads == before.plans["257+"].threads
-        reasons = [c.reason for c in model.pilot.changes]
-        assert any("core" in why and f"instead of {CORES}" in why for why in reasons)
+        assert {p.threads for p in before.plans.values()} == {CORES}
+        works = set(pilot.forecast.works())
+        crowd.taken = 1.0
+        assert fly(loaded, clock, 2, lambda: crew.crowded)
+        assert not fly(loaded, clock, 10, lambda: crew.now == CORES and crew._trial is None)
+        assert {model.plans.plans[b].threads for b in BUCKETS} == {crew.now} == {1}
+        assert "instead of" in model.plans.reason
+        assert set(pilot.forecast.works()) == works, "nothing is learnt from a crowd"
+        crowd.taken = 0.0
+        assert fly(loaded, clock, 20, lambda: not crew.crowded)
+        assert {b: p.threads for b, p in model.plans.plans.items()} == dict.fromkeys(BUCKETS, CORES)
+        reasons = [c.reason for c in pilot.changes]
+        assert any("another program takes a core" in why and f"instead of {CORES}" in why for why in reasons)
+        assert "cores are free again" in reasons[-1]
         assert all(why in caplog.text for why in reasons)
 
-    with LLM(
-        tiny.write_gguf(MODEL, tmp_path / "crowded.gguf"),
-        backends=["llamacpp"],
-        ctx=256,
-        planner="measured",
-        eager=True,
-    ) as llm:
+    path = tiny.write_gguf(simulated.MODEL, tmp_path / "crowded.gguf")
+    with LLM(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
         llm.call(watch)
 
 
-def test_threads_that_the_user_named_stay(tmp_path: Path) -> None:
+def test_threads_that_the_user_named_stay(tmp_path: Path, crowd: Crowd, clock: Clock) -> None:
     def watch(loaded: Loaded) -> None:
-        model = loaded.model
-        assert isinstance(model, PlannedModel)
-        assert model.pilot is not None
-        with burners():
-            end = perf_counter() + 2
-            run_until(loaded, lambda: perf_counter() > end)
-            assert {p.threads for p in model.plans.plans.values()} == {CORES}
+        crowd.taken = 1.0
+        fly(loaded, clock, 20)
+        assert {p.threads for p in loaded.model.plans.plans.values()} == {CORES}
 
-    with LLM(
-        tiny.write_gguf(MODEL, tmp_path / "named.gguf"),
-        backends=["llamacpp"],
-        threads=CORES,
-        ctx=256,
-        planner="measured",
-    ) as llm:
+    path = tiny.write_gguf(simulated.MODEL, tmp_path / "named.gguf")
+    with LLM(path, backends=["one"], threads=CORES, ctx=256, planner="measured") as llm:
         llm.call(watch)

@@ -7,7 +7,7 @@ minutes pass in a second; tests/engine/test_pilot.py has backends that really ar
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,93 +15,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hetrun import LLM, registry
-from hetrun.backend import Available, Backend, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
+from hetrun import LLM
+from hetrun.backend import Segment
 from hetrun.config import dirs
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor import Chunk, Step
-from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.plan import PlanSet
+from hetrun.planner.turns import turn
+from tests.engine.simulated import MODEL, NAMES, Clock, Speed, simulated
 from tests.models import tiny
-from tests.models.tiny import TinyLlama
-from tests.support.nulldevice import NullDevice
+from tests.support.tiers import exhaustive
 
-MODEL = TinyLlama("piloted", layers=2, context=1024)
-OP_S, TOKEN_S, CALL_S = 4e-4, 1e-4, 2e-5  # what an op, each token in it, and a segment take
-SHORT = 0.2  # of that: where a trial must cost little to come soon
-NAMES = ("one", "two")
-
-Speed = Callable[[float, str, Segment], float]  # seconds since the test began, backend, work -> a factor
-
-
-@dataclass
-class Clock:
-    """Runs on when a device computes."""
-
-    now: float = 1000.0
-    began: float = 1e9  # not yet
-    speed: Speed = lambda at, name, segment: 1.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def run(self, name: str, segment: Segment, work: Pass) -> None:
-        seconds = CALL_S + sum(OP_S + TOKEN_S * work.rows(op.out) for op in segment.ops)
-        self.now += seconds * self.speed(max(0.0, self.now - self.began), name, segment)
-
-
-class Simulated(NullDevice):
-    """Takes time on the clock, and gives zeros."""
-
-    def __init__(self, name: str, clock: Clock) -> None:
-        super().__init__(name)
-        self.clock = clock
-
-    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
-        return Run(self, segment)
-
-
-@dataclass
-class Run:
-    """One segment; done when it is submitted."""
-
-    device: Simulated
-    segment: Segment
-
-    def submit(self, work: Pass) -> Done:
-        for value in self.segment.writes:
-            work.values[value.name] = np.zeros((work.rows(value), value.width), np.float32)
-        self.device.clock.run(self.device.name, self.segment, work)
-        return self
-
-    def wait(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+SHORT = 0.2  # of what work takes: where a trial must cost little to come soon
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """Two backends on one clock, which everything reads that measures; the first is where weights lie."""
-    clock = Clock()
-    for module in ("hetrun.executor", "hetrun.pilot.pilot", "hetrun.planner.probe"):
-        monkeypatch.setattr(f"{module}.perf_counter", clock)
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
-    monkeypatch.setattr(
-        "hetrun.pilot.pilot.PROBE_S", 1e4
-    )  # passes are long here, so that a few are many seconds
-    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
-    made: dict[str, Callable[[], Backend]] = {n: lambda n=n: Simulated(n, clock) for n in NAMES}  # type: ignore[misc]
-    remove = [
-        registry.register(Descriptor(n, lambda: Available("a test"), made[n], "a test", preference=200 - i))
-        for i, n in enumerate(NAMES)
-    ]
-    yield clock
-    for one in remove:
-        one()
+    with simulated(monkeypatch) as clock:
+        yield clock
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +48,7 @@ class Flight:
 
     changes: list[tuple[float, str]]  # when, and why
     plans: PlanSet
+    turn_s: float | None  # what it costs that the two take turns
 
     def users(self, scope: str) -> set[str]:
         """Who runs a scope in passes of one token."""
@@ -136,7 +70,7 @@ def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
             model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
             model.tend(idle=True)
         changes = [(c.at - clock.began, c.reason) for c in model.pilot.changes if c.at > clock.began]
-        return Flight(changes, model.plans)
+        return Flight(changes, model.plans, model.pilot.forecast.fact(turn(1), "two"))
 
     clock.speed = speed
     clock.began = 1e9
@@ -144,7 +78,11 @@ def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
         return llm.call(steps)
 
 
-def test_what_becomes_fast_is_used_within_five_seconds(model: Path, clock: Clock) -> None:
+def test_what_becomes_fast_is_used_within_five_seconds(
+    model: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hetrun.pilot")
+
     def speed(at: float, name: str, segment: Segment) -> float:
         slow = name == "one" and any(".ffn" in op.scope for op in segment.ops)
         return SHORT * (10.0 if slow and at < 10 else 1.0 if name == "one" else 2.0)
@@ -152,9 +90,12 @@ def test_what_becomes_fast_is_used_within_five_seconds(model: Path, clock: Clock
     before = fly(model, clock, 9, speed)
     assert before.users("ffn") == {"two"}
     assert before.users("attn") == {"one"}
+    assert before.turn_s == 0, "measured: on this clock it costs nothing"
     after = fly(model, clock, 15, speed)
     assert after.users("ffn") == {"one"}
     assert any("ffn on one takes" in why for _, why in after.changes)
+    assert any("to one" in why and "less expected" in why for _, why in after.changes)
+    assert all(why in caplog.text for _, why in after.changes)
 
 
 def test_what_becomes_slow_is_left(model: Path, clock: Clock) -> None:
@@ -279,16 +220,21 @@ def noisy(slower: float, noise: float, wild: float = 0.0) -> Speed:
     return speed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wild", [0.0, 0.02])
-@pytest.mark.parametrize("slower", [0.97, 1.0, 1.03])
+@pytest.mark.parametrize(
+    ("slower", "wild"),
+    [
+        (0.97, 0.0),
+        (1.0, 0.02),
+        (1.03, 0.0),
+        *(pytest.param(*row, marks=exhaustive) for row in ((0.97, 0.02), (1.0, 0.0), (1.03, 0.02))),
+    ],
+)
 def test_backends_that_are_as_fast_as_each_other_take_no_turns(
     slower: float, wild: float, model: Path, clock: Clock
 ) -> None:
     assert len(fly(model, clock, 100, noisy(slower, 0.1, wild)).changes) <= 6
 
 
-@pytest.mark.slow
 def test_what_takes_turns_in_being_fast_is_not_followed_for_ever(model: Path, clock: Clock) -> None:
     def speed(at: float, name: str, segment: Segment) -> float:
         return 2.0 if (at // 3 % 2 == 0) == (name == "one") else 1.0

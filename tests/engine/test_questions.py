@@ -29,8 +29,8 @@ def test_a_question_does_not_wait_for_a_long_pass(open_engine: Open) -> None:
 
         asked.append(threading.Thread(target=lambda: engine.call(work, aside=aside)))
         asked[-1].start()
-        while engine._inbox.empty():
-            pass
+        while engine._inbox.qsize() < len(asked):
+            asked[-1].join(0.001)
 
     def both() -> None:
         look("job", aside=False)

@@ -354,15 +354,16 @@ def test_what_comes_while_an_idle_model_is_looked_after_is_not_forgotten(
 
 @pytest.mark.parametrize("what", ["call", "close"])
 def test_neither_are_calls_and_the_end(open_engine: Open, what: str) -> None:
-    model, thinking, taken = Pondering(), threading.Event(), list[bool]()
+    model, thinking, came = Pondering(), threading.Event(), threading.Event()
     engine = open_engine(model)
 
     def thinks() -> bool:
         """Until something has come, and was taken out of the inbox."""
         thinking.set()
-        here = not engine._inbox.empty()
-        taken.append(here)
-        return here or not any(taken)
+        while not came.is_set() and engine._inbox.empty():
+            came.wait(0.001)
+        came.set()
+        return not engine._inbox.empty()
 
     model.meanwhile = thinks
     assert thinking.wait(30)

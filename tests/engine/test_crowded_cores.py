@@ -1,0 +1,154 @@
+"""Threads follow what others take of this machine's own cores; test_crowded.py has the same on a clock.
+
+Anything else may run here as well, and what is burnt here slows that down: only for `make test-all`, alone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+
+import pytest
+
+from hetrun import LLM
+from hetrun.compiled import Ran
+from hetrun.executor import Executor
+from hetrun.loaded import Loaded
+from hetrun.pilot.crew import FASTER, SPARE
+from hetrun.pilot.others import Others
+from hetrun.plan import BUCKETS
+from tests.engine.test_crowded import planned, step
+from tests.models import tiny
+from tests.models.tiny import TinyLlama
+from tests.support.tiers import exhaustive
+
+MODEL = TinyLlama("crowded", layers=8, embd=512, ffn=2048, heads=8, kv_heads=4, context=512, quant="Q8_0")
+CORES = len(os.sched_getaffinity(0))
+PATIENCE_S = 30.0  # that either may take here, where anything else may run as well
+# Gone when we are: it must not burn on if this test is killed.
+BURNER = "import os\nwhile os.getppid() == {parent}:\n for i in range(1 << 16): pass"
+
+pytestmark = [
+    exhaustive,
+    pytest.mark.alone,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("all_threads"),
+    pytest.mark.skipif(CORES < 2, reason="one core: there are no fewer threads"),
+]
+
+
+@contextmanager
+def burners() -> Iterator[None]:
+    """Other programs that compute, one for each core, in sessions of their own as anybody else's are."""
+    code = BURNER.format(parent=os.getpid())
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL)
+        for _ in range(CORES)
+    ]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def run_until(loaded: Loaded, what: Callable[[], bool]) -> bool:
+    """Steps until it is so, or nobody can wait any longer."""
+    end = perf_counter() + PATIENCE_S
+    while not what() and perf_counter() < end:
+        step(loaded)
+    return what()
+
+
+@contextmanager
+def timed(executor: Executor) -> Iterator[dict[int, list[float]]]:
+    """The seconds of passes meanwhile, by their threads."""
+    hear, found = executor.hear, defaultdict[int, list[float]](list)
+
+    def listen(ran: Ran) -> None:
+        found[ran.threads].append(ran.seconds)
+        hear(ran)
+
+    executor.hear = listen
+    try:
+        yield found
+    finally:
+        executor.hear = hear
+
+
+def all_threads_pay(passes: dict[int, list[float]]) -> bool:
+    """Whether trials of all threads were faster than fewer: beside other guests of a host they may not be."""
+    fewer = [s for threads, seconds in passes.items() if threads < CORES for s in seconds]
+    return CORES not in passes or median(passes[CORES]) < FASTER * median(fewer)
+
+
+def others_compute() -> bool:
+    """Whether somebody takes cores here while we do nothing."""
+    others, start = Others(), perf_counter()
+    others.look(start)
+    sleep(2)
+    found = others.look(perf_counter())
+    return found is None or found > SPARE
+
+
+def test_threads_follow_what_others_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hetrun.pilot")
+    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
+
+    def watch(loaded: Loaded) -> None:
+        model, pilot = planned(loaded)
+        crew = pilot._in_force.crew
+        assert run_until(loaded, lambda: not crew.crowded)
+        before = model.plans
+        works = set(pilot.forecast.works())
+        with burners():
+            assert run_until(loaded, lambda: crew.now < CORES and crew._trial is None)
+            few = {b: model.plans.plans[b].threads for b in BUCKETS}
+            assert all(n <= min(crew.now, before.plans[b].threads) for b, n in few.items())
+            assert "instead of" in model.plans.reason
+            assert set(pilot.forecast.works()) == works, "nothing is learnt from a crowd"
+        with timed(pilot._in_force._executor) as passes:
+            back = run_until(loaded, lambda: not crew.crowded)
+        if not back:
+            assert others_compute() or not all_threads_pay(passes), "cores are free, and nobody uses them"
+            pytest.skip("other programs keep this machine busy")
+        assert model.plans.plans["257+"].threads == before.plans["257+"].threads
+        reasons = [c.reason for c in pilot.changes]
+        assert any("core" in why and f"instead of {CORES}" in why for why in reasons)
+        assert all(why in caplog.text for why in reasons)
+
+    with LLM(
+        tiny.write_gguf(MODEL, tmp_path / "crowded.gguf"),
+        backends=["llamacpp"],
+        ctx=256,
+        planner="measured",
+        eager=True,
+    ) as llm:
+        llm.call(watch)
+
+
+def test_threads_that_the_user_named_stay(tmp_path: Path) -> None:
+    def watch(loaded: Loaded) -> None:
+        with burners():
+            end = perf_counter() + 2
+            run_until(loaded, lambda: perf_counter() > end)
+            assert {p.threads for p in loaded.model.plans.plans.values()} == {CORES}
+
+    with LLM(
+        tiny.write_gguf(MODEL, tmp_path / "named.gguf"),
+        backends=["llamacpp"],
+        threads=CORES,
+        ctx=256,
+        planner="measured",
+    ) as llm:
+        llm.call(watch)
