@@ -31,7 +31,7 @@ from hetrun.seating import Chosen
 from hetrun.stats import Streaming
 from hetrun.topology import read_topology, this_machine
 from tests.models.tiny import TinyLlama, write_gguf
-from tests.support.sysfs import EPYC, lay_out
+from tests.support.sysfs import EPYC, of
 
 COMMANDS = (
     "run",
@@ -459,7 +459,7 @@ def test_devices(run: Run) -> None:
 def test_devices_and_plan_say_where_threads_run(
     run: Run, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = read_topology(lay_out(tmp_path, EPYC))
+    tree = read_topology(of(EPYC))
     monkeypatch.setattr(reports, "this_machine", lambda: tree)
     out = run("devices").out
     assert "48 cores, 96 hardware threads, 2 sockets, 8 NUMA nodes, 16 last-level caches of 3 cores" in out

@@ -20,7 +20,7 @@ from hetrun.seating import Chosen
 from hetrun.topology import TopoTree, read_topology
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of
-from tests.support.sysfs import EPYC, lay_out
+from tests.support.sysfs import EPYC, of
 
 SPREAD = "1 core of each cache"
 
@@ -39,8 +39,8 @@ class Clock:
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> TopoTree:
-    return read_topology(lay_out(tmp_path_factory.mktemp("epyc"), EPYC))
+def tree() -> TopoTree:
+    return read_topology(of(EPYC))
 
 
 @pytest.fixture

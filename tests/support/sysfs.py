@@ -6,9 +6,13 @@ those machines' kernels write them: which exist, in which form, and with which o
 
 from __future__ import annotations
 
+import shutil
+from atexit import register
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Literal
 
 
@@ -128,21 +132,45 @@ def numbers(text: str) -> list[int]:
     return [cpu for first, *last in ends for cpu in range(int(first), int((last or [first])[0]) + 1)]
 
 
+@cache
+def _set(text: str) -> frozenset[int]:
+    return frozenset(numbers(text))
+
+
+_laid_out: dict[str, Path] = {}
+
+
+def of(machine: Described) -> Path:
+    """A root with its files, which are written once and are there for all who only read."""
+    if machine.name not in _laid_out:
+        root = Path(mkdtemp(prefix="hetrun-tests-"))
+        register(shutil.rmtree, root, ignore_errors=True)
+        _laid_out[machine.name] = lay_out(root, machine)
+    return _laid_out[machine.name]
+
+
+def lend(root: Path, machine: Described) -> Path:
+    """Have the files that are there for all under this root too, beside others of its own."""
+    (root / "sys").mkdir(exist_ok=True)
+    (root / "sys/devices").symlink_to(of(machine) / "sys/devices")
+    return root
+
+
 def lay_out(root: Path, machine: Described) -> Path:
     """Write the files, and give the root back."""
     system = root / "sys/devices/system"
     write(system / "cpu/online", machine.cpus + machine.ends)
     for cpu in numbers(machine.cpus):
         folder = system / f"cpu/cpu{cpu}"
-        core = next((c for c in machine.cores if cpu in numbers(c)), str(cpu))
+        core = next((c for c in machine.cores if cpu in _set(c)), str(cpu))
         _write_cpus(machine, folder / "topology/thread_siblings", core)
         if machine.form == "list":
             _write_cpus(machine, folder / "topology/core_cpus", core)
-        socket = next(n for n, cpus in machine.sockets.items() if cpu in numbers(cpus))
+        socket = next(n for n, cpus in machine.sockets.items() if cpu in _set(cpus))
         write(folder / "topology/physical_package_id", f"{socket}{machine.ends}")
         _write_caches(machine, folder / "cache", cpu)
         for name, said in machine.speeds.items():
-            value = next(value for cpus, value in said.items() if cpu in numbers(cpus))
+            value = next(value for cpus, value in said.items() if cpu in _set(cpus))
             write(folder / name, f"{value}\n")
     for node, cpus in machine.nodes.items():
         _write_cpus(machine, system / f"node/node{node}/cpu", cpus, "list", "map")
@@ -158,20 +186,23 @@ def _write_caches(machine: Described, folder: Path, cpu: int) -> None:
         write(folder / f"index{at}/type", f"{kind}\n")
         if size:
             write(folder / f"index{at}/size", f"{size}\n")
-        cpus = next(group for group in groups if cpu in numbers(group))
+        cpus = next(group for group in groups if cpu in _set(group))
         _write_cpus(machine, folder / f"index{at}/shared_cpu", cpus, "_list", "_map")
 
 
 def _write_cpus(machine: Described, path: Path, cpus: str, as_list: str = "_list", as_mask: str = "") -> None:
     if machine.form == "list":
         write(path.with_name(path.name + as_list), cpus + machine.ends)
-    bits = sum(1 << cpu for cpu in numbers(cpus))
-    words = 1 + max(numbers(machine.cpus)) // 32
+    bits = sum(1 << cpu for cpu in _set(cpus))
+    words = 1 + max(_set(machine.cpus)) // 32
     text = ",".join(f"{bits >> 32 * at & 0xFFFFFFFF:08x}" for at in reversed(range(words)))
     write(path.with_name(path.name + as_mask), text + machine.ends)
 
 
 def write(path: Path, text: str) -> None:
     """A file, and the folders above it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    try:
+        path.write_text(text)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import mean
 
 import pytest
@@ -24,6 +25,7 @@ from hetrun.admission import (
 )
 from hetrun.events import GenerateRequest
 from hetrun.params import SamplingParams
+from tests.support.tiers import in_pairs
 
 PLACES = 4
 
@@ -365,10 +367,11 @@ def simulated(load: float, certain: bool, stretch: float | None, seed: int) -> l
     return done[50:]  # until then it learns
 
 
-@pytest.mark.parametrize("stretch", [None, 2.4], ids=["together", "aside"])
-@pytest.mark.parametrize("certain", [True, False], ids=["known", "unknown"])
-@pytest.mark.parametrize("load", [0.2, 0.8, 0.95, 1.5])
-def test_predictions_beside_a_simulated_engine(load: float, certain: bool, stretch: float | None) -> None:
+@pytest.mark.parametrize(
+    "case", in_pairs(product((0.2, 0.8, 0.95, 1.5), (True, False), (None, 2.4)), lambda case: case), ids=str
+)
+def test_predictions_beside_a_simulated_engine(case: tuple[float, bool, float | None]) -> None:
+    load, certain, stretch = case
     asked = simulated(load, certain, stretch, seed=1)
     took = [a.first - a.at for a in asked]
     predicted = [a.predicted - a.at for a in asked]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ RNG = np.random.default_rng(1)
 Q, K, V = (RNG.standard_normal((TOKENS, n, DIM), dtype=np.float32) for n in (HEADS, KV_HEADS, KV_HEADS))
 
 
+@cache
 def dense(a: Attention) -> np.ndarray:
     """What each token of a text gets from those that it sees."""
     out = np.zeros((TOKENS, HEADS, DIM))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,14 +19,14 @@ from tests.support.sysfs import (
     PHONE,
     XEON,
     Described,
-    lay_out,
     numbers,
+    of,
 )
 
 
-def sets_of(root: Path, machine: Described) -> dict[tuple[int, ...], CoreSet]:
+def sets_of(machine: Described) -> dict[tuple[int, ...], CoreSet]:
     """The candidates by their CPUs."""
-    return {s.cpus: s for s in core_sets(read_topology(lay_out(root, machine)))}
+    return {s.cpus: s for s in core_sets(read_topology(of(machine)))}
 
 
 def flat(n: int, share: float | None = None) -> TopoTree:
@@ -35,16 +34,16 @@ def flat(n: int, share: float | None = None) -> TopoTree:
     return TopoTree(tuple(Core((cpu,), 0, (0, 0, -1, -1)) for cpu in range(n)), share)
 
 
-def test_a_hybrid_laptop_has_its_fast_cores_with_and_without_their_second_threads(tmp_path: Path) -> None:
-    sets = sets_of(tmp_path, LAPTOP)
+def test_a_hybrid_laptop_has_its_fast_cores_with_and_without_their_second_threads() -> None:
+    sets = sets_of(LAPTOP)
     assert sets[tuple(range(0, 12, 2))].name == "the 6 fast cores"
     assert sets[tuple(range(12))].threads == 12
     assert sets[(*range(0, 12, 2), *range(12, 20))].name == "all cores"
     assert sets[tuple(range(20))].threads == 20
 
 
-def test_many_caches_can_each_keep_cores_idle(tmp_path: Path) -> None:
-    sets = sets_of(tmp_path, EPYC)
+def test_many_caches_can_each_keep_cores_idle() -> None:
+    sets = sets_of(EPYC)
     assert sets[tuple(range(0, 48, 3))].name == "1 core of each cache"
     two = sets[tuple(cpu for cpu in range(48) if cpu % 3 < 2)]
     assert (two.name, two.threads) == ("2 cores of each cache", 32)
@@ -52,28 +51,28 @@ def test_many_caches_can_each_keep_cores_idle(tmp_path: Path) -> None:
     assert sets[0, 1].threads == sets[0, 3].threads == 2
 
 
-def test_a_socket_and_a_node_can_be_had_alone(tmp_path: Path) -> None:
-    names = {s.name: s.cpus for s in sets_of(tmp_path, XEON).values()}
+def test_a_socket_and_a_node_can_be_had_alone() -> None:
+    names = {s.name: s.cpus for s in sets_of(XEON).values()}
     assert names["all cores of one socket"] == tuple(range(0, 40, 2))
     assert names["all cores of one NUMA node"] == tuple(range(0, 40, 4))
     assert names["5 cores of each cache"] == tuple(range(20))
 
 
-def test_the_fast_cores_of_a_cache_come_first(tmp_path: Path) -> None:
-    sets = sets_of(tmp_path, GB10)
+def test_the_fast_cores_of_a_cache_come_first() -> None:
+    sets = sets_of(GB10)
     assert (*range(5, 8), *range(15, 18)) in sets
     assert (*range(5, 10), *range(15, 20)) in sets
 
 
-def test_with_three_kinds_the_slow_ones_go_kind_by_kind(tmp_path: Path) -> None:
-    sets = sets_of(tmp_path, PHONE)
+def test_with_three_kinds_the_slow_ones_go_kind_by_kind() -> None:
+    sets = sets_of(PHONE)
     assert sets[7,].name == "one core"
     assert sets[3, 4, 5, 6, 7].name == "the 5 fast cores"
 
 
-def test_cores_of_one_module_are_taken_last(tmp_path: Path) -> None:
+def test_cores_of_one_module_are_taken_last() -> None:
     """11 of the laptop's 14 cores: its two modules of four slow ones give by turns."""
-    eleven = next(s for s in sets_of(tmp_path, LAPTOP).values() if s.threads == 11)
+    eleven = next(s for s in sets_of(LAPTOP).values() if s.threads == 11)
     assert set(eleven.cpus) & set(range(12, 16)) == {12, 13, 14}
     assert set(eleven.cpus) & set(range(16, 20)) == {16, 17}
 
@@ -98,8 +97,8 @@ def test_a_limit_of_time_leaves_the_place_to_the_system() -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
-def test_candidates_are_few_distinct_and_real(tmp_path: Path, machine: Described) -> None:
-    tree = read_topology(lay_out(tmp_path, machine))
+def test_candidates_are_few_distinct_and_real(machine: Described) -> None:
+    tree = read_topology(of(machine))
     check(tree, core_sets(tree))
     assert core_sets(tree)[-1].cpus == tuple(numbers(machine.cpus))
     # The number of threads that all cores have with one each is measured throughout.
@@ -148,8 +147,8 @@ def test_ranges_read_back(cpus: set[int]) -> None:
     assert numbers(in_ranges(sorted(cpus))) == sorted(cpus)
 
 
-def test_text_names_machine_and_candidates(tmp_path: Path) -> None:
-    tree = read_topology(lay_out(tmp_path, ARM_SERVER))
+def test_text_names_machine_and_candidates() -> None:
+    tree = read_topology(of(ARM_SERVER))
     first, *lines = to_text(tree, core_sets(tree))
     assert first == "128 cores, 2 sockets, 4 NUMA nodes, 4 last-level caches of 32 cores"
     assert "  32 threads: all cores of one NUMA node, on CPU 0-31" in lines

@@ -639,6 +639,9 @@ def test_memory_goes_when_the_tables_do(plain: bool, monkeypatch: pytest.MonkeyP
     if plain:
         monkeypatch.setattr(kvmemory, "_file", lambda size: None)
 
+    gc.collect()
+    gc.freeze()  # the collections below need not look at what other tests left
+
     def held() -> tuple[int, int]:
         gc.collect()
         maps = Path("/proc/self/maps").read_text().splitlines()
@@ -657,6 +660,7 @@ def test_memory_goes_when_the_tables_do(plain: bool, monkeypatch: pytest.MonkeyP
         assert (keys.read(np.arange(5)) == 1).all()  # a table keeps its memory alone
         del keys, b
         assert held() == before
+    gc.unfreeze()
 
 
 def test_very_long_texts_leave_room_for_fewer() -> None:

@@ -98,14 +98,6 @@ def test_a_package_that_does_not_import_harms_nobody_else(register: Register) ->
         registry.backends()["plugin"].create()
 
 
-def test_a_stranger_comes_behind_ours_and_before_the_reference(register: Register) -> None:
-    register("backends", "loud", Descriptor("loud", lambda: Available("yes"), NullDevice, preference=10**9))
-    chosen = registry.choose(None)
-    assert chosen.index("llamacpp") < chosen.index("loud") < chosen.index("reference")
-    assert registry.stranger("loud")
-    assert not registry.stranger("llamacpp")
-
-
 def fails() -> Probe:
     raise ZeroDivisionError
 

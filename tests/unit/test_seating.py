@@ -15,7 +15,7 @@ from hetrun import seating
 from hetrun.coresets import CoreSet
 from hetrun.seating import Chosen, Team, seats
 from hetrun.topology import Core, TopoTree, read_topology, this_machine
-from tests.support.sysfs import EPYC, LAPTOP, lay_out
+from tests.support.sysfs import EPYC, LAPTOP, of
 
 ALL = this_machine().cpus
 
@@ -156,8 +156,8 @@ def test_the_masks_of_a_set() -> None:
     assert seats(CoreSet("anywhere", (0, 1, 2), 2)) == ((0, 1, 2),)
 
 
-def test_a_thread_for_each_core_has_a_place_and_fewer_wait_for_a_measurement(tmp_path: Path) -> None:
-    made = Chosen(read_topology(lay_out(tmp_path, EPYC)))
+def test_a_thread_for_each_core_has_a_place_and_fewer_wait_for_a_measurement() -> None:
+    made = Chosen(read_topology(of(EPYC)))
     assert made.of(48).cpus == tuple(range(48))
     assert made.of(96).cpus == tuple(range(96))
     assert made.of(16).name == made.of(7).name == "anywhere"
@@ -168,8 +168,8 @@ def test_a_thread_for_each_core_has_a_place_and_fewer_wait_for_a_measurement(tmp
     assert made.of(16).cpus == tuple(range(0, 48, 3))
 
 
-def test_where_cores_are_of_two_kinds_there_is_something_to_measure(tmp_path: Path) -> None:
-    made = Chosen(read_topology(lay_out(tmp_path, LAPTOP)))
+def test_where_cores_are_of_two_kinds_there_is_something_to_measure() -> None:
+    made = Chosen(read_topology(of(LAPTOP)))
     assert [s.name for s in made.open(6)] == ["anywhere", "the 6 fast cores"]
     assert made.open(1) == []  # one thread is kept to the fast cores in any case
 

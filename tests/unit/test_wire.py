@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -54,10 +53,8 @@ def test_who_sends_does_not_wait_for_who_reads(pair: Pair) -> None:
     one, other = pair
     sizes = [1, SMALL // 2, SMALL, 1 << 20, 1, 1, SMALL, 1]
     sent = [answer(i, size) for i, size in enumerate(sizes * 40)]
-    began = time.monotonic()
     for message in sent:
-        one.send(message)
-    assert time.monotonic() - began < 10, "nobody has read anything yet"
+        one.send(message)  # where it waits, it waits for ever: nothing has been read yet
     assert received(other, len(sent)) == sent
 
 
