@@ -69,7 +69,7 @@ print(json.dumps(found))
 
 
 def found(backend: str, tokens: int, *budgets: str) -> dict[str, Any]:
-    """What was booked and what the kernel counted, with one budget after another; answers of so many tokens."""
+    """What was booked and what the kernel counted, with each budget in turn; answers of so many tokens."""
     command = [sys.executable, "-c", RUN, str(smollm2_file()), backend, str(tokens), *budgets]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
