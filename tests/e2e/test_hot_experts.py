@@ -4,20 +4,19 @@ come to lie there, others when tokens choose others, and answers stay what they 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from time import perf_counter
 
 import numpy as np
 import pytest
 
 from hetrun import LLM, registry
 from hetrun.backend import Available, Buffer, Descriptor, Floats, OwnMemory, Pass, ReadInto, WeightUse
-from hetrun.backends.reference.experts import route, silu
+from hetrun.backends.reference.experts import route
 from hetrun.backends.reference.functions import TABLE
 from hetrun.choices import known_choices
 from hetrun.errors import BudgetError
 from hetrun.executor import Chunk, Step
 from hetrun.graph import Op
-from hetrun.interpreting import InterpretingBackend
+from hetrun.interpreting import OpFunction
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
@@ -29,6 +28,7 @@ from tests.models import cases_hf, tiny
 from tests.models.hf import Row
 from tests.support.metered import Metered, MeteredBuffer
 from tests.support.rig import graph_of, model_file
+from tests.support.timeline import DEVICE, HOST, Host, Simulated
 
 pytestmark = pytest.mark.slow
 
@@ -38,36 +38,41 @@ MIXTURES = [op for op in graph_of(MODEL).ops if isinstance(op.attrs, Moe)]
 EACH = sum(w.nbytes for w in MIXTURES[0].weights[1:]) // 16
 ROOM = 20 * EACH  # of 32 experts; all of one layer have to fit, to be measured
 LENGTH = 12
-SLOWER = 4  # than it could be is the host: all that tokens choose is better on the device
+# Seconds of an op, and of an expert for each row: all that tokens choose is better on the device.
+OP_S, HOST_S, DEVICE_S = 2e-4, 1e-3, 2e-5
 ROUNDS = 4  # after which what was chosen before is worth next to nothing
-LONGEST_S = 60.0
+LONGEST_S = 60.0  # by the clock of the timeline, which everything that measures reads
 
 
-def row_by_row(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
-    """A mixture as tables of products and their sums, a row and an expert at a time."""
+def pairs(op: Op, x: list[Floats], w: list[Floats]) -> int:
+    """How many times an expert computes a row."""
     a = op.attrs
     assert isinstance(a, Moe)
-    router, *others = w
-    gate, up, down = (m.reshape(a.matrices, -1, m.shape[1]) for m in others)
-    chosen, shares = route(a, x[0] @ router.T)
-    if work.chosen:
-        work.chosen(op.weights[0].name, chosen)
-    out = np.zeros_like(x[0])
-    for row, (experts, parts) in enumerate(zip(chosen, shares, strict=True)):
-        for expert, part in zip(experts, parts, strict=True):
-            if expert not in a.without:
-                mine = x[0][row]
-                for _ in range(SLOWER):
-                    inner = silu((gate[expert] * mine).sum(1)) * (up[expert] * mine).sum(1)
-                out[row] += part * (down[expert] * inner).sum(1)
-    return out
+    chosen, _ = route(a, x[0] @ w[0].T)
+    return int((~np.isin(chosen, [*a.without])).sum())
+
+
+def timed(timeline: Simulated, lane: str, each_s: float) -> dict[str, OpFunction]:
+    """The reference's functions, with what they take on a lane."""
+
+    def with_time(function: OpFunction) -> OpFunction:
+        def run(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+            out = function(op, x, w, work, kv)
+            timeline.takes(lane, OP_S + (each_s * pairs(op, x, w) if op.kind == "moe" else 0.0))
+            return out
+
+        return run
+
+    return {kind: with_time(function) for kind, function in TABLE.items()}
 
 
 class Near(Metered):
     """A metered device whose weights all stay, in memory that it has to itself."""
 
-    def __init__(self) -> None:
-        super().__init__(1 << 30, Link(1e10, 1e-6), resident=lambda weight: True, name="near")
+    def __init__(self, timeline: Simulated) -> None:
+        table = timed(timeline, DEVICE, DEVICE_S)
+        link = Link(1e10, 1e-6)
+        super().__init__(1 << 30, link, timeline, resident=lambda weight: True, name="near", table=table)
         self.most = 0
 
     def grant(self, nbytes: int | None) -> OwnMemory:
@@ -95,11 +100,19 @@ class Near(Metered):
 
 
 @pytest.fixture
-def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]:
-    made, here = Near(), Available("a test")
+def timeline(monkeypatch: pytest.MonkeyPatch) -> Simulated:
+    timeline = Simulated()
+    for name in ("executor", "pilot.pilot", "pilot.weights", "pilot.aside", "planner.probe"):
+        monkeypatch.setattr(f"hetrun.{name}.perf_counter", timeline.now)
+    return timeline
 
-    def host() -> InterpretingBackend:
-        return InterpretingBackend("host", {**TABLE, "moe": row_by_row})
+
+@pytest.fixture
+def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]:
+    made, here = Near(timeline), Available("a test")
+
+    def host() -> Host:
+        return Host(timeline, timed(timeline, HOST, HOST_S))
 
     undo = [
         registry.register(Descriptor("host", lambda: here, host, preference=90)),
@@ -136,15 +149,15 @@ def missed(loaded: Loaded) -> float:
     return 1 - now / best if best else 1.0
 
 
-def talk_of(llm: LLM, token: int) -> dict[str, tuple[int, ...]]:
+def talk_of(llm: LLM, timeline: Simulated, token: int) -> dict[str, tuple[int, ...]]:
     """Passes of one token again and again, with idle moments, until the experts that it chooses lie on the
     device."""
 
     def steps(loaded: Loaded) -> dict[str, tuple[int, ...]]:
-        model, end = loaded.model, perf_counter() + LONGEST_S
+        model, end = loaded.model, timeline.now() + LONGEST_S
         seq, chunk = model.alloc(), np.full(LENGTH, token)
         rounds = 0
-        while perf_counter() < end and (rounds < ROUNDS or missed(loaded) > 0.1):
+        while timeline.now() < end and (rounds < ROUNDS or missed(loaded) > 0.1):
             rounds += 1
             for _ in range(20):
                 model.truncate(seq, 0)
@@ -158,7 +171,7 @@ def talk_of(llm: LLM, token: int) -> dict[str, tuple[int, ...]]:
     return llm.call(steps)
 
 
-def test_experts_follow_what_tokens_choose(near: Near) -> None:
+def test_experts_follow_what_tokens_choose(near: Near, timeline: Simulated) -> None:
     text = tiny.random_tokens(40, seed=11)
     with LLM(str(model_file(MODEL)), backends=["reference"], planner="static", kv_type="f32") as llm:
         expected = llm.logits(text)
@@ -168,7 +181,7 @@ def test_experts_follow_what_tokens_choose(near: Near) -> None:
     ) as llm:  # fmt: skip
         found = []
         for token in (7, 200):
-            found.append(talk_of(llm, token))
+            found.append(talk_of(llm, timeline, token))
             assert np.abs(llm.logits(text) - expected).max() < 1e-3
         assert found[0] != found[1]
         assert " of 16 experts, which get " in llm.plan.to_text()

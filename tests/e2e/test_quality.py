@@ -15,9 +15,11 @@ from hetrun.backend import Floats
 from hetrun.bench.peer import Peer
 from hetrun.config import DEMO_PACKAGE, default_model
 from hetrun.evaluate import Closeness, compare, logits, perplexity
+from tests.support.tiers import exhaustive
 
 TEXT = Path(__file__).parent.parent / "data" / "technical.txt"
-TOKENS = 2048
+# Behind so many tokens each mean is within 0.0003 of what it is behind 2048, and no closer to its bound.
+TOKENS = (512, pytest.param(2048, marks=exhaustive))
 ROWS = 128
 MOST = 1.05  # of llama.cpp's own distance from float32
 
@@ -30,7 +32,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Oracle:
-    """The text, and what the float32 model says behind each of its tokens (on disk: 400 MB)."""
+    """The text, and what the float32 model says behind each of its tokens (on disk: 200 KB each)."""
 
     tokens: list[int]
     file: Path
@@ -46,18 +48,21 @@ def model() -> Path:
     return default_model({})
 
 
-@pytest.fixture(scope="module")
-def oracle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
+@pytest.fixture(scope="module", params=TOKENS)
+def oracle(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Oracle]:
+    length = int(request.param)
     file = tmp_path_factory.mktemp("oracle") / "logits.npy"
-    with LLM(model, backends=["reference"], kv_type="f32", ctx=TOKENS) as llm:
-        tokens = llm.tokenize(TEXT.read_text(encoding="utf-8"))[:TOKENS]
-        assert len(tokens) == TOKENS
-        stored = np.lib.format.open_memmap(file, "w+", np.float32, (TOKENS, llm.n_vocab))
+    with LLM(model, backends=["reference"], kv_type="f32", ctx=length) as llm:
+        tokens = llm.tokenize(TEXT.read_text(encoding="utf-8"))[:length]
+        assert len(tokens) == length
+        stored = np.lib.format.open_memmap(file, "w+", np.float32, (length, llm.n_vocab))
         at = 0
         for rows in logits(llm, tokens):
             stored[at : at + len(rows)] = rows
             at += len(rows)
-        assert at == TOKENS
+        assert at == length
         del stored
     yield Oracle(tokens, file)
     file.unlink()
@@ -78,7 +83,7 @@ def test_the_bar_is_a_bar(llama_cpp: Closeness) -> None:
     assert 0.93 < llama_cpp.top1 < 0.99
 
 
-@pytest.mark.parametrize("ubatch", [None, 1, 4, 16])
+@pytest.mark.parametrize("ubatch", [None, 1, 4, pytest.param(16, marks=exhaustive)])
 def test_as_close_to_float32_as_llama_cpp(
     ubatch: int | None,
     model: Path,
@@ -86,7 +91,7 @@ def test_as_close_to_float32_as_llama_cpp(
     llama_cpp: Closeness,
     record_property: Callable[[str, object], None],
 ) -> None:
-    with LLM(model, ubatch=ubatch, ctx=TOKENS) as llm:
+    with LLM(model, ubatch=ubatch, ctx=len(oracle.tokens)) as llm:
         found = compare(oracle.rows(), logits(llm, oracle.tokens))
     for name, value in (("mean_kl", found.mean_kl), ("bar", llama_cpp.mean_kl), ("top1", found.top1)):
         record_property(name, value)

@@ -25,6 +25,7 @@ from hetrun.mixing import Mixing
 from hetrun.model import PlannedModel
 from hetrun.pilot import pilot as module
 from hetrun.plan import PlanSet
+from hetrun.planner import probe
 from hetrun.planner.balance import Link
 from hetrun.planner.concurrent import is_concurrent
 from hetrun.planner.two import Candidate, Ways
@@ -107,6 +108,7 @@ def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simu
         registry.register(Descriptor("metered", lambda: here, lambda: made["metered"], preference=10)),
     ]
     monkeypatch.setattr(module, "PROBE_S", 300.0)  # everything is measured
+    monkeypatch.setattr(probe, "LEAST_S", 0.0)  # and every run of the same takes the same
     yield timeline
     for each in undo:
         each()
