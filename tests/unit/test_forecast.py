@@ -18,6 +18,7 @@ from hetrun.config import dirs
 from hetrun.forecast import Cell, Forecast, Work, path_of_machine
 from hetrun.forecast.cells import BELIEVED, LEAST_S, depth_class, tokens_class
 from hetrun.forecast.store import MOST_BYTES, MOST_FACTS, MOST_WORKS, cpu_facts
+from tests.support.examples import examples
 
 WORK = Work("attn-1", "fast", 2)
 Truth = Callable[[float, float], float]
@@ -186,7 +187,7 @@ def test_what_is_a_line_is_found_exactly(truth: Truth, tokens: int, share: float
     assert predicted(taught(truth), tokens, depth) == pytest.approx(truth(tokens, depth), rel=0.01)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(truths, st.integers(1, 512), st.floats(0, 1), st.integers(0, 1000))
 def test_noise_of_some_per_cent_stays_some_per_cent(
     truth: Truth, tokens: int, share: float, seed: int
@@ -196,7 +197,7 @@ def test_noise_of_some_per_cent_stays_some_per_cent(
     assert predicted(forecast, tokens, depth) == pytest.approx(truth(tokens, depth), rel=0.06)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(truths, st.integers(1, 512), st.floats(0, 1), st.sampled_from(GRID))
 def test_one_wild_run_changes_little(
     truth: Truth, tokens: int, share: float, where: tuple[int, float]
@@ -207,7 +208,7 @@ def test_one_wild_run_changes_little(
     assert predicted(forecast, tokens, depth) == pytest.approx(truth(tokens, depth), rel=0.02)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(truths, st.integers(1, 600), st.floats(1, 9000))
 def test_more_takes_no_less(truth: Truth, tokens: int, depth: float) -> None:
     forecast = taught(truth)

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import GGUFFile, read_gguf
 from tests.support.effort import effort
+from tests.support.examples import examples
+from tests.support.tiers import first
 
 U8, I8, U32, BOOL, STRING, ARRAY, U64 = 0, 1, 4, 7, 8, 9, 10
 F32, Q4_0, Q4_K = 0, 2, 12
@@ -249,7 +251,7 @@ def test_the_file_on_which_other_readers_hang(tmp_path: Path) -> None:
     path.write_bytes(raw)
     with effort() as took:
         assert "an array of 18446744073709551615 elements needs 18446744073709551615 bytes" in refused(path)
-    assert took.calls < 100
+    assert took.calls < 1000
 
 
 def test_what_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,11 +361,12 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
         assert isinstance(outcome(path, VALID[:length]), ModelFileError), length
 
 
-def test_every_byte_may_be_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_each", first([1, 3]))
+def test_every_byte_may_be_wrong(tmp_path: Path, of_each: int) -> None:
     path, rng = tmp_path / "flip.gguf", random.Random(0)
     kinds = set()
     for at in range(len(VALID) - 144):
-        for value in (0, 255, VALID[at] ^ 1 << rng.randrange(8)):
+        for value in rng.sample((0, 255, VALID[at] ^ 1 << rng.randrange(8)), of_each):
             kinds.add(type(outcome(path, VALID[:at] + bytes([value]) + VALID[at + 1 :])))
     assert kinds == {GGUFFile, ModelFileError}
 
@@ -378,7 +381,7 @@ def test_every_byte_may_be_wrong(tmp_path: Path) -> None:
         max_size=4,
     )
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_mutation_is_read_or_refused(tmp_path: Path, edits: list[tuple[int, str, bytes]]) -> None:
     raw = VALID
     for at, kind, new in edits:

@@ -11,6 +11,7 @@ from hetrun.errors import BackendError
 from hetrun.greatest import Best, Greatest
 from hetrun.params import SamplingParams
 from hetrun.sampling import Sampler, make_sampler
+from tests.support.examples import examples
 
 WIDTH = 300
 
@@ -36,7 +37,7 @@ USUAL = st.fixed_dictionaries(
 
 
 @given(USUAL, st.integers(0, 1 << 20), st.sampled_from(["usual", "alike", "mostly impossible"]))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_the_same_token_as_from_the_whole_row(params: dict[str, object], seed: int, kind: str) -> None:
     row = np.random.default_rng(seed).normal(0, 3, WIDTH).astype(np.float32)
     if kind == "alike":

@@ -14,6 +14,7 @@ from hetrun.graph import Extent, Weight
 from hetrun.pieces import Cut, Piece
 from hetrun.prefetch.keeping import POLICIES, Kept, Policy, choose, layers_of, resize, switch
 from hetrun.quant import by_name
+from tests.support.examples import examples
 
 MIB = 1 << 20
 Shape = dict[str, tuple[int, int, str]]  # rows, columns and type of every weight of a layer
@@ -90,7 +91,7 @@ def cuts(draw: st.DrawFn) -> Cut:
 
 
 rooms = st.floats(0.08, 1.1)
-a_few = settings(max_examples=30)
+a_few = settings(max_examples=examples(30))
 
 
 @a_few
@@ -157,7 +158,7 @@ def test_more_room_never_keeps_less(cut: Cut, a: float, b: float) -> None:
 
 
 @given(cuts(), rooms)
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 def test_the_same_question_has_the_same_answer(cut: Cut, part: float) -> None:
     room = int(part * total(cut))
     assert choose(cut, room).order == choose(cut, room).order

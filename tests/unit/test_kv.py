@@ -22,6 +22,7 @@ from hetrun.kvmemory import Memory
 from hetrun.kvrows import BLOCK, KvView, Paged, RowIndex
 from hetrun.kvruns import Runs
 from hetrun.quant import by_name
+from tests.support.examples import examples
 
 F32 = by_name("F32")
 CONTEXT, SEQUENCES = 7 * BLOCK - 7, 4
@@ -350,7 +351,7 @@ class OnlyWindows(Sequences):
     windows: ClassVar[tuple[int, ...]] = (9, 40)
 
 
-LIMITS: Any = settings(max_examples=25, stateful_step_count=30)
+LIMITS: Any = settings(max_examples=examples(25), stateful_step_count=30)
 TestSequences = Sequences.TestCase
 TestLittleMemory = LittleMemory.TestCase
 TestRowsOfOddSizes = RowsOfOddSizes.TestCase

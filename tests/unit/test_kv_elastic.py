@@ -12,6 +12,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from hetrun.errors import BudgetError
 from hetrun.kvrows import BLOCK
+from tests.support.examples import examples
 from tests.unit.test_kv import (
     LENGTHS,
     SEQUENCES,
@@ -98,7 +99,7 @@ class ElasticWindows(ElasticSequences):
 TestElasticSequences = ElasticSequences.TestCase
 TestElasticWindows = ElasticWindows.TestCase
 for case in (TestElasticSequences, TestElasticWindows):
-    case.settings = settings(max_examples=25, stateful_step_count=30)
+    case.settings = settings(max_examples=examples(25), stateful_step_count=30)
 del case
 
 

@@ -11,6 +11,7 @@ from hetrun.pieces import Cut, Piece
 from hetrun.prefetch.keeping import Kept, Policy, choose
 from hetrun.prefetch.outlook import ROOM_SHARE, Load, predict, window
 from hetrun.quant import by_name
+from tests.support.examples import examples
 
 MIB = 1 << 20
 N_LAYERS = 16
@@ -71,7 +72,7 @@ def slowdown(part: float, compute_s: float, rate: float, policy: Policy = "balan
     return took / predict(compute_s, kept.streamed_bytes, rate).seconds
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.floats(0.3, 0.97), st.floats(0.02, 0.5), st.floats(2e8, 6e9))
 def test_the_window_is_enough_for_what_is_predicted(part: float, compute_s: float, rate: float) -> None:
     assert 0.999 <= slowdown(part, compute_s, rate) < 1.03
@@ -82,7 +83,7 @@ def test_first_layers_whole_is_slower_through_the_same_window() -> None:
 
 
 @given(st.floats(0, 1), st.none() | st.floats(0.001, 1), st.floats(1e8, 1e10), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_window_has_the_least_that_works_and_no_more_than_its_limits(
     part: float, compute_s: float | None, rate: float, layers: int
 ) -> None:

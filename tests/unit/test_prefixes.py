@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hetrun.errors import BudgetError
 from hetrun.prefixes import LEAST, LITTLE, WORTH, Prefixes
 from hetrun.tokentree import TokenTree, common
+from tests.support.examples import examples
 
 
 @dataclass
@@ -283,7 +284,7 @@ TestKeptPages = KeptPages.TestCase
 TestFewPlaces = FewPlaces.TestCase
 TestNothingKept = NothingKept.TestCase
 for _case in (TestKept, TestKeptWindows, TestKeptPages, TestFewPlaces, TestNothingKept):
-    _case.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+    _case.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 # --- single cases

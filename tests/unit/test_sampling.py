@@ -24,6 +24,7 @@ from hetrun.sampling.draw import falls_on, uniform
 from hetrun.sampling.few import Usual
 from hetrun.sampling.pruning import best
 from hetrun.sampling.sampler import ChainSampler
+from tests.support.examples import examples
 
 Row = npt.NDArray[np.float32]
 
@@ -99,7 +100,7 @@ def pruned(logits: Row, params: SamplingParams, temperature: float) -> dict[int,
     return dict(zip(ids, (weights / weights.sum()).tolist(), strict=True))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     logits=rows,
     top_k=st.sampled_from([-1, 0, 1, 2, 40, 300, 20_000]),
@@ -169,7 +170,7 @@ def test_a_library_from_another_source_is_left_alone(monkeypatch: pytest.MonkeyP
     assert native.greatest.__wrapped__() is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     logits=rows,
     params=st.builds(
@@ -192,7 +193,7 @@ def test_plain_floats_choose_as_numpy_does(logits: Row, params: SamplingParams) 
 
 
 @pytest.mark.skipif(not native.greatest(), reason="hetrun was installed without a C compiler")
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     logits=rows,
     usual=st.builds(
@@ -427,7 +428,7 @@ def test_a_bias_on_a_token_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(logits=rows)
 def test_logprobs_are_the_models_own(way: str, logits: Row) -> None:
     params = SamplingParams(seed=1, logprobs=5, logit_bias={0: -50.0}, **WAYS[way])

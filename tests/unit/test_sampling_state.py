@@ -16,6 +16,7 @@ from hetrun.errors import BackendError, OptionError
 from hetrun.params import SAMPLERS, SamplingParams
 from hetrun.sampling import Sampler, make_sampler, of_prompt
 from hetrun.sampling.sampler import ChainSampler
+from tests.support.examples import examples
 
 Row = npt.NDArray[np.float32]
 
@@ -66,7 +67,7 @@ def texts(sampler: Sampler, start: int, n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(detours=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=4, max_size=4))
 @example(detours=[(20, 5), (1, 0), (0, 3), (7, 1)])
 def test_taking_tokens_back_leaves_no_trace(way: str, detours: list[tuple[int, int]]) -> None:
@@ -216,7 +217,7 @@ def hard_row(kind: str, size: int) -> Row:
     return row
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     params=any_params(),
     kind=st.sampled_from(["plain", "one possible", "few possible", "equal", "greatest", "least"]),

@@ -15,6 +15,7 @@ from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, joined
 from hetrun.chat.toolcalls.reader import CallReader
 from hetrun.config import TOOL_PARSERS
 from tests.support.effort import effort
+from tests.support.tiers import first
 
 TOOLS: dict[str, dict[str, Any]] = {
     "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
@@ -191,15 +192,15 @@ def test_arguments_in_tags_have_the_types_of_the_schema(key: str, text: str, fou
 
 
 HOSTILE = [
-    "<tool_call>" * 20_000,
-    '<tool_call>{"x":"<tool_call>' * 10_000,
-    '<tool_call>{"name":"now","arguments":{' * 5_000,
-    '<tool_call>{"arguments":' + "[" * 200_000,
-    '<tool_call>{"name":"' + "n" * 200_000,
-    "<tool_call>[" * 20_000,
-    " " * 200_000,
-    "<" * 200_000,
-    "{" * 200_000,
+    "<tool_call>" * 5000,
+    '<tool_call>{"x":"<tool_call>' * 2500,
+    '<tool_call>{"name":"now","arguments":{' * 1250,
+    '<tool_call>{"arguments":' + "[" * 50_000,
+    '<tool_call>{"name":"' + "n" * 50_000,
+    "<tool_call>[" * 5000,
+    " " * 50_000,
+    "<" * 50_000,
+    "{" * 50_000,
 ]
 
 
@@ -207,15 +208,16 @@ def in_threes(text: str) -> list[str]:
     return [text[i : i + 3] for i in range(0, len(text), 3)]
 
 
+@pytest.mark.parametrize("times", first([1, 4]))
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda x: x[:30])
-def test_no_text_takes_long(text: str) -> None:
+def test_no_text_takes_long(text: str, times: int) -> None:
     """Some microseconds for each character: where the time is squared, the limit of a test is too short."""
-    few = text[: len(text) // 20]
+    few = text[: len(text) // 5]
     with effort() as took:
         read("generic", in_threes(few))
     assert took.calls < 30 * len(few)
-    found = read("generic", in_threes(text))
-    assert sum(len(p.name if isinstance(p, Begin) else p.text) for p in found) <= len(text)
+    found = read("generic", in_threes(text * times))
+    assert sum(len(p.name if isinstance(p, Begin) else p.text) for p in found) <= len(text) * times
 
 
 TEMPLATES = {
