@@ -230,11 +230,7 @@ PROMPTS = [tiny.random_tokens(n, seed=n) for n in (3, 37, 12)]
 OWN = [cases.QUANTISED[i] for i in (2, 3, 5, 7)]  # types that our own products take
 MODELS = [
     *[pytest.param(case, name, id=f"{case}-{name}") for case in (cases.GQA, *OWN) for name in backends()],
-    *[
-        pytest.param(*c.values, name, id=f"{c.id}-{name}", marks=c.marks)
-        for c in cases_hf.EACH
-        for name in backends()
-    ],
+    *cases_hf.crossed(cases_hf.NAMES, cases_hf.EACH, backends()),
 ]
 
 

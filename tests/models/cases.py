@@ -34,4 +34,7 @@ _TYPES = (
 )
 QUANTISED = tuple(replace(WIDE, name=quant.lower(), quant=quant) for quant in _TYPES)
 COMMON = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4")
-EACH_TYPE = [c if c.quant in COMMON else pytest.param(c, marks=pytest.mark.slow) for c in QUANTISED]
+EACH_TYPE = [
+    pytest.param(c, id=str(c), marks=() if c.quant in COMMON else pytest.mark.slow) for c in QUANTISED
+]
+COMMON_TYPES = [str(c) for c in QUANTISED if c.quant in COMMON]

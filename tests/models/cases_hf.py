@@ -5,7 +5,8 @@ Rows of one family that differ in a setting only have the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from _pytest.mark import ParameterSet
 
 from tests.models.hf import Row
+from tests.support.tiers import exhaustive, pairwise
 
 
 def rope(kind: str, **settings: float | str | bool | list[float]) -> dict[str, Any]:
@@ -228,6 +230,55 @@ def representative(rows: Iterable[Row]) -> list[ParameterSet]:
     return [parameter(row, NAMES) for row in rows]
 
 
+# Together these have whatever architectures differ in: for tests that take long.
+FEW = (*QUICK, "qwen3-plain", "phi3-longrope", "opt-norm-behind")
+# And these whatever a file says in a way of its own, or a backend computes in one.
+MANY = {
+    *NAMES,
+    *("llama-tied", "llama-bf16", "llama-f16", "llama-linear", "llama-llama3", "llama-yarn-betas"),
+    *("llama-yarn-attention-factor", "llama-dynamic", "llama-longrope", "llama-proportional"),
+    *("mistral-no-window", "mixtral-fused", "mixtral-bf16-sharded", "qwen2-tied", "qwen2-yarn", "qwen3-bf16"),
+    *("qwen3_moe-sparse-step", "qwen3_moe-fused", "gemma3_text-pattern-of-six", "gemma3_text-bases"),
+    *(
+        "gemma3_text-linear",
+        "gemma3_text-own-scale",
+        "gemma3_text-attention-bias",
+        "phi3-tied",
+        "phi3-partial",
+    ),
+    *("phi3-own-head-dim", "phi3-longrope-short", "opt-plain", "opt-gelu", "opt-no-bias", "opt-no-affine"),
+}
+assert {str(row) for row in ROWS} >= MANY
+
+
+def only(names: Collection[str], rows: Iterable[ParameterSet]) -> list[ParameterSet]:
+    """Rows as parameters, all but these for `make test-all`."""
+    return [
+        pytest.param(*row.values, id=row.id, marks=[*row.marks, *([] if row.id in names else [exhaustive])])
+        for row in rows
+    ]
+
+
+def crossed(
+    names: Collection[str], rows: Iterable[ParameterSet], *others: Sequence[Any]
+) -> list[ParameterSet]:
+    """Rows, each with each of the others. Of the named ones `make test` takes, with a single list of others,
+    these in turn, and with several what pairs need."""
+    them = list(rows)
+    named = [str(row.id) for row in them if row.id in names]
+    if len(others) == 1 and others[0]:
+        some = {(name, others[0][i % len(others[0])]) for i, name in enumerate(named)}
+    else:
+        some = set(pairwise(product(named, *others), lambda case: case))
+    found = []
+    for row, *rest in product(them, *others):
+        case = (str(row.id), *rest)
+        marks = [*row.marks, *([] if case in some else [exhaustive])]
+        found.append(pytest.param(*row.values, *rest, id="-".join(map(str, case)), marks=marks))
+    return found
+
+
 EACH = [parameter(row) for row in ROWS if str(row) in NAMES]
 assert len(EACH) == len(NAMES)
+SOME = [row for row in EACH if row.id in FEW]
 WINDOWED = [parameter(row) for row in ROWS if row.config.get("sliding_window") and str(row) not in INERT]

@@ -25,6 +25,7 @@ from tests.models import tiny
 from tests.models.tiny import F32
 
 logging.disable_progress_bar()
+torch.set_num_threads(1)  # the models are so tiny that more would mostly wait for each other
 
 SIZES = {
     "vocab_size": tiny.VOCAB,

@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.models.tiny import F32, VOCAB, RopeScaling, TinyLlama, float_weights
 
+torch.set_num_threads(1)  # the models are so tiny that more would mostly wait for each other
+
 MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

@@ -9,6 +9,7 @@ import torch
 from hetrun import LLM
 from hetrun.evaluate import compare
 from tests.models import cases_hf, hf, tiny
+from tests.models.cases_hf import MANY, only
 from tests.models.hf import Row
 from tests.models.tiny import F32
 
@@ -24,7 +25,7 @@ def test_reference_backend_agrees_with_transformers(row: Row) -> None:
     assert (ours.argmax(-1) == expected.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("row", cases_hf.representative(cases_hf.ROWS))
+@pytest.mark.parametrize("row", only(MANY, cases_hf.representative(cases_hf.ROWS)))
 def test_llamacpp_backend_is_close_to_transformers(row: Row) -> None:
     # By f32 or f16 keys, or by bfloat16 activations, as ggml multiplies them with bfloat16 weights: such last
     # bits flip a router's choice between two experts that it likes alike, so mixtures get f32 keys.
@@ -34,7 +35,8 @@ def test_llamacpp_backend_is_close_to_transformers(row: Row) -> None:
     assert closeness.mean_kl < (2e-3 if row.dtype is torch.bfloat16 else 1e-4)
 
 
-@pytest.mark.parametrize("row", cases_hf.representative(cases_hf.SPECIAL))
+# What this tries are the rows, and nothing of hetrun: they change seldom.
+@pytest.mark.parametrize("row", only(cases_hf.QUICK, cases_hf.representative(cases_hf.SPECIAL)))
 def test_what_is_special_about_a_row_matters(row: Row) -> None:
     """Or else the tests above would prove nothing: without the setting the same weights say other things."""
     config = {k: v for k, v in row.config.items() if k not in cases_hf.SETTINGS}

@@ -42,7 +42,7 @@ def converted(row: Row, where: Path) -> Report:
     return convert_model(Wish(hf.folder(row), by_option("f16"), where / f"{row}.gguf", threads=2))
 
 
-@pytest.mark.parametrize("row", cases_hf.representative(cases_hf.ROWS))
+@pytest.mark.parametrize("row", cases_hf.only(cases_hf.MANY, cases_hf.representative(cases_hf.ROWS)))
 def test_the_file_says_what_the_folder_says(row: Row, where: Path, tmp_path: Path) -> None:
     """In hetrun and in llama.cpp itself; what GGUF cannot say is refused."""
     if reason_against(row):

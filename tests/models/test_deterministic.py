@@ -14,11 +14,10 @@ from tests.support.rig import Case, model_file
 
 PROMPTS = [tiny.random_tokens(n, seed=n) for n in (3, 37, 12)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-FILES = [pytest.param(case, id=str(case)) for case in (cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5])]
+FILES = (cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5])
 MODELS = [
-    pytest.param(*case.values, name, id=f"{case.id}-{name}", marks=case.marks)
-    for case in [*FILES, *cases_hf.EACH]
-    for name in backends()
+    *(pytest.param(case, name, id=f"{case}-{name}") for case in FILES for name in backends()),
+    *cases_hf.crossed(cases_hf.NAMES, cases_hf.EACH, backends()),
 ]
 
 LONG = replace(cases.QUANTISED[3], name="long", context=1024)

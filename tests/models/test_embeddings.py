@@ -17,6 +17,7 @@ from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
 from hetrun.pooling import Pooling
 from tests.models import cases, cases_hf, hf, tiny
+from tests.models.cases_hf import FEW, crossed, only
 from tests.models.hf import Row
 from tests.models.test_placement import devices, random_placement
 from tests.models.test_sequences import backends
@@ -25,10 +26,10 @@ from tests.support.rig import Case, graph_of, model_file, rig, step
 
 TEXTS = [tiny.random_tokens(n, seed=n) for n in (60, 1, 7, 30)]  # one is longer than every window
 POOLED: dict[str, Any] = {"mean": lambda h: h.mean(0), "last": lambda h: h[-1], "cls": lambda h: h[0]}
+OWN = [pytest.param(c, id=str(c)) for c in (cases.GQA, cases.QUANTISED[3])]
 EACH = [
-    pytest.param(*case.values, name, id=f"{case.id}-{name}", marks=case.marks)
-    for case in [*(pytest.param(c, id=str(c)) for c in (cases.GQA, cases.QUANTISED[3])), *cases_hf.EACH]
-    for name in backends()
+    *(pytest.param(*case.values, name, id=f"{case.id}-{name}") for case in OWN for name in backends()),
+    *crossed(FEW, cases_hf.EACH, backends()),
 ]
 
 
@@ -36,7 +37,7 @@ def unit(vectors: F32) -> F32:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32)
 
 
-@pytest.mark.parametrize("row", cases_hf.representative(cases_hf.ROWS))
+@pytest.mark.parametrize("row", only(FEW, cases_hf.representative(cases_hf.ROWS)))
 def test_the_reference_backend_agrees_with_transformers(row: Row) -> None:
     with LLM(hf.folder(row), backends=["reference"], kv_type="f32", ctx=row.ctx) as llm:
         for pooling in get_args(Pooling):

@@ -11,6 +11,7 @@ import pytest
 from tests.models import cases, oracle, tiny
 from tests.models.tiny import F32, TinyLlama
 from tests.support.peer import llama_cpp
+from tests.support.tiers import first
 
 # Nothing of hetrun is tried here: what the other tests compare with changes only with the libraries.
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ def llama_cpp_logits(case: TinyLlama, path: Path) -> F32:
         model.close()
 
 
-@pytest.mark.parametrize("case", cases.LLAMA, ids=str)
+@pytest.mark.parametrize("case", first(cases.LLAMA), ids=str)
 def test_llama_cpp_and_transformers_agree(case: TinyLlama, tmp_path: Path) -> None:
     found = llama_cpp_logits(case, tmp_path / "tiny.gguf")
     expected = oracle.logits(case, TOKENS)
@@ -49,7 +50,7 @@ def test_llama_cpp_and_transformers_agree(case: TinyLlama, tmp_path: Path) -> No
     assert (found.argmax(-1) == expected.argmax(-1)).all()
 
 
-@pytest.mark.parametrize("case", cases.EACH_TYPE, ids=str)
+@pytest.mark.parametrize("case", first(cases.QUANTISED), ids=str)
 def test_quantised_files_hold_what_the_oracle_has(case: TinyLlama, tmp_path: Path) -> None:
     # ggml rounds activations too, so this is close, not equal.
     found = llama_cpp_logits(case, tmp_path / "tiny.gguf")
@@ -58,7 +59,7 @@ def test_quantised_files_hold_what_the_oracle_has(case: TinyLlama, tmp_path: Pat
     assert nmse < 5e-3
 
 
-@pytest.mark.parametrize("case", [case for case in cases.LLAMA if case.rope is not None], ids=str)
+@pytest.mark.parametrize("case", first([case for case in cases.LLAMA if case.rope is not None]), ids=str)
 def test_rope_scaling_shows_in_the_logits(case: TinyLlama) -> None:
     """A backend that ignored the scaling could not pass: the prompt is long enough to see it."""
     difference = np.abs(oracle.logits(case, TOKENS) - oracle.logits(replace(case, rope=None), TOKENS))

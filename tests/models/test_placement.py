@@ -14,6 +14,7 @@ from hetrun.backend import Backend
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, PlanSet, make_plans
 from tests.models import cases, cases_hf, hf, tiny
+from tests.models.cases_hf import FEW, NAMES, crossed
 from tests.models.hf import Row
 from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
@@ -113,15 +114,17 @@ def assert_row_does_not_care(row: Row, seed: int, placement: dict[str, str]) -> 
     mixed.close()
 
 
-@pytest.mark.parametrize("row", cases_hf.EACH)
-def test_architectures_do_not_care_where_they_run(row: Row) -> None:
-    for seed in (0, 2):
-        assert_row_does_not_care(row, seed, random_placement(graph_of(row), backends(), seed))
+@pytest.mark.parametrize(("row", "seed"), crossed(NAMES, cases_hf.EACH, (2, 0)))
+def test_architectures_do_not_care_where_they_run(row: Row, seed: int) -> None:
+    assert_row_does_not_care(row, seed, random_placement(graph_of(row), backends(), seed))
+
+
+PARTS = 5  # of the mixtures, each with what lies between passes of one token and whole prompts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", cases_hf.EACH)
-def test_any_mixture_of_backends(row: Row) -> None:
+@pytest.mark.parametrize(("row", "part"), crossed(FEW, cases_hf.EACH, range(PARTS)))
+def test_any_mixture_of_backends(row: Row, part: int) -> None:
     """Layers in turn, attention here and the rest there, and single ops that cross over and back."""
     graph, names = graph_of(row), backends()
     scopes = {op.scope.split(".")[-1]: op.scope for op in graph.ops}.values()
@@ -130,12 +133,11 @@ def test_any_mixture_of_backends(row: Row) -> None:
         placements += [{"": one} | {f"blk.{i}": other for i in range(0, 8, 2)}]
         placements += [{"": one} | {f"blk.{i}.attn": other for i in range(8)}]
         placements += [{"": one, scope: other} for scope in scopes]
-    for seed, placement in enumerate(placements):
-        assert_row_does_not_care(row, seed, placement)
+    for seed in range(part, len(placements), PARTS):
+        assert_row_does_not_care(row, seed, placements[seed])
 
 
-@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
-@pytest.mark.parametrize("case", cases.EACH_TYPE, ids=str)
+@pytest.mark.parametrize(("case", "kv_type"), crossed(cases.COMMON_TYPES, cases.EACH_TYPE, ("F16", "Q8_0")))
 def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type: str) -> None:
     names = backends()
     reference = rig(case, devices(["reference"]), kv_type=kv_type)
@@ -153,8 +155,9 @@ def test_quantised_models_stay_close_wherever_they_run(case: TinyLlama, kv_type:
         mixed.close()
 
 
-@pytest.mark.parametrize("seed", [20, 21])
-@pytest.mark.parametrize("case", [pytest.param(cases.GQA, id="gqa"), *cases_hf.EACH])
+@pytest.mark.parametrize(
+    ("case", "seed"), crossed(("gqa", *FEW), [pytest.param(cases.GQA, id="gqa"), *cases_hf.EACH], (20, 21))
+)
 def test_a_saved_plan_with_another_placement_in_every_bucket(case: Case, seed: int, tmp_path: Path) -> None:
     """Through the file that `hetrun plan --json` writes and `--plan` reads."""
     names, graph = backends(), graph_of(case)

@@ -20,6 +20,7 @@ from hetrun.estimates import MAX_SEQUENCES
 from hetrun.evaluate import compare
 from hetrun.kvrows import SLACK
 from tests.models import cases, cases_hf, hf, tiny
+from tests.models.cases_hf import FEW, NAMES, crossed, only
 from tests.models.hf import Row
 from tests.models.test_placement import limit
 from tests.models.test_sequences import assert_same, backends
@@ -54,11 +55,12 @@ def cancelling_rig(row: Row, main: str, exactly: bool) -> tuple[Rig, list[int]]:
     return made, left
 
 
-@pytest.mark.parametrize("main", backends())
-@pytest.mark.parametrize("exactly", [True, False], ids=["exactly", "closely"])
-@pytest.mark.parametrize("row", cases_hf.EACH)
-def test_a_cancel_in_the_middle_of_a_step_changes_nothing(row: Row, exactly: bool, main: str) -> None:
+@pytest.mark.parametrize(
+    ("row", "how", "main"), crossed(NAMES, cases_hf.EACH, ("exactly", "closely"), backends())
+)
+def test_a_cancel_in_the_middle_of_a_step_changes_nothing(row: Row, how: str, main: str) -> None:
     """Far behind the window, with keys of the step already written; then both sequences go on."""
+    exactly = how == "exactly"
     texts = {n: TEXT[:n] for n in (140, 150)}
     r, left = cancelling_rig(row, main, exactly)
     expected = []
@@ -97,8 +99,7 @@ def test_a_long_prefill_that_was_cancelled_begins_anew(row: Row) -> None:
     r.close()
 
 
-@pytest.mark.parametrize("name", backends())
-@pytest.mark.parametrize("row", cases_hf.WINDOWED)
+@pytest.mark.parametrize(("row", "name"), crossed(NAMES, cases_hf.WINDOWED, backends()))
 def test_as_much_as_the_slack_is_taken_back(row: Row, name: str) -> None:
     r = rig(row, {name: registry.backends()[name].create()}, ubatch=16, deterministic=True)
     expected = r.logits(r.kv.alloc(), TEXT[:210])
@@ -118,8 +119,7 @@ def test_as_much_as_the_slack_is_taken_back(row: Row, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("row", cases_hf.EACH)
+@pytest.mark.parametrize(("row", "kv_type"), crossed(NAMES, cases_hf.EACH, ("q8_0", "f16", "f32")))
 def test_types_of_keys_and_values(row: Row, kv_type: str) -> None:
     expected = hf.logits(hf.folder(row), TEXT[:120])
     for name in backends():
@@ -138,7 +138,7 @@ def test_heads_that_are_no_whole_blocks() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", cases_hf.WINDOWED)
+@pytest.mark.parametrize("row", only(NAMES, cases_hf.WINDOWED))
 def test_texts_far_beyond_a_pass_and_a_window(row: Row) -> None:
     expected = hf.logits(hf.folder(row), TEXT)
     for name in backends():
@@ -151,7 +151,7 @@ def test_texts_far_beyond_a_pass_and_a_window(row: Row) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", cases_hf.EACH)
+@pytest.mark.parametrize("row", only(FEW, cases_hf.EACH))
 def test_greedy_answers_are_those_of_transformers(row: Row) -> None:
     """More than three windows long, and with a window of 8 in small passes, so that it moves."""
     prompts = [TEXT[:60], TEXT[100:135]]  # longer than where LongRoPE changes its factors
@@ -191,8 +191,13 @@ def test_logits_while_as_many_answers_as_can_be_are_on_their_way(case: Case, det
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ctx", [31, 32, 33, 100])
-@pytest.mark.parametrize("row", cases_hf.EACH)
+@pytest.mark.parametrize(
+    ("row", "ctx"),
+    [
+        *crossed(FEW, [row for row in cases_hf.EACH if row.id != "phi3-longrope"], (31, 33, 100, 32)),
+        *(pytest.param(ROWS["phi3-longrope"], ctx, id=f"phi3-longrope-{ctx}") for ctx in (31, 32, 33, 100)),
+    ],
+)
 def test_an_answer_ends_where_the_context_does(row: Row, ctx: int) -> None:
     """The factors of LongRoPE change beyond 32 tokens, windows are of 8."""
     for name in backends():
@@ -219,7 +224,7 @@ def test_an_answer_ends_where_the_context_does(row: Row, ctx: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", cases_hf.EACH)
+@pytest.mark.parametrize("row", only(cases_hf.QUICK, cases_hf.EACH))
 def test_a_plan_that_was_printed_and_edited(
     row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

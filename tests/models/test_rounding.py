@@ -10,6 +10,7 @@ import pytest
 
 from hetrun.errors import Cancelled
 from tests.models import cases, cases_hf, hf, tiny
+from tests.models.cases_hf import FEW, crossed
 from tests.models.hf import Row
 from tests.models.test_placement import UBATCHES, devices, mean_kl, random_placement, teacher_forced
 from tests.models.test_sequences import LENGTHS, TEXTS, alone, backends, rounding
@@ -20,13 +21,15 @@ from tests.support.rig import graph_of, rig
 KL = {"bf16": 5e-3, "int8": 5e-2}
 
 
+BLOCKS = ("q4_0", "q4_k", "q8_0")
+
+
 def limit(backend: str) -> float:
     (device,) = devices([backend]).values()
     return KL[device.arithmetic]
 
 
-@pytest.mark.parametrize("backend", rounding())
-@pytest.mark.parametrize("row", cases_hf.EACH)
+@pytest.mark.parametrize(("row", "backend"), crossed(FEW, cases_hf.EACH, rounding()))
 def test_an_architecture_stays_close(row: Row, backend: str) -> None:
     """By itself, in passes that a window moves within, and mixed with others."""
     tokens = tiny.random_tokens(150, seed=5)
@@ -40,9 +43,10 @@ def test_an_architecture_stays_close(row: Row, backend: str) -> None:
         assert mean_kl(expected, found) <= limit(backend), placed
 
 
-@pytest.mark.parametrize("backend", rounding())
-@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
-@pytest.mark.parametrize("case", [c for c in cases.QUANTISED if c.quant in ("Q4_0", "Q4_K", "Q8_0")], ids=str)
+@pytest.mark.parametrize(
+    ("case", "kv_type", "backend"),
+    crossed(cases.COMMON_TYPES, [c for c in cases.EACH_TYPE if c.id in BLOCKS], ("F16", "Q8_0"), rounding()),
+)
 def test_a_quantised_model_stays_close(case: TinyLlama, kv_type: str, backend: str) -> None:
     reference = rig(case, devices(["reference"]), kv_type=kv_type)
     expected = teacher_forced(reference, (48,))

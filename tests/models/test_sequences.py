@@ -49,17 +49,18 @@ def assert_same(expected: np.ndarray, found: np.ndarray, exactly: bool) -> None:
 
 
 EXACTLY = [
-    pytest.param(case, True, id=f"{case}-exactly")
+    pytest.param(case, "exactly", name, id=f"{case}-exactly-{name}")
     for case in (cases.GQA, cases.QUANTISED[3], cases.QUANTISED[5])
+    for name in backends()
 ]
 # Quantised activations make a product of one row and one of many differ by more than their last bits:
 # without --deterministic, `close` is asked of quantised models, in test_placement.
-ROWS = [
-    pytest.param(*row.values, exactly, id=f"{row.id}-{'exactly' if exactly else 'closely'}", marks=row.marks)
-    for row in cases_hf.EACH
-    for exactly in (True, False)
+CLOSELY = [pytest.param(cases.GQA, "closely", name, id=f"{cases.GQA}-closely-{name}") for name in backends()]
+CASES = [
+    *EXACTLY,
+    *CLOSELY,
+    *cases_hf.crossed(cases_hf.NAMES, cases_hf.EACH, ("exactly", "closely"), backends()),
 ]
-CASES = [*EXACTLY, pytest.param(cases.GQA, False, id=f"{cases.GQA}-closely"), *ROWS]
 
 
 def open_rig(case: Case, backend: str, exactly: bool) -> Rig:
@@ -69,9 +70,9 @@ def open_rig(case: Case, backend: str, exactly: bool) -> Rig:
     return rig(case, {backend: device}, ubatch=ubatch, deterministic=exactly)
 
 
-@pytest.mark.parametrize("backend", backends())
-@pytest.mark.parametrize(("case", "exactly"), CASES)
-def test_three_sequences_in_one_step_are_three_runs_alone(case: Case, backend: str, exactly: bool) -> None:
+@pytest.mark.parametrize(("case", "how", "backend"), CASES)
+def test_three_sequences_in_one_step_are_three_runs_alone(case: Case, how: str, backend: str) -> None:
+    exactly = how == "exactly"
     r = open_rig(case, backend, exactly)
     expected = [alone(r, text, n) for text, n in zip(TEXTS, LENGTHS, strict=True)]
     seqs = [r.kv.alloc() for _ in TEXTS]
@@ -83,9 +84,9 @@ def test_three_sequences_in_one_step_are_three_runs_alone(case: Case, backend: s
     r.close()
 
 
-@pytest.mark.parametrize("backend", backends())
-@pytest.mark.parametrize(("case", "exactly"), CASES)
-def test_forked_cut_and_continued_is_a_run_alone(case: Case, backend: str, exactly: bool) -> None:
+@pytest.mark.parametrize(("case", "how", "backend"), CASES)
+def test_forked_cut_and_continued_is_a_run_alone(case: Case, how: str, backend: str) -> None:
+    exactly = how == "exactly"
     r = open_rig(case, backend, exactly)
     text, n = TEXTS[1], LENGTHS[1]
     expected = alone(r, text, n)

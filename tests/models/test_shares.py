@@ -117,7 +117,10 @@ def in_order(draw: st.DrawFn, parts: Sequence[Placement]) -> list[Placement]:
     return list(ordered(parts, draw(st.permutations(range(share.of))), draw(st.integers(0, len(parts)))))
 
 
-@pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], MIXTURE, QK_NORM, *cases_hf.EACH], ids=str)
+OWN = [pytest.param(case, id=str(case)) for case in (cases.GQA, cases.LLAMA[6], MIXTURE, QK_NORM)]
+
+
+@pytest.mark.parametrize("case", [*OWN, *cases_hf.only(cases_hf.FEW, cases_hf.EACH)])
 def test_any_shares_on_any_backends_are_close_to_the_whole(case: Case) -> None:
     """Biases, norms of heads, windows, experts, the last product; one after the other or side by side."""
     names = backends()
@@ -184,8 +187,10 @@ def rounding() -> list[str]:
     return [n for n in here if registry.backends()[n].create().arithmetic]
 
 
-@pytest.mark.parametrize("name", rounding())
-@pytest.mark.parametrize("case", [cases.GQA, MIXTURE, QK_NORM], ids=str)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    cases_hf.crossed([str(case.id) for case in OWN], [OWN[0], *OWN[2:]], rounding()[::-1]),
+)
 def test_shares_of_a_backend_that_rounds_stay_as_close_as_it_is(case: Case, name: str) -> None:
     graph = graph_of(case)
     expected = teacher_forced(rig(case, devices(["reference"])), (40,), TOKENS)
