@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,9 @@ from typing import Any
 import pytest
 
 from hetrun import LLM, SamplingParams
+from hetrun.cli import exit_code
 from tests.models.tiny import TinyLlama, write_gguf
+from tests.support.tiers import exhaustive
 from tests.tools import batch_kills
 
 pytestmark = pytest.mark.slow
@@ -111,7 +112,9 @@ def test_what_is_wrong_with_a_line_is_said_in_its_place(model: Path) -> None:
     assert b"4 of 5 failed, the first: line 2: it is not JSON" in done.stderr
 
 
-def test_inputs_that_are_no_good_are_one_sentence(model: Path, tmp_path: Path) -> None:
+def test_inputs_that_are_no_good_are_one_sentence(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in.txt").write_text("a\n")
     (tmp_path / "out").write_text("mine\n")
     source = ("-m", str(model), "-f", str(tmp_path / "in.txt"))
@@ -129,24 +132,29 @@ def test_inputs_that_are_no_good_are_one_sentence(model: Path, tmp_path: Path) -
         ((*source, "--workers", "http://127.0.0.1:9"), "none of the workers answers"),
         (("-m", str(tmp_path / "in.txt"), "-f", str(tmp_path / "in.txt")), "GGUF"),
     ):
-        done = hetrun(*arguments)
-        assert done.returncode == 2, arguments
-        assert done.stdout == b""
-        (sentence,) = [line for line in done.stderr.decode().splitlines() if "it is tried again" not in line]
+        assert exit_code(["run", *arguments]) == 2, arguments
+        out, err = capfd.readouterr()
+        assert out == ""
+        (sentence,) = [line for line in err.splitlines() if "it is tried again" not in line]
         assert re.search(why, sentence), sentence
     assert (tmp_path / "out").read_text() == "mine\n"
     assert not (tmp_path / "out.waiting").exists()
 
 
-def test_killed_again_and_again_it_ends_with_the_same_bytes(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills", "requests", "spread_s"), [(2, 120, 0.1), pytest.param(4, 300, 0.5, marks=exhaustive)]
+)
+def test_killed_again_and_again_it_ends_with_the_same_bytes(
+    kills: int, requests: int, spread_s: float, model: Path, tmp_path: Path
+) -> None:
     rng = random.Random(3)
-    (tmp_path / "in.txt").write_text(batch_kills.requests(300, rng))
+    (tmp_path / "in.txt").write_text(batch_kills.requests(requests, rng))
     case = batch_kills.Case(tmp_path / "in.txt", ("-m", str(model), "-n", "24", "--temp", "1"))
     case.whole(tmp_path / "alone")
-    sizes = batch_kills.kill(case, tmp_path / "killed", 4, rng)
+    sizes = batch_kills.kill(case, tmp_path / "killed", kills, rng, spread_s)
     assert case.whole(tmp_path / "killed", resume=True) == 3
     assert (tmp_path / "killed").read_bytes() == (tmp_path / "alone").read_bytes()
-    assert len(rows((tmp_path / "alone").read_bytes())) == 300
+    assert len(rows((tmp_path / "alone").read_bytes())) == requests
     assert sorted(sizes) == sizes
     assert not (tmp_path / "killed.waiting").exists()
 
@@ -198,31 +206,30 @@ main()
 
 
 @pytest.fixture
-def servers(model: Path, tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Two by their addresses, one on a socket."""
+def servers(model: Path, tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Two by their addresses, the first on a socket."""
     path = tmp_path / "s"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     command = [sys.executable, "-m", "hetrun", "serve", "-m", str(model), "--deterministic", "--api-key", "k"]
-    places = {f"unix:{path}": ("--uds", str(path)), f"http://127.0.0.1:{port}": ("--port", port)}
-    begun = {
-        url: subprocess.Popen([*command, *where], env=os.environ, stderr=subprocess.PIPE)
-        for url, where in places.items()
-    }
-    for process in begun.values():
-        assert process.stderr is not None
-        assert b"(Ctrl-C stops)" in process.stderr.readline()
+    begun = [
+        subprocess.Popen([*command, *where], env=os.environ, stderr=subprocess.PIPE, text=True)
+        for where in (("--uds", str(path)), ("--port", "0"))
+    ]
     try:
-        yield begun
+        found = {}
+        for process in begun:
+            assert process.stderr is not None
+            said = re.search(r" on (\S+)/v1 \(Ctrl-C stops\)", process.stderr.readline())
+            assert said
+            found[said[1]] = process
+        yield found
     finally:
-        for process in begun.values():
+        for process in begun:
             process.kill()
             process.communicate()
 
 
 def test_servers_that_help_give_the_same_results_also_when_one_dies(
-    model: Path, tmp_path: Path, servers: dict[str, subprocess.Popen[bytes]]
+    model: Path, tmp_path: Path, servers: dict[str, subprocess.Popen[str]]
 ) -> None:
     (tmp_path / "in.txt").write_text("".join(f"Say {i}\n" for i in range(150)))
     common = ("-f", tmp_path / "in.txt", "-n", "12", "--temp", "0", "--deterministic")
