@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -31,7 +33,7 @@ def rounded(rng: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarray,
     return x.float().numpy(), x
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 40), st.integers(1, 150), st.integers(1, 300), st.booleans(), st.integers(0, 1 << 30))
 def test_whole_numbers_are_exact(n: int, m: int, k: int, packs: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -45,7 +47,7 @@ def test_whole_numbers_are_exact(n: int, m: int, k: int, packs: bool, seed: int)
     np.testing.assert_array_equal(found.numpy(), exact.astype(np.float32))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 40), st.integers(1, 150), st.integers(1, 300), st.booleans(), st.integers(0, 1 << 30))
 def test_close_to_float32(n: int, m: int, k: int, biased: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -85,7 +87,7 @@ def test_columns_that_are_far_larger_take_little_from_the_others() -> None:
     assert lost < unturned / 3
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     st.integers(1, 40),
     st.integers(1, 150),

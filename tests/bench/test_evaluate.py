@@ -31,6 +31,7 @@ from hetrun.evaluate import (
 from hetrun.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
+from tests.support.tiers import first
 
 MODEL = TinyLlama("eval", layers=2, kv_heads=2, quant="Q8_0")
 TEXT = "the rain on the hill, and then the rain in the inn. " * 6
@@ -148,7 +149,7 @@ def test_evaluate_gives_a_report(path: Path, against: str) -> None:
     assert (found.plan, found.vs, found.ratio) == ("reference", None, None)
 
 
-@pytest.mark.parametrize("ubatch", [1, 4])
+@pytest.mark.parametrize("ubatch", first([4, 1]))
 def test_both_are_held_against_one_yardstick(path: Path, ubatch: int) -> None:
     options: dict[str, Any] = {"backends": ["reference"], "ubatch": ubatch}
     found = evaluate.evaluate(path, TEXT, tokens=40, vs="llama.cpp", kv_type="f32", **options)
