@@ -19,8 +19,9 @@ from tests.hostile.pool import Child, Pool, write_case
 from tests.hostile.seeds import Seed, parsed, seeds, written
 from tests.hostile.trees import Nested, Raw, Table, children
 from tests.hostile.trial import Outcome, attempt
+from tests.support.tiers import exhaustive
 
-QUICK, SLOW = 25, 2000
+QUICK, SLOW = 12, 2000
 
 
 def outcome(child: Child, case: Case, check: bool = False) -> Outcome:
@@ -52,6 +53,7 @@ def test_what_chance_changes_is_loaded_or_refused(child: Child) -> None:
 
 
 @pytest.mark.slow
+@exhaustive
 def test_thousands_of_changes(tmp_path: Path) -> None:
     findings = []
 
@@ -129,10 +131,6 @@ class Broken:
     def blames(*_: object) -> None:
         raise OptionError("--ctx is bad")
 
-    @staticmethod
-    def greedy(*_: object) -> None:
-        bytearray(os.urandom(1 << 20) * 256)
-
 
 @pytest.mark.parametrize(
     ("stage", "says"),
@@ -155,8 +153,7 @@ GREEDY = """
 import sys
 from pathlib import Path
 from tests.hostile import trial
-from tests.hostile.test_mutations import Broken
-trial.STAGES = {"greedy": Broken.greedy}
+trial.STAGES = {"greedy": lambda source, path: bytearray(b"x" * (128 << 20))}
 print(trial.attempt(Path(sys.argv[1]), lambda stage: None).what)
 """
 
@@ -173,14 +170,24 @@ def test_a_process_that_dies_or_hangs_is_a_finding_and_is_replaced(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = Case(seeds()[0])
+    os.kill(child.pid, signal.SIGSTOP)  # or else it might be done before
     child.start(good, False)
     os.kill(child.pid, signal.SIGSEGV)
+    os.kill(child.pid, signal.SIGCONT)
     while not (died := child.wait(0.1)):
         pass
     assert died.end == "finding"
     assert died.what.startswith("SIGSEGV")
     monkeypatch.setattr("tests.hostile.pool.HANG_WALL_S", -1.0)
+    os.kill(child.pid, signal.SIGSTOP)
     child.start(good, False)
+    send = child._process.send_signal
+
+    def signalled(number: int) -> None:
+        send(number)
+        send(signal.SIGCONT)
+
+    monkeypatch.setattr(child._process, "send_signal", signalled)
     hung = child.wait(0)
     assert hung
     assert hung.what.startswith("hangs")

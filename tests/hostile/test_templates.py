@@ -1,4 +1,7 @@
-"""Templates that mean harm: each ends in an error within two seconds, and whoever asked goes on."""
+"""Templates that mean harm: each ends in an error within two seconds, and whoever asked goes on.
+
+Here they may take as long as they like where something else than time is to end them; test-all measures it.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,11 @@ from hetrun.chat.renderer import TemplateWorker
 from hetrun.chat.sandbox import compiled, rendered
 from hetrun.chat.template import CHATML, MOST_SOURCE
 from hetrun.errors import TemplateError
+from tests.support.tiers import exhaustive
 
 HI = [{"role": "user", "content": "Hi"}]
 WITHIN_S = 2.0
+PATIENCE_S = 20.0
 
 LONG = "it computes for more than 0.5 s"
 LARGE = "it takes more than 192 MiB of memory"
@@ -242,8 +247,11 @@ DAILY = {
     *("numbers: a power", "numbers: as text", "quadratic: urlize", "quadratic: title"),
     *("walks: a class", "walks: globals of a class", "walks: a name set in a namespace"),
     *("tricks: include", "tricks: append", "tricks: raise_exception", "tricks: parentheses"),
+    *("tricks: not closed", "tricks: half a character", "tricks: no such filter", "tricks: a megabyte"),
+    *("tricks: text as long as it may be, a thousand times", "tricks: constants that are folded"),
+    *("tricks: lists that Python nests", "tricks: a date of NUL", "memory: a long error"),
 }
-CASES = [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in ALL]
+CASES = [pytest.param(name, marks=() if name in DAILY else exhaustive) for name in ALL]
 assert ALL.keys() > DAILY
 
 
@@ -254,15 +262,30 @@ def test_the_sandbox_has_no_way_out(source: str) -> None:
         rendered(compiled(source), {"messages": HI}, 1000)
 
 
+def refusal(source: str) -> str:
+    """What is said of a template."""
+    with (
+        TemplateWorker(ChatTemplate(source, "a stranger's")) as worker,
+        pytest.raises(TemplateError) as caught,
+    ):
+        worker.render(HI)
+    return str(caught.value)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine does not make anything take too long."""
+    monkeypatch.setattr(limits, "CPU_S", PATIENCE_S)
+    patience = f"from hetrun.chat import limits; limits.CPU_S = {PATIENCE_S}; "
+    monkeypatch.setattr(processes, "CHILD", patience + processes.CHILD)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_harm_is_an_error_in_time(name: str, honest: TemplateWorker) -> None:
+def test_harm_is_an_error(name: str, honest: TemplateWorker, request: pytest.FixtureRequest) -> None:
     source, reasons = ALL[name]
-    with TemplateWorker(ChatTemplate(source, "a stranger's")) as worker:
-        began = time.monotonic()
-        with pytest.raises(TemplateError) as caught:
-            worker.render(HI)
-        assert time.monotonic() - began < WITHIN_S
-    said = str(caught.value)
+    if LONG not in reasons:
+        request.getfixturevalue("patient")
+    said = refusal(source)
     assert said.startswith("a stranger's")
     assert said.endswith("; use another with --chat-template FILE")
     assert "\n" not in said
@@ -271,10 +294,22 @@ def test_harm_is_an_error_in_time(name: str, honest: TemplateWorker) -> None:
     assert honest.render(HI) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
+# Of time: on a machine that does other things meanwhile, some take longer, or end of something else.
+@pytest.mark.alone
+@exhaustive
+@pytest.mark.parametrize("name", ALL)
+def test_harm_is_an_error_in_time(name: str) -> None:
+    source, reasons = ALL[name]
+    began = time.monotonic()
+    said = refusal(source)
+    assert time.monotonic() - began < WITHIN_S
+    assert any(reason in said for reason in ([reasons] if isinstance(reasons, str) else reasons)), said
+
+
 # --- the process itself
 
 
-def test_killed_from_outside_while_it_renders(honest: TemplateWorker) -> None:
+def test_killed_from_outside_while_it_renders(patient: None) -> None:
     source = (
         "{% if messages | length > 1 %}{% for i in range(99999) %}" + EMPTY_LOOP + "{% endfor %}{% endif %}ok"
     )
@@ -303,7 +338,7 @@ def test_stopped_from_outside() -> None:
         began = time.monotonic()
         with pytest.raises(TemplateError, match=LONG):
             worker.render(HI)
-        assert 1.0 < time.monotonic() - began < WITHIN_S
+        assert time.monotonic() - began > 1.0
         assert worker.render(HI)
 
 
@@ -360,10 +395,8 @@ def test_what_comes_back_is_not_believed(
         monkeypatch.setattr(processes, "CHILD", impostor(answer))
         worker.warm()
         monkeypatch.undo()
-        began = time.monotonic()
         with pytest.raises(TemplateError) as caught:
             worker.render(HI)
-        assert time.monotonic() - began < WITHIN_S
         assert said in str(caught.value)
         assert len(str(caught.value)) < 800
         assert worker.render(HI) == honest.render(HI)

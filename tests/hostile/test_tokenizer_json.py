@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from hetrun.formats import charsmap
 from hetrun.formats.expressions import objection
 from tests.formats.test_hf_vocabulary import byte_level, opened, write
 from tests.support import vocabularies as v
-
-MOST_S = 3.0  # by the wall, and others may be at work: on an idle machine nothing takes a second
 
 A = models.BPE({"a": 0, "b": 1, "c": 2}, [], unk_token="a")
 
@@ -92,10 +89,8 @@ BAD_STEPS: dict[str, tuple[str, Any, str]] = {
 def test_what_a_folder_does_to_a_text_has_limits(name: str, tmp_path: Path) -> None:
     part, value, says = BAD_STEPS[name]
     folder_with(tmp_path, **{part: value})
-    began = time.monotonic()
     with pytest.raises(ModelFileError, match=rf"tokenizer.json: {says}"):
         opened(tmp_path)
-    assert time.monotonic() - began < MOST_S
 
 
 def rewritten(tmp_path: Path, change: Callable[[dict[str, Any]], object], **dump: Any) -> Path:  # noqa: ANN401

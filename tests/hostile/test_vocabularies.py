@@ -21,6 +21,7 @@ from hetrun.source import GGUFModel
 from tests.hostile.vocabulary_trial import TEXT, attempt, tried
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support import vocabularies as v
+from tests.support.tiers import exhaustive
 
 MOST_S = 2.0  # half of it on an idle machine: there, nothing takes a second
 Change = Mapping[str, Any]
@@ -286,12 +287,18 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[str, fl
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_vocabulary_is_refused_with_key_and_token(name: str, ends: Mapping[str, tuple[str, float]]) -> None:
-    said, seconds = ends[name]
+    said, _ = ends[name]
     assert re.search(REFUSED[name][2], said), said
     assert ".gguf: " in said
     assert said.isprintable()
     assert len(said) < 500
-    assert seconds < MOST_S
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@exhaustive
+def test_no_refusal_takes_long(ends: Mapping[str, tuple[str, float]]) -> None:
+    assert {name: seconds for name, (_, seconds) in ends.items() if seconds >= MOST_S} == {}
 
 
 @pytest.mark.parametrize("kind", v.KINDS)
