@@ -12,6 +12,7 @@ from hetrun.backends.cuda.attending import HEADS, LINES, ROW, SPLITS, THREADS, T
 from hetrun.backends.cuda.programs import Source
 from hetrun.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
+from tests.support.tiers import exhaustive, first
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
 SLAB = 32
@@ -85,7 +86,7 @@ def close(found: np.ndarray, right: np.ndarray, limit: float) -> None:
 
 @pytest.mark.parametrize("kv_type", ["F32", "F16", "BF16", "Q8_0"])
 def test_rows_are_stored_as_everybody_stores_them(kv_type: str) -> None:
-    cache = Cache(kv_type, 3, 64, 70)
+    cache = Cache(kv_type, 3, 96 if kv_type == "BF16" else 64, 70)
     rows = np.random.default_rng(0).permutation(70)[:50]
     cache.numbers[:, rows[0]] = 0
     cache.write(rows)
@@ -102,12 +103,13 @@ CASES = [
     # KV type, query heads, KV heads, size of heads, (first row, keys) of each query row
     ("F32", 4, 2, 32, [(0, 1), (3, 31), (40, 32), (5, 33)]),
     ("F16", 9, 3, 64, [(0, 600), (17, 1)]),
-    ("F16", 4, 4, 128, [(0, 1000)]),
     ("BF16", 8, 1, 96, [(64, 40), (0, 200)]),
     ("Q8_0", 4, 2, 64, [(2, 333), (2, 334), (2, 335)]),
     ("F16", 12, 1, 32, [(0, 3000)]),
+    ("F16", 4, 4, 128, [(0, 1000)]),
     ("F32", 2, 1, 256, [(0, 70), (0, 71)]),
 ]
+OFTEN = 5  # of them are tried by `make test`: a program for each type and size of heads has to be built
 
 
 def few(
@@ -127,11 +129,10 @@ def few(
     return y
 
 
-@pytest.mark.parametrize(("kv_type", "heads", "kv_heads", "head", "views"), CASES)
+@pytest.mark.parametrize("case", first(CASES, OFTEN), ids=lambda case: "-".join(map(str, case[:-1])))
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
-def test_few_rows(
-    kv_type: str, heads: int, kv_heads: int, head: int, views: list[tuple[int, int]], softcap: float
-) -> None:
+def test_few_rows(case: tuple[str, int, int, int, list[tuple[int, int]]], softcap: float) -> None:
+    kv_type, heads, kv_heads, head, views = case
     cache = Cache(kv_type, kv_heads, head, max(a + n for a, n in views))
     cache.write(np.arange(cache.rows))
     q = np.random.default_rng(1).standard_normal((len(views), heads, head), dtype=np.float32)
@@ -141,10 +142,16 @@ def test_few_rows(
         assert (few(cache, q[i : i + 1].copy(), [view], head**-0.5, softcap, seed=i + 2)[0] == found[i]).all()
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head"), [(4, 2, 32), (9, 3, 64), (8, 1, 128), (2, 2, 96), (1, 1, 256)]
-)
-@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
+SHAPES = [(4, 2, 32), (9, 3, 64), (8, 1, 128), (2, 2, 96), (1, 1, 256)]
+# In `make test` sizes of heads take turns at the types, one of them at none.
+MANY = [
+    pytest.param(*shape, kv_type, marks=[exhaustive] if (i + j) % 2 or shape[2] == 96 else [])
+    for i, shape in enumerate(SHAPES)
+    for j, kv_type in enumerate(["Q8_0", "F16"])
+]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head", "kv_type"), MANY)
 @pytest.mark.parametrize(("before", "rows", "window", "softcap"), [
     (0, 64, 0, 0.0), (100, 37, 0, 0.0), (0, 70, 20, 0.0), (130, 5, 40, 1.5),
 ])  # fmt: skip

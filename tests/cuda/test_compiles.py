@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hetrun.backends.cuda.programs import FOLDER, Programs, Source
 from hetrun.backends.cuda.weights import READ
 from hetrun.errors import BackendUnavailable
 from tests.cuda.emulated.kernels import names
+from tests.cuda.test_products import UNPACKED
+from tests.support.tiers import exhaustive
 
 ARCHITECTURES = "sm_80", "sm_90"
 KV_TYPES = "F32", "F16", "BF16", "Q8_0"
@@ -22,8 +25,8 @@ PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(REA
 TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
 ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
 SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION
-# The others differ by how weights and rows are read; all of them take two minutes for one architecture, and
-# that is the one which everything is made for.
+# The others differ by how weights and rows are read; all of them take a minute for one architecture, and
+# that is the one which everything is made for. How weights of each type are read is in UNPACKED.
 QUICK = "small", "rows", "grouping", "products Q4_K", "tiles Q4_K", "attention F16 128"
 
 REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start
@@ -56,8 +59,13 @@ def nvrtc() -> Compiler:
         pytest.skip(str(e))
 
 
+def often(source: Source, architecture: str) -> bool:
+    """Whether `make test` compiles it: every kernel once."""
+    return str(source) in QUICK and architecture == "sm_90"
+
+
 CASES = [
-    pytest.param(source, architecture, marks=() if str(source) in QUICK else pytest.mark.slow, id=name)
+    pytest.param(source, architecture, marks=() if often(source, architecture) else exhaustive, id=name)
     for source in SOURCES
     for architecture in ARCHITECTURES
     if architecture == "sm_90" or str(source) in QUICK
@@ -65,9 +73,11 @@ CASES = [
 ]
 
 
-def compiled(nvrtc: Compiler, source: Source, architecture: str) -> tuple[bytes, str]:
-    options = f"--gpu-architecture={architecture}", "--ptxas-options=-v", *source.options
-    return nvrtc.compile(source.path.name, source.path.read_text(), FOLDER, options)
+def compiled(
+    nvrtc: Compiler, path: Path, architecture: str, options: Sequence[str] = ()
+) -> tuple[bytes, str]:
+    every = f"--gpu-architecture={architecture}", "--ptxas-options=-v", *options
+    return nvrtc.compile(path.name, path.read_text(), FOLDER, every)
 
 
 def test_no_source_is_forgotten() -> None:
@@ -77,7 +87,7 @@ def test_no_source_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("source", "architecture"), CASES)
 def test_it_compiles(nvrtc: Compiler, source: Source, architecture: str) -> None:
-    program, said = compiled(nvrtc, source, architecture)
+    program, said = compiled(nvrtc, source.path, architecture, source.options)
     assert "warning" not in said
     found = {name: Taken(*map(int, numbers)) for name, *numbers in ENTRY.findall(said)}
     # The emulator, which finds kernels by their text, runs all that there are.
@@ -86,6 +96,13 @@ def test_it_compiles(nvrtc: Compiler, source: Source, architecture: str) -> None
         assert name.encode() in program
         assert taken.registers * THREADS.get(name, 256) <= REGISTERS, name
         assert max(taken.stack, taken.spilled) <= STACK.get(name, 0), name
+
+
+def test_weights_of_every_type_are_read(nvrtc: Compiler) -> None:
+    program, said = compiled(nvrtc, UNPACKED, "sm_90")
+    assert "warning" not in said
+    assert {name.removeprefix("unpacked_") for name in names(UNPACKED.read_text())} == READ
+    assert all(f"unpacked_{quant}".encode() in program for quant in READ)
 
 
 def test_what_is_wrong_is_said_with_its_line(nvrtc: Compiler) -> None:

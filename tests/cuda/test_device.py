@@ -24,6 +24,7 @@ from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.models.tiny import TinyLlama
 from tests.support.rig import Rig, graph_of, model_file, rig
+from tests.support.tiers import exhaustive
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
 MODEL = TinyLlama("cuda", layers=3, embd=128, ffn=128, heads=4, kv_heads=2, head_dim=32)
@@ -70,8 +71,15 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("windows", [(), (40, 0, 40)], ids=["all", "windows"])
-@pytest.mark.parametrize("placed", PLACES, ids=str)
+# In `make test` places take turns at having windows.
+SEEN = [
+    pytest.param(placed, windows, id=f"{placed}-{name}", marks=[exhaustive] if (i + j) % 2 else [])
+    for i, placed in enumerate(PLACES)
+    for j, (name, windows) in enumerate([("all", ()), ("windows", (40, 0, 40))])
+]
+
+
+@pytest.mark.parametrize(("placed", "windows"), SEEN)
 def test_wherever_layers_are_it_is_the_same_model(placed: dict[str, str], windows: tuple[int, ...]) -> None:
     mine, right = both(placed, windows=windows)
     seqs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]

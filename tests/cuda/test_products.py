@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +15,15 @@ from hetrun.backends.cuda.weights import READ
 from hetrun.conformance.packing import packed
 from hetrun.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
+from tests.support.tiers import first
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
 COLS, ROWS = 512, 37
 TYPES = sorted(READ)
 EVERYDAY = ["BF16", "Q4_0", "Q4_K", "Q5_K", "Q6_K"]  # one for each way of walking along a row, and Q5_K
+# Each type is a program of its own, which has to be built; `make test` builds those.
+EACH = first([*EVERYDAY, *sorted(READ - set(EVERYDAY))], len(EVERYDAY))
+UNPACKED = Path(__file__).parent / "emulated" / "unpacked.cu"
 
 
 def source(quant: str) -> Source:
@@ -72,6 +77,15 @@ def any_bytes(quant: str, rows: int, cols: int) -> np.ndarray:
 
 @pytest.mark.parametrize("quant", TYPES)
 @pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
+def test_weights_of_every_type_are_unpacked(quant: str) -> None:
+    raw = any_bytes(quant, 9, COLS)
+    y = np.zeros((9, COLS), np.float32)
+    run(UNPACKED, f"unpacked_{quant}", (2,), 64, raw, y, y.size // 8)
+    np.testing.assert_array_equal(y, by_name(quant).dequantise(raw, COLS))
+
+
+@pytest.mark.parametrize("quant", EACH)
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
 def test_weights_are_what_the_file_says(quant: str) -> None:
     raw = any_bytes(quant, 9, COLS)
     numbers = by_name(quant).dequantise(raw, COLS)
@@ -88,7 +102,7 @@ def test_weights_are_what_the_file_says(quant: str) -> None:
     np.testing.assert_array_equal(found, (rounded.astype(np.uint32) << 16).view(np.float32))
 
 
-@pytest.mark.parametrize("quant", TYPES)
+@pytest.mark.parametrize("quant", EACH)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 17])
 def test_products(quant: str, tokens: int) -> None:
     raw, numbers = stored(quant, ROWS, COLS)
@@ -111,9 +125,10 @@ def test_rows_of_any_length(quant: str, blocks_of_256: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quant", "cols"), [("BF16", 8), ("F16", 264), ("F32", 40), ("Q4_0", 32), ("Q8_0", 1056)]
+    "row", first([("BF16", 8), ("F32", 40), ("Q4_0", 32), ("F16", 264), ("Q8_0", 1056)], 3)
 )
-def test_rows_that_few_lanes_share(quant: str, cols: int) -> None:
+def test_rows_that_few_lanes_share(row: tuple[str, int]) -> None:
+    quant, cols = row
     raw, numbers = stored(quant, 3, cols)
     x, y = inputs(2, cols), np.full((2, 3), np.nan, np.float32)
     few(quant, x, output(raw, y))

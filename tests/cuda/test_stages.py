@@ -24,6 +24,7 @@ from tests.cuda.models import Wanted
 from tests.cuda.needs import needs
 from tests.cuda.rows import Line, Table
 from tests.support.rig import model_file
+from tests.support.tiers import first
 
 TINY = Wanted("tiny", "Q4_0")
 
@@ -145,7 +146,7 @@ def test_more_than_the_gpus_memory(gpu: None, tmp_path: Path, monkeypatch: pytes
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first([1, 0, 2]))  # the first beside the reference, which hides no error
 def test_random_placements(gpu: None, seed: int) -> None:
     assert 0 < placements.one(seed) <= placements.FURTHEST[placements.host(seed)]
 

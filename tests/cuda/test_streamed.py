@@ -31,6 +31,7 @@ from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.test_device import close, tokens
 from tests.models.tiny import TinyLlama
 from tests.support.rig import Rig, graph_of, model_file, rig
+from tests.support.tiers import first
 
 DENSE = TinyLlama("streamed", layers=4, embd=128, ffn=256, heads=4, kv_heads=2, head_dim=32)
 WEIGHTS = sum(w.nbytes for w in graph_of(DENSE).weights().values())
@@ -75,7 +76,7 @@ PLACES = [
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first(range(2)))
 @pytest.mark.parametrize("placed", PLACES, ids=["all", "beside the same GPU", "beside two"])
 @pytest.mark.usefixtures("all_cross")
 def test_what_crosses_is_what_is_computed_with(placed: dict[str, str], seed: int) -> None:

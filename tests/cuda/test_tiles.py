@@ -10,12 +10,13 @@ from hetrun.backends.cuda.weights import READ
 from hetrun.conformance.packing import packed
 from hetrun.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
+from tests.support.tiers import first
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
 FIRST, HELD, EXPERTS = 2, 5, 8  # experts 2 to 6 of 8 are here
-# One for each way in which weights lie in their blocks; each type is a program that takes seconds to build.
-LAID_OUT = ["BF16", "Q4_0", "Q8_0", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS"]
-QUANTS = [*LAID_OUT, *(pytest.param(q, marks=pytest.mark.slow) for q in sorted(set(READ) - set(LAID_OUT)))]
+# Each type is a program of its own. What they differ by, test_products.py tries of all of them.
+EVERYDAY = ["BF16", "Q4_0", "Q4_K", "Q8_0"]
+QUANTS = first([*EVERYDAY, *sorted(set(READ) - set(EVERYDAY))], len(EVERYDAY))
 
 
 def aligned(array: np.ndarray) -> np.ndarray:

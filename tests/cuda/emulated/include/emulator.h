@@ -71,7 +71,9 @@ struct Fiber {
     uint3 thread;
     Wait wait;
     int meeting;    // what it meets for: the function of a warp, or the line of a __syncthreads()
-    uint64_t slot;  // what it shows the others there
+    // What it shows the others there, and the time before: lanes that have not looked yet still see that.
+    uint64_t slots[2];
+    int turn;
 };
 
 struct Failure { char text[512]; bool failed; };
@@ -115,8 +117,8 @@ emulated_switch:
     pop %rbp
     ret
 )");
-inline void leave() { emulated_switch(&self->sp, main_sp); }
-inline void enter(Fiber &f) { self = &f; emulated_switch(&main_sp, f.sp); }
+__attribute__((always_inline)) inline void leave() { emulated_switch(&self->sp, main_sp); }
+__attribute__((always_inline)) inline void enter(Fiber &f) { self = &f; emulated_switch(&main_sp, f.sp); }
 #else
 static ucontext_t main_context;
 inline void leave() { swapcontext(&self->context, &main_context); }
@@ -132,6 +134,7 @@ static void run_fiber() {
 
 inline void begin(Fiber &f) {
     f.wait = NOTHING;
+    f.turn = 0;
 #if defined(__x86_64__)
     void **top = (void **)(f.stack + STACK);
     *--top = nullptr;
@@ -153,7 +156,7 @@ inline void meet_block(int line) {
     leave();
 }
 
-inline void meet_warp(int what, unsigned lanes = ALL) {
+__attribute__((always_inline)) inline void meet_warp(int what, unsigned lanes = ALL) {
     if (lanes != ALL) fail("a meeting of %d lanes: all 32 take part here", __builtin_popcount(lanes));
     self->wait = LANE;
     self->meeting = what;
@@ -163,7 +166,8 @@ inline void meet_warp(int what, unsigned lanes = ALL) {
 // Lets those go on that have met. False when nobody can.
 inline bool release() {
     bool moved = false;
-    int n = (int)fibers.size(), at_block = 0, ended = 0;
+    Fiber *fibers = emulated::fibers.data();
+    int n = (int)emulated::fibers.size(), at_block = 0, ended = 0;
     for (int first = 0; first < n; first += LANES) {
         int last = first + LANES < n ? first + LANES : n, here = 0, gone = 0;
         for (int i = first; i < last; i++) {
@@ -197,13 +201,13 @@ inline bool release() {
             return false;
         }
         int line = fibers[0].meeting;
-        for (Fiber &f : fibers) {
-            if (f.meeting != line) {
-                fail("threads met at the __syncthreads() of line %d and of line %d", line, f.meeting);
+        for (int i = 0; i < n; i++) {
+            if (fibers[i].meeting != line) {
+                fail("threads met at the __syncthreads() of line %d and of line %d", line, fibers[i].meeting);
                 return false;
             }
         }
-        for (Fiber &f : fibers) f.wait = NOTHING;
+        for (int i = 0; i < n; i++) fibers[i].wait = NOTHING;
         moved = true;
     }
     if (!moved && ended < n) fail("threads of a block wait for each other for ever");
@@ -215,12 +219,18 @@ inline unsigned next_random(unsigned &state) {
     return state >> 8;
 }
 
-inline void guard(unsigned char *beside) {
-    for (int i = 0; i < EMULATED_GUARD; i += 2) memcpy(beside + i, &BESIDE, 2);
+inline const unsigned char *intact() {
+    static unsigned char made[EMULATED_GUARD];
+    if (!made[0])
+        for (int i = 0; i < EMULATED_GUARD; i += 2) memcpy(made + i, &BESIDE, 2);
+    return made;
 }
+
+inline void guard(unsigned char *beside) { memcpy(beside, intact(), EMULATED_GUARD); }
 
 // The first byte of a guard that is not what it was; -1 when all are.
 inline int broken(const unsigned char *beside) {
+    if (!memcmp(beside, intact(), EMULATED_GUARD)) return -1;
     for (int i = 0; i < EMULATED_GUARD; i += 2)
         if (memcmp(beside + i, &BESIDE, 2)) return i;
     return -1;
@@ -241,9 +251,10 @@ inline void run_block(unsigned shared, unsigned &random) {
     do {
         // Nobody may count on who runs first, or that whoever has a lower number ran before.
         unsigned start = next_random(random) % n, backwards = next_random(random) & 1;
-        for (int i = 0; i < n; i++) {
-            Fiber &f = fibers[(start + (backwards ? n - i : i)) % n];
-            if (f.wait == NOTHING) enter(f);
+        Fiber *first = fibers.data();
+        for (int i = 0, at = start; i < n; i++) {
+            if (first[at].wait == NOTHING) enter(first[at]);
+            at = backwards ? (at ? at - 1 : n - 1) : (at + 1 < n ? at + 1 : 0);
         }
     } while (!failure.failed && release());
     look_beside(shared);
@@ -309,16 +320,16 @@ template <typename... A> std::function<void()> bound(void (*kernel)(A...), void 
     return [=] { call(kernel, arguments, std::index_sequence_for<A...>{}); };
 }
 
-inline int lane() { return self->thread.x % LANES; }
-inline Fiber &mate(int lane) { return fibers[self->thread.x / LANES * LANES + lane]; }
+__attribute__((always_inline)) inline int lane() { return self->thread.x % LANES; }
+__attribute__((always_inline)) inline Fiber &mate(int lane) { return fibers.data()[self->thread.x / LANES * LANES + lane]; }
 
 template <typename T> T exchange(unsigned lanes, T value, int from, int what) {
     static_assert(sizeof(T) <= 8, "a shuffle moves up to 8 bytes");
-    memcpy(&self->slot, &value, sizeof(T));
+    int turn = self->turn ^= 1;
+    memcpy(&self->slots[turn], &value, sizeof(T));
     meet_warp(what, lanes);
     T found;
-    memcpy(&found, &mate(from & (LANES - 1)).slot, sizeof(T));
-    meet_warp(what);
+    memcpy(&found, &mate(from & (LANES - 1)).slots[turn], sizeof(T));
     return found;
 }
 
@@ -357,11 +368,11 @@ template <typename T> T __shfl_up_sync(unsigned lanes, T x, int step) {
     return emulated::exchange(lanes, x, from >= 0 ? from : emulated::lane(), 5);
 }
 inline unsigned __ballot_sync(unsigned lanes, int predicate) {
-    emulated::self->slot = predicate != 0;
+    int turn = emulated::self->turn ^= 1;
+    emulated::self->slots[turn] = predicate != 0;
     emulated::meet_warp(6, lanes);
     unsigned votes = 0;
-    for (int i = 0; i < emulated::LANES; i++) votes |= (unsigned)emulated::mate(i).slot << i;
-    emulated::meet_warp(6);
+    for (int i = 0; i < emulated::LANES; i++) votes |= (unsigned)emulated::mate(i).slots[turn] << i;
     return votes;
 }
 
