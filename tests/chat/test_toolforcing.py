@@ -18,6 +18,7 @@ from hetrun.chat.toolcalls.reader import CallReader
 from hetrun.errors import OptionError
 from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
+from tests.support.tiers import first
 
 TOOLS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -95,10 +96,11 @@ def check_calls(pieces: list[Piece]) -> int:
     return len(calls)
 
 
+@pytest.mark.parametrize("seeds", first([5, 12]))
 @pytest.mark.parametrize("family", forced.FRAMES)
-def test_forced_answers_are_calls(grammars: Grammars, family: str) -> None:
+def test_forced_answers_are_calls(grammars: Grammars, family: str, seeds: int) -> None:
     most = 0
-    for seed in range(12):
+    for seed in range(seeds):
         text = drawn(grammars, forced.calls(family, TOOLS), seed)
         assert text is None or check_calls(read(family, text))
         text = drawn(grammars, forced.calls(family, TOOLS, several=False), seed)
