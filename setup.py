@@ -1,7 +1,11 @@
 """The package map (the real code of `hetrun.backends` lies in backends/, and so on for the other folders) and
 the C libraries, which may be left out."""
 
+import hashlib
 import os
+import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -22,6 +26,8 @@ SHARED = Path("hetrun/prefetch/supply.h")
 # compiler must not join multiplications and additions by itself.
 FLAGS = {"products.c": ["-ffp-contract=off"]}
 
+KEPT = Path("build", "libraries")  # `make clean` removes it
+
 
 class BuildLibraries(build_ext):
     """Plain libraries for ctypes: their names do not depend on the version of Python."""
@@ -32,6 +38,31 @@ class BuildLibraries(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', '/')}.so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile, unless this checkout has compiled the same before: the largest file takes half a minute."""
+        kept = KEPT / f"{ext.name}-{self.identity(ext)}.so"
+        made = Path(self.get_ext_fullpath(ext.name))
+        if kept.is_file():
+            made.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(kept, made)
+            return
+        super().build_extension(ext)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        beside = kept.with_suffix(f".{os.getpid()}")
+        shutil.copy2(made, beside)
+        beside.replace(kept)
+
+    def identity(self, ext: Extension) -> str:
+        """A digest of what the library is made of: texts, options, compiler and machine."""
+        compiler = self.compiler.compiler_so
+        try:
+            version = subprocess.run([compiler[0], "--version"], capture_output=True, check=False).stdout
+        except OSError:
+            version = b""  # compiling will say it better
+        options = repr((compiler, ext.extra_compile_args, ext.libraries, platform.machine())).encode()
+        parts = [version, options, *(Path(name).read_bytes() for name in (*ext.sources, *ext.depends))]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 setup(

@@ -291,7 +291,9 @@ def main() -> None:
         f"Installing {target} (ggml is compiled here, about three minutes, unless pip has it from before)"
     )
     # setuptools builds in build/ and removes nothing from it: modules deleted since would be installed again.
-    shutil.rmtree(ROOT / "build", ignore_errors=True)
+    for left in (ROOT / "build").glob("*"):
+        if left.name != "libraries":  # what setup.py keeps is known by its contents
+            shutil.rmtree(left, ignore_errors=True)
     started = time.monotonic()
     pip.install(*(["-e"] if options.editable else []), target)
     if amx and amx_is_broken(python):
