@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,7 @@ from hetrun.hub.cache import cache_folder
 from hetrun.hub.stores import stored
 from hetrun.sysfiles import lines_of
 from hetrun.topology import this_machine
+from hetrun.wheels import Missing, not_to_be_had
 
 State = Literal["ok", "note", "warning", "error"]
 
@@ -39,6 +40,7 @@ SPARE = 5 << 30  # bytes of a disk with less than which no model fits
 SECRETS = ("api_key",)
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve", "i8mm")
 NAME = re.compile(r"[A-Za-z0-9._-]+")
+WORD = re.compile(r"[A-Za-z0-9._-]+(?:\[[\w-]+\])?")
 ROW = {"name", "ok", "text", "whole"}
 # What a shell takes; a package without quotes has a dash in its name, which no word of a sentence has.
 INSTALL = re.compile(r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z]+)+))+")
@@ -61,9 +63,11 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Everything, as it is found."""
+    absent = not_to_be_had()
     for group, check in CHECKS:
         try:
-            yield from check()
+            for finding in check():
+                yield possible(finding, absent)
         except Exception as error:  # whatever is broken here, the rest is still worth knowing
             said = str(error) if isinstance(error, HetrunError) else f"{type(error).__name__}: {error}"
             yield Finding(group, check.__name__.strip("_"), "error", said)
@@ -106,6 +110,18 @@ def _packages() -> Iterator[Finding]:
         yield Finding(
             "hetrun", "packages", "error", f"{requirement} is missing", f"pip install '{requirement}'"
         )
+    for package in not_to_be_had():
+        yield Finding("hetrun", "packages", "note", package.to_text())
+
+
+def possible(finding: Finding, absent: Iterable[Missing]) -> Finding:
+    """The same, without the advice to install what this Python cannot have."""
+    words = set(WORD.findall(finding.mend))
+    for package in absent:
+        if package.name in words or words & {f"hetrun[{extra}]" for extra in package.extras}:
+            text = finding.text.partition(f": {finding.mend}")[0]
+            return replace(finding, text=f"{text}: {package.to_text()}", mend="")
+    return finding
 
 
 # --- the machine

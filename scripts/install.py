@@ -5,11 +5,14 @@
 llama-cpp-python has no wheel: pip compiles ggml for this machine, and says nothing for the minutes it takes.
 So pip runs verbosely here, and the compiler's own count becomes the progress. The whole output goes to
 install.log in the environment. Only the standard library is used.
+
+What an extra asks for and no wheel brings to this Python is left out by name; `hetrun doctor` knows of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import queue
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -41,6 +45,10 @@ AMX_FLAGS = "-fno-tree-dse -fno-dse"
 GGML = "llama-cpp-python"
 # Whether AMX works, by a trial that is remembered: hetrun's first start has nothing left to find out.
 TRIAL = "from hetrun.backends.llamacpp import amx; print(amx.verdict())"
+
+# Where hetrun/wheels.py reads what was left out.
+NOTES = "hetrun-without.json"
+LOSSES = "import sys; from hetrun.wheels import tell; tell(sys.argv[1:])"
 
 REASONS = (
     (
@@ -88,10 +96,11 @@ class Screen:
 
 
 class Reader:
-    """Turns pip's lines into what is worth showing."""
+    """Turns pip's lines into what is worth showing, and keeps its errors: not each is the end."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
+        self.errors: list[str] = []
         self.doing = "starting pip"
         self.building = ""
         self.since = time.monotonic()
@@ -112,7 +121,7 @@ class Reader:
         elif match := INSTALL.match(text):
             self.now(f"unpacking {len(match[1].split(', '))} packages")
         elif text.startswith("ERROR"):
-            self.screen.say(text)
+            self.errors.append(text)
 
     def now(self, what: str) -> None:
         self.doing = what
@@ -245,6 +254,16 @@ def constraints(folder: Path, without: str) -> str:
     return str(path)
 
 
+class PipFailed(Exception):
+    """pip ended with an error; `reason` is one sentence, where the cause is known."""
+
+    def __init__(self, log: Path, errors: list[str]) -> None:
+        text = log.read_text(encoding="utf-8")
+        self.reason = explain(text)
+        tail = "\n".join([*text.splitlines()[-25:], *errors, "pip failed; its last lines stand above."])
+        super().__init__(f"{self.reason or tail} All of it: {log}")
+
+
 class Pip:
     """pip in the environment, followed and logged."""
 
@@ -260,14 +279,32 @@ class Pip:
         self.folder, self.screen, self.environ, self.versions = folder, screen, environ, versions
 
     def install(self, *what: str, log: str = "install.log") -> None:
-        """Install, or end with the reason why not."""
-        path = self.folder / log
+        path, reader = self.folder / log, Reader(self.screen)
         command = [*self.command, "install", "--verbose", "-c", self.versions, *what]
-        if follow(command, path, Reader(self.screen), self.environ) == 0:
-            return
-        text = path.read_text(encoding="utf-8")
-        tail = "" if (reason := explain(text)) else "\n".join(text.splitlines()[-25:]) + "\n"
-        raise SystemExit(f"{tail}{reason or 'pip failed; its last lines stand above.'} All of it: {path}")
+        if follow(command, path, reader, self.environ):
+            raise PipFailed(path, reader.errors)
+
+    def python(self) -> tuple[int, int]:
+        """The version of the environment's Python, which need not be the one that runs this."""
+        done = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False)
+        match = re.search(r"\(python (\d+)\.(\d+)\)", done.stdout)
+        return (int(match[1]), int(match[2])) if match else sys.version_info[:2]
+
+    def has_wheels(self, requirements: list[str]) -> bool:
+        """Whether these, and what they need in turn, are to be had without compiling anything."""
+        self.screen.progress(f"  looking for wheels of {', '.join(map(name_of, requirements))}")
+        only = ("--dry-run", "--quiet", "--only-binary", ":all:", "-c", self.versions)
+        command = [*self.command, "install", *only, *requirements]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=dict(self.environ))
+        if done.returncode and (reason := explain(done.stdout + done.stderr)):
+            raise SystemExit(reason)
+        return done.returncode == 0
+
+    def without_wheels(self, requirements: list[str]) -> list[str]:
+        """Those of them that have none."""
+        if not requirements or self.has_wheels(requirements):
+            return []
+        return [requirement for requirement in requirements if not self.has_wheels([requirement])]
 
     def rebuild(self) -> None:
         """Compile ggml now: what pip keeps was compiled by somebody who did not know of AMX_FLAGS."""
@@ -277,6 +314,51 @@ class Pip:
         subprocess.run([*self.command, "cache", "remove", wheel], capture_output=True, check=False)
         fresh = ("--force-reinstall", "--no-deps", "--no-cache-dir", "--no-binary", GGML)
         self.install(*fresh, GGML, log="rebuild.log")
+
+
+def requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """What hetrun cannot do without, and what each extra asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project["dependencies"], project["optional-dependencies"]
+
+
+def name_of(requirement: str) -> str:
+    """What comes before a version, an extra or a marker."""
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+
+
+def install(pip: Pip, extras: list[str], editable: bool) -> None:
+    """Install hetrun with these extras, but for packages that this Python cannot have; those are noted."""
+    here = ["-e", "."] if editable else ["."]
+    without: list[str] = []
+    try:
+        pip.install(*here[:-1], "." + (f"[{','.join(extras)}]" if extras else ""))
+    except PipFailed as failed:
+        if failed.reason:
+            raise
+        wanted, without = left_out(pip, extras)
+        if not without:
+            raise  # something else is wrong
+        pip.install(*here, *wanted)
+    notes = {"python": pip.python(), "without": without}
+    (pip.folder / NOTES).write_text(json.dumps(notes), encoding="utf-8")
+
+
+def left_out(pip: Pip, extras: list[str]) -> tuple[list[str], list[str]]:
+    """What these extras ask for and can be had, and the names of what cannot."""
+    needed, optional = requirements()
+    version = "{}.{}".format(*pip.python())
+    if missing := pip.without_wheels([line for line in needed if name_of(line) != GGML]):
+        raise SystemExit(
+            f"hetrun needs {', '.join(missing)}, and there is no wheel for Python {version}: "
+            "name an older Python, as in PYTHON=python3.13."
+        )
+    wanted = list(dict.fromkeys(line for extra in extras for line in optional[extra]))
+    without = pip.without_wheels(wanted)
+    if without:
+        names = ", ".join(map(name_of, without))
+        pip.screen.say(f"Left out, as there is no wheel for Python {version}: {names}.")
+    return [line for line in wanted if line not in without], [name_of(line) for line in without]
 
 
 def main() -> None:
@@ -295,7 +377,7 @@ def main() -> None:
         if left.name != "libraries":  # what setup.py keeps is known by its contents
             shutil.rmtree(left, ignore_errors=True)
     started = time.monotonic()
-    pip.install(*(["-e"] if options.editable else []), target)
+    install(pip, options.extras, options.editable)
     if amx and amx_is_broken(python):
         screen.say("The ggml that pip had was compiled wrong for this CPU's AMX: it is compiled again.")
         pip.rebuild()
@@ -304,6 +386,7 @@ def main() -> None:
                 "ggml's AMX code still does not work, so hetrun leaves it alone and is slower: name another "
                 f"compiler (CXX=...), or take -DCMAKE_CXX_FLAGS out of CMAKE_ARGS, which hides {AMX_FLAGS}."
             )
+    subprocess.run([python, "-P", "-c", LOSSES, *options.extras], check=False)
     screen.say(f"Installed in {time.monotonic() - started:.0f} s.")
 
 
@@ -312,3 +395,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except PipFailed as error:
+        raise SystemExit(str(error)) from None

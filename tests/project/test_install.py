@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from hetrun import wheels
 from tests.support.import_rules import ROOT
 
 BUILD = """\
@@ -106,7 +111,10 @@ def test_the_command_is_followed_and_logged(
     reader = script.Reader(script.Screen(False))
     assert script.follow([sys.executable, "-c", code], log, reader) == 3
     assert log.read_text().splitlines() == [*BUILD.splitlines(), "ERROR: it broke"]
-    assert "ERROR: it broke" in capsys.readouterr().out
+    # What it means is known at the end only.
+    assert reader.errors == ["ERROR: it broke"]
+    assert "it broke" not in capsys.readouterr().out
+    assert "ERROR: it broke\npip failed; its last" in str(script.PipFailed(log, reader.errors))
 
 
 def test_an_environment_that_broke_is_named(tmp_path: Path) -> None:
@@ -178,10 +186,10 @@ def test_who_needs_no_such_flags_gets_none(script: ModuleType, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("amx", "broken", "steps"),
     [
-        (False, [], ["install ."]),  # the trial costs nothing where there is nothing to try
-        (True, [False], ["install .", "trial"]),
-        (True, [True, False], ["install .", "trial", "rebuild", "trial"]),
-        (True, [True, True], ["install .", "trial", "rebuild", "trial"]),
+        (False, [], ["install"]),  # the trial costs nothing where there is nothing to try
+        (True, [False], ["install", "trial"]),
+        (True, [True, False], ["install", "trial", "rebuild", "trial"]),
+        (True, [True, True], ["install", "trial", "rebuild", "trial"]),
     ],
 )
 def test_ggml_is_built_again_once_where_pip_had_a_broken_one(
@@ -202,9 +210,9 @@ def test_ggml_is_built_again_once_where_pip_had_a_broken_one(
 
     monkeypatch.setattr(script, "ROOT", tmp_path)
     monkeypatch.setattr(script, "has_amx", lambda: amx)
-    monkeypatch.setattr(script, "make_venv", lambda venv, screen: venv / "bin" / "python")
+    monkeypatch.setattr(script, "make_venv", lambda venv, screen: Path(sys.executable))
     monkeypatch.setattr(script, "amx_is_broken", trial)
-    monkeypatch.setattr(script.Pip, "install", lambda pip, *what: done.append(f"install {' '.join(what)}"))
+    monkeypatch.setattr(script, "install", lambda pip, extras, editable: done.append("install"))
     monkeypatch.setattr(script.Pip, "rebuild", lambda pip: done.append("rebuild"))
     monkeypatch.setattr(sys, "argv", ["install.py", "--venv", str(tmp_path)])
     script.main()
@@ -234,3 +242,158 @@ def test_what_pip_has_cached_is_not_taken_again(
     assert installed.startswith("-g -m pip --disable-pip-version-check install --verbose -c constraints.txt ")
     assert installed.endswith("--no-cache-dir --no-binary llama-cpp-python llama-cpp-python")
     assert (tmp_path / "rebuild.log").exists()
+
+
+PROJECT = """\
+[project]
+dependencies = ["llama-cpp-python>=1", "numpy>=1"]
+[project.optional-dependencies]
+demo = ["model>=1"]
+test = ["numba>=0.61", "ray>=2", "checker; python_version < '3.9'"]
+"""
+CHECKER = "checker; python_version < '3.9'"
+
+
+class Shop:
+    """A pip that has some packages, and writes down what it is asked for."""
+
+    def __init__(self, folder: Path, script: ModuleType, gone: set[str], broken: str = "") -> None:
+        self.folder, self.script, self.gone, self.broken = folder, script, gone, broken
+        self.screen = script.Screen(False)
+        self.asked: list[str] = []
+        # What is asked of a real one.
+        self.without_wheels = partial(script.Pip.without_wheels, self)
+
+    def python(self) -> tuple[int, int]:
+        return (3, 15)
+
+    def has_wheels(self, requirements: list[str]) -> bool:
+        self.asked.append(f"wheels {' '.join(requirements)}")
+        return not self.gone & set(map(self.script.name_of, requirements))
+
+    def install(self, *what: str) -> None:
+        self.asked.append(f"install {' '.join(what)}")
+        if self.broken or len(self.asked) == 1:
+            log = self.folder / "install.log"
+            log.write_text(self.broken or "ResolutionImpossible\n")
+            raise self.script.PipFailed(log, [])
+
+
+@pytest.fixture
+def shop(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Shop]:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    return partial(Shop, tmp_path, script)
+
+
+def test_what_this_python_cannot_have_is_left_out_and_the_rest_installed(
+    script: ModuleType, shop: Callable[..., Shop], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip = shop({"numba", "ray"})
+    script.install(pip, ["demo", "test"], editable=True)
+    assert pip.asked[0] == "install -e .[demo,test]"
+    # All at once at first: most failures have another cause.
+    assert pip.asked[1:3] == ["wheels numpy>=1", f"wheels model>=1 numba>=0.61 ray>=2 {CHECKER}"]
+    assert pip.asked[-1] == f"install -e . model>=1 {CHECKER}"
+    assert capsys.readouterr().out == "Left out, as there is no wheel for Python 3.15: numba, ray.\n"
+    noted = json.loads((pip.folder / wheels.NOTES).read_text())
+    assert noted == {"python": [3, 15], "without": ["numba", "ray"]}
+    assert script.NOTES == wheels.NOTES
+
+
+def test_without_what_hetrun_needs_there_is_one_sentence(
+    script: ModuleType, shop: Callable[..., Shop]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script.install(shop({"numpy", "numba"}), ["test"], editable=False)
+    assert str(ended.value) == (
+        "hetrun needs numpy>=1, and there is no wheel for Python 3.15: "
+        "name an older Python, as in PYTHON=python3.13."
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "asked"),
+    [
+        # Every wheel is there: it was something else.
+        ("", ["install .[test]", "wheels numpy>=1", f"wheels numba>=0.61 ray>=2 {CHECKER}"]),
+        # It is known what.
+        (NO_COMPILER, ["install .[test]"]),
+    ],
+)
+def test_other_failures_stay_what_they_are(
+    script: ModuleType, shop: Callable[..., Shop], broken: str, asked: list[str]
+) -> None:
+    pip = shop(set(), broken)
+    with pytest.raises(script.PipFailed, match="C and a C" if broken else "Impossible"):
+        script.install(pip, ["test"], editable=False)
+    assert pip.asked == asked
+    assert not (pip.folder / wheels.NOTES).exists()
+
+
+def test_an_installation_that_lacks_nothing_corrects_the_note(
+    script: ModuleType, shop: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = shop({"numba"})
+    monkeypatch.setattr(pip, "install", lambda *what: pip.asked.append(" ".join(what)))
+    (pip.folder / wheels.NOTES).write_text('{"python": [3, 15], "without": ["numba"]}')
+    script.install(pip, [], editable=False)
+    assert pip.asked == ["."]
+    assert json.loads((pip.folder / wheels.NOTES).read_text())["without"] == []
+
+
+SMALLEST = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "hetrun"
+dynamic = ["version"]
+dependencies = []
+[project.optional-dependencies]
+test = ["numba>=0.61", "model"]
+"""
+NEEDS = (
+    "Provides-Extra: test",
+    'Requires-Dist: numba>=0.61; extra == "test"',
+    "Requires-Dist: model; extra == 'test'",
+)
+# Builds a wheel with nothing that is not in Python itself.
+BACKEND = """\
+import shutil
+def build_wheel(folder, settings=None, metadata=None):
+    return shutil.copy("shelf/hetrun-1-py3-none-any.whl", folder).rpartition("/")[2]
+"""
+
+
+def wheel(folder: Path, name: str, *metadata: str, tag: str = "py3-none-any") -> None:
+    """A package with nothing in it."""
+    with zipfile.ZipFile(folder / f"{name}-1-{tag}.whl", "w") as out:
+        for file, lines in (
+            ("WHEEL", ("Wheel-Version: 1.0", f"Tag: {tag}")),
+            ("METADATA", ("Metadata-Version: 2.1", f"Name: {name}", "Version: 1", *metadata)),
+            ("RECORD", ()),
+        ):
+            out.writestr(f"{name}-1.dist-info/{file}", "".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.slow
+def test_pip_itself(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a package that is pinned as in constraints.txt, and whose wheels are for an old Python."""
+    shelf, site = tmp_path / "shelf", tmp_path / "site"
+    shelf.mkdir()
+    wheel(shelf, "numba", tag="cp36-cp36m-linux_x86_64")
+    wheel(shelf, "model")
+    wheel(shelf, "hetrun", *NEEDS)
+    (tmp_path / "pyproject.toml").write_text(SMALLEST)
+    (tmp_path / "backend.py").write_text(BACKEND)
+    (tmp_path / "constraints.txt").write_text("numba==1\n")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_TARGET": str(site)}
+    environ["PIP_FIND_LINKS"] = str(shelf)
+    pip = script.Pip(Path(sys.executable), tmp_path, script.Screen(False), environ)
+    script.install(pip, ["test"], editable=False)
+    assert {path.name for path in site.glob("*.dist-info")} == {"hetrun-1.dist-info", "model-1.dist-info"}
+    assert json.loads((tmp_path / wheels.NOTES).read_text())["without"] == ["numba"]
