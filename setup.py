@@ -40,7 +40,7 @@ class BuildLibraries(build_ext):
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile, unless this checkout has compiled the same before: the largest file takes half a minute."""
+        """Compile, unless this checkout has compiled the same before: one file takes half a minute."""
         kept = KEPT / f"{ext.name}-{self.identity(ext)}.so"
         made = Path(self.get_ext_fullpath(ext.name))
         if kept.is_file():
