@@ -7,15 +7,19 @@ import json
 import pytest
 
 from hetrun import cli
+from tests.support.tiers import exhaustive
 from tests.tools import planner_tables
 from tests.tools.planner_tables import DOCUMENT, PARTS, between, made
 
 QUICK = ("twinpilots", "lia", "laptop")
+ALIKE = ("twinpilots-a10g", "lia-spr-a100")  # the same policies as server-h200, on other machines
+MARKS = {
+    part: [*([] if part in QUICK else [pytest.mark.slow]), *([exhaustive] if part in ALIKE else [])]
+    for part in PARTS
+}
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=() if part in QUICK else pytest.mark.slow) for part in PARTS]
-)
+@pytest.mark.parametrize("part", [pytest.param(part, marks=marks) for part, marks in MARKS.items()])
 def test_the_document_has_what_the_script_makes(part: str) -> None:
     found = between(part).search(DOCUMENT.read_text(encoding="utf-8"))
     assert found is not None
