@@ -7,12 +7,11 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -98,15 +97,22 @@ def answer(run: Run, tiny: str) -> Run:
     return answer
 
 
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """The command in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "hetrun", *arguments],
+@contextmanager
+def start(*arguments: str, code: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """The command in a process of its own, after some code; it ends with the block at the latest."""
+    begin = ("-c", f"{code}\nfrom hetrun.cli import main; main()") if code else ("-m", "hetrun")
+    process = subprocess.Popen(
+        [sys.executable, *begin, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # Tests that were started in the background ignore Ctrl-C, and their children would too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 # --- help, versions, and what is refused
@@ -363,24 +369,28 @@ def test_ctrl_c_stops_and_what_was_written_stays(tiny: str) -> None:
         before = os.read(process.stdout.fileno(), 1)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-        assert process.wait(10) == 130
+        assert process.wait() == 130
         assert before + rest
         assert rest.endswith(b"\n")
         assert b"Traceback" not in process.stderr.read()
 
 
-def test_ctrl_c_does_not_wait_for_a_grammar(tiny: str, tmp_path: Path) -> None:
-    grammar = tmp_path / "long.gbnf"
-    rules = "".join(f'r{i} ::= "a" r{i + 1} | "b" r{i + 1}\n' for i in range(5000))
-    grammar.write_text(f'root ::= r0\n{rules}r5000 ::= "c"\n')
-    with start(*endless(tiny), "--verbose", "--grammar", str(grammar)) as process:
+# A grammar that is tried out for an hour.
+TRIED_FOR_LONG = """
+import sys, time
+from hetrun.grammar import masks
+def try_out(*args): print("it is tried out", file=sys.stderr, flush=True); time.sleep(3600)
+masks.try_out = try_out
+"""
+
+
+def test_ctrl_c_does_not_wait_for_a_grammar(tiny: str) -> None:
+    with start(*endless(tiny), "--grammar", 'root ::= "a"\n', code=TRIED_FOR_LONG) as process:
         assert process.stderr is not None
-        while b"grammar of " not in process.stderr.readline():
+        while b"it is tried out" not in process.stderr.readline():
             pass
         process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        assert process.wait(10) == 130
-        assert time.monotonic() - began < 0.5
+        assert process.wait() == 130
         assert process.stderr.read().strip() == b""
 
 
@@ -390,7 +400,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tiny: str) -> None:
         assert process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()
-        assert process.wait(20) == 0
+        assert process.wait() == 0
         assert process.stderr.read() == b""
 
 
@@ -401,17 +411,15 @@ def test_a_model_s_escape_sequences_do_not_reach_a_terminal(tiny: str) -> None:
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL) as process:
         os.close(theirs)
         seen = b"".join(iter(lambda: read_terminal(ours), b""))
-        assert process.wait(20) == 0
+        assert process.wait() == 0
     os.close(ours)
     controls = {byte for byte in seen if byte < 32} - set(b"\r\n\t")
     assert not controls
     assert "␛".encode() in seen or "␀".encode()[:2] in seen  # there was something to hide
 
 
-def read_terminal(descriptor: int, wait_s: float = 20) -> bytes:
+def read_terminal(descriptor: int) -> bytes:
     """What came; nothing when the other side hung up."""
-    if not select.select([descriptor], [], [], wait_s)[0]:
-        return b""
     try:
         return os.read(descriptor, 65536)
     except OSError:  # how Linux says that no process has the other side open any more
@@ -501,7 +509,7 @@ def test_serve_answers_and_cleans_up(tiny: str, tmp_path: Path) -> None:
             assert answered["usage"]["completion_tokens"] == 3
             assert http.get("/health").json() == {"status": "ok"}
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait() == 0
         assert process.stderr.read() == b""
     assert not path.exists()
 
@@ -511,7 +519,7 @@ def test_serve_with_a_template_that_is_none_does_not_begin(tiny: str, tmp_path: 
     template.write_text("{% if")
     with start("serve", "-m", tiny, "--port", "0", "--chat-template", str(template)) as process:
         assert process.stderr is not None
-        assert process.wait(20) == 2
+        assert process.wait() == 2
         assert b"line 1: unexpected 'end of template'" in process.stderr.read()
 
 
@@ -519,7 +527,7 @@ def test_serve_with_a_bad_model_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "hetrun.sock"
     with start("serve", "-m", __file__, "--uds", str(path)) as process:
         assert process.stderr is not None
-        assert process.wait(20) == 2
+        assert process.wait() == 2
         assert b"is not a GGUF file" in process.stderr.read()
     assert not path.exists()
 
@@ -529,7 +537,7 @@ def test_serve_with_too_little_memory_leaves_nothing(tiny: str, tmp_path: Path) 
     options = ("--backend", "reference", "--ram", "100KiB", "--uds", str(path))
     with start("serve", "-m", tiny, *options) as process:
         assert process.stderr is not None
-        assert process.wait(20) == 2
+        assert process.wait() == 2
         (sentence,) = process.stderr.read().decode().splitlines()
         assert sentence.startswith("hetrun: ")
         assert "this model needs at least" in sentence
@@ -554,9 +562,9 @@ def test_chat_in_a_terminal(tiny: str) -> None:
             os.write(ours, b"hello\r")
             wait_for(ours, b"tokens/s")
             os.write(ours, b"\x11")  # Ctrl+Q
-            while read_terminal(ours, 5):
+            while read_terminal(ours):
                 pass
-            assert process.wait(20) == 0
+            assert process.wait() == 0
         finally:
             process.kill()
             os.close(ours)
@@ -565,7 +573,7 @@ def test_chat_in_a_terminal(tiny: str) -> None:
 def wait_for(descriptor: int, text: bytes) -> None:
     """Read the terminal until it shows the text."""
     seen = b""
-    end = time.monotonic() + 30
     while text not in seen:
-        assert time.monotonic() < end, f"never saw {text!r} in {seen[-2000:]!r}"
-        seen += read_terminal(descriptor, 1)
+        more = read_terminal(descriptor)
+        assert more, f"never saw {text!r} in {seen[-2000:]!r}"
+        seen += more

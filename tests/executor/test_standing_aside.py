@@ -345,7 +345,8 @@ def test_whoever_looks_sees_the_pieces_as_he_sees_the_whole() -> None:
         device.watch(spent := Spent())
         start = perf_counter()
         made.step((made.kv.alloc(), TOKENS[:30], [29]), between=between)
-        assert 0 < spent.seconds["products"] < perf_counter() - start
+        took = perf_counter() - start
+        assert 0 < spent.seconds["products"] < took  # a part of it, however long it is
         assert spent.seconds["attention"] > 0
         assert spent.seconds["norms"] > 0
     device.watch(None)

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import struct
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from safetensors.numpy import save_file
 from hetrun.errors import ModelFileError
 from hetrun.formats.safetensors import read_safetensors
 from hetrun.reader import FileReader
+from tests.support.effort import effort
 
 VALUES = np.arange(24, dtype=np.float32)
 
@@ -143,16 +143,15 @@ def test_a_bad_file_is_refused_with_a_sentence(tmp_path: Path, name: str) -> Non
     raw, message = MALFORMED[name]
     path = tmp_path / "bad.safetensors"
     path.write_bytes(raw)
-    began = time.perf_counter()
     tracemalloc.start()
-    with pytest.raises(ModelFileError) as caught:
+    with pytest.raises(ModelFileError) as caught, effort() as took:
         read_safetensors(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
     assert peak < 4 * len(raw) + (4 << 20)
-    assert time.perf_counter() - began < 5
+    assert took.calls < 2000
 
 
 def test_what_the_library_accepts_is_accepted(tmp_path: Path) -> None:
@@ -171,9 +170,9 @@ def test_a_hundred_thousand_tensors(tmp_path: Path) -> None:
     path.write_bytes(
         whole({f"blk.{i}": entry(4 * i, 4 * i + 4, [1]) for i in range(100_000)}, bytes(400_000))
     )
-    began = time.perf_counter()
-    assert len(read_safetensors(path).tensors) == 100_000
-    assert time.perf_counter() - began < 10
+    with effort() as took:
+        assert len(read_safetensors(path).tensors) == 100_000
+    assert took.calls < 100 * 100_000
 
 
 def test_truncated_anywhere(tmp_path: Path) -> None:
