@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,14 @@ from hetrun.events import GenerateRequest
 from hetrun.params import SamplingParams
 from hetrun.questions import SetRam
 from hetrun.wire import Patience
-from tests.tools import make_model
 
 pytestmark = pytest.mark.slow
 
-# 340 MB of weights; a process needs some 220 MiB besides.
-SHAPE = make_model.Shape(
-    "tall", embd=1024, layers=40, ffn=4096, heads=16, kv_heads=4, head_dim=64, vocab=4096
-)
-SMALL, MIDDLE, LARGE = 300, 380, 700  # MiB; all weights fit into the last
 PATIENCE_S = 60.0
-BUDGETS = (SMALL, LARGE, MIDDLE, SMALL, LARGE, SMALL)
+# Of the weights, how much less there is than the whole model needs in a process, or more.
+SMALL, MIDDLE, LARGE = -0.6, -0.3, 0.6
+CHANGES = (SMALL, LARGE, MIDDLE, SMALL, LARGE, SMALL)
+PARTS = ("weights", "KV of one full sequence", "interpreter", "libraries", "reserve")
 
 # Three answers together; behind every fourth token of the first one comes another budget. In a process of its
 # own: a test's has in memory whatever was imported before.
@@ -74,15 +72,9 @@ with LLM(path, ctx=256, deterministic=True, backends=["llamacpp"], **options) as
             llm.set_ram("20MiB")
         except Exception as error:
             refused = f"{type(error).__name__}: {error}"
-    print(json.dumps({"tokens": tokens, "found": found, "refused": refused}))
+    bill = dict(llm.plan.memory)
+    print(json.dumps({"tokens": tokens, "found": found, "refused": refused, "bill": bill}))
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tall-q4_0.gguf"
-    make_model.write_model(path, SHAPE, "Q4_0", 0)
-    return path
 
 
 def answers(model: Path, ram: str, *budgets: str) -> dict[str, Any]:
@@ -93,22 +85,41 @@ def answers(model: Path, ram: str, *budgets: str) -> dict[str, Any]:
     return found
 
 
-def test_the_budget_changes_in_the_middle_of_answers_and_no_token_does(model: Path) -> None:
-    resident = answers(model, "")
+@pytest.fixture(scope="module")
+def resident(tall: Path) -> dict[str, Any]:
+    """The answers with all weights in memory, and what that takes."""
+    return answers(tall, "")
+
+
+Budget = Callable[[float], int]
+
+
+@pytest.fixture(scope="module")
+def budget(resident: dict[str, Any]) -> Budget:
+    """Whole MiB in bytes, for a process that holds so much less or more."""
+    bill = resident["bill"]
+    whole = sum(bill.get(part, 0) for part in PARTS)
+    return lambda part: int(whole + part * bill["weights"]) >> 20 << 20
+
+
+def test_the_budget_changes_in_the_middle_of_answers_and_no_token_does(
+    tall: Path, resident: dict[str, Any], budget: Budget
+) -> None:
     assert [len(text) for text in resident["tokens"]] == [33] * 3
-    changing = answers(model, f"{MIDDLE}MiB", *(f"{budget}MiB" for budget in BUDGETS))
+    changing = answers(tall, *(f"{budget(part) >> 20}MiB" for part in (MIDDLE, *CHANGES)))
     assert changing["tokens"] == resident["tokens"]
-    assert len(changing["found"]) == len(BUDGETS)
-    for budget, (held, streamed, bill) in zip(BUDGETS, changing["found"], strict=True):
-        assert held <= budget << 20
-        assert (streamed > 0) == (budget != LARGE)
-        assert bill["limit"] == budget << 20
+    assert len(changing["found"]) == len(CHANGES)
+    for part, (held, streamed, bill) in zip(CHANGES, changing["found"], strict=True):
+        assert held <= budget(part)
+        assert (streamed > 0) == (part != LARGE)
+        assert bill["limit"] == budget(part)
         assert bill["left"] >= 0
     assert changing["refused"].startswith("BudgetError: --ram 20 MiB is too little")
 
 
-async def test_a_worker_s_budget_changes_and_holds_for_the_next_one(model: Path) -> None:
-    options = {"model": str(model), "ctx": 256, "ram": f"{MIDDLE}MiB", "backends": ["llamacpp"]}
+async def test_a_worker_s_budget_changes_and_holds_for_the_next_one(tall: Path, budget: Budget) -> None:
+    small, middle_ram = budget(SMALL), budget(MIDDLE)
+    options = {"model": str(tall), "ctx": 256, "ram": middle_ram, "backends": ["llamacpp"]}
     settings = Settings.resolve(environ={}, deterministic=True, **options)
     client = WorkerClient(settings, patience=Patience(look=0.1))
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -128,16 +139,16 @@ async def test_a_worker_s_budget_changes_and_holds_for_the_next_one(model: Path)
 
     try:
         first = await text()
-        middle = await until_budget(MIDDLE << 20)
+        middle = await until_budget(middle_ram)
         running = asyncio.create_task(text())
-        bill = await client.ask(SetRam(SMALL << 20))
-        assert bill["limit"] == SMALL << 20
+        bill = await client.ask(SetRam(small))
+        assert bill["limit"] == small
         assert await running == first
-        assert await until_budget(SMALL << 20) > middle > 0
+        assert await until_budget(small) > middle > 0
         with pytest.raises(BudgetError):
             await client.ask(SetRam(20 << 20))
         os.kill(client.pid, signal.SIGKILL)
         assert await text() == first
-        assert await until_budget(SMALL << 20) > middle
+        assert await until_budget(small) > middle
     finally:
         await client.close()
