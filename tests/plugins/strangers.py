@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -98,15 +100,19 @@ class Home:
 
 
 def wheel_of(project: Path, out: Path) -> Path:
-    """Built as pip builds it, without the network. From a copy: building leaves folders behind."""
-    import shutil
-
-    copy = out / f"{project.name}-source"
-    shutil.copytree(project, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
-    _run([*pip, "--wheel-dir", str(out), str(copy)])
-    (wheel,) = out.glob(f"{project.name.replace('-', '_')}-*.whl")
+    """Built as pip builds it, without the network."""
+    (wheel,) = wheels_of([project], out)
     return wheel
+
+
+def wheels_of(projects: Sequence[Path], out: Path) -> list[Path]:
+    """All of them by one call. From copies: building leaves folders behind."""
+    skipped = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+    copies = [str(shutil.copytree(p, out / f"{p.name}-source", ignore=skipped)) for p in projects]
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index"]
+    _run([*pip, "--wheel-dir", str(out), *copies])
+    names = [project.name.replace("-", "_") for project in projects]
+    return [wheel for name in names for wheel in out.glob(f"{name}-*.whl")]
 
 
 def home_with(folder: Path, *projects: Path) -> Home:
@@ -117,15 +123,17 @@ def home_with(folder: Path, *projects: Path) -> Home:
     there = Path(sysconfig.get_path("purelib", vars={"base": str(place)}))
     # Not only a path: what is installed as editable has such a file of its own there.
     (there / "tests.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-    for project in projects:
-        wheel = wheel_of(project, folder)
-        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
-        _run([*pip, "--target", str(there), str(wheel)])
-    home = folder / "home"
-    home.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
+    _run([*pip, "--target", str(there), *map(str, wheels_of(projects, folder))])
+    return home_at(folder)
+
+
+def home_at(folder: Path) -> Home:
+    """The environment that was made there, with an empty home."""
+    home = Path(tempfile.mkdtemp(prefix="home-", dir=folder))
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HETRUN_", "PYTHON", "XDG_"))}
     env |= {"HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    return Home(place / "bin" / "python", env)
+    return Home(folder / "env" / "bin" / "python", env)
 
 
 def project_of(doc: Path, folder: Path) -> Path:

@@ -25,8 +25,10 @@ import pytest
 
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.plugins.strangers import PLUGINS, wheel_of
+from tests.support.tiers import exhaustive
 
 pytestmark = pytest.mark.slow
+WITH_RAY = exhaustive  # a cluster of real processes takes minutes
 
 PATIENCE_S = 240.0
 LINES = 600
@@ -153,7 +155,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(packages: Path) -> Iterator[Callable[[], Nodes]]:
-    """The cluster that is there, or a new one. Each begins with one node."""
+    """The cluster that is there, or a new one. Each begins with two nodes."""
     begun: list[Nodes] = []
     # Ray's sockets lie in it: no path of pytest's is short enough.
     folder = tempfile.mkdtemp(prefix="ray")
@@ -169,6 +171,7 @@ def cluster(packages: Path) -> Iterator[Callable[[], Nodes]]:
             )  # fmt: skip
             assert process.stdout is not None
             begun.append(Nodes(process, process.stdout.readline().strip()))
+            begun[-1].do("add")
         return begun[-1]
 
     try:
@@ -198,7 +201,6 @@ def bench(packages: Path, cluster: Callable[[], Nodes], tmp_path_factory: pytest
     model = write_gguf(TinyLlama("tiny", layers=2, context=512), folder / "tiny.gguf")
     (folder / "in.txt").write_text("".join(f"Say {i}\n" for i in range(LINES)))
     nodes = cluster()
-    nodes.do("add")
     first = Bench(packages, model, folder / "in.txt", b"")
     running = first.begin("-o", folder / "alone.jsonl", "--workers", f"ray:{nodes.address}")
     assert running.ended() == (0, "")  # and Ray says nothing
@@ -216,6 +218,7 @@ def bench(packages: Path, cluster: Callable[[], Nodes], tmp_path_factory: pytest
     return Bench(packages, model, folder / "in.txt", alone)
 
 
+@WITH_RAY
 def test_an_actor_and_a_node_that_are_killed_cost_nothing(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
@@ -237,6 +240,7 @@ def test_an_actor_and_a_node_that_are_killed_cost_nothing(
     nodes.do("add")
 
 
+@WITH_RAY
 def test_a_node_that_joins_takes_the_place_of_one_that_left(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
@@ -260,6 +264,7 @@ def _has_more(output: Path, than: int) -> bool:
     return lines(output) > than
 
 
+@WITH_RAY
 def test_the_command_may_be_killed_and_goes_on(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
@@ -277,6 +282,7 @@ def test_the_command_may_be_killed_and_goes_on(
     assert output.read_bytes() == bench.alone
 
 
+@WITH_RAY
 def test_rays_driver_may_be_killed_and_the_engines_end(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
@@ -294,6 +300,7 @@ def test_rays_driver_may_be_killed_and_the_engines_end(
     assert output.read_bytes() == bench.alone
 
 
+@WITH_RAY
 def test_a_node_without_the_model_is_named_and_the_others_go_on(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
@@ -317,6 +324,7 @@ def test_a_node_without_the_model_is_named_and_the_others_go_on(
     until(lambda: not bench.engines() and not nodes.actors())
 
 
+@WITH_RAY
 def test_a_node_that_does_not_begin_holds_nobody_up(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
@@ -336,6 +344,7 @@ def test_a_node_that_does_not_begin_holds_nobody_up(
     nodes.do("add")
 
 
+@WITH_RAY
 def test_addresses_that_are_no_good_are_one_sentence(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
@@ -354,7 +363,7 @@ def test_addresses_that_are_no_good_are_one_sentence(
     until(lambda: not bench.engines())
 
 
-def test_folders_that_the_killed_left_are_taken_away(packages: Path, tmp_path: Path) -> None:
+def test_folders_that_the_killed_left_are_taken_away(tmp_path: Path) -> None:
     code = """
 import os
 from hetrun_ray import engine
@@ -367,15 +376,17 @@ print([os.path.exists(folder) for folder, _ in (stale, young, locked)])
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=_environment(packages) | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=False,
+        env=_environment(PLUGINS / "hetrun-ray") | {"TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout == "[False, True, True]\n", done.stderr
 
 
+@WITH_RAY
 def test_when_all_nodes_are_gone_the_end_is_clear_and_a_new_cluster_goes_on(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
-    """The last one: nothing is left of the cluster."""
+    """Nothing is left of the cluster; the next one who wants it has another."""
     nodes, output = cluster(), tmp_path / "out"
     running = bench.begin("-o", output, "--workers", f"ray:{nodes.address}", code=IMPATIENT)
     until(lambda: lines(output) > 30, running)

@@ -17,7 +17,8 @@ from hetrun.links import Link, Parameter
 from hetrun.params import SAMPLERS, SamplingParams
 from hetrun.sampling.candidates import Candidates, Rule
 from hetrun.sampling.sampler import ChainSampler, make_sampler
-from tests.plugins.strangers import PLUGINS, Home, Register, home_with
+from tests.plugins.strangers import PLUGINS, Home, Register
+from tests.plugins.test_docs import home_of_all_pages
 
 
 @pytest.fixture
@@ -139,13 +140,15 @@ def test_a_link_that_is_none_is_left_out(register: Register, thing: object) -> N
 # --- as a stranger has it
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    return home_with(tmp_path_factory.mktemp("top-a"), PLUGINS / "hetrun-top-a")
+@pytest.fixture
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """The environment of the pages: a test there sees that their sampler is this one."""
+    return home_of_all_pages(tmp_path_factory)
 
 
 @pytest.mark.slow
-def test_installed_it_is_an_option_and_a_field(home: Home, tmp_path: Path) -> None:
+def test_installed_it_is_an_option_and_a_field(installed: Home, tmp_path: Path) -> None:
+    home = installed
     assert "--top-a N" in home.hetrun("run", "--help").stdout
     words = (
         "run",
