@@ -85,7 +85,7 @@ def _compiled() -> str:
     from hetrun.backends.cuda.nvrtc import compiler
     from hetrun.backends.cuda.programs import FOLDER, Source
 
-    source, made = Source("small"), compiler()
+    source, made = Source("rows"), compiler()
     program, _ = made.compile(source.name, source.path.read_text(), FOLDER, ["--gpu-architecture=sm_90"])
     return f"NVRTC {made.version[0]}.{made.version[1]}, {len(program):,} bytes of a first program"
 
