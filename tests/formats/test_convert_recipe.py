@@ -15,6 +15,7 @@ from hetrun.formats.gguf import read_gguf
 from hetrun.quant import by_name
 from tests.models.hf import Row, folder
 from tests.support.peer import llama_cpp
+from tests.support.tiers import exhaustive
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9, "num_attention_heads": 8}
 ROWS = (
@@ -24,9 +25,9 @@ ROWS = (
     Row("experts", "mixtral", {**WIDE, "num_hidden_layers": 2, "num_local_experts": 8}),
     Row("alone", "llama", {**WIDE, "num_key_value_heads": 8, "num_hidden_layers": 3}),
 )
-QUICK = ("Q4_K_M", "Q2_K")
 SEES_GROUPS = ("Q2_K", "IQ4_NL", "IQ4_XS")  # recipes for which it matters whether heads share KV heads
 CASES = [(row, r) for row in ROWS[:3] for r in RECIPES] + [(ROWS[3], r) for r in SEES_GROUPS]
+TELLING = [(row, r) for row in ROWS for r in ("Q4_K_M", "Q2_K")] + [(ROWS[3], "IQ4_NL")]
 
 
 def quantise_with_llama_cpp(source: Path, target: Path, file_type: int) -> None:
@@ -51,7 +52,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> dict[Row, Path]:
 @pytest.mark.parametrize(
     ("row", "recipe"),
     # The first model in every mixture, the others in those that look at experts, heads and widths.
-    [c if c[0] is ROWS[0] or c[1] in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
+    [pytest.param(*c, marks=() if c[0] is ROWS[0] or c in TELLING else exhaustive) for c in CASES],
     ids=str,
 )
 def test_same_types_and_bytes_as_llama_cpp(

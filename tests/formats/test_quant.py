@@ -19,6 +19,7 @@ from hypothesis.extra.numpy import arrays
 from hetrun import quant, registry
 from hetrun.errors import BackendUnavailable
 from hetrun.quant import OTHER_TYPES, QUANTS, QuantType, by_ggml_id, by_name
+from tests.support.examples import examples
 
 ALL = [pytest.param(q, id=q.name) for q in QUANTS.values()]
 PACKED = [pytest.param(q, id=q.name) for q in QUANTS.values() if q.pack is not None]
@@ -106,7 +107,7 @@ FLOATS = st.floats(-(2.0**10), 2.0**10, width=32, allow_subnormal=False).filter(
 
 @pytest.mark.parametrize("q", PACKED)
 @given(x=arrays(np.float32, (2, 64), elements=FLOATS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 def test_quantises_any_weights_as_gguf_does_and_comes_back_close(
     q: QuantType, x: npt.NDArray[np.float32]
 ) -> None:
