@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -136,14 +135,13 @@ DEAR = ("patterns that meet", "remainders", "very many options")
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in HOSTILE]
 )
 def test_what_strangers_send_ends_in_time(shared: Grammars, name: str) -> None:
+    """Two seconds of the processor; the limit that every test has is for a busy machine."""
     kind, text = HOSTILE[name]
-    began = perf_counter()
     try:
         list(steps(shared.constraint(Structure(kind, text)), 0, most=5))
     except OptionError as error:
         assert len(str(error)) < 400  # noqa: PT017 - it may as well succeed
         assert "\n" not in str(error)  # noqa: PT017
-    assert perf_counter() - began < 20  # two seconds of the processor, and on a busy machine more
 
 
 def test_the_child_that_tries_them_begins_without_numpy() -> None:
