@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -27,8 +27,12 @@ from hetrun.ops import Moe
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler
 from tests.models.cases import COMMON
+from tests.support.tiers import exhaustive, pairwise
 
 EMULATED = "cuda emulated"  # its kernels, run by the CPU
+# A type of weights is a program that has to be built: `make test` has these on the emulator.
+BUILT = "F32", "BF16", "Q4_0", "Q4_K", "Q6_K"
+BUILT_FOR_EXPERTS = "Q4_0", "Q4_K"  # and one more where there are many tokens
 WITHOUT_KERNELS = "llamacpp without kernels"  # as it is where there was no C compiler
 
 
@@ -87,29 +91,52 @@ def found(case: Case, name: str, folder: Path) -> Outcome:
     return outcome(case, op, backend)
 
 
-def marks(case: Case, name: str) -> Sequence[pytest.MarkDecorator]:
-    """What the quick tests leave out."""
-    return () if is_quick(case) and name != EMULATED else (pytest.mark.slow,)
+Row = tuple[Case, str]  # on a backend
 
 
-def pairs() -> list[ParameterSet]:
+def facts(row: Row) -> Sequence[Hashable]:
+    """What a row is about; `make test` has rows in which every two of them occur together."""
+    case, name = row
+    return name, case.kind, case.quant, (case.kind, case.note), str(case.company)
+
+
+def is_built(case: Case, name: str) -> bool:
+    """Whether `make test` may have it: it wants no program of the emulator that no other test does."""
+    built = BUILT_FOR_EXPERTS if case.kind == "moe" else (*BUILT, "")
+    return name != EMULATED or case.kind == "attention" or case.quant in built
+
+
+def rows() -> Iterator[Row]:
     """Each case on each backend; of a second way of one only its products, the rest being the same code.
 
     One that has to be named may bring a library that changes what the same code calls.
     """
     without = [WITHOUT_KERNELS] if "llamacpp" in others() else []
     ways = {name for name, d in registry.backends().items() if d.way_of and not d.by_name}
-    return [
-        pytest.param(case, name, id=f"{case}-{name}", marks=marks(case, name))
-        for name in [*others(), *without]
-        for case in CASES
-        if case.kind == "attention" or name != WITHOUT_KERNELS
-        if name not in ways or case.kind in ("linear", "head", "moe")
-        if is_for(case, name)
-    ]
+    for name in [*others(), *without]:
+        for case in CASES:
+            if name == WITHOUT_KERNELS and case.kind != "attention":
+                continue
+            if name not in ways or case.kind in ("linear", "head", "moe"):
+                if is_for(case, name):
+                    yield case, name
 
 
-@pytest.mark.parametrize(("case", "backend"), pairs())
+def marked() -> list[ParameterSet]:
+    """Those that only `make test-all` has, and those that the quick tests leave out."""
+    table = list(rows())
+    often = {id(row) for row in pairwise([row for row in table if is_built(*row)], facts)}
+    found = []
+    for row in table:
+        case, name = row
+        marks = [] if id(row) in often else [exhaustive]
+        if name == EMULATED or not is_quick(case):
+            marks.append(pytest.mark.slow)
+        found.append(pytest.param(case, name, id=f"{case}-{name}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("case", "backend"), marked())
 def test_a_backend_computes_what_the_reference_does(case: Case, backend: str, tmp_path: Path) -> None:
     trial = compared(case, expected(case), found(case, backend, tmp_path), allowed(case, device(backend)))
     assert trial.state == "ok", trial.said

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from hetrun.backend import Segment
 from hetrun.conformance.packing import packed
@@ -16,7 +18,8 @@ from hetrun.graph import Constant, Op, Rows, Value, Weight
 from hetrun.ops import NONE, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
-from tests.conformance.test_ops import EMULATED, create, device, others, tried
+from tests.conformance.test_ops import BUILT, BUILT_FOR_EXPERTS, EMULATED, create, device, others
+from tests.support.tiers import exhaustive, pairwise
 
 X = Value("x", 256, "tokens")
 needs_ggml = pytest.mark.skipif("llamacpp" not in others(), reason="llama-cpp-python is not installed")
@@ -144,15 +147,37 @@ def run(name: str, segment: Segment, company: Company, threads: int = 1) -> list
     return found
 
 
-@pytest.mark.parametrize("backend", tried())
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("types", LIMITS, ids="-".join)
-@pytest.mark.parametrize("build", BLOCKS, ids=lambda b: b.__name__)
+def often(build: Build, types: tuple[str, str], backend: str) -> bool:
+    """Whether `make test` may have it: it wants no program of the emulator that no other test does."""
+    return backend != EMULATED or types[0] in (BUILT_FOR_EXPERTS if build is mixture else BUILT)
+
+
+Row = tuple[Build, tuple[str, str], str, int]  # a block, types, a backend and its threads
+
+
+def marked(backends: Sequence[str], threads: Sequence[int]) -> list[ParameterSet]:
+    """The whole table for `make test-all`; for `make test` what has every two of its facts together."""
+    table: list[Row] = [
+        (build, types, backend, n)
+        for build, types, backend, n in product(BLOCKS, LIMITS, backends, threads)
+        if backend != EMULATED or n == 1  # it has no threads of the host's
+    ]
+    chosen = {id(row) for row in pairwise([row for row in table if often(*row[:3])], lambda row: row)}
+    found = []
+    for row in table:
+        build, types, backend, n = row
+        marks = [] if id(row) in chosen else [exhaustive]
+        if backend == EMULATED:
+            marks.append(pytest.mark.slow)
+        said = f"{build.__name__}-{'-'.join(types)}-{n}-{backend}"
+        found.append(pytest.param(build, types, backend, n, id=said, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("build", "types", "backend", "threads"), marked(others(), (1, 2)))
 def test_a_segment_is_what_its_ops_are(
-    build: Build, types: tuple[str, str], threads: int, backend: str
+    build: Build, types: tuple[str, str], backend: str, threads: int
 ) -> None:
-    if backend == EMULATED and threads > 1:
-        pytest.skip("it has no threads of the host's")
     segment = block(build, *types)
     floor = FLOORS[device(backend).arithmetic].get("moe", 0.0)  # it has as many products as any block
     for company in COMPANIES:
@@ -162,12 +187,13 @@ def test_a_segment_is_what_its_ops_are(
             assert nmse(a, b) <= max(LIMITS[types], floor), f"{value.name} with {company}"
 
 
-@pytest.mark.parametrize("backend", [REFERENCE, *tried()])
-@pytest.mark.parametrize("types", LIMITS, ids="-".join)
-@pytest.mark.parametrize("build", BLOCKS, ids=lambda b: b.__name__)
-def test_what_weights_take_is_known_before(build: Build, types: tuple[str, str], backend: str) -> None:
+@pytest.mark.parametrize(("build", "types", "backend", "threads"), marked([REFERENCE, *others()], (1,)))
+def test_what_weights_take_is_known_before(
+    build: Build, types: tuple[str, str], backend: str, threads: int
+) -> None:
     made = create(backend)
     made.start()
+    made.set_threads(threads)
     wanted = made.wants(block(build, *types).ops)
     reader = FileReader()
     assert made.resident_bytes(wanted) == sum(made.upload(use, reader.read).nbytes for use in wanted)
