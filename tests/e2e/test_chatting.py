@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from hetrun.cli.chat import KEPT
 from tests.tui.terminal import TMUX, Terminal
 
 pytestmark = pytest.mark.skipif(TMUX is None, reason="there is no tmux here")
@@ -43,7 +45,7 @@ def test_a_conversation_with_smollm2(tmp_path: Path) -> None:
         terminal.type("Count to a thousand.")
         terminal.keys("Enter")
         terminal.until("Esc Stop")
-        time.sleep(2.5)  # some of the answer was kept by then
+        until_kept(tmp_path, 2)
         os.kill(terminal.pid, signal.SIGKILL)
         ended(terminal)
     with Terminal(tmp_path, *GREEDY, size=(140, 40)) as terminal:
@@ -98,6 +100,20 @@ def serving(place: Path) -> Iterator[None]:
 def listens(place: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client:
         return client.connect_ex(str(place)) == 0
+
+
+def until_kept(folder: Path, answers: int) -> None:
+    """Wait until some of each of so many answers was kept."""
+    end = time.monotonic() + 30
+    while True:
+        with closing(sqlite3.connect(folder / "data" / "hetrun" / KEPT)) as db:
+            (found,) = db.execute(
+                "SELECT count(*) FROM turn WHERE role = 'assistant' AND text != ''"
+            ).fetchone()
+        if found == answers:
+            return
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def ended(terminal: Terminal) -> None:

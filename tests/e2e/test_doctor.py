@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +123,29 @@ sys.meta_path.insert(0, At())
 """
 
 
-@pytest.mark.parametrize(
-    ("does", "ended"), [("os.abort()", "crashed (SIGABRT)"), ("time.sleep(99)", "took more")]
-)
+HANG = "open({hangs!r}, 'w').close(); time.sleep(99)"
+
+
+@pytest.mark.parametrize(("does", "ended"), [("os.abort()", "crashed (SIGABRT)"), (HANG, "took more")])
 def test_a_backend_that_ends_or_hangs_is_named_and_the_others_are_told(
     does: str, ended: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrun.doctor.PROBING_S", 3.0)
-    monkeypatch.setenv("PYTHONPATH", site(tmp_path, AT.format(module="hetrun.backends.libllama", does=does)))
+    hangs = tmp_path / "hangs"
+
+    def run(command: list[str], *, timeout: float, check: bool, **files: Any) -> object:  # noqa: ANN401
+        """As if the time were over as soon as the child hangs, however slow the machine is."""
+        with subprocess.Popen(command, **files) as child:
+            while child.poll() is None:
+                if hangs.exists():
+                    child.kill()
+                    hangs.unlink()
+                    raise subprocess.TimeoutExpired(command, timeout)
+                time.sleep(0.01)
+        return subprocess.CompletedProcess(command, child.returncode)
+
+    monkeypatch.setattr("hetrun.doctor.subprocess.run", run)
+    code = AT.format(module="hetrun.backends.libllama", does=does.format(hangs=str(hangs)))
+    monkeypatch.setenv("PYTHONPATH", site(tmp_path, code))
     found = {finding.name: finding for finding in examine() if finding.group == "backends"}
     assert found["libllama"].state == "error"
     assert ended in found["libllama"].text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+import pytest_asyncio
 
 from hetrun.client import WorkerClient
 from hetrun.config import Settings, default_model
@@ -13,19 +15,28 @@ from hetrun.events import GenerateRequest
 from hetrun.params import SamplingParams
 from hetrun.questions import Layers, PlanNow, State, WhatIf
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 LAYERS = 30
 
 
-@pytest.fixture
-async def client(request: pytest.FixtureRequest) -> AsyncIterator[WorkerClient]:
-    model, planner = str(default_model({})), getattr(request, "param", "static")
+@asynccontextmanager
+async def opened(planner: str) -> AsyncIterator[WorkerClient]:
+    model = str(default_model({}))
     client = WorkerClient(
         Settings.resolve(environ={}, model=model, ctx=1024, backends=["llamacpp"], planner=planner)
     )
-    yield client
-    await client.close()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client() -> AsyncIterator[WorkerClient]:
+    """Nothing that is asked here changes anything."""
+    async with opened("static") as client:
+        yield client
 
 
 async def test_a_map_of_the_layers(client: WorkerClient) -> None:
@@ -67,9 +78,9 @@ async def test_what_other_options_would_mean(client: WorkerClient) -> None:
     assert again.memory[rows] == now.memory[rows]
 
 
-@pytest.mark.parametrize("client", ["measured"], indirect=True)
-async def test_speeds_are_predicted_by_what_was_measured(client: WorkerClient) -> None:
-    now, longer = await client.ask(WhatIf()), await client.ask(WhatIf({"ctx": "8192"}))
+async def test_speeds_are_predicted_by_what_was_measured() -> None:
+    async with opened("measured") as client:
+        now, longer = await client.ask(WhatIf()), await client.ask(WhatIf({"ctx": "8192"}))
     assert now.measured
     assert longer.full_tok_s is not None
     assert now.full_tok_s is not None

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 
 TMUX = shutil.which("tmux")
+_numbers = count()
 PATIENCE_S = 45.0  # less than a test may take, so that a failure shows the screen
 
 
@@ -26,7 +28,8 @@ class Terminal:
         size: tuple[int, int] = (120, 36),
         program: Sequence[str] = ("hetrun", "chat"),
     ) -> None:
-        self._socket = str(folder / "tmux.sock")
+        # Of its own: the server of one that has just ended may still be ending.
+        self._socket = str(folder / f"tmux-{next(_numbers)}.sock")
         command = [sys.executable, "-m", *program, *arguments]
         environ = _environment(folder)
         width, height = map(str, size)
