@@ -87,7 +87,7 @@ def test_who_gives_way(waiting: list[tuple[str, int]], client: str) -> None:
 
 def test_in_process_nobody_is_refused(open_engine: Open) -> None:
     engine = open_engine(FakeModel(SCRIPTS, max_sequences=2))
-    answers = ask_together(engine, *["a"] * 300)
+    answers = ask_together(engine, *["a"] * 400)
     assert all(refused(answer) is None for answer in answers)
 
 
