@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.compiled import Ran
 from hetrun.forecast import Measured
 from hetrun.pilot.crew import CALM, Crew, manned
 from tests.planner.test_online_planner import static
+from tests.support.examples import examples
 
 BARRIERS = 20.0  # times as long: a pass of which one thread has lost its core
 
@@ -70,6 +71,7 @@ def between(begin: float, end: float, cores: float) -> Callable[[float], float]:
     return lambda at: cores if begin <= at < end else 0.0
 
 
+@settings(max_examples=examples(100))
 @given(
     cores=st.integers(2, 16),
     others=st.integers(1, 3),
