@@ -74,6 +74,21 @@ class Seed:
         return self.name
 
 
+def names() -> tuple[str, ...]:
+    """Of the seeds, in their order, for what must know them before there is time to make any."""
+    made = [f"gguf-tiny-{model.name}" for model in GGUF]
+    made += [f"gguf-{kind}" for kind in (*VOCABULARIES, "split")]
+    made += [f"gguf-{other.architecture}" for other in (foreign.GPT2, foreign.MAMBA)]
+    for i, row in enumerate(ROWS):
+        made += [f"hf-{row.name}", f"gguf-{row.name}-{TYPES[i % len(TYPES)]}"]
+    return (*made, f"hf-{OPT.name}")
+
+
+def named(name: str) -> Seed:
+    """One of them."""
+    return next(seed for seed in seeds() if seed.name == name)
+
+
 @cache
 def seeds() -> tuple[Seed, ...]:
     """Every seed; they are made once, and are the same every time."""

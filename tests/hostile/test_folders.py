@@ -19,10 +19,9 @@ from hetrun.formats.huggingface import read_folder
 from hetrun.source import open_model
 from tests.hostile.mutations import Case
 from tests.hostile.pool import Child, write_case
-from tests.hostile.seeds import seeds
+from tests.hostile.seeds import named
 from tests.hostile.trial import Outcome
 
-SHARDED, OPT = (next(s for s in seeds() if s.name == f"hf-{name}") for name in ("sharded", "opt"))
 RAN = "it-ran"
 
 
@@ -47,7 +46,7 @@ class Runs:
 
 def booby_trapped(folder: Path) -> Path:
     """A model that works, with everything in its folder that something might run; the canary."""
-    write_case(Case(SHARDED), folder)
+    write_case(Case(named("hf-sharded")), folder)
     canary = folder.parent / RAN
     code = f"import os; os.close(os.open({str(canary)!r}, os.O_CREAT | os.O_WRONLY))\n"
     # What transformers runs with trust_remote_code, and what Python finds in a working directory.
@@ -170,18 +169,26 @@ def of_the_system(path: Path) -> None:
 KINDS = (fifo, loop, device, folder, nowhere, listening, empty, endless, of_the_system)
 # Without these there is a model all the same: it answers token ids, or knows less of itself.
 SPARE = {
-    *("generation_config.json", "chat_template.jinja", "special_tokens_map.json", "tokenizer_config.json"),
+    *("generation_config.json", "chat_template.jinja", "tokenizer_config.json"),
     *("tokenizer.json", "vocab.json", "merges.txt"),
 }
-NEEDED = {name for seed in (SHARDED, OPT) for name, _ in seed.files.items} - SPARE
-BY_NAME = {name: seed for seed in (OPT, SHARDED) for name, _ in seed.files.items}
+SHARDS = tuple(f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3))
+NEEDED = {"config.json", "model.safetensors", "model.safetensors.index.json", *SHARDS}
+# The two seeds have these files between them; to look costs seconds, which a test has and collecting has not.
+OF_OPT = {"model.safetensors", "merges.txt", "vocab.json"}
+BY_NAME = {name: "hf-opt" if name in OF_OPT else "hf-sharded" for name in sorted(NEEDED | SPARE)}
+JSON = [name for name, seed in BY_NAME.items() if seed == "hf-sharded" and name.endswith(".json")]
+
+
+def test_these_are_the_files_of_the_seeds() -> None:
+    assert BY_NAME == {name: seed for seed in ("hf-opt", "hf-sharded") for name, _ in named(seed).files.items}
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_what_is_no_file_is_refused(child: Child, tmp_path: Path, name: str) -> None:
     for kind in KINDS:
         model = tmp_path / kind.__name__
-        write_case(Case(BY_NAME[name]), model)
+        write_case(Case(named(BY_NAME[name])), model)
         (model / name).unlink()
         kind(model / name)
         found = outcome(child, model)
@@ -200,7 +207,7 @@ def cached(folder: Path) -> Path:
     """A model as the cache of Hugging Face holds it: every file is a link to a blob outside its folder."""
     home = folder / "models--someone--tiny"
     snapshot, blobs = home / "snapshots" / "0123abcd", home / "blobs"
-    write_case(Case(SHARDED), folder / "plain")
+    write_case(Case(named("hf-sharded")), folder / "plain")
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     for i, path in enumerate(sorted((folder / "plain").iterdir())):
@@ -222,7 +229,7 @@ def test_whoever_made_the_folder_may_link_where_he_likes(tmp_path: Path) -> None
     """A link is made by somebody who can write here, an index by somebody far away."""
     (tmp_path / "shards").mkdir()
     model = tmp_path / "model"
-    write_case(Case(SHARDED), model)
+    write_case(Case(named("hf-sharded")), model)
     for path in model.glob("*.safetensors"):
         shutil.move(path, tmp_path / "shards" / path.name)
         path.symlink_to(tmp_path / "shards" / path.name)
@@ -245,7 +252,7 @@ def test_a_link_to_a_secret_quotes_little_of_it(child: Child, tmp_path: Path) ->
         "model-00001-of-00003.safetensors",
     ):
         model = tmp_path / f"of {name}"
-        write_case(Case(SHARDED), model)
+        write_case(Case(named("hf-sharded")), model)
         (model / name).unlink()
         (model / name).symlink_to(secret)
         found = outcome(child, model)
@@ -257,7 +264,7 @@ def test_a_link_to_a_secret_quotes_little_of_it(child: Child, tmp_path: Path) ->
 
 
 def test_of_a_setting_said_twice_the_last_counts_as_in_transformers(tmp_path: Path) -> None:
-    model = write_case(Case(SHARDED), tmp_path / "model")
+    model = write_case(Case(named("hf-sharded")), tmp_path / "model")
     config = model / "config.json"
     said = config.read_text()
     config.write_text(said.replace("{", '{"hidden_size": 1e999, "model_type": ["x"],', 1))
@@ -267,14 +274,14 @@ def test_of_a_setting_said_twice_the_last_counts_as_in_transformers(tmp_path: Pa
         open_model(model).require_int("embedding_length", 1, 64)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in SHARDED.files.items if name.endswith(".json")])
+@pytest.mark.parametrize("name", JSON)
 @pytest.mark.parametrize(
     "raw",
     [b"[" * 100_000, b'{"a":' * 100_000, b'{"a":[' * 50_000 + b"]}" * 50_000, b"{" + b'"a":1,' * (2 << 20)],
     ids=["lists", "tables", "both", "many"],
 )
 def test_json_without_end_is_refused(child: Child, tmp_path: Path, name: str, raw: bytes) -> None:
-    model = write_case(Case(SHARDED), tmp_path / "model")
+    model = write_case(Case(named("hf-sharded")), tmp_path / "model")
     (model / name).write_bytes(raw)
     found = outcome(child, model)
     assert found.end == "refused"

@@ -16,7 +16,7 @@ from hetrun.errors import ModelFileError, OptionError
 from tests.hostile import trial
 from tests.hostile.mutations import Case, Edit, Patch, cases, make_case
 from tests.hostile.pool import Child, Pool, write_case
-from tests.hostile.seeds import Seed, parsed, seeds, written
+from tests.hostile.seeds import named, names, parsed, seeds, written
 from tests.hostile.trees import Nested, Raw, Table, children
 from tests.hostile.trial import Outcome, attempt
 from tests.support.tiers import exhaustive
@@ -33,9 +33,13 @@ def outcome(child: Child, case: Case, check: bool = False) -> Outcome:
 # --- models
 
 
-@pytest.mark.parametrize("seed", seeds(), ids=str)
-def test_every_seed_loads(child: Child, seed: Seed) -> None:
-    assert outcome(child, Case(seed)).end == "loaded"
+@pytest.mark.parametrize("name", names())
+def test_every_seed_loads(child: Child, name: str) -> None:
+    assert outcome(child, Case(named(name))).end == "loaded"
+
+
+def test_these_are_all_seeds() -> None:
+    assert tuple(seed.name for seed in seeds()) == names()
 
 
 @given(case=cases())
@@ -71,9 +75,9 @@ def test_thousands_of_changes(tmp_path: Path) -> None:
 # --- the machinery
 
 
-@pytest.mark.parametrize("seed", seeds(), ids=str)
-def test_a_tree_is_written_as_it_was_read(seed: Seed) -> None:
-    for name, raw in written(seed.files).items():
+@pytest.mark.parametrize("seed", names())
+def test_a_tree_is_written_as_it_was_read(seed: str) -> None:
+    for name, raw in written(named(seed).files).items():
         assert written(Table(((name, parsed(name, raw)),)))[name] == raw
 
 

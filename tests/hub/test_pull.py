@@ -16,6 +16,7 @@ import pytest
 
 from tests.hub.standin import Hub, Repository, running, sha256
 from tests.models.tiny import TinyLlama, write_gguf
+from tests.support.tiers import exhaustive
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +74,10 @@ def test_cut_off_five_times_it_goes_on_where_it_was(hub: Hub, tmp_path: Path) ->
     assert not any("cdn" in asked for asked in hub.asked)
 
 
-def test_killed_five_times_it_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=exhaustive)])
+def test_killed_again_and_again_it_goes_on_where_it_was(hub: Hub, tmp_path: Path, times: int) -> None:
     """Each connection is given so many bytes and then breaks off, until somebody kills the command."""
-    for size in (2 * MIB, 3 * MIB, 5 * MIB, 1 * MIB, 4 * MIB):
+    for size in (2 * MIB, 3 * MIB, 5 * MIB, 1 * MIB, 4 * MIB)[:times]:
         hub.cuts = [size, *[0] * 100]
         process = subprocess.Popen([sys.executable, "-m", "hetrun", "pull", "a/big"], env=os.environ)
         while len(hub.cuts) == 101 or process.poll() is not None:
