@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from hetrun import LLM, registry
+from hetrun.backend import Available, Descriptor, Floats, Pass
+from hetrun.backends.reference.functions import TABLE
 from hetrun.client import WorkerClient
 from hetrun.config import Settings, default_model
 from hetrun.errors import BudgetError, OptionError
 from hetrun.events import GenerateRequest
+from hetrun.graph import Op
+from hetrun.interpreting import OpFunction
+from hetrun.kv import KvCache
+from hetrun.ops import Attention
 from hetrun.params import SamplingParams
-from hetrun.questions import Layers, PlanNow, State, WhatIf
+from hetrun.questions import Foreseen, Layers, PlanNow, State, WhatIf
+from tests.models.tiny import TinyLlama, write_gguf
+from tests.support.tiers import exhaustive
+from tests.support.timeline import HOST, Host, Simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.slow
+with_client = pytest.mark.asyncio(loop_scope="module")
 
 LAYERS = 30
 
@@ -39,6 +51,7 @@ async def client() -> AsyncIterator[WorkerClient]:
         yield client
 
 
+@with_client
 async def test_a_map_of_the_layers(client: WorkerClient) -> None:
     layers = await client.ask(Layers())
     assert [layer.scope for layer in layers] == ["embed", *(f"blk.{i}" for i in range(LAYERS)), "output"]
@@ -46,6 +59,7 @@ async def test_a_map_of_the_layers(client: WorkerClient) -> None:
     assert all(layer.nbytes > 1 << 20 and layer.streamed == 0 for layer in layers[1:-1])
 
 
+@with_client
 async def test_memory_in_use_adds_up(client: WorkerClient) -> None:
     request = GenerateRequest(SamplingParams(max_tokens=40, ignore_eos=True), text="Once upon a time")
     assert [event async for event in client.stream(request)][-1].usage.completion_tokens == 40
@@ -56,6 +70,7 @@ async def test_memory_in_use_adds_up(client: WorkerClient) -> None:
     assert 0 < state.in_use["KV"] < 80 << 20  # and not what all may have
 
 
+@with_client
 async def test_what_other_options_would_mean(client: WorkerClient) -> None:
     now = await client.ask(WhatIf())
     plan = await client.ask(PlanNow())
@@ -78,9 +93,37 @@ async def test_what_other_options_would_mean(client: WorkerClient) -> None:
     assert again.memory[rows] == now.memory[rows]
 
 
-async def test_speeds_are_predicted_by_what_was_measured() -> None:
-    async with opened("measured") as client:
-        now, longer = await client.ask(WhatIf()), await client.ask(WhatIf({"ctx": "8192"}))
+OP_S, PRODUCT_S, SEEN_S = 1e-5, 1e-9, 1e-6  # what an op takes, a number of a weight, and a token that is seen
+
+
+def timed(timeline: Simulated, function: OpFunction) -> OpFunction:
+    """With what it takes: more the longer the text before, and of many tokens at once less for each."""
+
+    def run(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+        seen = 0
+        if isinstance(op.attrs, Attention):
+            group = kv.group(op.attrs.layer)
+            seen = len(x[0]) * max(len(part.kv[group].rows) for part in work.parts)
+        timeline.takes(HOST, OP_S + PRODUCT_S * sum(m.size for m in w) + SEEN_S * seen)
+        return function(op, x, w, work, kv)
+
+    return run
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A backend on a clock that nothing else on the machine moves."""
+    timeline = Simulated()
+    for name in ("executor", "pilot.pilot", "pilot.weights", "pilot.aside", "planner.probe"):
+        monkeypatch.setattr(f"hetrun.{name}.perf_counter", timeline.now)
+    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
+    table = {kind: timed(timeline, function) for kind, function in TABLE.items()}
+    undo = registry.register(Descriptor("host", lambda: Available("a test"), lambda: Host(timeline, table)))
+    yield "host"
+    undo()
+
+
+def assert_predicted(now: Foreseen, longer: Foreseen) -> None:
     assert now.measured
     assert longer.full_tok_s is not None
     assert now.full_tok_s is not None
@@ -91,6 +134,20 @@ async def test_speeds_are_predicted_by_what_was_measured() -> None:
     assert now.prefill_tok_s > now.decode_tok_s
 
 
+def test_speeds_are_predicted_by_what_was_measured(host: str, tmp_path: Path) -> None:
+    path = write_gguf(TinyLlama("foreseen", context=8192), tmp_path / "m.gguf")
+    with LLM(path, ctx=1024, backends=[host], planner="measured", eager=True) as llm:
+        assert_predicted(llm.ask(WhatIf()), llm.ask(WhatIf({"ctx": "8192"})))
+
+
+# What this machine is like while it is measured decides, and so may what else runs there.
+@exhaustive
+async def test_speeds_of_this_machine_are_predicted() -> None:
+    async with opened("measured") as client:
+        assert_predicted(await client.ask(WhatIf()), await client.ask(WhatIf({"ctx": "8192"})))
+
+
+@with_client
 async def test_what_cannot_be_is_said(client: WorkerClient) -> None:
     with pytest.raises(BudgetError, match="10"):
         await client.ask(WhatIf({"ram": "10MiB"}))
