@@ -26,6 +26,7 @@ from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
 from hetrun.sampling import Constraint
 from tests.support.peer import llama_cpp
+from tests.support.tiers import exhaustive
 from tests.support.vocabularies import BYTE, BYTES, CONTROL, NORMAL, UNKNOWN, written
 
 # Tokens that span what grammars have apart.
@@ -247,7 +248,9 @@ ENDLESS_THERE = (109, 232)
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 250), marks=pytest.mark.slow)], ids=["some", "more"]
+    "seeds",
+    [range(20), pytest.param(range(20, 250), marks=(pytest.mark.slow, exhaustive))],
+    ids=["some", "more"],
 )
 def test_random_grammars_allow_the_same(vocabulary: Vocabulary, seeds: range) -> None:
     texts = [random_grammar(Random(seed)) for seed in seeds if seed not in ENDLESS_THERE]

@@ -14,6 +14,7 @@ from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
 from tests.sampling.grammars import grammars, of_schema, steps
 from tests.support.schemas import Schema
+from tests.support.tiers import exhaustive
 
 Kind = Any  # of a structure
 
@@ -127,12 +128,12 @@ HOSTILE: dict[str, tuple[Kind, str]] = {
 }
 
 
-# Each of these takes all the time it is given; one of them in every run is enough.
+# Each of these takes all the time it is given, as the intersections do.
 DEAR = ("patterns that meet", "remainders", "very many options")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in HOSTILE]
+    "name", [pytest.param(name, marks=exhaustive) if name in DEAR else name for name in HOSTILE]
 )
 def test_what_strangers_send_ends_in_time(shared: Grammars, name: str) -> None:
     """Two seconds of the processor; the limit that every test has is for a busy machine."""
