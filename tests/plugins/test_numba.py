@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,9 @@ from hetrun.ops import Attention, Rope
 from hetrun.plan import PlanSet
 from tests.models import tiny
 from tests.plugins.strangers import PLUGINS, Register, home_with
+from tests.support.tiers import exhaustive, in_pairs
 
+PROJECT = PLUGINS / "hetrun-numba"
 TYPES = ("F32", "Q1_0", "Q2_0", "Q5_0", "Q5_1", "TQ1_0", "NVFP4")
 KINDS = {"linear", "head", "rms_norm", "swiglu", "add", "rope", "attention", "select"}
 
@@ -29,18 +34,20 @@ KINDS = {"linear", "head", "rms_norm", "swiglu", "add", "rope", "attention", "se
 @pytest.fixture(scope="module")
 def descriptor() -> Iterator[Descriptor]:
     """The plugin as if it were installed."""
-    sys.path.insert(0, str(PLUGINS / "hetrun-numba"))
+    sys.path.insert(0, str(PROJECT))
     import hetrun_numba
 
     yield hetrun_numba.descriptor
-    sys.path.remove(str(PLUGINS / "hetrun-numba"))
+    sys.path.remove(str(PROJECT))
 
 
 @pytest.fixture(scope="module")
 def device(descriptor: Descriptor) -> Iterator[Backend]:
-    """Started; the first time on a machine that compiles its kernels."""
+    """Started; the first time on a machine that compiles its kernels, in one process for all."""
     made = descriptor.create()
-    made.start()
+    with (PROJECT / "pyproject.toml").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        made.start()
     yield made
     made.close()
 
@@ -58,7 +65,12 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CASES, *ODD], ids=str)
+def facts(case: Case) -> Sequence[Hashable]:
+    """What a case is about; `make test` has cases in which every two of them occur together."""
+    return case.kind, case.quant, (case.kind, case.note), str(case.company)
+
+
+@pytest.mark.parametrize("case", in_pairs([*CASES, *ODD], facts), ids=str)
 def test_it_computes_what_the_reference_does_or_says_that_it_cannot(case: Case, device: Backend) -> None:
     op = build(case)
     able = case.kind in KINDS
@@ -130,6 +142,13 @@ def test_kernels_are_compiled_anew_where_nothing_can_be_kept(
     assert not compiling.are_kept()
 
 
+def test_its_package_names_it(descriptor: Descriptor) -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ((name, value),) = project["entry-points"]["hetrun.backends"].items()
+    assert EntryPoint(name=name, value=value, group="hetrun.backends").load() is descriptor
+    assert descriptor.name == name
+
+
 def test_without_numba_it_says_what_to_install(
     descriptor: Descriptor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +166,21 @@ MODEL = tiny.TinyLlama(
 PROMPT = tiny.random_tokens(600)
 
 
+def test_a_model_runs_on_it_where_it_is_named(
+    descriptor: Descriptor, device: Backend, register: Register, tmp_path: Path
+) -> None:
+    register("backends", "numba", descriptor)
+    path = tiny.write_gguf(tiny.TinyLlama("nvfp4", embd=256, ffn=512, quant="NVFP4"), tmp_path / "model.gguf")
+    found = []
+    for backend in ("numba", "reference"):
+        with LLM(path, backends=(backend, "reference"), planner="static", ctx=64, kv_type="f32") as llm:
+            assert backend in {s.backend for s in llm.plan.plan(32).segments}, llm.plan.to_text()
+            found.append(llm.logits(tiny.random_tokens(20)))
+    assert np.square(found[0] - found[1]).sum() <= 1e-8 * np.square(found[1]).sum()
+
+
+@exhaustive  # it is about what the clock says on a machine with nothing else to do
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_planner_takes_it_where_it_is_faster(
     descriptor: Descriptor,
@@ -175,6 +209,7 @@ def test_the_planner_takes_it_where_it_is_faster(
     assert error < 0.01
 
 
+@exhaustive  # an environment built from nothing, in which the kernels are compiled
 @pytest.mark.slow
 def test_installed_as_a_stranger_has_it(tmp_path: Path) -> None:
     """Built, installed into a clean environment, found there, and right about all that it says it can."""
