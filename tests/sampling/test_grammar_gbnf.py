@@ -26,7 +26,7 @@ from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
 from hetrun.sampling import Constraint
 from tests.support.peer import llama_cpp
-from tests.support.tiers import exhaustive
+from tests.support.tiers import exhaustive, first
 from tests.support.vocabularies import BYTE, BYTES, CONTROL, NORMAL, UNKNOWN, written
 
 # Tokens that span what grammars have apart.
@@ -150,7 +150,7 @@ def constraint_of(vocabulary: Vocabulary, text: str) -> Constraint:
     return grammars.constraint(Structure("grammar", text))
 
 
-def check(vocabulary: Vocabulary, text: str, walks: int = 6) -> None:
+def check(vocabulary: Vocabulary, text: str, walks: int) -> None:
     grammars = Grammars(vocabulary.pieces, vocabulary.control, vocabulary.ends)
     for seed in range(walks):
         walk(vocabulary, grammars.constraint(Structure("grammar", text)), text, seed)
@@ -238,9 +238,10 @@ GRAMMARS = {
 }
 
 
+@pytest.mark.parametrize("walks", first([3, 6]))
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_the_same_tokens_may_come_next(vocabulary: Vocabulary, name: str) -> None:
-    check(vocabulary, GRAMMARS[name])
+def test_the_same_tokens_may_come_next(vocabulary: Vocabulary, name: str, walks: int) -> None:
+    check(vocabulary, GRAMMARS[name], walks)
 
 
 # Of some grammars llama.cpp follows so many readings that it takes minutes.
@@ -257,7 +258,7 @@ def test_random_grammars_allow_the_same(vocabulary: Vocabulary, seeds: range) ->
     taken = [text for text in texts if vocabulary.takes(text)]  # not those with left recursion
     assert len(taken) > len(texts) // 2
     for text in taken:
-        check(vocabulary, text, walks=2)
+        check(vocabulary, text, 2)
 
 
 def test_a_whole_text_is_taken_character_by_character(vocabulary: Vocabulary) -> None:
@@ -340,7 +341,10 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+# The options take two seconds, which is no more than others are given.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=exhaustive) if name == "options" else name for name in ENDLESS]
+)
 def test_large_grammars_end_in_time(vocabulary: Vocabulary, name: str) -> None:
     """Within the limit that every test has."""
     try:
