@@ -21,6 +21,7 @@ TOOLS = ("memcheck", "racecheck")
 KERNELS = tuple(
     f"tests/cuda/test_{name}.py" for name in ("small", "attention", "products", "tiles", "device")
 )
+EVERY_ROW = "-m", ""  # also what `make test` leaves to `make test-all`
 LIMIT_S = 240  # for each of the tools
 FOUND = 9  # the exit code with which a tool says that it found something
 
@@ -44,7 +45,7 @@ class Counted:
 def conformance(table: Table, files: Sequence[str] = FILES, chosen: str = "cuda and not emulated") -> None:
     """The suite for the GPU's backend and the tests of this folder; then the same under NVIDIA's tools."""
     counted = Counted()
-    settings = ("-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "-k", chosen)
+    settings = ("-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider", "-q", *EVERY_ROW, "-k", chosen)
     pytest.main([*settings, *(str(ROOT / f) for f in files)], [counted])
     note = f"{counted.skipped} skipped"
     table.add(Line("tests that passed", "", (counted.passed,), 1, note=note))
@@ -56,7 +57,7 @@ def conformance(table: Table, files: Sequence[str] = FILES, chosen: str = "cuda 
 def kernels(table: Table, files: Sequence[str] = KERNELS) -> None:
     """Each file in a process of its own: an error of a kernel ends what its process has of CUDA."""
     for file in files:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *EVERY_ROW, file]
         environment = {**os.environ, SWITCH: "1"}
         try:
             ended = subprocess.run(
