@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,18 +81,25 @@ class PlainBackend(LlamacppBackend):
         self._memory._products = None
 
 
+@cache
+def drawn(seed: int, weight: int, rows: int, cols: int, quant: str) -> npt.NDArray[np.uint8]:
+    """The rows of a weight, packed once for all files of such weights."""
+    values = np.random.default_rng((seed, weight)).standard_normal((rows, cols), dtype=np.float32)
+    return packed(values * np.float32(cols**-0.5), by_name(quant))
+
+
 class ModelFile:
     """A file that weights are written to, one behind the other."""
 
     def __init__(self, path: Path, seed: int = 3) -> None:
-        self.path, self.rng = path, np.random.default_rng(seed)
+        self.path, self._seed, self._weights = path, seed, 0
         self._file = path.open("wb")
         self._file.write(b"header" * 16)
 
     def weight(self, rows: int, cols: int, quant: str = "Q4_0") -> Weight:
         self._file.write(bytes(-self._file.tell() % 32))
-        values = self.rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(cols**-0.5)
-        raw = packed(values, by_name(quant))
+        raw = drawn(self._seed, self._weights, rows, cols, quant)
+        self._weights += 1
         extent = Extent(str(self.path), self._file.tell(), rows, raw.shape[1], raw.shape[1])
         self._file.write(raw.tobytes())
         return Weight(f"w{extent.offset}", (rows, cols), by_name(quant), (extent,))
