@@ -34,6 +34,7 @@ from hetrun.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice
+from tests.support.tiers import exhaustive
 
 DEEP = 1500
 NEEDS_AMX = pytest.mark.skipif(
@@ -364,10 +365,13 @@ def test_a_run_that_is_looked_at_can_be_cancelled(path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "case"),
     [
-        *((b, Case("prefill", 24)) for b in ("reference", "llamacpp")),
-        *((b, Case("decode", 6, 8)) for b in ("reference", "llamacpp", "libllama")),
+        ("reference", Case("prefill", 24)),
+        ("llamacpp", Case("decode", 6, 8)),
+        ("libllama", Case("decode", 6, 8)),
         ("llamacpp", Case("prefill", 8, batch=2)),
-        ("llamacpp", Case("decode", 6, 8, batch=2)),
+        pytest.param("llamacpp", Case("prefill", 24), marks=exhaustive),
+        pytest.param("reference", Case("decode", 6, 8), marks=exhaustive),
+        pytest.param("llamacpp", Case("decode", 6, 8, batch=2), marks=exhaustive),
         pytest.param("amx", Case("prefill", 24), marks=NEEDS_AMX),
     ],
 )
