@@ -250,8 +250,8 @@ async def test_a_screen_that_becomes_narrow_shows_one_side(engine: FakeEngine) -
             await chat.screen.run_action(f"pane('{name}')")
             await chat.screen.run_action(f"pane('{name}')")
         await chat.pilot.resize_terminal(80, 24)
-        await chat.until(lambda: not chat.screen.query_one("#sidebar").display)
-        assert chat.screen.query_one("#machine").display
+        panes = [chat.screen.query_one(f"#{name}") for name in ("sidebar", "machine")]
+        await chat.until(lambda: [pane.display for pane in panes] == [False, True])
 
 
 async def test_what_was_stopped_counts(engine: FakeEngine) -> None:

@@ -211,9 +211,9 @@ async def test_everything_fits_into_80_columns_and_24_lines(engine: FakeEngine) 
         await chat.until(lambda: chat.prompt.region.height == 8)
         chat.transcript.display = True
         chat.screen.query_one(Welcome).display = False
-        await chat.pilot.pause()
-        regions = [chat.screen.query_one(w).region for w in (Transcript, StatusLine, Prompt, Footer)]
-        assert [r.height for r in regions] == [13, 1, 8, 1]
+        panes = [chat.screen.query_one(w) for w in (Transcript, StatusLine, Prompt, Footer)]
+        await chat.until(lambda: [pane.region.height for pane in panes] == [13, 1, 8, 1])
+        regions = [pane.region for pane in panes]
         assert all(r.x <= 1 and r.right == 80 for r in regions)
         assert regions[-1].bottom == 24
 
