@@ -80,6 +80,7 @@ lint: $(TESTED)
 
 types: $(TESTED)
 	$(BIN)/mypy
+	$(BIN)/python -m tests.tools.types_reach
 
 # A second opinion on the types; not part of `check`.
 pyright: $(TESTED)
@@ -89,7 +90,7 @@ contracts: $(TESTED)
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf $(VENV) $(IPEX_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(IPEX_VENV) build dist .emulator_cache *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(VENV)/run.stamp: $(SETTINGS) $(SOURCES)
 	$(call install,demo)

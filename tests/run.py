@@ -32,6 +32,7 @@ LOOPS = (
     ("workers that are killed", "tests.tools.kill_test", "--seconds", "120"),
     ("many requests at once", "tests.tools.stress"),
     ("ten minutes of traffic", "tests.tools.soak", "--minutes", "10"),
+    ("a second type checker reaches every folder", "tests.tools.types_reach", "basedpyright"),
     ("every Python that is here", "tests.tools.pythons"),
 )
 
