@@ -23,8 +23,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from numpy.typing import NDArray
+
+from hetrun.formats.gguf import read_gguf
+from hetrun.formats.gguf_values import StringArray, Value
 
 Qt = GGMLQuantizationType
 F32 = NDArray[np.float32]
@@ -281,9 +284,25 @@ def fit_vocabulary(fields: dict[str, Any], size: int) -> dict[str, Any]:
 
 @functools.cache
 def tokenizer_of(path: Path) -> dict[str, tuple[Any, list[GGUFValueType]]]:
-    """Value and types of every field of a model's tokenizer; gguf takes seconds to read them."""
-    fields = GGUFReader(path).fields
-    return {key: (f.contents(), f.types) for key, f in fields.items() if key.startswith("tokenizer.")}
+    """Value and types of every field of a model's tokenizer; gguf's own reader takes seconds for them."""
+    fields = read_gguf(path).metadata
+    return {key: _typed(value) for key, value in fields.items() if key.startswith("tokenizer.")}
+
+
+def _typed(value: Value) -> tuple[Any, list[GGUFValueType]]:
+    """As GGUFWriter wants it."""
+    match value:
+        case StringArray():
+            return list(value), [GGUFValueType.ARRAY, GGUFValueType.STRING]
+        case np.ndarray():
+            return value.tolist(), [GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()]]
+        case bool():
+            return value, [GGUFValueType.BOOL]
+        case int():
+            return value, [GGUFValueType.UINT32]
+        case float():
+            return value, [GGUFValueType.FLOAT32]
+    return value, [GGUFValueType.STRING]
 
 
 def add_tokenizer(writer: GGUFWriter, vocab: int, tokenizer: Path | None) -> None:
