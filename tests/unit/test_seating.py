@@ -139,9 +139,10 @@ def test_nothing_is_asked_of_the_system_where_nothing_changes(choice: Chosen) ->
 def test_who_places_threads_by_openmp_is_obeyed(
     name: str, choice: Chosen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    library = openmp()  # if it were loaded later, it would follow the setting itself, for good
     monkeypatch.setenv(name, "0")
-    assert Team(openmp())._run is None
-    with Team(openmp()).seated(len(ALL)):  # and does no harm
+    assert Team(library)._run is None
+    with Team(library).seated(len(ALL)):  # and does no harm
         assert os.sched_getaffinity(0) == set(ALL)
 
 
