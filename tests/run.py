@@ -21,6 +21,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.examples import TIER
+
 ROOT = Path(__file__).resolve().parents[1]
 COUNTED = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed)\b")
 MOST_WORKERS = 8  # each may hold torch and a model
@@ -118,6 +120,8 @@ def main(argv: list[str] | None = None) -> int:
     if given.random is not None:
         options += ["--random-order-bucket=module", f"--random-order-seed={given.random}"]
     load, began, counts, failed = os.getloadavg(), time.monotonic(), Counter[str](), []
+    if given.tier == "all":
+        os.environ[TIER] = "all"  # more examples of each property
     seconds: dict[str, float] = {}
     for phase in phases(given.tier):
         start = time.monotonic()
