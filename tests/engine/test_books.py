@@ -104,8 +104,8 @@ def test_the_books_are_what_the_kernel_counts(backend: str, tokens: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [False, pytest.param(True, marks=exhaustive)])
 def test_pieces_are_booked_as_they_come_and_go(kernel: bool) -> None:
-    """Beside the kernel's figures in test-all only: what threads that read keep of what they freed is theirs to
-    choose, and was 7 MB of 120 once, beyond the 5 %."""
+    """Held against the kernel's figures in test-all only: the allocator chooses what it keeps of what reading
+    threads freed, and that was 7 MB of 120 once, beyond the 5 %."""
     what = found("llamacpp", 30, "190MiB", "170MiB", "200MiB", "180MiB")
     if kernel:
         agree(what)
