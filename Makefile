@@ -1,11 +1,13 @@
 # make run        a virtual environment, hetrun with a small model, and one real answer
 # make install    the same with the matrix-product backend (torch)
 # make check      format, lint, types, import contracts and the quick tests: before every commit, a minute and a half
-# make test       everything the tests need, and the whole behaviour, each thing once: about eight minutes
+# make test       everything the tests need, and the whole behaviour, each thing once: about ten minutes
 # make test-all   before a release: every row of every table, loops, environments from nothing, all Pythons: hours
 # make test-ipex  the conformance table on IPEX, in an environment of its own: 8 GB, as torch 2.8 wants CUDA with it
 # make fuzz-api   Schemathesis for ten minutes: whatever the server's OpenAPI document allows, and what it does not
 # make bench      hetrun and llama.cpp in turn on the same file
+# Tests and their marks: CONTRIBUTING.md. Programs, which are no tests, are in tests/tools (soak, stress, kill_test,
+# mutants, pictures and tables of the documentation): python -m tests.tools.soak --help. On a GPU: python -m tests.cuda.
 #
 # PYTHON=python3.12 and VENV=elsewhere may follow, and ARGS=... for pytest. A target that is up to date installs nothing.
 
