@@ -72,7 +72,14 @@ def test_they_end_with_us_however_we_end(number: signal.Signals) -> None:
         "import time; from hetrun.bench.beside import others\n"
         "with others(1) as (process,):\n    print(process.pid, flush=True)\n    time.sleep(600)"
     )
-    ours = subprocess.Popen(child.python(code), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    ours = subprocess.Popen(
+        child.python(code),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        # Tests that were started in the background ignore Ctrl-C, and their children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert ours.stdout is not None
     with ours.stdout:
         pid = int(ours.stdout.readline())
