@@ -20,6 +20,10 @@ from hypothesis import HealthCheck, settings
 from hetrun import points
 from tests.plugins.strangers import register as register  # a fixture
 
+# A test whose package has no wheel for this Python is skipped with that reason.
+from tests.support.absent import pytest_pycollect_makemodule as pytest_pycollect_makemodule
+from tests.support.absent import pytest_runtest_makereport as pytest_runtest_makereport
+
 LIMIT_S = 60
 SLOW_LIMIT_S = 900
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -60,7 +61,7 @@ def in_chat() -> float:
         time.sleep(TOKENS / SLOWEST)
         terminal.until("stopped at the limit")
         (place,) = Path(folder).rglob("conversations.db")
-        with sqlite3.connect(place) as kept:
+        with closing(sqlite3.connect(place)) as kept:
             rows = kept.execute("SELECT figures FROM turn WHERE role = 'assistant'").fetchall()
         terminal.keys("C-q")
         time.sleep(0.5)

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_killed_at_any_point_nothing_kept_is_lost(tmp_path: Path) -> None:
             f"turn {i} " * 50 + "more" for i in range(last + 1)
         ]
     store.close()
-    with sqlite3.connect(place) as db:
+    with closing(sqlite3.connect(place)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
@@ -83,11 +84,11 @@ def test_two_programs_use_one_file(tmp_path: Path) -> None:
 def test_a_file_of_a_newer_hetrun_is_left_alone(tmp_path: Path) -> None:
     place = tmp_path / "c.db"
     Store(place).close()
-    with sqlite3.connect(place) as db:
+    with closing(sqlite3.connect(place)) as db:
         db.execute(f"PRAGMA user_version = {VERSION + 1}")
     with pytest.raises(UserError, match="written by a newer hetrun"):
         Store(place)
-    with sqlite3.connect(place) as db:
+    with closing(sqlite3.connect(place)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (VERSION + 1,)
 
 
