@@ -55,6 +55,11 @@ def move_in(path: Path, setenv: Callable[[str, str], object], delenv: Callable[[
     setenv("HETRUN_THREADS", "1")
 
 
+# A shell has what it runs in the background ignore Ctrl-C, and children inherit that: also those that tests
+# stop with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The suite's own home is there before anything is collected: some modules look for a cache when they are
 # imported, and fixtures of modules and of the session begin before the home of a test.
 _suite = Path(tempfile.mkdtemp(prefix="hetrun-tests-"))

@@ -96,6 +96,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this checkout, links and all, with the planted files."""
     project = tmp_path_factory.mktemp("checkout") / "hetrun"
     shutil.copytree(ROOT, project, symlinks=True, ignore=shutil.ignore_patterns(*SKIPPED))
+    compiled = ROOT / "build" / "libraries"  # what this checkout has compiled need not be compiled again
+    if compiled.is_dir():
+        shutil.copytree(compiled, project / "build" / "libraries")
     for name, text in PLANTED.items():
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text(text)

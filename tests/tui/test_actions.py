@@ -207,7 +207,7 @@ async def test_one_goes_to_the_turns_with_tab_and_comes_back_by_writing(engine: 
         await chat.exchange("say one")
         await chat.press("tab")
         await chat.until(lambda: chat.transcript.selected == 1)
-        assert {"Back", "Again", "Fork"} <= set(chat.keys)
+        await chat.until(lambda: {"Back", "Again", "Fork"} <= set(chat.keys))
         assert "Edit" not in chat.keys  # an answer is not edited
         await chat.press("up")
         await chat.until(lambda: "Edit" in chat.keys)

@@ -68,7 +68,7 @@ async def test_text_shows_while_it_comes(engine: FakeEngine) -> None:
         await chat.until(lambda: chat.answers != [] and "ha ha ha" in chat.answers[0])
         await chat.until(lambda: "tokens/s" in chat.status[1])
         assert chat.screen.answering is not None
-        assert "Stop" in chat.keys
+        await chat.until(lambda: "Stop" in chat.keys)
 
 
 async def test_escape_stops_and_what_was_said_stays(engine: FakeEngine) -> None:
@@ -270,7 +270,7 @@ async def test_ctrl_q_quits(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.send("forever")
         await chat.until(lambda: engine.requests != [])  # the turn is on the screen before the engine has it
-        assert "Quit" in chat.keys
+        await chat.until(lambda: "Quit" in chat.keys)
         await chat.press("ctrl+q")
         await chat.until(lambda: not chat.app.is_running)
     assert await asyncio.to_thread(engine.idle.wait, 5)

@@ -343,7 +343,7 @@ async def test_a_model_is_brought_and_may_be_given_up(engine: FakeEngine) -> Non
         for end in ("escape", "came"):
             await chat.command("/model hf:user/repo")
             await chat.until(lambda: chat.status[0] == "hf:user/repo: 42 %")
-            assert "Stop" in chat.keys
+            await chat.until(lambda: "Stop" in chat.keys)
             await chat.exchange("say hello")  # the one before answers meanwhile
             if end == "escape":
                 await chat.press("escape")
