@@ -48,7 +48,6 @@ run: $(RUNNABLE)
 
 install: $(INSTALLED)
 
-# Two workers, and then what must have the machine to itself. Both run, and either can fail.
 test: $(TESTED)
 	$(BIN)/python -m tests.run $(ARGS)
 

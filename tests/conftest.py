@@ -23,6 +23,7 @@ from tests.plugins.strangers import register as register  # a fixture
 # A test whose package has no wheel for this Python is skipped with that reason.
 from tests.support.absent import pytest_pycollect_makemodule as pytest_pycollect_makemodule
 from tests.support.absent import pytest_runtest_makereport as pytest_runtest_makereport
+from tests.support.limits import within as within  # a fixture
 
 LIMIT_S = 60
 SLOW_LIMIT_S = 900
@@ -65,6 +66,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _suite = Path(tempfile.mkdtemp(prefix="hetrun-tests-"))
 atexit.register(shutil.rmtree, _suite, ignore_errors=True)
 move_in(_suite / "home", os.environ.__setitem__, os.environ.__delitem__)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What must have the machine to itself is for `make test-all`."""
+    for item in items:
+        if item.get_closest_marker("alone"):
+            item.add_marker("exhaustive")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,9 @@
 """The suite in its tiers: python -m tests.run [--quick | --all] [--random SEED] [--log FILE] [PYTEST OPTIONS]
 
-    (nothing)   the whole behaviour, each thing once: by two workers, then what wants the machine to itself
+    (nothing)   the whole behaviour, each thing once, by two workers
     --quick     the part of it that takes a minute
-    --all       every row of every table too, and the programs that loop: hours
+    --all       every row of every table too, then what wants the machine to itself, and the programs that
+                loop: hours
 
 `--random` shuffles modules and the tests in them. `--log` adds a line of JSON to a file: commit, load,
 seconds and counts of the run.
@@ -62,16 +63,10 @@ def phases(tier: str) -> list[Phase]:
     """What a tier runs."""
     match tier:
         case "quick":
-            return [
-                Phase("quick tests", "not slow and not exhaustive and not alone", workers(), ("tests/unit",))
-            ]
+            return [Phase("quick tests", "not slow and not exhaustive", workers(), ("tests/unit",))]
         case "all":
             return [Phase("side by side", "not alone", workers()), Phase("alone", "alone", 0)]
-    rest = "not exhaustive"
-    return [
-        Phase("side by side", f"not alone and {rest}", workers()),
-        Phase("alone", f"alone and {rest}", 0),
-    ]
+    return [Phase("side by side", "not exhaustive", workers())]
 
 
 def counted(line: str) -> Counter[str]:

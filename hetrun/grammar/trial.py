@@ -19,7 +19,7 @@ from hetrun.grammar.spelling import Spelled
 from hetrun.stack import with_stack
 
 SECONDS = 1.5  # of processor time, to compile and to find the place of a fault
-PATIENCE = 10.0  # seconds for all of it, on a machine that has much else to do
+PATIENCE = 30.0  # seconds by the wall: the processor's are the limit, and a busy machine gives few of them
 MOST_MEMORY = 1 << 30  # of address space, 100 MiB of it the interpreter's
 STACK = 32 << 20  # bytes, of the thread that compiles; half of that in a child
 

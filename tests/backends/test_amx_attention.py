@@ -19,6 +19,7 @@ from hetrun.kv import KvCache
 from hetrun.ops import Attention
 from hetrun.quant import by_name
 from tests.support.examples import examples
+from tests.support.tiers import first
 
 torch = pytest.importorskip("torch")
 ours = pytest.importorskip("hetrun.backends.amx.attention")
@@ -205,7 +206,8 @@ def test_strips_have_every_key_once(ends: list[int], window: int, group: int, ch
     assert seen.max() == 1
 
 
-def test_scratch_is_used_again_and_says_what_it_holds() -> None:
+@pytest.mark.parametrize(("most", "end"), first([(1 << 20, 140), (ours.MASKS_BYTES, 600)]))
+def test_scratch_is_used_again_and_says_what_it_holds(most: int, end: int) -> None:
     scratch = ours.Scratch()
     first = scratch.take("k", 100, 64, torch.bfloat16)
     assert scratch.take("k", 50, 64, torch.bfloat16).data_ptr() == first.data_ptr()
@@ -214,7 +216,7 @@ def test_scratch_is_used_again_and_says_what_it_holds() -> None:
     mask = scratch.mask(ends, 100, 0, 3, torch.bfloat16)
     assert scratch.mask(ends, 100, 0, 3, torch.bfloat16) is mask
     assert scratch.nbytes == 100 * 64 * 2 + 3 * 100 * 100 * 2
-    with mock.patch.multiple(ours, MASKS_BYTES=1 << 20):
-        for n in range(101, 140):
+    with mock.patch.multiple(ours, MASKS_BYTES=most):
+        for n in range(101, end):
             scratch.mask(ends, n, 0, 3, torch.bfloat16)
         assert scratch.nbytes <= ours.MASKS_BYTES + 100 * 64 * 2

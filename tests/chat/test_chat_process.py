@@ -20,6 +20,7 @@ from hetrun.chat.renderer import TemplateWorker
 from hetrun.chat.sandbox import OutOfTime, compiled, line_of, rendered
 from hetrun.chat.template import CHATML, MOST_SOURCE
 from hetrun.errors import EngineStopped, HetrunError
+from tests.support.limits import Within
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -41,9 +42,10 @@ def test_one_process_for_all_conversations() -> None:
     assert texts == [f"<|im_start|>user\n{i}<|im_end|>\n<|im_start|>assistant\n" for i in range(100)]
 
 
-def test_warming_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_does_not_wait(monkeypatch: pytest.MonkeyPatch, within: Within) -> None:
     with TemplateWorker(ChatTemplate("x" * MOST_SOURCE, "x")) as worker:
-        worker.warm()
+        with within(0.5):
+            worker.warm()
         assert worker.pid
         assert worker.render(HI) == "x" * MOST_SOURCE
     monkeypatch.setattr(processes, "CHILD", "import time; time.sleep(3600)")  # it never answers
@@ -81,15 +83,16 @@ def test_what_the_process_has_given_up() -> None:
         assert int(found["Max address space"][0]) < 512 << 20
 
 
-def test_the_process_ends_with_its_parent() -> None:
+def test_the_process_ends_with_its_parent(within: Within) -> None:
     code = (
         "from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker; import os\n"
         "worker = TemplateWorker(ChatTemplate('x', 'x')); worker.check(); print(worker.pid, flush=True)\n"
         "os._exit(0)"
     )
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
-    while not ended(int(said)):
-        time.sleep(0.01)
+    with within(10):
+        while not ended(int(said)):
+            time.sleep(0.01)
 
 
 def test_a_worker_that_nobody_has_any_more_ends_its_process() -> None:

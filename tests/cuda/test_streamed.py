@@ -76,15 +76,18 @@ PLACES = [
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.parametrize("long", first([(20, 40), (40, 64)]), ids=str)
 @pytest.mark.parametrize("seed", first(range(2)))
 @pytest.mark.parametrize("placed", PLACES, ids=["all", "beside the same GPU", "beside two"])
 @pytest.mark.usefixtures("all_cross")
-def test_what_crosses_is_what_is_computed_with(placed: dict[str, str], seed: int) -> None:
+def test_what_crosses_is_what_is_computed_with(
+    placed: dict[str, str], seed: int, long: tuple[int, int]
+) -> None:
     """Sizes take turns, so that recorded work of one lies where that of another was."""
     driver = EmulatedDriver(seed=seed)
     mine, right = rigs(driver, placed)
     seqs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]
-    for i, n in enumerate([7, 1, 1, 1, 20, 1, 40, 2, 1, 1]):
+    for i, n in enumerate([7, 1, 1, 1, long[0], 1, long[1], 2, 1, 1]):
         text = tokens(n, seed=i)
         mine_steps = [(a, text, range(n)) for a, _ in seqs[: 1 + i % 2]]
         right_steps = [(b, text, range(n)) for _, b in seqs[: 1 + i % 2]]

@@ -12,9 +12,12 @@ from typing import cast
 import pytest
 
 from hetrun import LLM, Event, SamplingParams
+from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.config import default_model
 from hetrun.events import GenerateRequest
 from hetrun.model import PlannedModel
+from tests.support.limits import Within
 from tests.support.tiers import exhaustive
 from tests.tools import make_model
 
@@ -50,10 +53,22 @@ def test_loading_takes_little_more_memory_than_the_file_and_reads_it_once(model:
     assert used["read"] <= size + (120 << 20)
 
 
-def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(model: Path) -> None:
+def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(
+    model: Path, monkeypatch: pytest.MonkeyPatch, within: Within
+) -> None:
     """The step is one call of more than a second: without an abort inside, the first token would come."""
+    inside = threading.Event()
+    statuses: list[int] = []
+    compute = LlamacppBackend._run
+
+    def run(self: LlamacppBackend, graph: int) -> int:
+        inside.set()
+        statuses.append(compute(self, graph))
+        return statuses[-1]
+
     tokens = tuple(i * 7919 % 4000 for i in range(512))
     with LLM(model, ctx=1024, backends=["llamacpp"]) as llm:
+        monkeypatch.setattr(LlamacppBackend, "_run", run)
         over = threading.Event()
         events: list[Event] = []
 
@@ -63,9 +78,11 @@ def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(model: Path)
                 over.set()
 
         request = llm.submit(GenerateRequest(SamplingParams(max_tokens=4), tokens=tokens), on_event)
-        assert not over.wait(0.2)  # it is inside the call by now
+        assert inside.wait()
         llm.cancel(request)
-        assert over.wait(10)
+        with within(10):
+            over.wait()
+        assert statuses == [native.ABORTED]
         assert [(e.kind, e.finish_reason) for e in events] == [("done", "cancelled")]
         # Nothing is left of it: all sequences are free, and the next answer is that of a fresh engine.
         greedy = SamplingParams(max_tokens=4, temperature=0)

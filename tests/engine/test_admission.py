@@ -19,6 +19,7 @@ from hetrun.params import SamplingParams
 from hetrun.waiting import Waiting
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel
+from tests.support.tiers import first
 
 
 def refused(answer: Answer) -> Overloaded | None:
@@ -85,9 +86,10 @@ def test_who_gives_way(waiting: list[tuple[str, int]], client: str) -> None:
         assert many[last.client] > many[client]
 
 
-def test_in_process_nobody_is_refused(open_engine: Open) -> None:
+@pytest.mark.parametrize("requests", first([400, 1000]))
+def test_in_process_nobody_is_refused(open_engine: Open, requests: int) -> None:
     engine = open_engine(FakeModel(SCRIPTS, max_sequences=2))
-    answers = ask_together(engine, *["a"] * 400)
+    answers = ask_together(engine, *["a"] * requests)
     assert all(refused(answer) is None for answer in answers)
 
 

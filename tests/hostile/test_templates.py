@@ -22,6 +22,7 @@ from hetrun.chat.renderer import TemplateWorker
 from hetrun.chat.sandbox import compiled, rendered
 from hetrun.chat.template import CHATML, MOST_SOURCE
 from hetrun.errors import TemplateError
+from tests.support.limits import Within
 from tests.support.tiers import exhaustive
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -328,7 +329,7 @@ def test_killed_from_outside_while_it_renders(patient: None) -> None:
         assert worker.pid != pid
 
 
-def test_stopped_from_outside() -> None:
+def test_stopped_from_outside(within: Within) -> None:
     """As on a machine that has no time for it: the clock on the wall decides."""
     with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
         worker.check()
@@ -336,7 +337,7 @@ def test_stopped_from_outside() -> None:
         assert pid
         os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(TemplateError, match=LONG):
+        with within(WITHIN_S), pytest.raises(TemplateError, match=LONG):
             worker.render(HI)
         assert time.monotonic() - began > 1.0
         assert worker.render(HI)
@@ -389,13 +390,13 @@ def impostor(answer: str) -> str:
     ],
 )
 def test_what_comes_back_is_not_believed(
-    answer: str, said: str, monkeypatch: pytest.MonkeyPatch, honest: TemplateWorker
+    answer: str, said: str, monkeypatch: pytest.MonkeyPatch, honest: TemplateWorker, within: Within
 ) -> None:
     with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
         monkeypatch.setattr(processes, "CHILD", impostor(answer))
         worker.warm()
         monkeypatch.undo()
-        with pytest.raises(TemplateError) as caught:
+        with within(WITHIN_S), pytest.raises(TemplateError) as caught:
             worker.render(HI)
         assert said in str(caught.value)
         assert len(str(caught.value)) < 800

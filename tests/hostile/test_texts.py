@@ -15,6 +15,7 @@ from hetrun.formats.gguf import read_gguf
 from hetrun.source import GGUFModel
 from tests.hostile.vocabulary_trial import tried
 from tests.support import vocabularies as v
+from tests.support.limits import Within
 from tests.support.tiers import exhaustive
 
 RUNS = ("a", "A", "1", " ", "-", "\n", "中", "\u0301", "ab ", "aA", "'s")
@@ -48,20 +49,20 @@ def opened(path: Path, keys: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the vo
     return open_vocabulary(GGUFModel(read_gguf(v.written(path, keys)), "llama"))
 
 
-def test_texts_that_would_take_minutes_are_refused(tmp_path: Path) -> None:
+def test_texts_that_would_take_minutes_are_refused(tmp_path: Path, within: Within) -> None:
     keys = v.byte_level()
     keys["tokens"] += [f"<s{i}>" for i in range(6000)]
     keys["token_type"] += [v.USER_DEFINED] * 6000
     vocabulary = opened(tmp_path / "x.gguf", keys)
-    with pytest.raises(
-        OptionError, match="the text has '<' 1000000 times, with which 6004 special tokens begin"
-    ):
-        vocabulary.tokenize("<" * 10**6, True, True)
     plain = opened(tmp_path / "y.gguf", v.byte_level())
-    with pytest.raises(OptionError, match=f"has 100000 special tokens in it; hetrun reads up to {MAX_FOUND}"):
-        plain.tokenize("<s>" * 100000, True, True)
-    with pytest.raises(OptionError, match="the text has 17000000 bytes; hetrun reads up to 16777216"):
-        plain.tokenize("a" * 17_000_000, True, True)
+    with within(5):
+        said = "the text has '<' 1000000 times, with which 6004 special tokens begin"
+        with pytest.raises(OptionError, match=said):
+            vocabulary.tokenize("<" * 10**6, True, True)
+        with pytest.raises(OptionError, match=f"100000 special tokens in it; hetrun reads up to {MAX_FOUND}"):
+            plain.tokenize("<s>" * 100000, True, True)
+        with pytest.raises(OptionError, match="the text has 17000000 bytes; hetrun reads up to 16777216"):
+            plain.tokenize("a" * 17_000_000, True, True)
 
 
 @pytest.mark.slow

@@ -70,9 +70,16 @@ def test_the_closing_line_is_counted(line: str, counts: dict[str, int]) -> None:
 
 
 def test_no_test_is_in_two_phases_or_in_none() -> None:
-    side_by_side, alone = run.phases("test")
-    assert (side_by_side.select, alone.select) == ("not alone and not exhaustive", "alone and not exhaustive")
+    (each_once,) = run.phases("test")
+    assert each_once.select == "not exhaustive"
+    assert each_once.workers >= 2
+    side_by_side, alone = run.phases("all")
+    assert (side_by_side.select, alone.select) == ("not alone", "alone")
     assert (side_by_side.workers >= 2, alone.workers) == (True, 0)
-    assert [phase.select for phase in run.phases("all")] == ["not alone", "alone"]
     (quick,) = run.phases("quick")
     assert quick.paths == ("tests/unit",)
+
+
+@pytest.mark.alone
+def test_what_must_be_alone_is_for_the_long_run(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("exhaustive")

@@ -28,6 +28,7 @@ from hetrun.wire import Answer, packed, unpacked
 from hetrun.worker import _arrived
 from tests.server.engines import TOKENS
 from tests.support import lives
+from tests.support.limits import Within
 from tests.support.tiers import exhaustive
 
 FAKE = "tests.support.fakes:FakeEngine"
@@ -271,7 +272,7 @@ async def _user(client: WorkerClient, number: int, over: Callable[[], bool]) -> 
 
 
 @pytest.mark.parametrize("deaths", [3, pytest.param(50, marks=(pytest.mark.slow, exhaustive))])
-async def test_each_request_ends_once_and_nothing_is_left_behind(deaths: int) -> None:
+async def test_each_request_ends_once_and_nothing_is_left_behind(deaths: int, within: Within) -> None:
     chance = random.Random(deaths)
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     pids: list[int] = []
@@ -290,7 +291,8 @@ async def test_each_request_ends_once_and_nothing_is_left_behind(deaths: int) ->
         pids.append(client.pid)
     assert not any(map(alive, pids))
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
-    await until(lambda: not any("hetrun" in thread.name for thread in threading.enumerate()))
+    with within(5):
+        await until(lambda: not any("hetrun" in thread.name for thread in threading.enumerate()))
 
 
 # --- what crosses the pipe

@@ -342,11 +342,12 @@ def test_killed_at_any_line_the_file_is_the_old_or_the_new_one(tmp_path: Path, a
     assert steps > 60
 
 
-def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", first([3, 1]))
+def test_what_a_killed_process_left_is_written_over(tmp_path: Path, apart: int) -> None:
     rows, steps = texts(*TALKS), 1
     while not (tmp_path / ".p.new").exists():
         assert in_child(dying_after(steps, lambda: save(tmp_path / "p", WHOSE, rows.entries(), rows))) < 0
-        steps += 3
+        steps += apart
     (tmp_path / ".p.new").write_bytes(b"longer than anything" * 10000)
     written(tmp_path / "p", *TALKS)
     assert read(tmp_path / "p") == list(TALKS)

@@ -11,6 +11,7 @@ import pytest
 
 from hetrun.events import Event
 from hetrun.wire import SMALL, Answer, Channel, Message, packed, unpacked
+from tests.support.limits import Within
 
 Pair = tuple[Channel, Channel]
 
@@ -49,12 +50,13 @@ def test_what_is_small_is_written_by_who_sends_it(pair: Pair, monkeypatch: pytes
     assert writers == [threading.current_thread()]
 
 
-def test_who_sends_does_not_wait_for_who_reads(pair: Pair) -> None:
+def test_who_sends_does_not_wait_for_who_reads(pair: Pair, within: Within) -> None:
     one, other = pair
     sizes = [1, SMALL // 2, SMALL, 1 << 20, 1, 1, SMALL, 1]
     sent = [answer(i, size) for i, size in enumerate(sizes * 40)]
-    for message in sent:
-        one.send(message)  # where it waits, it waits for ever: nothing has been read yet
+    with within(10):
+        for message in sent:
+            one.send(message)  # where it waits, it waits for ever: nothing has been read yet
     assert received(other, len(sent)) == sent
 
 
