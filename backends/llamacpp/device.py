@@ -118,7 +118,7 @@ class LlamacppBackend(Backend):
     def watch(self, spent: Spent | None) -> None:
         """In watched runs it is Python that ggml asks: on the engine's thread, and never otherwise."""
         super().watch(spent)
-        self._watch = GraphWatch(self.lib, lambda: self._stop[0] != b"\x00", spent) if spent else None
+        self._watch = GraphWatch(self.lib, lambda: self._stopping, spent) if spent else None
         self._ask(self._watch.address if self._watch else native.libc_address("strlen"))
 
     def cancel(self) -> None:
@@ -127,9 +127,13 @@ class LlamacppBackend(Backend):
             self._supply.stop()
 
     def rearm(self) -> None:
-        if self._supply and self._stop[0] != b"\x00":
+        if self._supply and self._stopping:
             self._supply.restart()
         self._stop[0] = b"\x00"
+
+    @property
+    def _stopping(self) -> bool:
+        return self._stop[0] != b"\x00"
 
     @property
     def _supply(self) -> Supply | None:
@@ -146,7 +150,10 @@ class LlamacppBackend(Backend):
             supply.end()
         except BaseException:
             partial.forget()
-            supply.restart()
+            if (
+                not self._stopping
+            ):  # or else `rearm` does, and reads ahead that begin here would be waited for
+                supply.restart()
             raise
 
     @property

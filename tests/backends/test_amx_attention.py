@@ -206,11 +206,12 @@ def test_strips_have_every_key_once(ends: list[int], window: int, group: int, ch
     assert seen.max() == 1
 
 
-@pytest.mark.parametrize(("most", "end"), first([(1 << 20, 140), (ours.MASKS_BYTES, 600)]))
-def test_scratch_is_used_again_and_says_what_it_holds(most: int, end: int) -> None:
+@pytest.mark.parametrize("masks", first([(1 << 20, 140), (ours.MASKS_BYTES, 600)]), ids=["small", "whole"])
+def test_scratch_is_used_again_and_says_what_it_holds(masks: tuple[int, int]) -> None:
+    most, end = masks
     scratch = ours.Scratch()
-    first = scratch.take("k", 100, 64, torch.bfloat16)
-    assert scratch.take("k", 50, 64, torch.bfloat16).data_ptr() == first.data_ptr()
+    taken = scratch.take("k", 100, 64, torch.bfloat16)
+    assert scratch.take("k", 50, 64, torch.bfloat16).data_ptr() == taken.data_ptr()
     assert scratch.nbytes == 100 * 64 * 2
     ends = np.arange(1, 101)
     mask = scratch.mask(ends, 100, 0, 3, torch.bfloat16)

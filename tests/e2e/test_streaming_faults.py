@@ -25,6 +25,7 @@ from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError
 from hetrun.events import GenerateRequest
+from hetrun.prefetch.streamer import Streamer
 from tests.engine.asking import Answer
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.streamed import (
@@ -394,14 +395,24 @@ def test_who_asks_hears_nothing_of_pieces_that_cannot_be_brought_in(
 
 
 def test_a_cancel_waits_for_reads_in_flight_and_for_no_other(
-    model: Path, right: tuple[list[int], bytes]
+    model: Path, right: tuple[list[int], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    restarts = 0
+    restart = Streamer.restart
+
+    def counting(self: Streamer) -> None:
+        nonlocal restarts
+        restarts += 1
+        restart(self)
+
+    monkeypatch.setattr(Streamer, "restart", counting)
     with opened(model, **OPTIONS) as (llm, disk, _):
         for at in some(model, reads_of(llm, disk) // 2):
             gates = Gates(at)
             disk.arm(gates)
             answer = submit(llm)
             eventually(lambda: disk.waiting > 0)
+            before = restarts
             llm.cancel(answer.id)
             # Each reader may be on its way into a read, and so may each thread that computes.
             gates.limit = disk.reads + READERS + len(os.sched_getaffinity(0))
@@ -411,6 +422,7 @@ def test_a_cancel_waits_for_reads_in_flight_and_for_no_other(
             disk.arm(None)
             assert answer.tokens == right[0][: len(answer.tokens)]
             assert said(llm) == right
+            assert restarts <= before + 1  # a second one would wait for what is read ahead by then
 
 
 class Gates:
