@@ -254,8 +254,10 @@ def attempt(mutant: Mutant, tests: list[str], marks: str) -> tuple[str, float]:
         finally:
             path.write_bytes(before)
     took = time.monotonic() - began
-    if done.returncode in (0, 5):
+    if done.returncode in (0, 5):  # 5: none of them is chosen by the marks
         return "", took
+    if done.returncode == 4:
+        raise SystemExit(f"pytest could not begin; are these the hits of this commit?\n{done.stderr[-500:]}")
     named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return (named or [f"exit {done.returncode}: {done.stdout[-300:]}{done.stderr[-300:]}"])[0][:200], took
 
