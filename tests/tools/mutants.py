@@ -258,7 +258,7 @@ def attempt(mutant: Mutant, tests: list[str], marks: str) -> tuple[str, float]:
         return "", took
     if done.returncode == 4:
         raise SystemExit(f"pytest could not begin; are these the hits of this commit?\n{done.stderr[-500:]}")
-    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return (named or [f"exit {done.returncode}: {done.stdout[-300:]}{done.stderr[-300:]}"])[0][:200], took
 
 
