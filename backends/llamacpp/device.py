@@ -49,6 +49,7 @@ class LlamacppBackend(Backend):
         # ggml asks after each node whether to stop. libc's strlen of this string is the answer (0 or 1):
         # a C function, so that no thread of ggml ever enters the interpreter.
         self._stop = ctypes.create_string_buffer(2)
+        self._halted = False  # no weight comes from disk until a restart
         self._ask(native.libc_address("strlen"))
         self._watch: GraphWatch | None = None
         self._memory = WeightMemory(self.lib, self.products)
@@ -118,22 +119,24 @@ class LlamacppBackend(Backend):
     def watch(self, spent: Spent | None) -> None:
         """In watched runs it is Python that ggml asks: on the engine's thread, and never otherwise."""
         super().watch(spent)
-        self._watch = GraphWatch(self.lib, lambda: self._stopping, spent) if spent else None
+        self._watch = GraphWatch(self.lib, lambda: self._stop[0] != b"\x00", spent) if spent else None
         self._ask(self._watch.address if self._watch else native.libc_address("strlen"))
 
     def cancel(self) -> None:
         self._stop[0] = b"\x01"
         if self._supply:
+            self._halted = True
             self._supply.stop()
 
     def rearm(self) -> None:
-        if self._supply and self._stopping:
-            self._supply.restart()
+        if self._supply and self._halted:  # the cancel came when there was no pass to end
+            self._restart(self._supply)
         self._stop[0] = b"\x00"
 
-    @property
-    def _stopping(self) -> bool:
-        return self._stop[0] != b"\x00"
+    def _restart(self, supply: Supply) -> None:
+        """Once after a stop: from then on pieces are read ahead, and a second one would wait for them."""
+        self._halted = False
+        supply.restart()
 
     @property
     def _supply(self) -> Supply | None:
@@ -150,10 +153,7 @@ class LlamacppBackend(Backend):
             supply.end()
         except BaseException:
             partial.forget()
-            if (
-                not self._stopping
-            ):  # or else `rearm` does, and reads ahead that begin here would be waited for
-                supply.restart()
+            self._restart(supply)
             raise
 
     @property

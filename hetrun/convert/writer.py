@@ -177,9 +177,13 @@ class Output:
 @contextmanager
 def _new_file(path: Path, size: int, force: bool) -> Iterator[Output]:
     """A file of `size` bytes that gets its name when it is complete; a failure leaves nothing behind."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    partial, ours = path.with_name(f".{path.name}.{os.getpid()}.part"), True
     try:
+        try:
+            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            ours = False
+            raise
         try:
             output = Output(file)
             yield output
@@ -189,8 +193,9 @@ def _new_file(path: Path, size: int, force: bool) -> Iterator[Output]:
             os.close(file)
         check_target(path, force)
         os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    finally:  # Ctrl-C may come as soon as the file is there
+        if ours:
+            partial.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -411,7 +411,7 @@ def test_a_cancel_waits_for_reads_in_flight_and_for_no_other(
             gates = Gates(at)
             disk.arm(gates)
             answer = submit(llm)
-            eventually(lambda: disk.waiting > 0)
+            assert gates.holding.wait(20)
             before = restarts
             llm.cancel(answer.id)
             # Each reader may be on its way into a read, and so may each thread that computes.
@@ -430,10 +430,11 @@ class Gates:
 
     def __init__(self, first: int) -> None:
         self.first, self.limit = first, 1 << 40
-        self.in_flight, self.later = threading.Event(), threading.Event()
+        self.holding, self.in_flight, self.later = (threading.Event() for _ in range(3))
 
     def __call__(self, number: int, size: int) -> None:
         if number >= self.first:
+            self.holding.set()
             (self.in_flight if number < self.limit else self.later).wait(20)
 
 
@@ -475,7 +476,7 @@ def test_closing_in_the_middle_of_a_pass_waits_for_reads_in_flight_only(model: P
             gates = Gates(40)
             disk.arm(gates)
             answer = submit(llm)
-            eventually(lambda: disk.waiting > 0)
+            assert gates.holding.wait(20)
             closing = threading.Thread(target=llm.close)
             closing.start()
             assert not answer.over.wait(0.01)

@@ -191,6 +191,29 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
+def test_ctrl_c_as_soon_as_the_file_is_there_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = os.open
+
+    def interrupted(path: Path, flags: int, mode: int) -> int:
+        os.close(create(path, flags, mode))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_model(tmp_path / "x.gguf", {}, [Tensor("v", (2,), F32)], [])
+    assert not os.listdir(tmp_path)
+
+
+def test_a_file_of_another_that_writes_the_same_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / f".x.gguf.{os.getpid()}.part"
+    other.touch()
+    with pytest.raises(OptionError):
+        write_model(tmp_path / "x.gguf", {}, [Tensor("v", (2,), F32)], [])
+    assert os.listdir(tmp_path) == [other.name]
+
+
 def test_a_disk_without_room_is_found_before_the_work(tmp_path: Path) -> None:
     huge = Tensor("v", (1 << 20, 1 << 30), F32)
     with pytest.raises(OptionError, match=r"x\.gguf: needs 4,503,\d+,\d+,\d+,\d+ bytes, and only"):

@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -228,11 +230,23 @@ def reaching(hits: Path) -> dict[int, list[str]]:
     }
 
 
+def end_what_is_left(mark: str) -> None:
+    """Programs that a fault keeps from ending would compute beside the next one: all with this in their
+    environment."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:  # it has ended meanwhile, or is somebody else's
+            continue
+
+
 def attempt(mutant: Mutant, tests: list[str], marks: str) -> tuple[str, float]:
     """What the tests say of a fault: the test that found it, or nothing."""
     path = ROOT / mutant.path
     before = path.read_bytes()
     began = time.monotonic()
+    name, value = "MUTANT", f"{os.getpid()}-{mutant.number}"
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
         listed.write("\n".join(tests[:MOST_TESTS]))
         listed.flush()
@@ -243,6 +257,7 @@ def attempt(mutant: Mutant, tests: list[str], marks: str) -> tuple[str, float]:
             done = subprocess.run(
                 [*command, f"@{listed.name}"],
                 cwd=ROOT,
+                env={**os.environ, name: value},
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -253,6 +268,7 @@ def attempt(mutant: Mutant, tests: list[str], marks: str) -> tuple[str, float]:
             return f"still running after {LIMIT_S} s", time.monotonic() - began
         finally:
             path.write_bytes(before)
+            end_what_is_left(f"{name}={value}")
     took = time.monotonic() - began
     if done.returncode in (0, 5):  # 5: none of them is chosen by the marks
         return "", took
