@@ -200,9 +200,10 @@ def test_ctrl_c_as_soon_as_the_file_is_there_leaves_nothing(
         os.close(create(path, flags, mode))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "open", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_model(tmp_path / "x.gguf", {}, [Tensor("v", (2,), F32)], [])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write_model(tmp_path / "x.gguf", {}, [Tensor("v", (2,), F32)], [])
     assert not os.listdir(tmp_path)
 
 

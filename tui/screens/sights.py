@@ -141,8 +141,8 @@ class Sights(Screen[None]):
     def say_model(self, what: str = "") -> None:
         """What runs, or what else there is to say of it."""
         for line in self.query(StatusLine):
-            loading = f"loading {100 * self.client.progress:.0f} %"
-            line.say(what or (self.info.id if self.info else loading))
+            coming = f"loading {100 * self.client.progress:.0f} %" if self.awaited else "no model"
+            line.say(what or (self.info.id if self.info else coming))
 
     # --- another engine
 
