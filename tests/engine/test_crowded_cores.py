@@ -27,7 +27,6 @@ from hetrun.plan import BUCKETS
 from tests.engine.test_crowded import planned, step
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
-from tests.support.tiers import exhaustive
 
 MODEL = TinyLlama("crowded", layers=8, embd=512, ffn=2048, heads=8, kv_heads=4, context=512, quant="Q8_0")
 CORES = len(os.sched_getaffinity(0))
@@ -36,7 +35,6 @@ PATIENCE_S = 30.0  # that either may take here, where anything else may run as w
 BURNER = "import os\nwhile os.getppid() == {parent}:\n for i in range(1 << 16): pass"
 
 pytestmark = [
-    exhaustive,
     pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.usefixtures("all_threads"),

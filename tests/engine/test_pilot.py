@@ -43,7 +43,6 @@ from hetrun.planner.turns import turn
 from tests.engine.simulated import Clock
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
-from tests.support.tiers import exhaustive
 
 AGAIN = 30  # times that slow work is done
 SMALL = TinyLlama("small", layers=4, embd=512, ffn=2048, heads=8, kv_heads=4, context=1024, quant="Q8_0")
@@ -135,7 +134,6 @@ def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> None:
 
 
 # It compares measured times, which other programs change; test_pilot_clock.py has the same on a clock.
-@exhaustive
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_backend_that_becomes_fast_is_used_within_seconds(

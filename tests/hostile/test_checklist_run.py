@@ -77,7 +77,6 @@ def test_one_process_survives_the_whole_list(command: str) -> None:
 # things meanwhile.
 @pytest.mark.slow
 @pytest.mark.alone
-@exhaustive
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_no_case_takes_long_or_much(command: str) -> None:
     for name, line in whole_list(command).items():
@@ -142,7 +141,6 @@ def test_a_process_of_its_own(case: Case, tmp_path: Path, good: Ended) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@exhaustive
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in REAL], ids=str)
 def test_no_process_of_its_own_takes_long(case: Case, tmp_path: Path, good: Ended) -> None:
     assert run(case.make(tmp_path)).seconds < good.seconds + MOST_S

@@ -297,7 +297,6 @@ def test_harm_is_an_error(name: str, honest: TemplateWorker, request: pytest.Fix
 
 # Of time: on a machine that does other things meanwhile, some take longer, or end of something else.
 @pytest.mark.alone
-@exhaustive
 @pytest.mark.parametrize("name", ALL)
 def test_harm_is_an_error_in_time(name: str) -> None:
     source, reasons = ALL[name]

@@ -21,7 +21,6 @@ from hetrun.source import GGUFModel
 from tests.hostile.vocabulary_trial import TEXT, attempt, tried
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support import vocabularies as v
-from tests.support.tiers import exhaustive
 
 MOST_S = 2.0  # half of it on an idle machine: there, nothing takes a second
 Change = Mapping[str, Any]
@@ -296,7 +295,6 @@ def test_a_vocabulary_is_refused_with_key_and_token(name: str, ends: Mapping[str
 
 @pytest.mark.slow
 @pytest.mark.alone
-@exhaustive
 def test_no_refusal_takes_long(ends: Mapping[str, tuple[str, float]]) -> None:
     assert {name: seconds for name, (_, seconds) in ends.items() if seconds >= MOST_S} == {}
 

@@ -179,7 +179,7 @@ def test_a_model_runs_on_it_where_it_is_named(
     assert np.square(found[0] - found[1]).sum() <= 1e-8 * np.square(found[1]).sum()
 
 
-@exhaustive  # it is about what the clock says on a machine with nothing else to do
+# It is about what the clock says on a machine with nothing else to do.
 @pytest.mark.alone
 @pytest.mark.slow
 def test_the_planner_takes_it_where_it_is_faster(

@@ -117,7 +117,7 @@ class Sights(Screen[None]):
         except HetrunError as error:
             self._stop_ticking()
             self.load_error = error
-            self.say_model("no model")
+            self.say_model()
             self.complain(str(error))
             self.go_back()
             return
