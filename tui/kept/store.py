@@ -98,13 +98,13 @@ class Store:
 
     def conversations(self, containing: str = "", most: int = 1000) -> list[Conversation]:
         """The newest first; those in whose title or turns a text stands."""
-        where, values = "", tuple[str, ...]()
+        where, values = "", dict[str, str]()
         if containing:
             where = (
-                " WHERE instr(folded(title), ?1) OR EXISTS (SELECT 1 FROM turn"
-                " WHERE conversation = conversation.id AND instr(folded(text), ?1))"
+                " WHERE instr(folded(title), :text) OR EXISTS (SELECT 1 FROM turn"
+                " WHERE conversation = conversation.id AND instr(folded(text), :text))"
             )
-            values = (containing.casefold(),)
+            values = {"text": containing.casefold()}
         with self._explained():
             rows = self._db.execute(f"{_COUNTED}{where} ORDER BY changed DESC, id DESC LIMIT {most}", values)
             return [_conversation(row) for row in rows]
