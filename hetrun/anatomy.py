@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Extent, kv_shapes
+from hetrun.graph import kv_shapes
 from hetrun.kv import sequence_bytes
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.tensor_list import Entry
 from hetrun.planner import LARGEST_UBATCH
-from hetrun.quant import QuantType, by_name
-from hetrun.source import GGUFModel, ModelSource, build_graph
+from hetrun.quant import by_name
+from hetrun.source import ModelSource
 from hetrun.whole_plan import backend_for, needs
 
 KV_TYPES = ("f16", "q8_0")
@@ -21,23 +22,6 @@ CONTEXTS = (2048, 8192, 32768)
 AT_ONCE = LARGEST_UBATCH  # tokens that come in together: a sliding window needs room for them behind it
 
 PARTS = ("attention", "ffn", "experts", "other")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor: `shape` rows first, and where it lies."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    nbytes: int
-    path: str
-    offset: int
-
-    @property
-    def weights(self) -> int:
-        """How many numbers it has."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +52,6 @@ class Memory:
 
     kv: Mapping[int, Mapping[str, int]]
     note: str = ""
-
-
-def entries(source: ModelSource) -> Iterator[Entry]:
-    """Every tensor, also of types that hetrun cannot read."""
-    if isinstance(source, GGUFModel):
-        for t in source.file.tensors.values():
-            kind = t.quant.name if isinstance(t.quant, QuantType) else t.quant
-            yield Entry(t.name, kind, t.shape, t.nbytes, t.path, t.offset)
-        return
-    for w in source.weights():
-        where = next(((p.path, p.offset) for p in w.parts if isinstance(p, Extent)), ("", 0))
-        yield Entry(w.name, w.quant.name, w.shape if w.shape[0] > 1 else w.shape[1:], w.nbytes, *where)
-
-
-def parameters(source: ModelSource) -> int:
-    """Numbers in all tensors."""
-    return sum(e.weights for e in entries(source))
 
 
 def by_type(found: Sequence[Entry]) -> list[TypeSize]:

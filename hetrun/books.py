@@ -19,10 +19,10 @@ from typing import TypeVar
 
 from hetrun import bill
 from hetrun.bill import Kind
-from hetrun.config.values import size_in_words
 from hetrun.errors import BudgetError
 from hetrun.sysfiles import line_of, lines_of
-from hetrun.weights import free_memory
+from hetrun.system.memory_info import free_memory
+from hetrun.system.units import size_in_words
 
 KINDS: tuple[Kind, ...] = ("anonymous", "file-backed", "shared")
 # Never booked out: what comes and goes between two looks at the books (objects of Python, a page of a file

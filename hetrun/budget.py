@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from hetrun.errors import BudgetError
+from hetrun.events import Streaming
 from hetrun.prefixes import Prefixes
-from hetrun.stats import Stats, Streaming
+from hetrun.stats import Stats
 
 
 class Budgeted(Protocol):

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from hetrun import child
-from hetrun.anatomy import entries
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.errors import BackendUnavailable
+from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.open_model import open_model
+from hetrun.loader.tensor_list import entries
 from hetrun.planner import LARGEST_UBATCH
-from hetrun.source import ModelSource, build_graph, is_known, open_model, open_vocabulary
+from hetrun.source import ModelSource
 from hetrun.stamp import Stamp, unchanged
-from hetrun.tokenizer import Tokenizer
+from hetrun.tokenizer import Tokenizer, open_vocabulary
 from hetrun.weightcheck import first_bad_value
 from hetrun.whole_plan import MOST_CONTEXT, backend_for, needs
 

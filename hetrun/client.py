@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
 from time import monotonic
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, TypeVar
 
+from hetrun.chatclient import Health as Health
 from hetrun.config import Settings
 from hetrun.delivery import Mailbox, Posts
 from hetrun.errors import BackendError, EngineStopped, HetrunError
@@ -19,7 +20,6 @@ from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.hooked import heard, overheard
 from hetrun.life import Died, Life
 from hetrun.questions import Question
-from hetrun.supervisor import Health as Health
 from hetrun.supervisor import Supervisor
 from hetrun.wire import Load, Patience
 from hetrun.worker import ENGINE, Answerer
@@ -27,32 +27,6 @@ from hetrun.worker import ENGINE, Answerer
 A = TypeVar("A")
 
 MOST_DEATHS = 3  # a request that ran when so many workers died is not tried again
-
-
-class ChatClient(Protocol):
-    """What the terminal chat and the server know of an engine."""
-
-    @property
-    def progress(self) -> float:
-        """How far loading has come, from 0 to 1."""
-
-    @property
-    def health(self) -> Health:
-        """Whether requests are answered now."""
-
-    async def info(self) -> ModelInfo:
-        """The model that runs; waits until it is loaded, and raises why there is none (any more)."""
-
-    def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """The request's events; the last is `done` or `error`. Closing the generator cancels the request."""
-
-    async def ask(self, question: Question[A]) -> A:
-        """The answer to a question that is not for the model; waits until it is loaded, and raises why there
-        is none."""
-        ...
-
-    async def close(self) -> None:
-        """Cancel what runs and let go of the engine."""
 
 
 def _overheard(

@@ -11,7 +11,7 @@ from hetrun.kvrows import BLOCK
 from hetrun.planner import Options
 from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource
-from hetrun.weights import available_memory, free_memory
+from hetrun.system.memory_info import available_memory, free_memory
 
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 

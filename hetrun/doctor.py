@@ -24,11 +24,11 @@ from hetrun import __version__
 from hetrun.cgroups import memory_limit
 from hetrun.child import ending, python
 from hetrun.config import Settings, config_file, default_model, dirs
-from hetrun.config.values import size_in_words
 from hetrun.errors import HetrunError, PluginError
 from hetrun.hub.cache import cache_folder
 from hetrun.hub.stores import stored
 from hetrun.sysfiles import lines_of
+from hetrun.system.units import size_in_words
 from hetrun.topology import this_machine
 from hetrun.wheels import Missing, not_to_be_had
 

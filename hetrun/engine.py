@@ -15,13 +15,13 @@ from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar
 
+from hetrun.cancellation import Gate
 from hetrun.errors import EngineStopped
-from hetrun.events import Doing, GenerateRequest
-from hetrun.inbox import Aside, Cancel, Close, Gate, Item, Job, Request
+from hetrun.events import Doing, GenerateRequest, Streaming
+from hetrun.events import OnEvent as OnEvent
+from hetrun.inbox import Aside, Cancel, Close, Item, Job, Request
 from hetrun.loaded import Loaded
 from hetrun.loop import Loop
-from hetrun.running import OnEvent as OnEvent
-from hetrun.stats import Streaming
 from hetrun.tally import Held, Tally
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from hetrun.executor import Chunk, Step
 from hetrun.files import read_text
 from hetrun.llm import LLM, model_path
 from hetrun.loaded import Loaded
-from hetrun.source import build_graph, is_known, open_model
+from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.open_model import open_model
 from hetrun.stats import Stats
 
 Doubles = NDArray[np.float64]

@@ -5,7 +5,7 @@ One request gives any number of `prompt` and `token` events and then one last ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
@@ -162,3 +162,21 @@ class ModelInfo:
         """What users call it: the file's name; `name` is what its makers wrote into it."""
         name = PurePath(self.path).name
         return name.removesuffix(".gguf")  # a folder's name may have dots, as in Qwen2.5-0.5B
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """What passes are like that read a part of the weights from disk; plain data that can cross a pipe."""
+
+    passes: int
+    bytes_read: int
+    disk_bytes_s: float  # of late, as the next two; 0 before the first pass
+    waiting: float  # the share of a pass's time that is spent waiting for the disk
+    bytes_per_token: float
+    locked_bytes: int  # of weights that stay in memory
+    streamed_bytes: int  # of weights that every pass reads
+    budget: int  # bytes that everything may take
+    least: int  # the smallest budget that would do
+
+
+OnEvent = Callable[[Event], None]

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from hetrun import registry
 from hetrun.errors import ModelFileError
 from hetrun.formats.huggingface import Folder, read_folder
 from hetrun.graph import Weight
 from hetrun.hf import Config, HfModel, Imported, Importer
+from hetrun.loader import architectures
+from hetrun.loader.architectures import plugged
 from hetrun.pooling import Pooling
-from hetrun.source import plugged, recommended
+from hetrun.source import recommended
 from hetrun.stamp import Stamp
 
 TOKENIZER = "tokenizer_config.json"
@@ -140,11 +141,11 @@ def find_importer(config: Config) -> Importer:
         config.refuse(
             f"its weights are quantised by {method[:40]!r}: get the original model, or a GGUF of it"
         )
-    known: Mapping[str, str] = registry.own_model().HF_TYPES
+    known: Mapping[str, str] = architectures.own_model().HF_TYPES
     model_type = config.get_str("model_type", "")
     found: object = plugged(model_type, "from_hf")
     if found is None and model_type in known:
-        found = registry.own_model(known[model_type])
+        found = architectures.own_model(known[model_type])
     if not hasattr(found, "from_hf"):
         said = f"model_type is {model_type[:40]!r}" if model_type else "model_type is missing"
         config.refuse(f"{said}; folders of {', '.join(sorted(known))} run, of other models take a GGUF file")

@@ -19,7 +19,7 @@ from hetrun.points import Point
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from hetrun.client import ChatClient
+    from hetrun.chatclient import ChatClient
 
 log = logging.getLogger(__name__)
 

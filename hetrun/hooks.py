@@ -20,7 +20,7 @@ from hetrun.points import OURS
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from hetrun.client import ChatClient
+    from hetrun.chatclient import ChatClient
 
 hookspec = pluggy.HookspecMarker(OURS)
 hookimpl = pluggy.HookimplMarker(OURS)

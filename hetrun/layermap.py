@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from hetrun.questions import LayerPlace
 
 if TYPE_CHECKING:  # fronts have no numpy
     from hetrun.graph import Op
@@ -14,18 +15,6 @@ if TYPE_CHECKING:  # fronts have no numpy
     from hetrun.plan import PlanSet
 
 _LAYER = re.compile(r"blk\.\d+")
-
-
-@dataclass(frozen=True)
-class LayerPlace:
-    """A layer, or what stands before or behind all of them."""
-
-    scope: str  # `blk.3`, `embed`, `output`
-    nbytes: int = 0  # of weights as they are stored
-    streamed: int = 0  # of these, so many come from disk for every pass
-    crossing: int = 0  # of these, so many come over a link to a device for every pass of one token
-    decode: Mapping[str, int] = field(default_factory=dict)  # backends by the ops they run, for one token
-    prefill: Mapping[str, int] = field(default_factory=dict)  # the same for many
 
 
 def layer_of(scope: str) -> str:

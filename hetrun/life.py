@@ -19,9 +19,8 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from hetrun import child
 from hetrun.errors import EngineStopped, Overloaded
-from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.events import Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.questions import Question, SetRam
-from hetrun.stats import Streaming
 from hetrun.wire import (
     ASK_FOR_STACKS,
     Answer,

@@ -30,11 +30,12 @@ from hetrun.completion import (
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError
-from hetrun.events import Doing, Event, GenerateRequest, Message
+from hetrun.events import Doing, Event, GenerateRequest, Message, Streaming
 from hetrun.executor import Chunk, Step
 from hetrun.foresight import changed, foresee
 from hetrun.hooked import heard
 from hetrun.loaded import Loaded, tokenizer_of
+from hetrun.loader.open_model import open_model
 from hetrun.loading import describe, load, prompts_of, template_of
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
@@ -43,10 +44,9 @@ from hetrun.pooling import Pooling, read_vector
 from hetrun.prepare import Renderer
 from hetrun.questions import Foreseen, Question
 from hetrun.replies import answered
-from hetrun.source import open_model
-from hetrun.stats import Stats, Streaming
+from hetrun.stats import Stats
+from hetrun.system.progress import Progress
 from hetrun.tally import Held
-from hetrun.weights import Progress
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hetrun import model as models
-from hetrun.anatomy import parameters
 from hetrun.chat import ChatTemplate, checked_messages
 from hetrun.chat.messages import checked_objects
 from hetrun.chat.renderer import TemplateWorker
@@ -22,14 +21,16 @@ from hetrun.config import Settings
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.events import Message, ModelInfo
 from hetrun.loaded import Loaded
+from hetrun.loader.open_model import open_model
+from hetrun.loader.tensor_list import parameters
 from hetrun.planner import Options, Wishes
 from hetrun.prefixes import CACHED, Prefixes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts, check_place
-from hetrun.source import ModelSource, open_model, open_vocabulary
+from hetrun.source import ModelSource
 from hetrun.speculation import DraftModel, Speculation, drafted, lookup
-from hetrun.tokenizer import Tokenizer
-from hetrun.weights import Progress
+from hetrun.system.progress import Progress
+from hetrun.tokenizer import Tokenizer, open_vocabulary
 from hetrun.whole import WholeModel
 
 NOT_SAVED = "a library runs this model as a whole, and its keys and values cannot be read"

@@ -17,11 +17,12 @@ from hetrun.answering import Answering, Drafts, Ending, logged, tell, together
 from hetrun.backend import Rows
 from hetrun.beginning import begun
 from hetrun.budget import look
+from hetrun.cancellation import Gate
 from hetrun.entry import Entry, gives_way
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
 from hetrun.executor import Step
-from hetrun.inbox import Aside, Cancel, Close, Gate, Item, Job, Ready, Request
+from hetrun.inbox import Aside, Cancel, Close, Item, Job, Ready, Request
 from hetrun.loaded import Loaded
 from hetrun.mixing import Mixing
 from hetrun.model import Model

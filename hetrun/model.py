@@ -16,13 +16,14 @@ from hetrun.books import Books, granted
 from hetrun.choices import known_choices
 from hetrun.decisions import Prepared, prepare
 from hetrun.estimates import MAX_SEQUENCES, kv_of_all
+from hetrun.events import Streaming
 from hetrun.executor import KEPT_FEW, Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
 from hetrun.forms import coarse
 from hetrun.graph import Op, kv_shapes
 from hetrun.inmemory import InMemory
 from hetrun.kv import KvCache
-from hetrun.layermap import LayerPlace, places_of
+from hetrun.layermap import places_of
 from hetrun.modelrole import Chooses as Chooses
 from hetrun.modelrole import Model as Model
 from hetrun.pilot import Pilot, Setup, planned, planner_for, recall_seats
@@ -31,10 +32,12 @@ from hetrun.planner import Options, this_machine
 from hetrun.prefetch.fromdisk import FromDisk
 from hetrun.prefetch.frommaps import FromMaps
 from hetrun.prefixes import CACHED
+from hetrun.questions import LayerPlace
 from hetrun.source import ModelSource
-from hetrun.stats import Stats, Streaming
+from hetrun.stats import Stats
+from hetrun.system.progress import Progress, stretch
 from hetrun.vetting import vet
-from hetrun.weights import Progress, WeightStore, stretch
+from hetrun.weights import WeightStore
 from hetrun.whole import WholeModel
 from hetrun.whole_plan import backend_for
 from hetrun.whole_plan import prepare as prepare_whole

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 from hetrun.backend import Floats, Rows
 from hetrun.budget import Budgeted
 from hetrun.executor import Between, Step
-from hetrun.layermap import LayerPlace
 from hetrun.plan import PlanSet
+from hetrun.questions import LayerPlace
 from hetrun.stats import Stats
 
 

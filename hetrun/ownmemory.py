@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from hetrun import bill
 from hetrun.backend import Backend, OwnMemory, WeightUse, looks_up
-from hetrun.config.values import size_in_words
 from hetrun.errors import BudgetError
 from hetrun.forms import Unit, units
 from hetrun.graph import Graph, Op
 from hetrun.plan import Placement, PlanSet
+from hetrun.system.units import size_in_words
 
 Own = Mapping[str, OwnMemory]  # by backend
 RowBytes = Callable[[Sequence[Op]], int]

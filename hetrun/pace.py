@@ -7,7 +7,7 @@ from time import perf_counter
 
 from hetrun.model import Model
 from hetrun.running import Chosen, Running
-from hetrun.stats import smoothed
+from hetrun.system.ema import smoothed
 
 # While prompts are computed, a running answer's tokens come at most so many times as far apart as without.
 STRETCH = 2.5

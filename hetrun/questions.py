@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
-from hetrun.events import Message
-from hetrun.layermap import LayerPlace
-from hetrun.stats import Streaming
+from hetrun.events import Message, Streaming
 
 A = TypeVar("A", covariant=True)
 
@@ -27,6 +25,18 @@ class Question(Generic[A]):
 
     lane: ClassVar[Lane]
     repeatable: ClassVar[bool] = True  # may be asked again where a process dies over it
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """A layer, or what stands before or behind all of them."""
+
+    scope: str  # `blk.3`, `embed`, `output`
+    nbytes: int = 0  # of weights as they are stored
+    streamed: int = 0  # of these, so many come from disk for every pass
+    crossing: int = 0  # of these, so many come over a link to a device for every pass of one token
+    decode: Mapping[str, int] = field(default_factory=dict)  # backends by the ops they run, for one token
+    prefill: Mapping[str, int] = field(default_factory=dict)  # the same for many
 
 
 @dataclass(frozen=True)

@@ -6,33 +6,20 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
-from types import ModuleType
 from typing import cast
 
-from hetrun import points, quant
+from hetrun import points
 from hetrun.backend import Available, Backend, Descriptor, Precision, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
 from hetrun.points import FAILURES, Point, in_words
-from hetrun.points import named as named
-from hetrun.quant.service import Dequantiser
 
 log = logging.getLogger(__name__)
 
-MODELS = "hetrun.models"
 # A stranger's backend comes behind ours in the fixed order: it runs what it was measured to be faster at, or
 # what it was named for. One that wants to run only what no other can says 0, as the reference does.
 MOST_WANTED_STRANGER = 40
 
 _added: dict[str, Descriptor] = {}
-
-# Some types of weights are unpacked by whoever registers to.
-quant.provide(lambda: cast("Dequantiser | None", named("services", "dequantise")))
-
-
-def own_model(name: str = "") -> ModuleType:
-    """A file of `models/`, or the folder itself; by name, because no core module knows an architecture."""
-    return import_module(f"{MODELS}.{name}" if name else MODELS)
 
 
 def register(descriptor: Descriptor) -> Callable[[], None]:

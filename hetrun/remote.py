@@ -15,12 +15,13 @@ from typing import Any, TypeVar, cast
 import h11
 
 from hetrun.address import Address, address
+from hetrun.chatclient import Health
 from hetrun.errors import HetrunError, UserError
 from hetrun.events import Event, GenerateRequest, ModelInfo
-from hetrun.layermap import LayerPlace
 from hetrun.questions import (
     EngineState,
     Foreseen,
+    LayerPlace,
     Layers,
     PlanNow,
     Question,
@@ -43,7 +44,6 @@ from hetrun.remotewords import (
     read,
 )
 from hetrun.strictjson import parsed
-from hetrun.supervisor import Health
 
 A = TypeVar("A")
 Json = Mapping[str, Any]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hetrun.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
+from hetrun.events import GenerateRequest, OnEvent, Timings, TokenLogprob, Usage
 from hetrun.executor import Chunk
 from hetrun.pooling import Pooled
 from hetrun.sampling import Sampler
@@ -16,8 +16,6 @@ from hetrun.tokentree import Tokens
 
 LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
 NOTHING = np.zeros(0, np.int64)
-
-OnEvent = Callable[[Event], None]
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from time import monotonic
 from typing import TypeVar
 
-from hetrun.client import ChatClient, Health
+from hetrun.chatclient import ChatClient, Health
 from hetrun.errors import BudgetError, EngineStopped, OptionError
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.found import Found, name_of

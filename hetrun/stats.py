@@ -6,10 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-
-def smoothed(before: float | None, now: float, share: float) -> float:
-    """A mean in which the newest value has this share; the first one has all of it."""
-    return now if before is None else before + share * (now - before)
+from hetrun.events import Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +55,6 @@ class Recent:
         """One more."""
         self.passes += 1
         self.depth += (depth - self.depth) / min(self.passes, 20)
-
-
-@dataclass(frozen=True, slots=True)
-class Streaming:
-    """What passes are like that read a part of the weights from disk; plain data that can cross a pipe."""
-
-    passes: int
-    bytes_read: int
-    disk_bytes_s: float  # of late, as the next two; 0 before the first pass
-    waiting: float  # the share of a pass's time that is spent waiting for the disk
-    bytes_per_token: float
-    locked_bytes: int  # of weights that stay in memory
-    streamed_bytes: int  # of weights that every pass reads
-    budget: int  # bytes that everything may take
-    least: int  # the smallest budget that would do
 
 
 class Stats:

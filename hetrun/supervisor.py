@@ -11,16 +11,15 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
 from time import monotonic
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, TypeVar
 
+from hetrun.chatclient import Health
 from hetrun.errors import EngineStopped
 from hetrun.events import ModelInfo
 from hetrun.life import Life
 from hetrun.questions import Question
-from hetrun.stats import Streaming
-from hetrun.wire import Load, Stuck
+from hetrun.wire import Load
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +28,6 @@ A = TypeVar("A")
 MOST_DELAY_S = 30.0
 MOST_FAILED = 6  # loads in a row
 SOUND_S = 60.0  # a process that lived so long was all right
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Whether requests are answered now."""
-
-    status: Literal["ok", "loading", "stuck", "failed"]
-    progress: float = 1.0
-    reason: str = ""  # why the last process ended, or why there is none any more
-    stuck: Stuck | None = None
-    streaming: Streaming | None = None  # what passes are like where weights come from disk
 
 
 class Supervisor:

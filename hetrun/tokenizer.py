@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, cast
 
+from hetrun import points
 from hetrun.errors import OptionError
 from hetrun.recenttexts import LEAST, RecentTexts
 
+if TYPE_CHECKING:  # numpy comes with it
+    from collections.abc import Callable
+
+    from hetrun.source import ModelSource, Vocabulary
+
 _HALF = re.compile("[\ud800-\udfff]")
-
-
-class Vocabulary(Protocol):
-    """A model's own tokens. Calls are native: the engine thread makes them."""
-
-    n_tokens: int
-    bos: int | None
-    eos: int | None
-    add_bos: bool
-    cuts_at_spaces: bool  # before each one between two ASCII letters a token ends, whatever follows
-
-    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of a text that UTF-8 can write."""
-        ...
-
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for; special tokens as they are written in templates."""
-        ...
-
-    def pieces(self) -> list[bytes]:
-        """`piece` of every token."""
-        ...
-
-    def is_end(self, token: int) -> bool:
-        """Whether a model says with this token that it has finished."""
-        ...
-
-    def is_control(self, token: int) -> bool:
-        """Whether this token is no text: a mark of a template, an unknown text, an unused row."""
-        ...
-
-    def close(self) -> None:
-        """Give its memory back."""
-        ...
 
 
 class Tokenizer:
@@ -169,3 +141,9 @@ def whole(text: str) -> str:
     except UnicodeEncodeError:
         return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
     return text
+
+
+def open_vocabulary(source: ModelSource) -> Vocabulary | None:
+    """The model's vocabulary; None where it has none, or where nothing is installed that could read it."""
+    opener = points.named("vocabularies", source.vocabulary)
+    return cast("Callable[[ModelSource], Vocabulary]", opener)(source) if opener else None

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf_values import shown
 from hetrun.graph import Constant, Extent, Weight
+from hetrun.loader.gguf_source import GGUFModel
 from hetrun.quant import Bytes, QuantType
 from hetrun.reader import FileReader
-from hetrun.source import GGUFModel, ModelSource
+from hetrun.source import ModelSource
 
 SLICE = 1 << 20  # bytes that are looked at in one go: they are still in the processor's cache then
 

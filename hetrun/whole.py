@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Descriptor, Floats
 from hetrun.errors import BudgetError, OptionError
+from hetrun.events import Streaming
 from hetrun.executor import Between, Chunk, Step
 from hetrun.kvrows import too_long
-from hetrun.layermap import LayerPlace
 from hetrun.plan import bucket_of
 from hetrun.planner import Options
+from hetrun.questions import LayerPlace
 from hetrun.source import ModelSource
-from hetrun.stats import Key, Stats, Streaming
-from hetrun.weights import Progress
+from hetrun.stats import Key, Stats
+from hetrun.system.progress import Progress
 from hetrun.whole_backend import WholeRunner
 from hetrun.whole_plan import prepare
 

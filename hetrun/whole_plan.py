@@ -14,12 +14,14 @@ from hetrun.backend import Available, Descriptor, Segment
 from hetrun.bill import complete
 from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor import SMALL
+from hetrun.loader.architectures import builds, is_known
+from hetrun.loader.gguf_source import GGUFModel
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
 from hetrun.planner import LARGEST_UBATCH, Options, this_machine
 from hetrun.quant import by_name
-from hetrun.source import GGUFModel, ModelSource, builds, is_known
+from hetrun.source import ModelSource
 from hetrun.stamp import Stamp
-from hetrun.weights import free_memory
+from hetrun.system.memory_info import free_memory
 from hetrun.whole_backend import Whole, WholeSetup
 
 EVERYTHING = "everything"

@@ -22,9 +22,8 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded, UserError
-from hetrun.events import Event, GenerateRequest, ModelInfo
+from hetrun.events import Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.questions import Question
-from hetrun.stats import Streaming
 
 log = logging.getLogger(__name__)
 

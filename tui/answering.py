@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import UserError
 from hetrun.events import Event, GenerateRequest
 from hetrun.tui.messages import Measured

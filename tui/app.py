@@ -9,7 +9,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import UserError
 from hetrun.params import SamplingParams
 from hetrun.tui.doors import Doors

@@ -9,10 +9,9 @@ from datetime import datetime
 
 from textual.content import Content
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.layermap import LayerPlace
-from hetrun.questions import EngineState, Layers, PlanNow, State
+from hetrun.questions import EngineState, LayerPlace, Layers, PlanNow, State
 from hetrun.visible import visible
 
 # One colour for a backend wherever it is named; a terminal's theme says what they look like.

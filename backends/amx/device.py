@@ -17,7 +17,7 @@ from hetrun.errors import Cancelled
 from hetrun.graph import Op
 from hetrun.kv import KvCache
 from hetrun.ops import OPS
-from hetrun.weights import process_memory
+from hetrun.system.memory_info import process_memory
 
 if TYPE_CHECKING:
     from hetrun.backends.amx.attention import Scratch as AttentionScratch

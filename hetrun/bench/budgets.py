@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetrun.bench.cases import OUTPUTS, Case
-from hetrun.config.values import parse_size, size_in_words
+from hetrun.config.values import parse_size
 from hetrun.errors import OptionError
+from hetrun.system.units import size_in_words
 
 FLAG = "--ram"
 BESIDE = 300 << 20  # bytes: what a share of the model leaves for everything that is not weights

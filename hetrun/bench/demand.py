@@ -8,9 +8,11 @@ from pathlib import Path
 from hetrun.bench.cases import Case
 from hetrun.graph import Graph, Rows, kv_shapes
 from hetrun.kv import token_bytes
+from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.open_model import open_model
 from hetrun.ops import Attention, Moe, flops
 from hetrun.quant import by_name
-from hetrun.source import ModelSource, build_graph, is_known, open_model
+from hetrun.source import ModelSource
 from hetrun.whole_plan import needs
 
 

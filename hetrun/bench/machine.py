@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from hetrun.bench.readers import LINE, Block, Reader, Work, readers
-from hetrun.weights import available_memory
+from hetrun.system.memory_info import available_memory
 
 BYTES = (
     512 << 20

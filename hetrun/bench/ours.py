@@ -26,7 +26,7 @@ from hetrun.model import PlannedModel
 from hetrun.params import SamplingParams
 from hetrun.plan import Plan, bucket_of
 from hetrun.stats import Stats
-from hetrun.weights import Progress
+from hetrun.system.progress import Progress
 
 log = logging.getLogger(__name__)
 

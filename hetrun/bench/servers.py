@@ -22,7 +22,7 @@ from hetrun.bench.ours import spec_of
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.llm import model_path
-from hetrun.source import is_folder
+from hetrun.loader.open_model import is_folder
 
 LLAMA_SERVER = "llama-server"
 POLL_S = 0.02

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from hetrun.anatomy import entries
 from hetrun.bench import budgeted, rounds
 from hetrun.bench.budgeted import NAME, Sample, State
 from hetrun.bench.budgets import Budget, SweepOptions
@@ -31,8 +30,9 @@ from hetrun.bench.streaming import disk_bytes
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, UserError
 from hetrun.llm import model_path
-from hetrun.source import open_model
-from hetrun.weights import available_memory
+from hetrun.loader.open_model import open_model
+from hetrun.loader.tensor_list import entries
+from hetrun.system.memory_info import available_memory
 
 SAMPLE_S = 10.0  # a sample has as many tokens as come in about that time
 LEAST = 4  # tokens of a sample

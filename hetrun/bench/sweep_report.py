@@ -12,7 +12,7 @@ from typing import Any
 from hetrun.bench.chart import Mark, Series, drawn
 from hetrun.bench.points import Point, Sweep
 from hetrun.bench.report import aligned
-from hetrun.config.values import size_in_words
+from hetrun.system.units import size_in_words
 
 OURS, BOUND = "hetrun", "bound"
 Cell = Callable[[Point, float | None], object]

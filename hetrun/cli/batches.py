@@ -26,11 +26,12 @@ from hetrun.batch.held import Held, waiting_beside
 from hetrun.batch.lines import Lines
 from hetrun.batch.output import Output, OutputFile
 from hetrun.batch.places import Brought, Place
+from hetrun.chatclient import ChatClient
 from hetrun.cli import in_json, say
 from hetrun.cli.fronts import loaded
 from hetrun.cli.progress import Row, rows
 from hetrun.cli.workers import elsewhere
-from hetrun.client import ChatClient, WorkerClient
+from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.events import ModelInfo

@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
+from hetrun.chatclient import ChatClient
 from hetrun.cli import sampling_options
-from hetrun.client import ChatClient, WorkerClient
+from hetrun.client import WorkerClient
 from hetrun.config import Settings, dirs
 from hetrun.errors import UserError
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hetrun.chatclient import ChatClient
 from hetrun.cli import say
 from hetrun.cli.progress import OPENING, loading
-from hetrun.client import ChatClient, WorkerClient
+from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.found import Found, find_models

@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 
 from hetrun import anatomy
-from hetrun.anatomy import PARTS, Entry, LayerSize, Memory
+from hetrun.anatomy import PARTS, LayerSize, Memory
 from hetrun.chat import ChatTemplate
 from hetrun.cli import in_json
 from hetrun.errors import printable
 from hetrun.formats.gguf_values import StringArray, Value
 from hetrun.hf import Setting
 from hetrun.hf_source import HfSource
-from hetrun.source import GGUFModel, ModelSource, open_model
+from hetrun.loader import tensor_list
+from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.open_model import open_model
+from hetrun.loader.tensor_list import Entry
+from hetrun.source import ModelSource
 
 WIDTH = 80
 SHOWN = 64  # elements of an array that JSON has, unless all are asked for
@@ -27,7 +31,7 @@ SHOWN = 64  # elements of an array that JSON has, unless all are asked for
 def print_model(path: Path, tensors: bool, full: bool, as_json: bool) -> None:
     """What a file or folder says."""
     source = open_model(path)
-    found = list(anatomy.entries(source))
+    found = list(tensor_list.entries(source))
     if as_json:
         print(in_json(to_json(source, found, tensors, full), indent=1))
     else:

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from hetrun import registry
 from hetrun.config import OPTIONS, Settings, values
 from hetrun.errors import OptionError
 from hetrun.graph import Architecture
 from hetrun.llm import model_path
+from hetrun.loader import architectures
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.open_model import open_model
 from hetrun.machines.costs import Model, model_of
 from hetrun.machines.files import open_machine
 from hetrun.machines.report import make_report, to_json, to_text
 from hetrun.machines.shapes import shape_of
-from hetrun.source import build_graph, open_model
 from hetrun.visible import visible
 
 MOST = 1 << 20  # sequences, and tokens of one: more would be a slip
@@ -73,4 +74,4 @@ def _model(shape: str | None, settings: Settings) -> tuple[Model, str]:
         source = open_model(model_path(settings))
         return model_of(build_graph(source)), source.name
     found = shape_of(shape)
-    return model_of(found.graph(cast(Architecture, registry.own_model(found.architecture)))), found.name
+    return model_of(found.graph(cast(Architecture, architectures.own_model(found.architecture)))), found.name

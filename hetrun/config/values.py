@@ -124,14 +124,6 @@ def parse_size(value: object, where: str = "a size") -> int:
     return int(found)
 
 
-def size_in_words(nbytes: float) -> str:
-    """Bytes for people: 2.0 GiB, 300 MiB."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.{1 if unit == 'GiB' else 0}f} {unit}"
-    return f"{nbytes:.0f} bytes"
-
-
 def names(value: object, where: str) -> tuple[str, ...]:
     """Several names: a list, or one text with commas."""
     found = value.split(",") if isinstance(value, str) else value

@@ -29,9 +29,11 @@ from hetrun.errors import OptionError
 from hetrun.formats.gguf_values import GGUFFile, TensorInfo
 from hetrun.fusing import Common, kin
 from hetrun.graph import Extent, Graph, Op
+from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.open_model import is_folder, open_model
 from hetrun.quant import Bytes
 from hetrun.reader import FileReader
-from hetrun.source import GGUFModel, build_graph, is_folder, is_known, open_model
 from hetrun.stamp import Stamp
 
 ALIGNMENT = 4096  # what direct reads ask of offsets, on any disk

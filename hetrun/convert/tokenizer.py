@@ -14,7 +14,7 @@ from hetrun.convert.writer import MetaValue
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.huggingface import Folder
 from hetrun.hf_vocabulary import MAX_BEYOND, library, read_tokenizer
-from hetrun.tokenizer import Vocabulary
+from hetrun.source import Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

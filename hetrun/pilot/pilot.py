@@ -33,9 +33,11 @@ from hetrun.pilot.watching import Watcher
 from hetrun.pilot.weights import Weights
 from hetrun.planner.costs import CALL
 from hetrun.planner.online import Now
-from hetrun.planner.probe import Prober, Trial, trials_of
-from hetrun.planner.turns import SIZES, price_of_a_turn, turn
-from hetrun.weights import Progress, WeightStore, stretch
+from hetrun.planner.probe import Prober, price_of_a_turn
+from hetrun.planner.trials import Trial, trials_of
+from hetrun.planner.turns import SIZES, turn
+from hetrun.system.progress import Progress, stretch
+from hetrun.weights import WeightStore
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from hetrun.forecast import Forecast
 from hetrun.forms import Unit
 from hetrun.pilot.setup import Setup
 from hetrun.planner.online import OnlinePlanner
-from hetrun.planner.probe import HOME_SAMPLES, Prober, Trial
+from hetrun.planner.probe import Prober
 from hetrun.planner.residency import Copy
+from hetrun.planner.trials import HOME_SAMPLES, Trial
 from hetrun.seating import chosen
 
 WORTH = 0.97  # a set must be so much faster than leaving threads to the system, which knows what else runs

@@ -11,8 +11,9 @@ from hetrun.forms import of_wanted_rows
 from hetrun.graph import Op
 from hetrun.plan import BUCKETS, Plan
 from hetrun.planner.online import Now, OnlinePlanner
-from hetrun.planner.probe import Prober, Trial
+from hetrun.planner.probe import Prober
 from hetrun.planner.residency import Copy
+from hetrun.planner.trials import Trial
 from hetrun.weights import WeightStore
 
 SURPRISE = 0.25  # a trial that is so far off has met something new: what was measured before does not count

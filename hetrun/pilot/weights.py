@@ -14,8 +14,9 @@ from hetrun.pilot.aside import Aside
 from hetrun.pilot.state import State
 from hetrun.planner.online import HOLDS, RATE, START, OnlinePlanner, Parts
 from hetrun.planner.residency import Copy
+from hetrun.system.memory_info import process_memory
 from hetrun.vetting import vet
-from hetrun.weights import WeightStore, process_memory
+from hetrun.weights import WeightStore
 
 UNKNOWN_HOLDS = 256 << 20  # bytes of a backend's libraries that nobody has seen yet: torch takes 190 MiB
 

@@ -42,9 +42,9 @@ from hetrun.planner.online import (
     weight_of,
 )
 from hetrun.planner.parts import NO_PARTS, PartsHeld, Room
-from hetrun.planner.probe import LINK, Trial
 from hetrun.planner.residency import Copies, Copy
 from hetrun.planner.sides import At, Sides
+from hetrun.planner.trials import LINK, Trial
 from hetrun.planner.two import Candidate, Pair, Ways, scoring_of
 
 log = logging.getLogger(__name__)

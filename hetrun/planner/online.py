@@ -20,9 +20,9 @@ from hetrun.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.closeness import closer
 from hetrun.planner.costs import Costs, longest
 from hetrun.planner.placing import Chain
-from hetrun.planner.probe import SMALL, Trial
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, complete, cost, place_all, used_by
 from hetrun.planner.sizes import sizes_of
+from hetrun.planner.trials import SMALL, Trial
 from hetrun.planner.turns import turn
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -29,54 +29,24 @@ from hetrun.backend import (
     WeightUse,
 )
 from hetrun.errors import BudgetError
-from hetrun.forecast import Forecast, Work
-from hetrun.forms import Unit, form_of, of_wanted_rows
+from hetrun.forecast import Forecast
+from hetrun.forms import Unit, form_of
 from hetrun.graph import Graph, Op, Value
 from hetrun.kv import KvCache
 from hetrun.ops import Attention
 from hetrun.plan import segment_of
-from hetrun.planner.costs import CALL, FEW
-from hetrun.weights import Progress, WeightStore
+from hetrun.planner.costs import CALL
+from hetrun.planner.trials import LINK, Trial
+from hetrun.system.progress import Progress
+from hetrun.weights import WeightStore
 
 log = logging.getLogger(__name__)
 
-TOKENS = (1, 4, 16, 64, 512)  # of one sequence
-SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from memory; the first cost a copy
-MIDDLE = 64
-SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
-DEEP = 4096  # tokens that the deepest probe has behind it
 RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: so many, so long, or one that is long by itself
 MOST_RUNS = 12
 LARGEST_PART = 0.15  # of the time left, for one run
 NOISE = 0.5  # of the values that go in: any will do that stay finite
-LINK = "link_bytes_s"  # the fact: how fast values cross to a backend that works by itself, and back
 LINK_TOKENS = 512  # whose values are sent to measure it
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One thing to measure: ops that form a segment, on a backend, in a pass of some size."""
-
-    name: str
-    form: str
-    ops: tuple[tuple[Op, ...], ...]  # of that form, run in turn: no cache makes them faster than they are
-    backend: str
-    threads: int
-    tokens: int
-    seen: int = 0  # tokens before these
-    sequences: int = 1
-    alone: bool = False  # with nothing before and behind it: in a pass a backend may work ahead
-
-    @property
-    def work(self) -> Work:
-        """What it is filed under."""
-        device = alone(self.backend) if self.alone else self.backend
-        return Work(self.form, device, self.threads, self.sequences > 1)
-
-
-def alone(backend: str) -> str:
-    """Under which name times are kept of a backend that works by itself, where it had nothing else to do."""
-    return f"{backend}:alone"
 
 
 class Prober:
@@ -314,58 +284,22 @@ class Prober:
         self._forecast.learn_fact(LINK, trial.backend, crossed / max(found[0] - call, 1e-9))
 
 
-def trials_of(
-    graph: Graph,
+def price_of_a_turn(
+    prober: Prober,
     units: Sequence[Unit],
-    backend: str,
-    home: bool,
-    threads: Sequence[int],
-    context: int,
-    ubatch: int,
-    wide: Sequence[int] = (),
-) -> list[Trial]:
-    """What to measure of a backend, the most telling first; `home` is where every weight lies already.
-
-    Of the numbers of threads, `wide` are those with which large passes are measured, besides the most.
-    """
-    most = threads[-1]
-    sizes = [n for n in (*TOKENS[:-1], min(TOKENS[-1], ubatch)) if n <= min(ubatch, context)]
-    by_form: dict[str, list[Unit]] = {}
-    for unit in units:
-        by_form.setdefault(unit.form, []).append(unit)
-    found: list[Trial] = []
-
-    def add(tokens: int, n_threads: int, seen: int = 0, deep: bool = False) -> None:
-        for form, members in by_form.items():
-            ops = [u.ops for u in members]
-            if deep and not any(isinstance(op.attrs, Attention) for op in ops[0]):
-                continue
-            each, sequences = tokens, 1
-            if of_wanted_rows(ops[0]):
-                if tokens > FEW:
-                    continue  # a row or two are wanted of a large pass, too
-                each, sequences = 1, tokens
-            # Small passes read weights from memory, so a few layers take turns; in larger ones they work.
-            samples = tuple(ops[: (1 if tokens > SMALL else HOME_SAMPLES if home else SAMPLES)])
-            found.append(Trial(members[0].scope, form, samples, backend, n_threads, each, seen, sequences))
-
-    # From the middle outwards: with two sizes the others follow roughly.
-    for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
-        add(tokens, most)
-    seen = min(DEEP, context - max(sizes)) // 32 * 32
-    if seen >= 256:
-        for tokens in sizes:
-            add(tokens, most, seen, deep=True)
-    if home:
-        whole = form_of(graph.ops), (graph.ops,)
-        found += [Trial("whole", *whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
-        found += [Trial("whole", *whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
-        if seen >= 256:
-            found.append(Trial("whole", *whole, backend, most, 1, seen))
-        for fewer in threads[:-1]:
-            for tokens in [n for n in sizes if n <= SMALL or fewer in wide]:
-                add(tokens, fewer)
-                if seen >= 256:
-                    add(tokens, fewer, seen, deep=True)
-            found.append(Trial("whole", *whole, backend, fewer, 1))
-    return found
+    able: Sequence[Collection[str]],
+    home: str,
+    other: str,
+    threads: int,
+    tokens: int,
+) -> float | None:
+    """Seconds that one change of backend costs; None where no two neighbours run on both."""
+    both = [
+        home in some and other in some and units[i].scope.startswith("blk.") for i, some in enumerate(able)
+    ]
+    at = next((i for i in range(len(units) // 2, len(units) - 1) if both[i] and both[i + 1]), None)
+    if at is None:
+        return None
+    ways = ((home, home), (other, other), (home, other), (other, home))
+    here, there, out, back = prober.in_turn(units[at : at + 2], ways, threads, tokens)
+    return max(0.0, out + back - here - there) / 4  # each of the mixed ones changes and comes back

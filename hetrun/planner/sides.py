@@ -23,7 +23,7 @@ from hetrun.planner.costs import MOST_SAVED, NEAR, Costs, distance, size_of
 from hetrun.planner.heat import Cost as Cost
 from hetrun.planner.heat import Rates, heat_of, is_share, mixture_of, rates_of, unknown
 from hetrun.planner.online import Likely
-from hetrun.planner.probe import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
+from hetrun.planner.trials import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
 
 PRODUCTS = ("linear", "head")
 ENOUGH = 3  # runs of a segment, for its time to be believed

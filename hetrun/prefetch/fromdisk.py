@@ -19,13 +19,14 @@ from hetrun import bill
 from hetrun.backend import Backend
 from hetrun.books import Books, Granted
 from hetrun.errors import BudgetError, ModelFileError
+from hetrun.events import Streaming
 from hetrun.kv import KvCache
 from hetrun.pieces import Cut, Piece
 from hetrun.plan import PlanSet
 from hetrun.prefetch.disk import Disk, DiskRate, remember
 from hetrun.prefetch.keeping import POLICIES, Kept, Policy, choose, resize, switch
 from hetrun.prefetch.streamer import Streamer
-from hetrun.stats import Streaming, smoothed
+from hetrun.system.ema import smoothed
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetrun.events import Streaming
 from hetrun.pieces import Mappable
 from hetrun.prefetch.fromdisk import Late
-from hetrun.stats import Streaming
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 A row of weights is a run of blocks; a block holds `block` weights in `block_bytes` bytes. Layouts and
 rounding are ggml's, bit for bit, because GGUF files are written with them. Adding a type is one function that
 unpacks blocks (and one that packs them, where hetrun writes the type) and one row at the bottom. Rare types
-have a row only: a service unpacks them, which somebody must `provide`.
+have a row only: a service unpacks them, which a package registers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from hetrun.quant import codebook, k, simple
 from hetrun.quant.blocks import Bytes, Floats
-from hetrun.quant.service import provide, unpacker
+from hetrun.quant.service import unpacker
 
-__all__ = ["OTHER_TYPES", "QUANTS", "Bytes", "Floats", "QuantType", "by_ggml_id", "by_name", "provide"]
+__all__ = ["OTHER_TYPES", "QUANTS", "Bytes", "Floats", "QuantType", "by_ggml_id", "by_name"]
 
 # Weights converted at a time: the temporaries then stay in a core's own cache, whatever the tensor's size.
 CHUNK_WEIGHTS = 1 << 16

@@ -1,26 +1,19 @@
-"""Types that hetrun knows by size only: a service that others provide turns their blocks into floats."""
+"""Types that hetrun knows by size only: a service that packages register turns their blocks into floats."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
+from hetrun import points
 from hetrun.errors import BackendUnavailable
 from hetrun.quant.blocks import Bytes, Floats
 
 Dequantiser = Callable[[int, Bytes, Floats], None]  # ggml's number of the type, blocks, where the floats go
 
 
-def _nobody() -> Dequantiser | None:
-    return None
-
-
-_find = _nobody
-
-
-def provide(find: Callable[[], Dequantiser | None]) -> None:
-    """From now on `find` is asked for the service, whenever weights of such a type are read."""
-    global _find
-    _find = find
+def _find() -> Dequantiser | None:
+    return cast("Dequantiser | None", points.named("services", "dequantise"))
 
 
 def provided() -> Dequantiser | None:

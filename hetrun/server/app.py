@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.server import (
     chat,

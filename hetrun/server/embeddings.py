@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import DeadlineExceeded, Overloaded
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.params import SamplingParams

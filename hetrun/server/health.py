@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.client import Health
+from hetrun.chatclient import Health
 from hetrun.server.service import Service
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.events import ModelInfo
 from hetrun.server.errors import ApiError, not_found, wrong_type
 from hetrun.server.service import Service

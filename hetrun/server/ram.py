@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.config import OPTIONS
 from hetrun.errors import BudgetError, OptionError
 from hetrun.questions import SetRam

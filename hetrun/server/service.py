@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import EngineStopped, UserError
 from hetrun.events import ModelInfo
 from hetrun.server.crowd import MOST_REQUESTS

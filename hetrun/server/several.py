@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import Overloaded
 from hetrun.events import Event, GenerateRequest
 from hetrun.server.orders import Order

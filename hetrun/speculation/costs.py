@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import pow
 
-from hetrun.stats import smoothed
+from hetrun.system.ema import smoothed
 
 Predict = Callable[[Sequence[tuple[int, float]]], float | None]
 

@@ -14,10 +14,10 @@ import pytest
 
 from hetrun.batch.batch import Tally
 from hetrun.batch.lines import Lines
+from hetrun.chatclient import ChatClient
 from hetrun.cli import batches
 from hetrun.cli.batches import Outlook
 from hetrun.cli.progress import clock
-from hetrun.client import ChatClient
 from hetrun.questions import Question, StepSeconds
 from tests.models.tiny import TinyLlama, write_gguf
 

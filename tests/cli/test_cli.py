@@ -24,10 +24,10 @@ from hetrun.cli import app as commands
 from hetrun.cli import reports
 from hetrun.cli.run import amount
 from hetrun.coresets import core_sets
+from hetrun.events import Streaming
 from hetrun.interpreting import InterpretingBackend
 from hetrun.model import PlannedModel
 from hetrun.seating import Chosen
-from hetrun.stats import Streaming
 from hetrun.topology import read_topology, this_machine
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.limits import Within

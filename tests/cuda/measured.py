@@ -20,9 +20,10 @@ from hetrun.bench.cases import Case
 from hetrun.bench.ours import Ours
 from hetrun.bench.rounds import measure
 from hetrun.loaded import Loaded
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
 from hetrun.plan import BUCKETS, PlanSet
-from hetrun.source import build_graph, open_model
 from tests.cuda.best import best_seconds
 
 CUDA = "cuda"

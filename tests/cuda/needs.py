@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hetrun import registry
 from hetrun.backend import Unavailable
-from hetrun.weights import available_memory
+from hetrun.system.memory_info import available_memory
 
 PACKAGES = ("numpy", "cupy", "llama_cpp", "gguf", "scipy", "pluggy", "pytest", "hypothesis")
 OLDEST = (3, 11)

@@ -11,9 +11,9 @@ import numpy as np
 from hetrun import registry
 from hetrun.backends.cuda.device import CudaBackend
 from hetrun.executor import Chunk, Step
+from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
 from hetrun.planner import Options, Wishes
-from hetrun.source import open_model
 from tests.cuda.measured import CUDA, saved
 from tests.models.tiny import TinyLlama
 from tests.support.rig import model_file

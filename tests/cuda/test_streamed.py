@@ -20,11 +20,11 @@ from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
 from hetrun.executor import Chunk, Step
 from hetrun.graph import in_scope
+from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
 from hetrun.plan import BUCKETS
 from hetrun.planner import Options, Wishes
 from hetrun.quant import by_name
-from hetrun.source import open_model
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler

@@ -25,10 +25,10 @@ from hetrun.backend import Floats, Unavailable
 from hetrun.bench.peer import Peer
 from hetrun.config import dirs
 from hetrun.errors import Cancelled, ModelFileError, OptionError
+from hetrun.loader.open_model import open_model
 from hetrun.model import open_planned
 from hetrun.planner import Options, Wishes
 from hetrun.registry import backends
-from hetrun.source import open_model
 from hetrun.whole import WholeModel
 from tests.models import cases, foreign, tiny
 from tests.models.foreign import Foreign

@@ -18,10 +18,10 @@ from hetrun.backends.llamacpp.kernels.product import products
 from hetrun.decisions import Prepared, prepare
 from hetrun.errors import BudgetError
 from hetrun.executor import Chunk, Step
+from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
 from hetrun.planner import Options, Wishes
 from hetrun.prefetch import ring
-from hetrun.source import open_model
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler

@@ -14,13 +14,13 @@ import numpy as np
 
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.estimates import MAX_SEQUENCES
-from hetrun.events import Message
+from hetrun.events import Message, Streaming
 from hetrun.executor import Between, Step
-from hetrun.layermap import LayerPlace
 from hetrun.loaded import Loaded
 from hetrun.plan import PlanSet
 from hetrun.prepare import Renderer
-from hetrun.stats import Stats, Streaming
+from hetrun.questions import LayerPlace
+from hetrun.stats import Stats
 from hetrun.tokenizer import Tokenizer
 
 END = 256

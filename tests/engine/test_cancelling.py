@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
+from hetrun.cancellation import Gate
 from hetrun.errors import BackendError, OptionError
 from hetrun.events import Event
 from hetrun.executor import Step
-from hetrun.inbox import Gate
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import END, FakeModel
 

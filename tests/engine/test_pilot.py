@@ -37,8 +37,8 @@ from hetrun.pilot import Pilot
 from hetrun.pilot.trying import Explorer
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.online import RATE
-from hetrun.planner.probe import Trial
 from hetrun.planner.sizes import Sizes
+from hetrun.planner.trials import Trial
 from hetrun.planner.turns import turn
 from tests.engine.simulated import Clock
 from tests.models import tiny
@@ -168,7 +168,7 @@ def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytes
 
     def measure(
         self: probe.Prober,
-        trial: probe.Trial,
+        trial: Trial,
         hear: Callable[[float], None] | None = None,
         once: bool = False,
     ) -> None:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped, Overloaded
-from hetrun.events import Event, GenerateRequest
+from hetrun.events import Event, GenerateRequest, Streaming
 from hetrun.executor import Between, Step
 from hetrun.mixing import FEW, SHORT
 from hetrun.params import SamplingParams
-from hetrun.stats import Streaming
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel
 

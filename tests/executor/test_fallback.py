@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from hetrun import points, registry
 from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
+from hetrun.loader.open_model import open_model
 from hetrun.model import describe, open_planned
 from hetrun.planner import Options, Wishes
-from hetrun.source import open_model
 from hetrun.whole import WholeModel, cut
 from hetrun.whole_backend import Whole, WholeSetup
 from tests.models import cases, foreign

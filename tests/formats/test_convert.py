@@ -19,7 +19,7 @@ from gguf import GGUFReader
 from safetensors.numpy import save_file
 
 from hetrun import convert as module
-from hetrun import registry
+from hetrun import points
 from hetrun.convert import Wish, convert_model, quantise
 from hetrun.convert.recipe import by_option
 from hetrun.convert.stream import Job, convert
@@ -28,8 +28,8 @@ from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
 from hetrun.formats.gguf import read_gguf
 from hetrun.graph import Constant, Extent, Weight
 from hetrun.hf import AddOne, Change, Interleave
+from hetrun.loader.open_model import open_model
 from hetrun.quant import Bytes, QuantType, by_name
-from hetrun.source import open_model
 from tests.models import tiny
 from tests.models.hf import Row, folder
 
@@ -329,8 +329,8 @@ def test_without_ggml_the_types_of_numpy_still_work(tmp_path: Path, monkeypatch:
 
     with_it, without = tmp_path / "with.gguf", tmp_path / "without.gguf"
     convert_to(with_it)
-    real = registry.named
-    monkeypatch.setattr(registry, "named", lambda g, n: real(g, n) if g == "models" else missing)
+    real = points.named
+    monkeypatch.setattr(points, "named", lambda g, n: real(g, n) if g == "models" else missing)
     convert_to(without)
     assert with_it.read_bytes() == without.read_bytes()
     with pytest.raises(BackendUnavailable, match="llama-cpp-python is not installed"):

@@ -30,7 +30,7 @@ from hetrun.convert.writer import write_model
 from hetrun.errors import ModelFileError
 from hetrun.formats.gguf import read_gguf
 from hetrun.formats.huggingface import Folder, read_folder
-from hetrun.source import GGUFModel
+from hetrun.loader.gguf_source import GGUFModel
 from tests.models.hf import Row as Model
 from tests.models.hf import folder as model_folder
 

@@ -11,8 +11,9 @@ import pytest
 from hetrun.errors import ModelFileError
 from hetrun.fingerprint import SAMPLE, fingerprint
 from hetrun.graph import Extent, Graph
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.open_model import open_model
 from hetrun.ops import RmsNorm
-from hetrun.source import build_graph, open_model
 from tests.models.cases import GQA
 from tests.support.rig import model_file
 

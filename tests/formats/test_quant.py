@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hetrun import quant, registry
+from hetrun import points, quant
 from hetrun.errors import BackendUnavailable
 from hetrun.quant import OTHER_TYPES, QUANTS, QuantType, by_ggml_id, by_name
 from tests.support.examples import examples
@@ -249,4 +249,4 @@ def test_a_type_nobody_unpacks_is_an_error_that_says_what_to_install(monkeypatch
 
 
 def test_the_service_comes_from_a_package() -> None:
-    assert quant.service._find() is registry.named("services", "dequantise") is not None
+    assert quant.service._find() is points.named("services", "dequantise") is not None

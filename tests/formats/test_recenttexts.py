@@ -15,8 +15,8 @@ from hetrun import recenttexts, tokenizer
 from hetrun.backends.llamacpp.vocabulary import LlamaVocabulary, open_vocabulary
 from hetrun.backends.llamacpp.vocabulary.texts import _APART
 from hetrun.formats.gguf import read_gguf
+from hetrun.loader.gguf_source import GGUFModel
 from hetrun.recenttexts import KEPT, RecentTexts
-from hetrun.source import GGUFModel
 from hetrun.tokenizer import Tokenizer
 from tests.formats.test_tokenizer_corpus import smollm2
 from tests.models.tiny import MERGES

@@ -30,8 +30,9 @@ from hetrun.errors import ModelFileError, OptionError
 from hetrun.formats.gguf import read_gguf
 from hetrun.formats.gguf_values import TensorInfo
 from hetrun.graph import Extent
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.open_model import open_model
 from hetrun.reader import FileReader
-from hetrun.source import build_graph, open_model
 from tests.formats.test_gguf import write_model as of_every_type
 from tests.formats.test_gguf_split import split_llama, write_split
 from tests.models import tiny

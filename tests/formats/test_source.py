@@ -16,15 +16,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hetrun.anatomy import parameters
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.graph import Weight
 from hetrun.hf import HfModel, Imported
 from hetrun.hf_source import HfSource
 from hetrun.llm import LLM
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.open_model import open_model
+from hetrun.loader.tensor_list import parameters
 from hetrun.loading import open_tokenizer
 from hetrun.params import SamplingParams
-from hetrun.source import build_graph, open_model
 from tests.models import hf, tiny
 from tests.models.cases import GQA
 from tests.plugins.strangers import Register

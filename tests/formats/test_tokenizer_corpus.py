@@ -21,7 +21,7 @@ from hetrun.convert.pretokenizers import ROWS, Row, built
 from hetrun.formats.gguf import read_gguf
 from hetrun.formats.huggingface import read_folder
 from hetrun.hf_vocabulary import HfVocabulary
-from hetrun.source import GGUFModel
+from hetrun.loader.gguf_source import GGUFModel
 from hetrun.textstream import StreamDecoder
 from hetrun.tokenizer import Tokenizer
 from tests.formats import test_convert_tokenizer as converting

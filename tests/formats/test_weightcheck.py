@@ -17,8 +17,8 @@ from hetrun import weightcheck
 from hetrun.convert.writer import Tensor, write_model
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
+from hetrun.loader.open_model import open_model
 from hetrun.quant import QUANTS, QuantType, by_name
-from hetrun.source import open_model
 from hetrun.weightcheck import FLOATS, first_bad_value
 from tests.hostile.checklist import write_folder
 

@@ -16,7 +16,7 @@ import pytest
 
 from hetrun.errors import ModelFileError
 from hetrun.formats.huggingface import read_folder
-from hetrun.source import open_model
+from hetrun.loader.open_model import open_model
 from tests.hostile.mutations import Case
 from tests.hostile.pool import Child, write_case
 from tests.hostile.seeds import named

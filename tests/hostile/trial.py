@@ -22,7 +22,6 @@ import numpy as np
 
 from hetrun import LLM, SamplingParams
 from hetrun import model as models
-from hetrun.anatomy import entries
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.check import check_model
@@ -33,9 +32,13 @@ from hetrun.convert.repack import in_order, metadata
 from hetrun.convert.writer import header
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.executor import Chunk, Step
+from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.open_model import open_model
+from hetrun.loader.tensor_list import entries
 from hetrun.planner import Options, Wishes
-from hetrun.source import GGUFModel, ModelSource, build_graph, is_known, open_model, open_vocabulary
-from hetrun.tokenizer import Tokenizer
+from hetrun.source import ModelSource
+from hetrun.tokenizer import Tokenizer, open_vocabulary
 from hetrun.weightcheck import first_bad_value
 
 TEXT = "The engine, <|im_end|> </s> runs\n\tdéjà vu 你好 \U0001f600 \x00\x80"

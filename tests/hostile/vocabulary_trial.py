@@ -12,7 +12,7 @@ from pathlib import Path
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.errors import UserError
 from hetrun.formats.gguf import read_gguf
-from hetrun.source import GGUFModel
+from hetrun.loader.gguf_source import GGUFModel
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "The engine, 你好 🙂 <s> runs\n\tx\x00\x80 '1 22"

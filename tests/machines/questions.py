@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import cast
 
-from hetrun import registry
 from hetrun.graph import Architecture
+from hetrun.loader import architectures
 from hetrun.machines.clock import Clock
 from hetrun.machines.costs import Model, model_of
 from hetrun.machines.machine import Device, Disk, Link, Machine
@@ -40,7 +40,7 @@ MIXTURE = Shape(
 def model(name: str) -> Model:
     """A published model's measures, or `mixture`."""
     shape = MIXTURE if name == "mixture" else shape_of(name)
-    return model_of(shape.graph(cast(Architecture, registry.own_model(shape.architecture))))
+    return model_of(shape.graph(cast(Architecture, architectures.own_model(shape.architecture))))
 
 
 def cpu(**changes: float) -> Device:

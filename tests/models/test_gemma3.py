@@ -7,9 +7,9 @@ import pytest
 from hetrun.graph import Graph
 from hetrun.hf import AddOne
 from hetrun.hf_source import open_folder
+from hetrun.loader.architectures import build_graph
 from hetrun.models import gemma3
 from hetrun.ops import Attention, RmsNorm, Rope
-from hetrun.source import build_graph
 from tests.models import cases_hf, hf
 from tests.models.settings import Settings
 

@@ -21,8 +21,8 @@ from hetrun.formats.huggingface import read_folder
 from hetrun.graph import Weight, stack
 from hetrun.hf import Config, HfModel, Imported, Interleave
 from hetrun.hf_source import find_importer
+from hetrun.loader.architectures import is_known
 from hetrun.models import HF_TYPES, SHARED
-from hetrun.source import is_known
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hetrun.decisions import prepare
+from hetrun.loader.open_model import open_model
 from hetrun.planner import Options, Wishes
-from hetrun.source import open_model
 from hetrun.weights import WeightStore
 from tests.models import cases, cases_hf
 from tests.models.test_sequences import backends

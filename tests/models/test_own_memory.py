@@ -15,10 +15,10 @@ from hetrun.decisions import Prepared, prepare
 from hetrun.errors import BudgetError, OptionError
 from hetrun.executor import Chunk, Step
 from hetrun.interpreting import ArrayBuffer
+from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel, describe
 from hetrun.ownmemory import within
 from hetrun.planner import Options, Wishes
-from hetrun.source import open_model
 from tests.models import cases
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of, model_file

@@ -25,8 +25,8 @@ from hetrun.planner.balance import PARTS, operations
 from hetrun.planner.concurrent import ConcurrentPlanner, is_concurrent
 from hetrun.planner.costs import CALL, size_of
 from hetrun.planner.online import WORTH, Now, OnlinePlanner, Proposal
-from hetrun.planner.probe import LINK, TOKENS, alone
 from hetrun.planner.sides import At, Cost
+from hetrun.planner.trials import LINK, TOKENS, alone
 from hetrun.planner.two import Candidate, Ways, share
 from hetrun.savedplan import load_plan
 from tests.models.tiny import TinyLlama

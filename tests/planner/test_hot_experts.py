@@ -24,7 +24,7 @@ from hetrun.planner.costs import CALL
 from hetrun.planner.heat import Cost, hits, rates_of
 from hetrun.planner.hot import SPARE, sets_of
 from hetrun.planner.online import Now, Proposal
-from hetrun.planner.probe import LINK, TOKENS, alone
+from hetrun.planner.trials import LINK, TOKENS, alone
 from hetrun.quant import by_name
 from hetrun.savedplan import load_plan
 from tests.models import cases_hf

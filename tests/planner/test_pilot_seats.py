@@ -15,7 +15,8 @@ from hetrun.pilot import seats as module
 from hetrun.pilot.seats import heaviest, recall_seats, take_seats
 from hetrun.pilot.setup import Setup, planner_for
 from hetrun.planner.online import OnlinePlanner
-from hetrun.planner.probe import Prober, Trial, trials_of
+from hetrun.planner.probe import Prober
+from hetrun.planner.trials import Trial, trials_of
 from hetrun.seating import Chosen
 from hetrun.topology import TopoTree, read_topology
 from tests.models.tiny import TinyLlama

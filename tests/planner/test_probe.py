@@ -13,7 +13,8 @@ from hetrun.forms import units
 from hetrun.graph import kv_shapes
 from hetrun.interpreting import InterpretingBackend
 from hetrun.kv import KvCache
-from hetrun.planner.probe import Prober, Trial
+from hetrun.planner.probe import Prober
+from hetrun.planner.trials import Trial
 from hetrun.quant import by_name
 from hetrun.weights import WeightStore
 from tests.models.tiny import TinyLlama

@@ -16,7 +16,7 @@ from hetrun.planner.balance import operations
 from hetrun.planner.concurrent import ConcurrentPlanner
 from hetrun.planner.costs import CALL
 from hetrun.planner.online import Now
-from hetrun.planner.probe import LINK, alone
+from hetrun.planner.trials import LINK, alone
 from tests.models.tiny import TinyLlama
 from tests.planner.test_concurrent import learn
 from tests.support.nulldevice import NullDevice

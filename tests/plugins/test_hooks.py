@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hetrun import hooked, points
-from hetrun.client import ChatClient, LocalClient
+from hetrun.chatclient import ChatClient
+from hetrun.client import LocalClient
 from hetrun.errors import BackendError
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.hooks import hookimpl

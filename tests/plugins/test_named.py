@@ -14,10 +14,12 @@ from hetrun.errors import ModelFileError, OptionError, PluginError, UserError
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.hub.fetching import Progress
 from hetrun.hub.finding import find
+from hetrun.loader.architectures import build_graph, builds
+from hetrun.loader.open_model import open_model
 from hetrun.models import llama
 from hetrun.plan import BUCKETS, Placement
 from hetrun.planner import Options, Task, Wishes
-from hetrun.source import ModelSource, build_graph, builds, open_model
+from hetrun.source import ModelSource
 from hetrun.vetting import create_backends
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.plugins.strangers import Register

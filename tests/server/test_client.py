@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from hetrun import life
-from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.chatclient import ChatClient
+from hetrun.client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError
 from hetrun.events import Event, GenerateRequest

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from hetrun import life
-from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.chatclient import ChatClient
+from hetrun.client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import BackendError, EngineStopped, OptionError, Overloaded
 from hetrun.events import GenerateRequest

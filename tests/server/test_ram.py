@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.chatclient import ChatClient
+from hetrun.client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import BudgetError, EngineStopped, OptionError
 from hetrun.events import GenerateRequest

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hetrun.client import ChatClient, LocalClient
+from hetrun.chatclient import ChatClient
+from hetrun.client import LocalClient
 from hetrun.found import Found
 from hetrun.server.app import create_app
 from hetrun.shelf import Shelf

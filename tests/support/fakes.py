@@ -50,17 +50,18 @@ from hetrun.events import (
     FinishReason,
     GenerateRequest,
     ModelInfo,
+    Streaming,
     Timings,
     TokenLogprob,
     Usage,
 )
-from hetrun.layermap import LayerPlace
 from hetrun.plan import PlanSet
 from hetrun.questions import (
     Counts,
     Detokenize,
     EngineState,
     Foreseen,
+    LayerPlace,
     Layers,
     PlanNow,
     Question,
@@ -73,7 +74,6 @@ from hetrun.questions import (
     TokenizerInfo,
     WhatIf,
 )
-from hetrun.stats import Streaming
 
 INFO = ModelInfo(
     name="Fake by Nobody v2",

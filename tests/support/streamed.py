@@ -20,12 +20,12 @@ from unittest import mock
 from hetrun import LLM, bill
 from hetrun.books import Books, Figures, Granted
 from hetrun.errors import BudgetError
+from hetrun.events import Streaming
 from hetrun.prefetch import fromdisk
 from hetrun.prefetch.disk import Way
 from hetrun.prefetch.fromdisk import FromDisk
 from hetrun.prefetch.ring import READING
 from hetrun.prefetch.streamer import Streamer
-from hetrun.stats import Streaming
 
 KIB, MIB = 1 << 10, 1 << 20
 PIECE, READERS = 256 * KIB, 4

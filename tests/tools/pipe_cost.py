@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hetrun.client import ChatClient, WorkerClient
+from hetrun.chatclient import ChatClient
+from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.params import SamplingParams

@@ -31,7 +31,7 @@ from hetrun.bench.process import Process
 from hetrun.bench.report import aligned
 from hetrun.bench.sweep_report import to_json, to_table
 from hetrun.config import STREAMING, Settings
-from hetrun.source import open_model
+from hetrun.loader.open_model import open_model
 
 CONTEXT = 4096
 PERCENTS: Mapping[float, str] = {25.0: "q8_0", 50.0: "f16", 75.0: "f16", 90.0: "f16"}  # and the type of KV

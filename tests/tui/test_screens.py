@@ -13,7 +13,8 @@ from threading import Event
 import pytest
 from textual.widgets import Input, Static, TextArea
 
-from hetrun.client import ChatClient, LocalClient, WorkerClient
+from hetrun.chatclient import ChatClient
+from hetrun.client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.questions import State

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hetrun import bill
 from hetrun.bill import Kind
 from hetrun.books import KINDS, Books, Granted, granted, helper_bytes, kernel_figures
-from hetrun.config.values import size_in_words
 from hetrun.errors import BudgetError
-from hetrun.weights import free_memory
+from hetrun.system.memory_info import free_memory
+from hetrun.system.units import size_in_words
 from tests.unit.test_memory_limit import GIB, lay_out, version_2
 
 MIB = 1 << 20

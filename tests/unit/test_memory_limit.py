@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetrun.cgroups import MemoryLimit, memory_limit
-from hetrun.weights import available_memory, free_memory
+from hetrun.system.memory_info import available_memory, free_memory
 from tests.support.sysfs import write
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 import pytest
 
-from hetrun.client import ChatClient, Health
+from hetrun.chatclient import ChatClient, Health
 from hetrun.errors import BudgetError, EngineStopped, ModelFileError
 from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.found import Found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hetrun.errors import OptionError
-from hetrun.tokenizer import Tokenizer, Vocabulary, whole
+from hetrun.source import Vocabulary
+from hetrun.tokenizer import Tokenizer, whole
 
 BOS, EOS = 256, 257
 

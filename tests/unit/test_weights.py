@@ -18,7 +18,8 @@ from hetrun.kv import KvCache
 from hetrun.quant import by_name
 from hetrun.reader import FileReader
 from hetrun.stamp import Stamp
-from hetrun.weights import WeightStore, available_memory
+from hetrun.system.memory_info import available_memory
+from hetrun.weights import WeightStore
 
 F32 = by_name("F32")
 

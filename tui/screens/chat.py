@@ -11,7 +11,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Footer, OptionList, Static
 from textual.worker import Worker, WorkerState
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.events import ModelInfo
 from hetrun.tui.answering import Answering

@@ -11,7 +11,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.config.values import parse_size
 from hetrun.errors import HetrunError, UserError
 from hetrun.events import Message, ModelInfo

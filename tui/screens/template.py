@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static, TextArea
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.events import Message
 from hetrun.questions import Render, Tokenize, TokenizerInfo

@@ -20,7 +20,7 @@ from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.events import GenerateRequest, TokenLogprob
 from hetrun.params import SamplingParams

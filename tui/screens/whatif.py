@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import Button, Input, Label, Static
 
-from hetrun.client import ChatClient
+from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.questions import Foreseen, WhatIf
 from hetrun.visible import visible

@@ -1,0 +1,1 @@
+"""Model files: names resolved, headers checked, settings and weights in GGUF's terms, bytes read."""

@@ -1,0 +1,82 @@
+"""Which architectures there are, hetrun's own and plugins', and the graph that one builds of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import cast
+
+from hetrun import points
+from hetrun.errors import HetrunError, ModelFileError, PluginError
+from hetrun.graph import Architecture, Graph, GraphBuilder
+from hetrun.source import ModelSource
+
+MODELS = "hetrun.models"
+
+
+def own_model(name: str = "") -> ModuleType:
+    """A file of `models/`, or the folder itself; by name, because no core module knows an architecture."""
+    return import_module(f"{MODELS}.{name}" if name else MODELS)
+
+
+def build_graph(source: ModelSource, context: int | None = None) -> Graph:
+    """The forward step of a model for sequences up to `context` tokens."""
+    point = points.find("models", source.architecture)
+    try:
+        return architecture_of(source).build(GraphBuilder(source, context), source)
+    except HetrunError:
+        raise
+    except points.FAILURES as e:
+        if point is None or point in points.left_out():
+            raise
+        raise points.leave_out(point, f"it cannot build {source.name[:80]!r}: {points.in_words(e)}", e) from e
+
+
+def is_known(architecture: str) -> bool:
+    """Whether hetrun has an architecture of that name, from a plugin or of its own."""
+    return plugged(architecture) is not None or _is_ours(architecture)
+
+
+def _is_ours(architecture: str) -> bool:
+    # The name comes from a file: it must not become a path.
+    if not re.fullmatch(r"[a-z][a-z0-9]*", architecture):
+        return False
+    shared: Container[str] = own_model().SHARED
+    return architecture not in shared and find_spec(f"{MODELS}.{architecture}") is not None
+
+
+def plugged(architecture: str, has: str = "build") -> Architecture | None:
+    """A plugin's architecture that has a function; None where there is none, or where it was left out."""
+    point = points.find("models", architecture)
+    try:
+        found = points.load(point) if point else None
+    except PluginError:
+        return None
+    if point is None or callable(getattr(found, has, None)):
+        return cast("Architecture | None", found)
+    points.leave_out(point, f"{point.entry.value} has no function {has}")
+    return None
+
+
+def builds(source: ModelSource) -> bool:
+    """Whether there is an architecture for the model; a plugin's is tried, so that what fails is left out
+    before anything stands on it."""
+    if plugged(source.architecture) is not None:
+        with suppress(PluginError):
+            build_graph(source)
+    return is_known(source.architecture)
+
+
+def architecture_of(source: ModelSource) -> Architecture:
+    """A plugin's architecture, or the file of that name in `models/`."""
+    if found := plugged(source.architecture):
+        return found
+    if not _is_ours(source.architecture):
+        raise ModelFileError(
+            source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
+        )
+    return cast(Architecture, own_model(source.architecture))

@@ -1,0 +1,39 @@
+"""Opens a model by its path: a GGUF file, a Hugging Face folder, or what a plugin reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from hetrun import points
+from hetrun.errors import ModelFileError
+from hetrun.formats.gguf import read_gguf
+from hetrun.loader.gguf_source import GGUFModel
+from hetrun.source import ModelSource
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path means a model's folder; it may be named by a file in it."""
+    return os.path.isdir(path) or path.suffix in (".safetensors", ".json")
+
+
+def open_model(path: Path) -> ModelSource:
+    """Read what is known of a model without its weights."""
+    if is_folder(path):
+        from hetrun.hf_source import open_folder  # on use: most models are GGUF files
+
+        return open_folder(path)
+    if point := points.find("sources", path.suffix.removeprefix(".")):
+        return _read_by(point, path)
+    file = read_gguf(path)
+    return GGUFModel(file, file.require_str("general.architecture"))
+
+
+def _read_by(point: points.Point, path: Path) -> ModelSource:
+    """What a plugin's reader makes of a file."""
+    read = cast("Callable[[Path], ModelSource]", points.load(point))
+    whose = f"the reader {point.name} of {point.whose}"
+    with points.blamed(lambda e: ModelFileError(str(path), f"{whose} fails: {points.in_words(e)}")):
+        return read(path)

@@ -1,0 +1,102 @@
+"""What there is to measure of a model here: each part on each backend, in passes of several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetrun.forecast import Work
+from hetrun.forms import Unit, form_of, of_wanted_rows
+from hetrun.graph import Graph, Op
+from hetrun.ops import Attention
+from hetrun.planner.costs import FEW
+
+TOKENS = (1, 4, 16, 64, 512)  # of one sequence
+SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from memory; the first cost a copy
+MIDDLE = 64
+SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
+DEEP = 4096  # tokens that the deepest probe has behind it
+LINK = "link_bytes_s"  # the fact: how fast values cross to a backend that works by itself, and back
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One thing to measure: ops that form a segment, on a backend, in a pass of some size."""
+
+    name: str
+    form: str
+    ops: tuple[tuple[Op, ...], ...]  # of that form, run in turn: no cache makes them faster than they are
+    backend: str
+    threads: int
+    tokens: int
+    seen: int = 0  # tokens before these
+    sequences: int = 1
+    alone: bool = False  # with nothing before and behind it: in a pass a backend may work ahead
+
+    @property
+    def work(self) -> Work:
+        """What it is filed under."""
+        device = alone(self.backend) if self.alone else self.backend
+        return Work(self.form, device, self.threads, self.sequences > 1)
+
+
+def alone(backend: str) -> str:
+    """Under which name times are kept of a backend that works by itself, where it had nothing else to do."""
+    return f"{backend}:alone"
+
+
+def trials_of(
+    graph: Graph,
+    units: Sequence[Unit],
+    backend: str,
+    home: bool,
+    threads: Sequence[int],
+    context: int,
+    ubatch: int,
+    wide: Sequence[int] = (),
+) -> list[Trial]:
+    """What to measure of a backend, the most telling first; `home` is where every weight lies already.
+
+    Of the numbers of threads, `wide` are those with which large passes are measured, besides the most.
+    """
+    most = threads[-1]
+    sizes = [n for n in (*TOKENS[:-1], min(TOKENS[-1], ubatch)) if n <= min(ubatch, context)]
+    by_form: dict[str, list[Unit]] = {}
+    for unit in units:
+        by_form.setdefault(unit.form, []).append(unit)
+    found: list[Trial] = []
+
+    def add(tokens: int, n_threads: int, seen: int = 0, deep: bool = False) -> None:
+        for form, members in by_form.items():
+            ops = [u.ops for u in members]
+            if deep and not any(isinstance(op.attrs, Attention) for op in ops[0]):
+                continue
+            each, sequences = tokens, 1
+            if of_wanted_rows(ops[0]):
+                if tokens > FEW:
+                    continue  # a row or two are wanted of a large pass, too
+                each, sequences = 1, tokens
+            # Small passes read weights from memory, so a few layers take turns; in larger ones they work.
+            samples = tuple(ops[: (1 if tokens > SMALL else HOME_SAMPLES if home else SAMPLES)])
+            found.append(Trial(members[0].scope, form, samples, backend, n_threads, each, seen, sequences))
+
+    # From the middle outwards: with two sizes the others follow roughly.
+    for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
+        add(tokens, most)
+    seen = min(DEEP, context - max(sizes)) // 32 * 32
+    if seen >= 256:
+        for tokens in sizes:
+            add(tokens, most, seen, deep=True)
+    if home:
+        whole = form_of(graph.ops), (graph.ops,)
+        found += [Trial("whole", *whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
+        found += [Trial("whole", *whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
+        if seen >= 256:
+            found.append(Trial("whole", *whole, backend, most, 1, seen))
+        for fewer in threads[:-1]:
+            for tokens in [n for n in sizes if n <= SMALL or fewer in wide]:
+                add(tokens, fewer)
+                if seen >= 256:
+                    add(tokens, fewer, seen, deep=True)
+            found.append(Trial("whole", *whole, backend, fewer, 1))
+    return found

@@ -1,0 +1,1 @@
+"""What the operating system and the hardware say, and safe ways to use files, threads and processes."""
