@@ -16,7 +16,6 @@ import numpy as np
 
 from hetrun import model as models
 from hetrun.backend import Floats, Precision
-from hetrun.budget import look, set_ram
 from hetrun.chat import ChatTemplate
 from hetrun.chat.renderer import TemplateWorker
 from hetrun.completion import (
@@ -37,6 +36,7 @@ from hetrun.hooked import heard
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.loader.open_model import open_model
 from hetrun.loading import describe, load, prompts_of, template_of
+from hetrun.modelrole import look, set_ram
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner import Options, Wishes

@@ -16,7 +16,6 @@ from typing import Any
 from hetrun.answering import Answering, Drafts, Ending, logged, tell, together
 from hetrun.backend import Rows
 from hetrun.beginning import begun
-from hetrun.budget import look
 from hetrun.cancellation import Gate
 from hetrun.entry import Entry, gives_way
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
@@ -26,6 +25,7 @@ from hetrun.inbox import Aside, Cancel, Close, Item, Job, Ready, Request
 from hetrun.loaded import Loaded
 from hetrun.mixing import Mixing
 from hetrun.model import Model
+from hetrun.modelrole import look
 from hetrun.pace import Clock, Pace
 from hetrun.places import Places
 from hetrun.prepare import Prepared, Preparer

@@ -20,8 +20,7 @@ from hetrun.bench.budgets import SweepOptions as SweepOptions
 from hetrun.bench.cases import BenchOptions as BenchOptions
 from hetrun.bench.cases import Case
 from hetrun.bench.cases import numbers as numbers
-from hetrun.bench.demand import Demands, demands
-from hetrun.bench.limits import Limit, limit_of
+from hetrun.bench.demand import Demands, Limit, demands, limit_of
 from hetrun.bench.machine import BUSY, load_average, memory
 from hetrun.bench.ours import Ours, open_llm, spec_of
 from hetrun.bench.peer import Peer, check_peer, default_threads

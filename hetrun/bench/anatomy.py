@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from hetrun.bench.limits import Limit
+from hetrun.bench.demand import Limit
 from hetrun.bench.stretch import Looked, Measured
 from hetrun.spent import ACTIVITIES
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hetrun.bench.anatomy import Anatomy, verdict
-from hetrun.bench.limits import Limit
+from hetrun.bench.demand import Limit
 from hetrun.bench.machine import threads
 from hetrun.bench.ours import SegmentTime
 

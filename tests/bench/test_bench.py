@@ -18,8 +18,7 @@ from hetrun import LLM, bench, registry
 from hetrun.bench import ours as ours_module
 from hetrun.bench import peak, rounds
 from hetrun.bench.cases import BenchOptions, Case, numbers
-from hetrun.bench.demand import Demands, demands
-from hetrun.bench.limits import Limit
+from hetrun.bench.demand import Demands, Limit, demands
 from hetrun.bench.llamacpp import Open, Opened
 from hetrun.bench.machine import Memory
 from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm

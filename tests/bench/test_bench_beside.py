@@ -18,7 +18,7 @@ from hetrun.bench import rounds
 from hetrun.bench.asked import Asked, options_of
 from hetrun.bench.beside import others
 from hetrun.bench.cases import BenchOptions, Case
-from hetrun.bench.limits import Limit
+from hetrun.bench.demand import Limit
 from hetrun.bench.llamacpp import Run
 from hetrun.bench.machine import Memory
 from hetrun.bench.peer import Peer, default_threads, thread_counts, trial

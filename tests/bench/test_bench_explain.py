@@ -16,8 +16,7 @@ from hetrun.backends.llamacpp.watching import book, fused, question_seconds
 from hetrun.bench import peak as peak_module
 from hetrun.bench.anatomy import Anatomy, Part, dissect, mean, verdict
 from hetrun.bench.cases import Case
-from hetrun.bench.demand import Arithmetic, Demand, Seeing, demands
-from hetrun.bench.limits import Limit, limit_of
+from hetrun.bench.demand import Arithmetic, Demand, Limit, Seeing, demands, limit_of
 from hetrun.bench.machine import Memory
 from hetrun.bench.ours import Ours, SegmentTime
 from hetrun.bench.peak import Peak, measure_peak, multiplier, square

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.budget import look, set_ram
 from hetrun.engine import Engine
 from hetrun.errors import BudgetError, EngineStopped
 from hetrun.events import Streaming
 from hetrun.executor import Step
 from hetrun.inbox import Job
 from hetrun.loaded import Loaded
+from hetrun.modelrole import look, set_ram
 from hetrun.prefixes import LEAST, Prefixes
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel
