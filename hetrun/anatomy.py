@@ -12,7 +12,7 @@ from hetrun.graph import kv_shapes
 from hetrun.kv import sequence_bytes
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.tensor_list import Entry
-from hetrun.planner import LARGEST_UBATCH
+from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.quant import by_name
 from hetrun.source import ModelSource
 from hetrun.whole_plan import backend_for, needs

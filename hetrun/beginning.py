@@ -13,7 +13,8 @@ from hetrun.params import SamplingParams
 from hetrun.pooling import Pooled
 from hetrun.prepare import Prepared
 from hetrun.running import Running
-from hetrun.sampling import DEFAULT_TEMPERATURE, Constraint, Sampler, make_sampler
+from hetrun.sampling.roles import Constraint, Sampler
+from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, make_sampler
 from hetrun.textstream import StreamDecoder
 
 PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own

@@ -21,7 +21,7 @@ from hetrun.errors import BackendUnavailable
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import entries
-from hetrun.planner import LARGEST_UBATCH
+from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.source import ModelSource
 from hetrun.stamp import Stamp, unchanged
 from hetrun.tokenizer import Tokenizer, open_vocabulary

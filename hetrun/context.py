@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hetrun.errors import BudgetError, OptionError
 from hetrun.graph import Graph, kv_shapes
 from hetrun.kvrows import BLOCK
-from hetrun.planner import Options
+from hetrun.planner.wishes import Options
 from hetrun.quant import QuantType, by_name
 from hetrun.source import ModelSource
 from hetrun.system.memory_info import available_memory, free_memory

@@ -23,7 +23,8 @@ from hetrun.loader.architectures import build_graph
 from hetrun.ownmemory import Own, Places, bills, granted_to, with_streaming
 from hetrun.pieces import Cut
 from hetrun.plan import Placement, PlanSet
-from hetrun.planner import LARGEST_UBATCH, Options, StaticPlanner, Wishes, this_machine
+from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
+from hetrun.planner.wishes import Options, Wishes, this_machine
 from hetrun.prefetch import ring
 from hetrun.prefetch.disk import UNKNOWN_RATE, USUAL, Disk, disk_of
 from hetrun.prefetch.extents import can_stream, lay_out

@@ -12,7 +12,7 @@ from hetrun.forecast import Forecast
 from hetrun.model import PlannedModel, foreseen
 from hetrun.modelrole import Model
 from hetrun.plan import BUCKETS, PlanSet
-from hetrun.planner import Options
+from hetrun.planner.wishes import Options
 from hetrun.questions import KNOBS, Foreseen
 from hetrun.source import ModelSource
 

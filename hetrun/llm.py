@@ -39,7 +39,7 @@ from hetrun.loading import describe, load, prompts_of, template_of
 from hetrun.modelrole import look, set_ram
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.pooling import Pooling, read_vector
 from hetrun.prepare import Renderer
 from hetrun.questions import Foreseen, Question

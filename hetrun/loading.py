@@ -23,7 +23,7 @@ from hetrun.events import Message, ModelInfo
 from hetrun.loaded import Loaded
 from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import parameters
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.prefixes import CACHED, Prefixes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts, check_place

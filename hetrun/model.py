@@ -26,9 +26,11 @@ from hetrun.kv import KvCache
 from hetrun.layermap import places_of
 from hetrun.modelrole import Chooses as Chooses
 from hetrun.modelrole import Model as Model
-from hetrun.pilot import Pilot, Setup, planned, planner_for, recall_seats
+from hetrun.pilot.pilot import Pilot
+from hetrun.pilot.seats import recall_seats
+from hetrun.pilot.setup import Setup, planned, planner_for
 from hetrun.plan import PlanSet
-from hetrun.planner import Options, this_machine
+from hetrun.planner.wishes import Options, this_machine
 from hetrun.prefetch.fromdisk import FromDisk
 from hetrun.prefetch.frommaps import FromMaps
 from hetrun.prefixes import CACHED

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from hetrun.chat.thoughts import opened_in, within_thought
 from hetrun.errors import OptionError
 from hetrun.events import GenerateRequest, Message
-from hetrun.sampling import Constraint
+from hetrun.sampling.roles import Constraint
 
 if TYPE_CHECKING:
     from hetrun.grammar.masks import Grammars

@@ -11,7 +11,7 @@ from hetrun import prefixfile
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.fingerprint import fingerprint
 from hetrun.model import PlannedModel
-from hetrun.planner import Options
+from hetrun.planner.wishes import Options
 from hetrun.prefixes import Prefixes
 from hetrun.prefixfile import MOST_BYTES, Unusable
 from hetrun.savedrows import SavedRows

@@ -10,7 +10,7 @@ import numpy as np
 from hetrun.events import GenerateRequest, OnEvent, Timings, TokenLogprob, Usage
 from hetrun.executor import Chunk
 from hetrun.pooling import Pooled
-from hetrun.sampling import Sampler
+from hetrun.sampling.roles import Sampler
 from hetrun.textstream import StreamDecoder
 from hetrun.tokentree import Tokens
 

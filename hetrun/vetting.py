@@ -10,10 +10,10 @@ from hetrun import points, registry
 from hetrun.backend import Backend
 from hetrun.errors import OptionError, PluginError
 from hetrun.graph import Graph
-from hetrun.planner import Options
+from hetrun.planner.wishes import Options
 
 if TYPE_CHECKING:  # few machines have a backend that has to be compared
-    from hetrun.conformance import Kind
+    from hetrun.conformance.vetting import Kind
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def vet(name: str, backend: Backend, graph: Graph) -> None:
     todo = {kind for kind in kinds if (name, kind) not in _passed}
     if not todo:
         return
-    from hetrun.conformance import faults  # on use: few machines have such a backend
+    from hetrun.conformance.vetting import faults  # on use: few machines have such a backend
 
     if not backend.started:
         with points.blamed(lambda e: points.leave_out(point, f"it does not start: {points.in_words(e)}", e)):

@@ -16,7 +16,7 @@ from hetrun.events import Streaming
 from hetrun.executor import Between, Chunk, Step
 from hetrun.kvrows import too_long
 from hetrun.plan import bucket_of
-from hetrun.planner import Options
+from hetrun.planner.wishes import Options
 from hetrun.questions import LayerPlace
 from hetrun.source import ModelSource
 from hetrun.stats import Key, Stats

@@ -17,7 +17,8 @@ from hetrun.executor import SMALL
 from hetrun.loader.architectures import builds, is_known
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
-from hetrun.planner import LARGEST_UBATCH, Options, this_machine
+from hetrun.planner.static import LARGEST_UBATCH
+from hetrun.planner.wishes import Options, this_machine
 from hetrun.quant import by_name
 from hetrun.source import ModelSource
 from hetrun.stamp import Stamp

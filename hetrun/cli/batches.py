@@ -36,7 +36,7 @@ from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.events import ModelInfo
 from hetrun.questions import State, StepSeconds
-from hetrun.sampling import DEFAULT_TEMPERATURE, random_seed
+from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 
 T = TypeVar("T")
 

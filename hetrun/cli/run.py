@@ -16,7 +16,7 @@ from hetrun.errors import OptionError, UserError, printable
 from hetrun.events import Event, GenerateRequest, Streaming, TokenLogprob, accepted
 from hetrun.llm import LLM
 from hetrun.params import SamplingParams
-from hetrun.sampling import DEFAULT_TEMPERATURE, random_seed
+from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.visible import visible
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))

@@ -4,7 +4,3 @@ What a backend must compute is in `table.py`, one case computed and compared is 
 here `report.py` makes the table that `hetrun devices --conformance` prints; `faults` is for one backend and
 what one model needs of it.
 """
-
-from hetrun.conformance.vetting import Fault as Fault
-from hetrun.conformance.vetting import Kind as Kind
-from hetrun.conformance.vetting import faults as faults

@@ -20,7 +20,7 @@ from hetrun.grammar.faults import fault_of
 from hetrun.grammar.spelling import spell
 from hetrun.grammar.trial import STACK, try_out
 from hetrun.params import Structure
-from hetrun.sampling import Constraint
+from hetrun.sampling.roles import Constraint
 from hetrun.stack import with_stack
 
 if TYPE_CHECKING:

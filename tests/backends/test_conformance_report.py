@@ -25,10 +25,10 @@ from hetrun.backend import (
     WeightUse,
 )
 from hetrun.backends.reference.functions import TABLE
-from hetrun.conformance import faults, report
+from hetrun.conformance import report
 from hetrun.conformance.report import Cell, Report, conformance
 from hetrun.conformance.table import CASES, MATRICES
-from hetrun.conformance.vetting import cases_for
+from hetrun.conformance.vetting import cases_for, faults
 from hetrun.conformance.words import to_json, to_text
 from hetrun.graph import Op
 from hetrun.interpreting import InterpretingBackend, OpFunction

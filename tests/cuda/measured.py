@@ -132,7 +132,7 @@ def saved(file: Path, placed: Sequence[tuple[str, str]]) -> Path:
 
 
 def _cores() -> int:
-    from hetrun.planner import this_machine
+    from hetrun.planner.wishes import this_machine
 
     return this_machine().cores
 

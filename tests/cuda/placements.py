@@ -13,7 +13,7 @@ from hetrun.backends.cuda.device import CudaBackend
 from hetrun.executor import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from tests.cuda.measured import CUDA, saved
 from tests.models.tiny import TinyLlama
 from tests.support.rig import model_file

@@ -17,7 +17,7 @@ from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.reader import FileReader
 from tests.cuda.emulated.device import NAME, emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver

@@ -23,7 +23,7 @@ from hetrun.graph import in_scope
 from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
 from hetrun.plan import BUCKETS
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.quant import by_name
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver

@@ -27,7 +27,7 @@ from hetrun.config import dirs
 from hetrun.errors import Cancelled, ModelFileError, OptionError
 from hetrun.loader.open_model import open_model
 from hetrun.model import open_planned
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.registry import backends
 from hetrun.whole import WholeModel
 from tests.models import cases, foreign, tiny

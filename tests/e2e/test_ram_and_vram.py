@@ -20,7 +20,7 @@ from hetrun.errors import BudgetError
 from hetrun.executor import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.prefetch import ring
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver

@@ -17,7 +17,7 @@ from hetrun.backend import Segment
 from hetrun.executor import Chunk, Step
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
-from hetrun.pilot import Pilot
+from hetrun.pilot.pilot import Pilot
 from hetrun.plan import BUCKETS
 from hetrun.planner.wishes import Machine
 from tests.engine import simulated

@@ -33,7 +33,7 @@ from hetrun.executor import Chunk, Step
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
-from hetrun.pilot import Pilot
+from hetrun.pilot.pilot import Pilot
 from hetrun.pilot.trying import Explorer
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.online import RATE

@@ -13,7 +13,7 @@ from hetrun.events import GenerateRequest, Message
 from hetrun.grammar.masks import Grammars
 from hetrun.params import SamplingParams, Structure
 from hetrun.prepare import Renderer
-from hetrun.sampling import Constraint
+from hetrun.sampling.roles import Constraint
 from hetrun.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Answer, ask
 from tests.engine.fakemodel import Bytes, FakeModel, loaded

@@ -16,7 +16,7 @@ from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavail
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.loader.open_model import open_model
 from hetrun.model import describe, open_planned
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.whole import WholeModel, cut
 from hetrun.whole_backend import Whole, WholeSetup
 from tests.models import cases, foreign

@@ -36,7 +36,7 @@ from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import entries
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.source import ModelSource
 from hetrun.tokenizer import Tokenizer, open_vocabulary
 from hetrun.weightcheck import first_bad_value

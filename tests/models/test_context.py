@@ -17,7 +17,7 @@ from hetrun.graph import KvShape
 from hetrun.kv import sequence_bytes
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.quant import by_name
 from tests.models import cases, cases_hf, hf
 from tests.support.rig import model_file

@@ -6,7 +6,7 @@ import pytest
 
 from hetrun.decisions import prepare
 from hetrun.loader.open_model import open_model
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.weights import WeightStore
 from tests.models import cases, cases_hf
 from tests.models.test_sequences import backends

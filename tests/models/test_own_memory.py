@@ -18,7 +18,7 @@ from hetrun.interpreting import ArrayBuffer
 from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel, describe
 from hetrun.ownmemory import within
-from hetrun.planner import Options, Wishes
+from hetrun.planner.wishes import Options, Wishes
 from tests.models import cases
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of, model_file

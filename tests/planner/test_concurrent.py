@@ -19,7 +19,7 @@ from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.forecast import Forecast, Work
 from hetrun.forms import units
 from hetrun.graph import Op
-from hetrun.pilot import Setup, planner_for
+from hetrun.pilot.setup import Setup, planner_for
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.balance import PARTS, operations
 from hetrun.planner.concurrent import ConcurrentPlanner, is_concurrent

@@ -18,7 +18,8 @@ from hetrun.loader.architectures import build_graph, builds
 from hetrun.loader.open_model import open_model
 from hetrun.models import llama
 from hetrun.plan import BUCKETS, Placement
-from hetrun.planner import Options, Task, Wishes
+from hetrun.planner.rules import Task
+from hetrun.planner.wishes import Options, Wishes
 from hetrun.source import ModelSource
 from hetrun.vetting import create_backends
 from tests.models.tiny import TinyLlama, write_gguf

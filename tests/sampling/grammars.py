@@ -10,7 +10,7 @@ import numpy as np
 
 from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
-from hetrun.sampling import Constraint
+from hetrun.sampling.roles import Constraint
 
 # Tokens that span several parts of a text, parts of characters (also together with others), one that is there
 # twice, and one that is nothing.

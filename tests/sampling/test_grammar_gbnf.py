@@ -24,7 +24,7 @@ import pytest
 from hetrun.errors import OptionError
 from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
-from hetrun.sampling import Constraint
+from hetrun.sampling.roles import Constraint
 from tests.support.limits import Within
 from tests.support.peer import llama_cpp
 from tests.support.tiers import exhaustive, first

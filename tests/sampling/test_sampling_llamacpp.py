@@ -25,9 +25,8 @@ import numpy.typing as npt
 import pytest
 
 from hetrun.params import SamplingParams
-from hetrun.sampling import make_sampler
 from hetrun.sampling.candidates import Candidates
-from hetrun.sampling.sampler import ChainSampler
+from hetrun.sampling.sampler import ChainSampler, make_sampler
 from tests.support.peer import llama_cpp
 from tests.support.samplers import (
     BREAKERS,

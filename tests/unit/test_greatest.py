@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hetrun.errors import BackendError
 from hetrun.greatest import Best, Greatest
 from hetrun.params import SamplingParams
-from hetrun.sampling import Sampler, make_sampler
+from hetrun.sampling.roles import Sampler
+from hetrun.sampling.sampler import make_sampler
 from tests.support.examples import examples
 
 WIDTH = 300

@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SAMPLERS, SamplingParams
-from hetrun.sampling import Sampler, choose, make_sampler, native, pruning
+from hetrun.sampling import native, pruning
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
 from hetrun.sampling.draw import falls_on, uniform
 from hetrun.sampling.few import Usual
 from hetrun.sampling.pruning import best
-from hetrun.sampling.sampler import ChainSampler
+from hetrun.sampling.roles import Sampler
+from hetrun.sampling.sampler import ChainSampler, make_sampler
+from hetrun.sampling.together import choose
 from tests.support.examples import examples
 
 Row = npt.NDArray[np.float32]

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SAMPLERS, SamplingParams
-from hetrun.sampling import Sampler, make_sampler, of_prompt
-from hetrun.sampling.sampler import ChainSampler
+from hetrun.sampling.logprobs import of_prompt
+from hetrun.sampling.roles import Sampler
+from hetrun.sampling.sampler import ChainSampler, make_sampler
 from tests.support.examples import examples
 
 Row = npt.NDArray[np.float32]
