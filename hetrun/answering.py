@@ -14,9 +14,9 @@ from hetrun.inbox import Request
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.model import Chooses
 from hetrun.running import Running
+from hetrun.sampling.batch import choose
+from hetrun.sampling.interface import Choice
 from hetrun.sampling.logprobs import of_prompt
-from hetrun.sampling.roles import Choice
-from hetrun.sampling.together import choose
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.graph import Op, Value, Weight
-from hetrun.greatest import Greatest as Greatest
-from hetrun.greatest import Rows as Rows
+from hetrun.graph.ops import Moe
+from hetrun.graph.top_logits import Greatest as Greatest
+from hetrun.graph.top_logits import Rows as Rows
 from hetrun.kv import KvCache
 from hetrun.kvrows import KvView
-from hetrun.ops import Moe
 from hetrun.pieces import Mappable, Partial
 from hetrun.spent import Spent
 from hetrun.whole_backend import Whole

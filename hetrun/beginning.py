@@ -7,15 +7,15 @@ import sys
 import numpy as np
 
 from hetrun.errors import ContextFull, OptionError
+from hetrun.graph.pooling import Pooled
 from hetrun.inbox import Request
 from hetrun.loaded import Loaded, prompt_tokens, tokenizer_of
 from hetrun.params import SamplingParams
-from hetrun.pooling import Pooled
 from hetrun.prepare import Prepared
 from hetrun.running import Running
-from hetrun.sampling.roles import Constraint, Sampler
+from hetrun.sampling.interface import Constraint, Sampler
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, make_sampler
-from hetrun.textstream import StreamDecoder
+from hetrun.text.detokenizer import StreamDecoder
 
 PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
 

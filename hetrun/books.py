@@ -20,8 +20,8 @@ from typing import TypeVar
 from hetrun import bill
 from hetrun.bill import Kind
 from hetrun.errors import BudgetError
-from hetrun.sysfiles import line_of, lines_of
 from hetrun.system.memory_info import free_memory
+from hetrun.system.sysfs import line_of, lines_of
 from hetrun.system.units import size_in_words
 
 KINDS: tuple[Kind, ...] = ("anonymous", "file-backed", "shared")

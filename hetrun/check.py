@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from hetrun import child
-from hetrun.chat import ChatTemplate
-from hetrun.chat.renderer import TemplateWorker
 from hetrun.errors import BackendUnavailable
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import entries
+from hetrun.loader.weight_check import first_bad_value
 from hetrun.planner.static import LARGEST_UBATCH
-from hetrun.source import ModelSource
-from hetrun.stamp import Stamp, unchanged
-from hetrun.tokenizer import Tokenizer, open_vocabulary
-from hetrun.weightcheck import first_bad_value
+from hetrun.system import subprocesses
+from hetrun.system.file_identity import Stamp, unchanged
+from hetrun.text.chat import ChatTemplate
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.tokenizer import Tokenizer, open_vocabulary
 from hetrun.whole_plan import MOST_CONTEXT, backend_for, needs
 
 READER = "the library that reads vocabularies"
@@ -112,14 +112,14 @@ def _check_vocabulary(source: ModelSource) -> Vocabulary:
     if not source.vocabulary:
         return Vocabulary()
     with unchanged(source.stamps):
-        said = child.ask("from hetrun.check import main; main()", source.path, READER_S, READER)
+        said = subprocesses.ask("from hetrun.check import main; main()", source.path, READER_S, READER)
     return Vocabulary(**json.loads(said))
 
 
 def main() -> NoReturn:
     """The child that reads a vocabulary."""
     resource.setrlimit(resource.RLIMIT_AS, (READER_BYTES, READER_BYTES))
-    child.answer(_read_vocabulary)
+    subprocesses.answer(_read_vocabulary)
 
 
 def _read_vocabulary(path: str) -> str:

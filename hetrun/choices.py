@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Floats, Pass
 from hetrun.config import dirs
-from hetrun.files import read_text
-from hetrun.fingerprint import fingerprint
 from hetrun.graph import Graph
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
+from hetrun.loader.fingerprint import fingerprint
+from hetrun.system.files import read_text
 
 EVERY = 4  # passes, of which one is counted
 MOST_TOKENS = 16  # of a pass; in larger ones nearly all experts are chosen by somebody

@@ -10,8 +10,8 @@ import numpy as np
 
 from hetrun.errors import OptionError
 from hetrun.events import Event, FinishReason, GenerateRequest, Timings, TokenLogprob, Usage
+from hetrun.graph.pooling import Pooling
 from hetrun.params import SamplingParams
-from hetrun.pooling import Pooling
 
 Prompt = str | Sequence[int]
 

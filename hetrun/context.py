@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from hetrun.errors import BudgetError, OptionError
 from hetrun.graph import Graph, kv_shapes
+from hetrun.graph.quant import QuantType, by_name
 from hetrun.kvrows import BLOCK
+from hetrun.loader.source import ModelSource
 from hetrun.planner.wishes import Options
-from hetrun.quant import QuantType, by_name
-from hetrun.source import ModelSource
 from hetrun.system.memory_info import available_memory, free_memory
 
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing

@@ -17,9 +17,11 @@ from hetrun.books import Granted, granted
 from hetrun.context import KvBytes, choose_context, kv_quant, longest
 from hetrun.estimates import MAX_SEQUENCES, besides, in_parts, kv_of_all, work_bytes
 from hetrun.graph import Extent, Graph, Op, kept_by, kv_shapes
+from hetrun.graph.quant import QuantType
 from hetrun.kv import sequence_bytes
 from hetrun.kvrows import BLOCK
 from hetrun.loader.architectures import build_graph
+from hetrun.loader.source import ModelSource
 from hetrun.ownmemory import Own, Places, bills, granted_to, with_streaming
 from hetrun.pieces import Cut
 from hetrun.plan import Placement, PlanSet
@@ -33,8 +35,6 @@ from hetrun.prefetch.frommaps import MappedPart
 from hetrun.prefetch.keeping import LAYER, Policy
 from hetrun.prefetch.keeping import choose as choose_pieces
 from hetrun.prefetch.outlook import Load, Window, predict, window
-from hetrun.quant import QuantType
-from hetrun.source import ModelSource
 from hetrun.vetting import create_backends
 
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer

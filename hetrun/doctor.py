@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Literal
 
 from hetrun import __version__
-from hetrun.cgroups import memory_limit
-from hetrun.child import ending, python
 from hetrun.config import Settings, config_file, default_model, dirs
 from hetrun.errors import HetrunError, PluginError
-from hetrun.hub.cache import cache_folder
-from hetrun.hub.stores import stored
-from hetrun.sysfiles import lines_of
+from hetrun.loader.hub.cache import cache_folder
+from hetrun.loader.hub.stores import stored
+from hetrun.system.cgroups import memory_limit
+from hetrun.system.cpu_topology import this_machine
+from hetrun.system.subprocesses import ending, python
+from hetrun.system.sysfs import lines_of
 from hetrun.system.units import size_in_words
-from hetrun.topology import this_machine
 from hetrun.wheels import Missing, not_to_be_had
 
 State = Literal["ok", "note", "warning", "error"]
@@ -234,11 +234,12 @@ def _row(line: bytes) -> dict[str, object] | None:
 def tell_of_backends(skipped: Iterable[str]) -> None:
     """The child's part: whom it asks, and then a line for each of its backends. One after the other: whoever
     ends this process has said nothing, and the others are asked in the next one."""
-    from hetrun import points, registry
+    from hetrun import registry
     from hetrun.backend import Available
+    from hetrun.system import entry_points
 
     _tell_of_plugins(skipped)
-    for point in sorted(points.points("backends")):
+    for point in sorted(entry_points.points("backends")):
         if point in skipped:
             continue
         print(json.dumps({"asked": point}), flush=True)
@@ -255,17 +256,17 @@ def tell_of_backends(skipped: Iterable[str]) -> None:
 
 def _tell_of_plugins(skipped: Iterable[str]) -> None:
     """The same of what other packages registered besides backends."""
-    from hetrun import points
+    from hetrun.system import entry_points
 
-    others = [p for p in points.everything() if not p.is_ours and p.group != "backends"]
+    others = [p for p in entry_points.everything() if not p.is_ours and p.group != "backends"]
     for point in sorted(others, key=lambda p: (p.package, p.group, p.name)):
         asked = f"{point.group}:{point.name}"
         if asked in skipped:
             continue
         print(json.dumps({"asked": asked}), flush=True)
         try:
-            points.load(point)
-            ok, text = True, f"{points.KINDS.get(point.group, point.group)} of {point.whose}"
+            entry_points.load(point)
+            ok, text = True, f"{entry_points.KINDS.get(point.group, point.group)} of {point.whose}"
         except PluginError as error:
             ok, text = False, str(error)
         row = {"name": point.name, "ok": ok, "text": text, "whole": False, "package": point.package}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from hetrun.params import SamplingParams, Structure
 
 if TYPE_CHECKING:  # numpy comes with it
-    from hetrun.pooling import Pooling
+    from hetrun.graph.pooling import Pooling
 
 Message = Mapping[str, object]
 FinishReason = Literal["stop", "length", "cancelled"]

@@ -26,8 +26,8 @@ from hetrun.backend import (
 from hetrun.compiled import Compiled, Ran, Stage, Timed
 from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast, Measured, Work
-from hetrun.forms import Forms, of_wanted_rows
 from hetrun.graph import Graph, Value
+from hetrun.graph.signature import Forms, of_wanted_rows
 from hetrun.hiddenplans import HiddenPlans
 from hetrun.kv import KvCache
 from hetrun.plan import BUCKETS, Plan, PlanSet

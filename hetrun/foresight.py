@@ -9,12 +9,12 @@ from hetrun import bill
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.forecast import Forecast
+from hetrun.loader.source import ModelSource
 from hetrun.model import PlannedModel, foreseen
 from hetrun.modelrole import Model
 from hetrun.plan import BUCKETS, PlanSet
 from hetrun.planner.wishes import Options
 from hetrun.questions import KNOBS, Foreseen
-from hetrun.source import ModelSource
 
 BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.RESERVE)
 

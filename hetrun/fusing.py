@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hetrun.backend import WeightUse, use_of
 from hetrun.graph import Op, Value
-from hetrun.ops import Moe, RmsNorm, Rope
+from hetrun.graph.ops import Moe, RmsNorm, Rope
 
 Common = tuple[object, ...]
 

@@ -11,10 +11,10 @@ from contextlib import aclosing, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hetrun import points
 from hetrun.errors import PluginError
 from hetrun.events import Event, GenerateRequest, ModelInfo
-from hetrun.points import Point
+from hetrun.system import entry_points
+from hetrun.system.entry_points import Point
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -39,7 +39,7 @@ class Plugins:
 
         from hetrun.hooks import Hooks
 
-        self._manager = pluggy.PluginManager(points.OURS)
+        self._manager = pluggy.PluginManager(entry_points.OURS)
         self._manager.add_hookspecs(Hooks)
         self._points: dict[Point, object] = {}
         for point in found:
@@ -52,14 +52,14 @@ class Plugins:
             atexit.register(self.close)
 
     def _register(self, point: Point) -> None:
-        plugin = points.load(point)
+        plugin = entry_points.load(point)
         try:
             self._manager.register(plugin, f"{point.package}:{point.name}")
             self._manager.check_pending()
-        except points.FAILURES as e:  # an argument that no hook has, or a hook that there is not
+        except entry_points.FAILURES as e:  # an argument that no hook has, or a hook that there is not
             with suppress(Exception):
                 self._manager.unregister(plugin)
-            raise points.leave_out(point, f"it cannot hook in: {points.in_words(e)}", e) from e
+            raise entry_points.leave_out(point, f"it cannot hook in: {entry_points.in_words(e)}", e) from e
         self._points[point] = plugin
 
     def tell(self, hook: str, **facts: object) -> None:
@@ -84,14 +84,14 @@ class Plugins:
             call: Call = self._manager.subset_hook_caller(hook, others)
             try:
                 said = call(**facts)
-            except points.FAILURES as e:
-                self.leave_out(point, f"{hook} fails: {points.in_words(e)}", e)
+            except entry_points.FAILURES as e:
+                self.leave_out(point, f"{hook} fails: {entry_points.in_words(e)}", e)
                 continue
             yield from ((point, one) for one in said)
 
     def leave_out(self, point: Point, why: str, cause: BaseException | None = None) -> None:
         """Call it no more."""
-        points.leave_out(point, why, cause)
+        entry_points.leave_out(point, why, cause)
         self._manager.unregister(self._points.pop(point))
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Plugins:
 @cache
 def plugins() -> Plugins | None:
     """All that hook in; None where none is installed, which is the usual thing and costs nothing."""
-    found = points.points("plugins").values()
+    found = entry_points.points("plugins").values()
     return Plugins(found) if found else None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 from hetrun.events import Event, GenerateRequest, ModelInfo
-from hetrun.points import OURS
+from hetrun.system.entry_points import OURS
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

@@ -17,12 +17,12 @@ from itertools import count
 
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
+from hetrun.graph.quant import QuantType
 from hetrun.kvmemory import most_mappings, reserve, whole_pages
 from hetrun.kvrows import BLOCK, Group, KvView, Paged, RowIndex, region_rows
 from hetrun.kvruns import Runs
 from hetrun.kvtables import KvTable as KvTable
 from hetrun.kvtables import Tables
-from hetrun.quant import QuantType
 
 MOST_UNITS = 1 << 21  # of addresses, of which each takes some bytes of our own
 STEP = 8 << 20  # bytes by which the cache asks for more memory: so seldom that it costs nothing

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrun.graph.quant import QuantType
 from hetrun.kvmemory import Memory
 from hetrun.kvrows import RowIndex
-from hetrun.quant import QuantType
 
 
 @dataclass(frozen=True, slots=True)

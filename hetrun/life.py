@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import Any, BinaryIO, TypeVar, cast
 
-from hetrun import child
 from hetrun.errors import EngineStopped, Overloaded
 from hetrun.events import Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.questions import Question, SetRam
+from hetrun.system import subprocesses
 from hetrun.wire import (
     ASK_FOR_STACKS,
     Answer,
@@ -273,13 +273,13 @@ def _begin(out: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     # The child inherits the mask: a Ctrl-C before it can ignore them would print a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return child.begin("from hetrun.worker import main; main({pipe})", out)
+        return subprocesses.begin("from hetrun.worker import main; main({pipe})", out)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _obituary(code: int, last_words: str) -> str:
-    how = child.ending(code)
+    how = subprocesses.ending(code)
     if code == -signal.SIGKILL:
         how += ": a smaller --ctx or --ram helps"
     elif code < 0:

@@ -12,8 +12,8 @@ from numbers import Real
 from reprlib import repr as short
 from typing import TYPE_CHECKING
 
-from hetrun import points
 from hetrun.errors import OptionError, PluginError
+from hetrun.system import entry_points
 
 if TYPE_CHECKING:  # numpy comes with them
     from hetrun.sampling.candidates import Rule
@@ -57,11 +57,11 @@ class Link:
 
 def link(name: str) -> Link | None:
     """The link of that name; None: there is none. PluginError: it is left out."""
-    if (point := points.find(GROUP, name)) is None:
+    if (point := entry_points.find(GROUP, name)) is None:
         return None
-    found = points.load(point)
+    found = entry_points.load(point)
     if fault := _fault(found):
-        raise points.leave_out(point, fault)
+        raise entry_points.leave_out(point, fault)
     assert isinstance(found, Link)
     return found
 
@@ -81,7 +81,7 @@ def _fault(found: object) -> str:
 def usable() -> Mapping[str, Link]:
     """All that work, by name."""
     found: dict[str, Link] = {}
-    for name in points.points(GROUP):
+    for name in entry_points.points(GROUP):
         try:
             if (one := link(name)) is not None:
                 found[name] = one

@@ -16,8 +16,6 @@ import numpy as np
 
 from hetrun import model as models
 from hetrun.backend import Floats, Precision
-from hetrun.chat import ChatTemplate
-from hetrun.chat.renderer import TemplateWorker
 from hetrun.completion import (
     Completion,
     Prompt,
@@ -32,6 +30,7 @@ from hetrun.errors import OptionError
 from hetrun.events import Doing, Event, GenerateRequest, Message, Streaming
 from hetrun.executor import Chunk, Step
 from hetrun.foresight import changed, foresee
+from hetrun.graph.pooling import Pooling, read_vector
 from hetrun.hooked import heard
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.loader.open_model import open_model
@@ -40,13 +39,14 @@ from hetrun.modelrole import look, set_ram
 from hetrun.params import SamplingParams
 from hetrun.plan import PlanSet
 from hetrun.planner.wishes import Options, Wishes
-from hetrun.pooling import Pooling, read_vector
 from hetrun.prepare import Renderer
 from hetrun.questions import Foreseen, Question
 from hetrun.replies import answered
 from hetrun.stats import Stats
 from hetrun.system.progress import Progress
 from hetrun.tally import Held
+from hetrun.text.chat import ChatTemplate
+from hetrun.text.chat.renderer import TemplateWorker
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -351,7 +351,7 @@ def model_path(settings: Settings) -> Path:
     path = Path(settings.model).expanduser()
     if os.path.exists(path):  # which says no to what cannot be a path, too
         return path
-    from hetrun.hub.finding import find  # on use: most name a file
+    from hetrun.loader.hub.resolve import find  # on use: most name a file
 
     return find(settings.model, not settings.offline)
 

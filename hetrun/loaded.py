@@ -12,7 +12,7 @@ from hetrun.prefixes import Prefixes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts
 from hetrun.speculation.roles import Speculation
-from hetrun.tokenizer import Tokenizer
+from hetrun.text.tokenizer import Tokenizer
 
 MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
 

@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from hetrun import model as models
-from hetrun.chat import ChatTemplate, checked_messages
-from hetrun.chat.messages import checked_objects
-from hetrun.chat.renderer import TemplateWorker
-from hetrun.chat.thoughts import mark_of
-from hetrun.chat.toolcalls.formats import family
-from hetrun.chat.toolprompt import needs_telling, told
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.events import Message, ModelInfo
 from hetrun.loaded import Loaded
 from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import parameters
 from hetrun.planner.wishes import Options, Wishes
 from hetrun.prefixes import CACHED, Prefixes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts, check_place
-from hetrun.source import ModelSource
 from hetrun.speculation import DraftModel, Speculation, drafted, lookup
 from hetrun.system.progress import Progress
-from hetrun.tokenizer import Tokenizer, open_vocabulary
+from hetrun.text.chat import ChatTemplate, checked_messages
+from hetrun.text.chat.messages import checked_objects
+from hetrun.text.chat.reasoning import mark_of
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.chat.tool_prompt import needs_telling, told
+from hetrun.text.tokenizer import Tokenizer, open_vocabulary
+from hetrun.text.tool_parsers.formats import family
 from hetrun.whole import WholeModel
 
 NOT_SAVED = "a library runs this model as a whole, and its keys and values cannot be read"
@@ -131,7 +131,7 @@ def most_kept(model: models.Model) -> int:
 
 def bad_weights(source: ModelSource) -> UserError:
     """What is wrong with the weights, whose results are no numbers."""
-    from hetrun.weightcheck import first_bad_value  # on use: it reads the whole file
+    from hetrun.loader.weight_check import first_bad_value  # on use: it reads the whole file
 
     too_large = (
         "every weight is finite, but the results are no numbers: weights so large that they overflow; "

@@ -19,11 +19,12 @@ from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.events import Streaming
 from hetrun.executor import KEPT_FEW, Between, Executor, Step
 from hetrun.forecast import Forecast, path_of_machine
-from hetrun.forms import coarse
 from hetrun.graph import Op, kv_shapes
+from hetrun.graph.signature import coarse
 from hetrun.inmemory import InMemory
 from hetrun.kv import KvCache
 from hetrun.layermap import places_of
+from hetrun.loader.source import ModelSource
 from hetrun.modelrole import Chooses as Chooses
 from hetrun.modelrole import Model as Model
 from hetrun.pilot.pilot import Pilot
@@ -35,7 +36,6 @@ from hetrun.prefetch.fromdisk import FromDisk
 from hetrun.prefetch.frommaps import FromMaps
 from hetrun.prefixes import CACHED
 from hetrun.questions import LayerPlace
-from hetrun.source import ModelSource
 from hetrun.stats import Stats
 from hetrun.system.progress import Progress, stretch
 from hetrun.vetting import vet

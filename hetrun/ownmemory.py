@@ -8,8 +8,8 @@ from dataclasses import replace
 from hetrun import bill
 from hetrun.backend import Backend, OwnMemory, WeightUse, looks_up
 from hetrun.errors import BudgetError
-from hetrun.forms import Unit, units
 from hetrun.graph import Graph, Op
+from hetrun.graph.signature import Unit, units
 from hetrun.plan import Placement, PlanSet
 from hetrun.system.units import size_in_words
 

@@ -13,7 +13,7 @@ from hetrun.backend import Backend, Segment
 from hetrun.bill import settled, table
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, Value, in_scope
-from hetrun.shares import Share, divide
+from hetrun.graph.sharding import Share, divide
 
 BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-32", "33-64", "65-256", "257+")
 _ENDS = (1, 4, 8, 16, 32, 64, 256)

@@ -35,8 +35,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from hetrun.errors import BudgetError, UserError, printable
-from hetrun.files import open_regular
 from hetrun.prefixes import Entry
+from hetrun.system.files import open_regular
 from hetrun.tokentree import Tokens, TokenTree
 
 MAGIC = b"HETRUNKV"

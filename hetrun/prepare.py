@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from hetrun.chat.thoughts import opened_in, within_thought
 from hetrun.errors import OptionError
 from hetrun.events import GenerateRequest, Message
-from hetrun.sampling.roles import Constraint
+from hetrun.sampling.interface import Constraint
+from hetrun.text.chat.reasoning import opened_in, within_thought
 
 if TYPE_CHECKING:
-    from hetrun.grammar.masks import Grammars
-    from hetrun.tokenizer import Tokenizer
+    from hetrun.sampling.grammar.token_mask import Grammars
+    from hetrun.text.tokenizer import Tokenizer
 
 GRAMMARS = 2  # threads that compile: one hostile grammar then does not hold up the others
 
@@ -76,7 +76,7 @@ class Preparer:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        from hetrun.grammar.masks import Grammars  # on use: most requests have no grammar
+        from hetrun.sampling.grammar.token_mask import Grammars  # on use: most requests have no grammar
 
         tokenizer = self._tokenizer
         if tokenizer is None:

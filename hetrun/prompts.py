@@ -9,7 +9,7 @@ from time import perf_counter
 
 from hetrun import prefixfile
 from hetrun.errors import OptionError, UserError, printable
-from hetrun.fingerprint import fingerprint
+from hetrun.loader.fingerprint import fingerprint
 from hetrun.model import PlannedModel
 from hetrun.planner.wishes import Options
 from hetrun.prefixes import Prefixes

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from hetrun import points
 from hetrun.backend import Available, Backend, Descriptor, Precision, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
-from hetrun.points import FAILURES, Point, in_words
+from hetrun.system import entry_points
+from hetrun.system.entry_points import FAILURES, Point, in_words
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def register(descriptor: Descriptor) -> Callable[[], None]:
 def backends() -> dict[str, Descriptor]:
     """Every backend that is known, available or not, the most wanted first; several of one package stay in
     its order."""
-    found = {name: _load(point) for name, point in points.points("backends").items()}
+    found = {name: _load(point) for name, point in entry_points.points("backends").items()}
     found |= {name: (descriptor,) for name, descriptor in _added.items()}
     ordered = [(-d.preference, name, at, d) for name, some in found.items() for at, d in enumerate(some)]
     return {d.name: d for *_, d in sorted(ordered, key=lambda item: item[:3])}
@@ -43,12 +43,12 @@ def backends() -> dict[str, Descriptor]:
 
 def backends_of(name: str) -> Sequence[Descriptor]:
     """Those that one package registered under a name, imported now and without the others."""
-    return _load(points.points("backends")[name])
+    return _load(entry_points.points("backends")[name])
 
 
 def stranger(backend: str) -> Point | None:
     """Who brought a backend that is not hetrun's own: one of that name, or of a number of devices."""
-    for name, point in points.points("backends").items():
+    for name, point in entry_points.points("backends").items():
         if not point.is_ours and (backend == name or backend.startswith(f"{name}-")):
             return point
     return None
@@ -58,14 +58,14 @@ def _load(point: Point) -> Sequence[Descriptor]:
     """A package's backends: one, or what a function says, of which each is a device. One that is broken says
     so when it is asked for."""
     try:
-        found = points.load(point)
+        found = entry_points.load(point)
         many = cast("Callable[[], Sequence[Descriptor]]", found)
         some = [found] if isinstance(found, Descriptor) else list(many())
         return some if point.is_ours else [_guarded(point, d) for d in some]
     except PluginError as e:
         error = e
     except FAILURES as e:
-        error = points.leave_out(point, f"{point.entry.value} cannot be used: {in_words(e)}", e)
+        error = entry_points.leave_out(point, f"{point.entry.value} cannot be used: {in_words(e)}", e)
     broken = Unavailable(str(error))
     return (Descriptor(point.name, lambda: broken, partial(_refuse, point.name, broken), preference=-1),)
 
@@ -92,9 +92,9 @@ def _guarded(point: Point, d: object) -> Descriptor:
         try:
             made: object = d.create()
         except FAILURES as e:
-            raise points.leave_out(point, f"it cannot be created: {in_words(e)}", e) from e
+            raise entry_points.leave_out(point, f"it cannot be created: {in_words(e)}", e) from e
         if not isinstance(made, Backend):
-            raise points.leave_out(point, f"what it creates is no Backend: {made!r:.80}")
+            raise entry_points.leave_out(point, f"what it creates is no Backend: {made!r:.80}")
         return made
 
     return replace(d, probe=probe, create=create, preference=min(d.preference, MOST_WANTED_STRANGER))

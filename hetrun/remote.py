@@ -43,7 +43,7 @@ from hetrun.remotewords import (
     piece_of,
     read,
 )
-from hetrun.strictjson import parsed
+from hetrun.system.strict_json import parsed
 
 A = TypeVar("A")
 Json = Mapping[str, Any]

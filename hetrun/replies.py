@@ -12,8 +12,6 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from hetrun.books import kernel_figures
-from hetrun.chat.template import ChatTemplate
-from hetrun.coresets import CoreSet
 from hetrun.errors import OptionError
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.plan import PlanSet
@@ -36,10 +34,12 @@ from hetrun.questions import (
     WhatIf,
 )
 from hetrun.running import Running
-from hetrun.seating import chosen
+from hetrun.system.core_sets import CoreSet
+from hetrun.system.cpu_topology import this_machine
+from hetrun.system.thread_affinity import chosen
 from hetrun.tally import Held
-from hetrun.tokenizer import Tokenizer, whole
-from hetrun.topology import this_machine
+from hetrun.text.chat.template import ChatTemplate
+from hetrun.text.tokenizer import Tokenizer, whole
 from hetrun.waiting import Waiting
 
 R = TypeVar("R")

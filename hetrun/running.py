@@ -9,9 +9,9 @@ import numpy as np
 
 from hetrun.events import GenerateRequest, OnEvent, Timings, TokenLogprob, Usage
 from hetrun.executor import Chunk
-from hetrun.pooling import Pooled
-from hetrun.sampling.roles import Sampler
-from hetrun.textstream import StreamDecoder
+from hetrun.graph.pooling import Pooled
+from hetrun.sampling.interface import Sampler
+from hetrun.text.detokenizer import StreamDecoder
 from hetrun.tokentree import Tokens
 
 LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token

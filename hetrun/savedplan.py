@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hetrun.errors import OptionError
-from hetrun.files import read_text
 from hetrun.graph import Graph, in_scope
+from hetrun.graph.sharding import KINDS, Share
 from hetrun.plan import BUCKETS, FORMAT, Buckets, Placement, share_out
-from hetrun.shares import KINDS, Share
+from hetrun.system.files import read_text
 
 MOST_BYTES = 16 << 20  # of a file with a plan
 MOST_THREADS, MOST_TOKENS = 1 << 12, 1 << 20  # in it, as for --threads and --ubatch

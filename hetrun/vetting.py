@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from hetrun import points, registry
+from hetrun import registry
 from hetrun.backend import Backend
 from hetrun.errors import OptionError, PluginError
 from hetrun.graph import Graph
 from hetrun.planner.wishes import Options
+from hetrun.system import entry_points
 
 if TYPE_CHECKING:  # few machines have a backend that has to be compared
     from hetrun.conformance.vetting import Kind
@@ -44,7 +45,7 @@ def create_backends(options: Options, graph: Graph) -> dict[str, Backend]:
 def _asked(name: str, backend: Backend, graph: Graph) -> Backend:
     """The backend, if it can be asked about a model at all. PluginError: it is a stranger's, and cannot."""
     if (point := registry.stranger(name)) and (why := refusal(backend, graph)):
-        raise points.leave_out(point, why)
+        raise entry_points.leave_out(point, why)
     return backend
 
 
@@ -58,8 +59,8 @@ def refusal(backend: Backend, graph: Graph) -> str:
             numbers = (backend.resident_bytes(wanted), backend.device_bytes(wanted), backend.rounding(op))
             if min(numbers) < 0 or backend.alike([op]) < 1:
                 raise ValueError("a size, an error or a number of rows is too small")
-        except points.FAILURES as e:
-            return f"to ask it about {op.kind} fails: {points.in_words(e)}"
+        except entry_points.FAILURES as e:
+            return f"to ask it about {op.kind} fails: {entry_points.in_words(e)}"
     return ""
 
 
@@ -75,11 +76,13 @@ def vet(name: str, backend: Backend, graph: Graph) -> None:
     from hetrun.conformance.vetting import faults  # on use: few machines have such a backend
 
     if not backend.started:
-        with points.blamed(lambda e: points.leave_out(point, f"it does not start: {points.in_words(e)}", e)):
+        with entry_points.blamed(
+            lambda e: entry_points.leave_out(point, f"it does not start: {entry_points.in_words(e)}", e)
+        ):
             backend.start()
     if found := faults(backend, todo):
         more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
         said = "; ".join(map(str, found[:MOST_TOLD]))
-        raise points.leave_out(point, f"it does not compute what it says that it does: {said}{more}")
+        raise entry_points.leave_out(point, f"it does not compute what it says that it does: {said}{more}")
     _passed.update((name, kind) for kind in todo)
     log.debug("the backend %s of %s computes what the reference does", name, point.whose)

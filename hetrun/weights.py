@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from hetrun.backend import Backend, Buffer, Buffers, WeightUse
 from hetrun.graph import Constant, Weight
-from hetrun.reader import FileReader
+from hetrun.loader.weight_reader import FileReader
 from hetrun.system.memory_info import available_memory
 from hetrun.system.progress import Progress
 

@@ -15,10 +15,10 @@ from hetrun.errors import BudgetError, OptionError
 from hetrun.events import Streaming
 from hetrun.executor import Between, Chunk, Step
 from hetrun.kvrows import too_long
+from hetrun.loader.source import ModelSource
 from hetrun.plan import bucket_of
 from hetrun.planner.wishes import Options
 from hetrun.questions import LayerPlace
-from hetrun.source import ModelSource
 from hetrun.stats import Key, Stats
 from hetrun.system.progress import Progress
 from hetrun.whole_backend import WholeRunner

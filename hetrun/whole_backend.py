@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.quant import QuantType
-from hetrun.stamp import Stamp
+from hetrun.graph.quant import QuantType
+from hetrun.system.file_identity import Stamp
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

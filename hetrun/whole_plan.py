@@ -14,14 +14,14 @@ from hetrun.backend import Available, Descriptor, Segment
 from hetrun.bill import complete
 from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor import SMALL
+from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import builds, is_known
 from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.source import ModelSource
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet
 from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.planner.wishes import Options, this_machine
-from hetrun.quant import by_name
-from hetrun.source import ModelSource
-from hetrun.stamp import Stamp
+from hetrun.system.file_identity import Stamp
 from hetrun.system.memory_info import free_memory
 from hetrun.whole_backend import Whole, WholeSetup
 

@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 from hetrun.errors import EngineStopped
 from hetrun.events import Doing, Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.lanes import Lanes
-from hetrun.lasting import all_of_this_lasts
 from hetrun.questions import Question
+from hetrun.system.garbage_collection import all_of_this_lasts
 from hetrun.watchdog import Watchdog, write_stacks
 from hetrun.wire import (
     LINGER_S,

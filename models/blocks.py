@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetrun.graph import GraphBuilder, Value, Weight, stack
-from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
+from hetrun.graph.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.graph.ops import Rope
 from hetrun.models import blocks
 from hetrun.models.rope import check_rope, factors, read_rope
-from hetrun.ops import Rope
 
 FeedForward = Callable[[Value, int], Value]  # the normed stream and the layer's number
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
-from hetrun.hf import AddOne, Config, HfModel, Imported, Setting
+from hetrun.graph.ops import Rope, Scale, Softcap
+from hetrun.loader.hf_mapping import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
 from hetrun.models.decoder import count_layers, read_heads
 from hetrun.models.importing import (
@@ -19,7 +20,6 @@ from hetrun.models.importing import (
     refuse_embedders,
 )
 from hetrun.models.rope import KINDS, HfRope, check_rope, factors, read_rope, scaling_from_hf
-from hetrun.ops import Rope, Scale, Softcap
 
 name = "gemma3"
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from hetrun.graph import Weight, stack
-from hetrun.hf import Config, HfModel, Setting, same_bytes
+from hetrun.loader.hf_mapping import Config, HfModel, Setting, same_bytes
 from hetrun.models.rope import HfRope
 
 ATTENTION = {

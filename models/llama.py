@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
-from hetrun.hf import Config, HfModel, Imported, Interleave, Setting
+from hetrun.graph.ops import Moe
+from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave, Setting
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.importing import (
@@ -18,7 +19,6 @@ from hetrun.models.importing import (
     layer_windows,
 )
 from hetrun.models.rope import rope_from_hf
-from hetrun.ops import Moe
 
 name = "llama"
 

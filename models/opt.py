@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
-from hetrun.hf import Config, HfModel, Imported, Setting
+from hetrun.graph.ops import NONE, Attrs, Gelu, Positions
+from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models import blocks
 from hetrun.models.importing import Tensors, not_in_gguf, refuse_embedders
-from hetrun.ops import NONE, Attrs, Gelu, Positions
 
 name = "opt"
 

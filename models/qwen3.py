@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
-from hetrun.hf import HfModel, Imported
+from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.importing import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
-from hetrun.hf import HfModel, Imported
+from hetrun.graph.ops import Moe
+from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.importing import (
@@ -18,7 +19,6 @@ from hetrun.models.importing import (
     rope_factors,
 )
 from hetrun.models.rope import rope_from_hf
-from hetrun.ops import Moe
 
 name = "qwen3moe"
 

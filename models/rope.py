@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from hetrun.errors import OptionError
 from hetrun.graph import GraphBuilder, ModelMeta, Weight, constant
-from hetrun.hf import Config, Setting
-from hetrun.ops import Rope
+from hetrun.graph.ops import Rope
+from hetrun.loader.hf_mapping import Config, Setting
 
 FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"

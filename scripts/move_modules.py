@@ -1,28 +1,27 @@
 """Move modules by a table, with every import, dotted name and path that names them.
 
-    python scripts/move_modules.py docs/adr/moved.md hetrun/system hetrun/graph     # rows that lead into these folders
-    python scripts/move_modules.py docs/adr/moved.md --names                        # definitions that were moved by hand
+    python scripts/move_modules.py docs/adr/moved.md hetrun/system    # the rows that lead into these folders
+    python scripts/move_modules.py TABLE --names                      # definitions that were moved by hand
 
-A module's row is `| old path | new path |`; a definition's is `| name, name | old path | new path |`. The text of a
-file is changed in one pass, so that a new name may be another module's old one.
+A module's row is `| old path | new path |`; a definition's is `| name, name | old path | new path |`. The text of
+a file is changed in one pass, so that a new name may be another module's old one.
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import re
 import subprocess
 import sys
-import tokenize
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 LINKED = ("backends", "models", "tui")  # hetrun/backends is a link to backends/
 FACADES = ("hetrun.graph", "hetrun.backend")  # packages that hand on what one of their modules defines
 TEXTS = (".py", ".md", ".toml", ".yml", ".yaml", ".sh", ".cfg", ".c", ".h", ".cu", ".cuh", ".in", ".txt", "")
-DOTTED = re.compile(r"(?<![\w./-])hetrun(?:\.[A-Za-z_]\w*)+")
+SAID = re.compile(
+    r"(?<![\w./-])from (hetrun(?:\.\w+)*) import (\w+(?:, \w+)*)|(?<![\w./-])hetrun(?:\.[A-Za-z_]\w*)+"
+)
 PATH = re.compile(r"(?<![\w.-])(?:[\w-]+/)+[\w-]+\.(?:py|c|h)\b")
 CELL = re.compile(r"`([^`]+)`")
 
@@ -46,7 +45,9 @@ def dotted(path: str) -> str:
 
 def tracked() -> list[str]:
     """The files of this checkout that are not links."""
-    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.split("\n")
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
     return [f for f in listed if f and not Path(f).is_symlink() and Path(f).is_file()]
 
 
@@ -125,8 +126,12 @@ class Rewriter:
         if "#" in old:
             self.notes.append(f"line {node.lineno}: a comment inside an import is lost")
         indent = "\n" + " " * node.col_offset
-        said = [f"from {to} import {', '.join(names)}" if len(", ".join(names)) < 60 else
-                f"from {to} import ({', '.join(names)})" for to, names in groups.items()]
+        said = [
+            f"from {to} import {', '.join(names)}"
+            if len(", ".join(names)) < 60
+            else f"from {to} import ({', '.join(names)})"
+            for to, names in groups.items()
+        ]
         # What follows on the line (a noqa, a reason) stays with the first.
         self._edits.append((start, end, indent.join(reversed(said)) if len(said) > 1 else said[0]))
 
@@ -141,8 +146,10 @@ class Rewriter:
             return new
         bound = [n for n in ast.walk(self._tree) if binds(n, old)]
         taken = any(binds(n, new) or (isinstance(n, ast.Name) and n.id == new) for n in ast.walk(self._tree))
-        taken |= any(isinstance(n, ast.ImportFrom | ast.Import) and any((a.asname or a.name) == new for a in n.names)
-                     for n in ast.walk(self._tree))
+        taken |= any(
+            isinstance(n, ast.ImportFrom | ast.Import) and any((a.asname or a.name) == new for a in n.names)
+            for n in ast.walk(self._tree)
+        )
         if bound or taken:
             self.notes.append(f"{old} stays: {'bound again' if bound else f'{new} is taken'}")
             return f"{new} as {old}"
@@ -165,17 +172,28 @@ def binds(node: ast.AST, name: str) -> bool:
 
 
 def replaced(moves: Moves, text: str, me: str = "") -> str:
-    """A text with dotted names and paths of what moved."""
+    """A text with dotted names, imports in quotes and paths of what moved."""
 
-    def name(found: re.Match[str]) -> str:
-        parts = found[0].split(".")
+    def name(old: str) -> str:
+        parts = old.split(".")
         for n in range(len(parts), 1, -1):
-            old = ".".join(parts[:n])
-            if n < len(parts) and (new := moves.names.get((old, parts[n]))):
+            module = ".".join(parts[:n])
+            if n < len(parts) and (new := moves.names.get((module, parts[n]))):
                 return ".".join([new, *parts[n:]])
-            if old in moves.modules and not (old in FACADES):
-                return ".".join([moves.modules[old], *parts[n:]])
-        return found[0]
+            if module in moves.modules and module not in FACADES:
+                return ".".join([moves.modules[module], *parts[n:]])
+        return old
+
+    def statement(module: str, names: str) -> str:
+        groups = dict[str, list[str]]()
+        for said in names.split(", "):
+            full = f"{module}.{said}"
+            if full in moves.known:
+                parent, _, leaf = name(full).rpartition(".")
+                groups.setdefault(parent, []).append(said if leaf == said else f"{leaf} as {said}")
+            else:
+                groups.setdefault(moves.names.get((module, said)) or name(module), []).append(said)
+        return "; ".join(f"from {to} import {', '.join(some)}" for to, some in groups.items())
 
     def path(found: re.Match[str]) -> str:
         for prefix in ("", "hetrun/"):
@@ -184,7 +202,8 @@ def replaced(moves: Moves, text: str, me: str = "") -> str:
         linked = found[0].removeprefix("hetrun/")
         return f"hetrun/{moves.files[linked]}" if linked in moves.files else found[0]
 
-    return PATH.sub(path, DOTTED.sub(name, text))
+    text = SAID.sub(lambda found: statement(found[1], found[2]) if found[1] else name(found[0]), text)
+    return PATH.sub(path, text)
 
 
 def main() -> None:

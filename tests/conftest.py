@@ -17,7 +17,7 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hetrun import points
+from hetrun.system import entry_points
 from tests.plugins.strangers import register as register  # a fixture
 
 # A test whose package has no wheel for this Python is skipped with that reason.
@@ -35,7 +35,7 @@ settings.register_profile(
 settings.load_profile("hetrun")
 
 # A developer who works on a plugin has it installed here, and it must not change what is tested.
-points._all = partial(lambda all_of_them: (p for p in all_of_them() if p.is_ours), points._all)
+entry_points._all = partial(lambda all_of_them: (p for p in all_of_them() if p.is_ours), entry_points._all)
 
 
 def move_in(path: Path, setenv: Callable[[str, str], object], delenv: Callable[[str], object]) -> None:

@@ -12,7 +12,7 @@ from textual.content import Content
 from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.questions import EngineState, LayerPlace, Layers, PlanNow, State
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 # One colour for a backend wherever it is named; a terminal's theme says what they look like.
 COLOURS = ("$success", "$primary", "$warning", "$accent", "$secondary", "$error")

@@ -25,8 +25,8 @@ from hetrun.backend import Ints, Pass, SequencePart
 from hetrun.backends.amx.products import BF16
 from hetrun.backends.amx.stored import spans
 from hetrun.graph import Op
+from hetrun.graph.ops import Attention
 from hetrun.kv import KvCache, KvTable
-from hetrun.ops import Attention
 
 PIECE_BYTES = 8 << 20  # of keys, and as much of values: what is read from the tables at a time
 STAGE_BYTES = 1 << 20  # of float32 numbers between two types: they stay in a core's own cache

@@ -15,7 +15,7 @@ from torch.nn import functional
 from hetrun.backend import Floats, Ints
 from hetrun.backends.amx.products import BF16, Activation
 from hetrun.graph import Op
-from hetrun.ops import Gelu, LayerNorm, RmsNorm, Rope
+from hetrun.graph.ops import Gelu, LayerNorm, RmsNorm, Rope
 
 
 def rms_norm(a: RmsNorm, x: Tensor, gain: Tensor, rounded: bool) -> Tensor:
@@ -85,7 +85,7 @@ def rope(a: Rope, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def rope_angles(a: Rope, positions: Ints, factors: Floats | None) -> tuple[np.ndarray, float]:
-    """The angle of each position and pair, and what cos and sin are multiplied by: `hetrun.ops.Rope`."""
+    """The angle of each position and pair, and what cos and sin are multiplied by (`Rope`)."""
     pairs = np.arange(a.n_rot // 2, dtype=np.float64)
     step = a.base ** (-2 * pairs / a.n_rot)
     if factors is not None:

@@ -21,8 +21,8 @@ from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.stored import StoredRows, spans
 from hetrun.fusing import Rotation
 from hetrun.graph import Op, Rows, Value, Weight
+from hetrun.graph.ops import LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.kv import KvCache
-from hetrun.ops import LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.spent import Activity, activity
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hetrun.backends.amx.buffers import Experts
 from hetrun.backends.amx.products import BF16, Inside, Product, activate
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
 
 
 def moe(

@@ -16,7 +16,7 @@ from hetrun.backend import ReadInto
 from hetrun.backends.amx.sizes import NARROW, TILE, matrix_bytes
 from hetrun.backends.amx.stored import IN_CACHE, Bytes, dequantise, slices, spans, stored
 from hetrun.graph import Weight
-from hetrun.quant import QuantType
+from hetrun.graph.quant import QuantType
 
 BF16 = torch.bfloat16
 MANY = 256  # rows of a pass

@@ -15,8 +15,8 @@ from hetrun.backend import FINISHED, Buffers, Done, Pass, PassShape, Segment
 from hetrun.backends.amx.attention import passing_bytes
 from hetrun.backends.amx.emit import Emitter, Frame
 from hetrun.graph import Value
+from hetrun.graph.ops import Attention
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
 
 if TYPE_CHECKING:
     from hetrun.backends.amx.device import AmxBackend

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hetrun.backend import Floats, Ints, ReadInto
 from hetrun.errors import BackendUnavailable
 from hetrun.graph import Weight
-from hetrun.quant import QuantType
-from hetrun.quant.service import provided
+from hetrun.graph.quant import QuantType
+from hetrun.graph.quant.external import provided
 
 Bytes = NDArray[np.uint8]
 

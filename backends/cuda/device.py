@@ -28,8 +28,8 @@ from hetrun.backends.cuda.slabs import Part
 from hetrun.backends.cuda.weights import Held, OnHost
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
+from hetrun.graph.ops import Attention, Moe, Rope
 from hetrun.kv import KvCache
-from hetrun.ops import Attention, Moe, Rope
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
 ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3

@@ -22,8 +22,8 @@ from hetrun.backends.cuda.rotation import Rotations
 from hetrun.backends.cuda.slabs import Slabs
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
+from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.kv import KvCache
-from hetrun.ops import Gelu, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
 
 SMALL = Source("small")
 THREADS = 256

@@ -13,7 +13,7 @@ from hetrun.backends.cuda.products import Output
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
 
 if TYPE_CHECKING:
     from hetrun.backends.cuda.emit import Emitter

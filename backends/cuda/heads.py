@@ -11,8 +11,8 @@ from hetrun.backends.cuda.given import Looking, in_tile
 from hetrun.backends.cuda.library import at, number, real
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph import Op
+from hetrun.graph.ops import Attention
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
 
 if TYPE_CHECKING:
     from hetrun.backends.cuda.emit import Emitter

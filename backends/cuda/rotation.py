@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.weights import Held
-from hetrun.ops import Rope
+from hetrun.graph.ops import Rope
 
 Doubles = NDArray[np.float64]
 

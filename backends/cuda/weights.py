@@ -14,7 +14,7 @@ from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
-from hetrun.quant import QuantType, by_name
+from hetrun.graph.quant import QuantType, by_name
 
 # The types that kernels read; weights of any other are unpacked to floats when they are brought in.
 READ = frozenset(

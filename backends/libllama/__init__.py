@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError
-from hetrun.stamp import Stamp, unchanged
+from hetrun.system.file_identity import Stamp, unchanged
 from hetrun.whole_backend import Whole, WholeRunner, WholeSetup
 
 

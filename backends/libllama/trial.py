@@ -14,14 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from hetrun import child
 from hetrun.backends.llamacpp import llama, native
 from hetrun.config import dirs
 from hetrun.errors import ModelFileError
-from hetrun.quant import by_name
-from hetrun.stamp import Stamp, unchanged
+from hetrun.graph.quant import by_name
+from hetrun.system import subprocesses
+from hetrun.system.file_identity import Stamp, unchanged
 from hetrun.whole_backend import WholeSetup
 
+CHILD = (
+    "from hetrun.system.subprocesses import answer; "
+    "from hetrun.backends.libllama.trial import {0}; answer({0})"
+)
 log = logging.getLogger(__name__)
 
 LEAST_S = 60.0  # that a file has to open
@@ -38,8 +42,8 @@ def check(files: Mapping[str, Stamp]) -> None:
         return
     seconds = LEAST_S + sum(s.size for s in files.values()) / SLOWEST
     with unchanged(files):
-        code = "from hetrun import child; from hetrun.backends.libllama.trial import run; child.answer(run)"
-        child.ask(code, str(paths[0]), seconds, "llama.cpp")
+        code = CHILD.format("run")
+        subprocesses.ask(code, str(paths[0]), seconds, "llama.cpp")
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
@@ -56,8 +60,8 @@ def _mark(facts: list[tuple[Path, int, int]]) -> Path:
 def look(files: Mapping[str, Stamp]) -> None:
     """Have its header read in another process: settings and vocabulary, which takes no weights."""
     with unchanged(files):
-        code = "from hetrun import child; from hetrun.backends.libllama.trial import read; child.answer(read)"
-        child.ask(code, next(iter(files)), LEAST_S, "llama.cpp")
+        code = CHILD.format("read")
+        subprocesses.ask(code, next(iter(files)), LEAST_S, "llama.cpp")
 
 
 def read(path: str) -> str:
@@ -68,7 +72,7 @@ def read(path: str) -> str:
     params.n_gpu_layers = 0
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise ModelFileError(path, f"llama.cpp cannot load it; {child.AGAIN}")
+        raise ModelFileError(path, f"llama.cpp cannot load it; {subprocesses.AGAIN}")
     lib.llama_model_free(model)
     return ""
 
@@ -81,7 +85,7 @@ def run(path: str) -> str:
     runner = LlamaRunner(Path(path), WholeSetup(64, 1, 1, 16, 16, by_name("F16")), trial=True)
     one = np.zeros(1, np.int64)
     if np.isnan(runner.run(one, one, one, np.ones(1, np.bool_))).any():
-        raise ModelFileError(path, f"its weights give results that are no numbers; {child.AGAIN}")
+        raise ModelFileError(path, f"its weights give results that are no numbers; {subprocesses.AGAIN}")
     runner.close()
     return ""
 

@@ -19,13 +19,13 @@ from typing import Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun import child
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.native import Library
 from hetrun.backends.llamacpp.tiles import Tiles, tiles
 from hetrun.config import dirs
 from hetrun.errors import OptionError
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
+from hetrun.system import subprocesses
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def _ending() -> int | None:
 
     try:
         return subprocess.run(
-            child.python("from hetrun.backends.llamacpp.amx import run; run()"),
+            subprocesses.python("from hetrun.backends.llamacpp.amx import run; run()"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

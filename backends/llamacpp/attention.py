@@ -9,8 +9,8 @@ from hetrun.backends.llamacpp.inputs import KvSlice, Mask, Padded
 from hetrun.backends.llamacpp.queries import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
 from hetrun.backends.llamacpp.writer import FLOAT, Ref
 from hetrun.graph import Op, Rows
+from hetrun.graph.ops import Attention
 from hetrun.kv import KvTable
-from hetrun.ops import Attention
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.emit import Emitter

@@ -22,8 +22,8 @@ from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op
 from hetrun.kv import KvCache
 from hetrun.pieces import Supply
-from hetrun.seating import Team
 from hetrun.spent import Spent
+from hetrun.system.thread_affinity import Team
 
 PRODUCTS = ("linear", "head", "moe")
 ANY = 1 << 20  # rows, of passes that are never so long

@@ -17,8 +17,8 @@ from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
 from hetrun.errors import BackendError
 from hetrun.fusing import Rotation
 from hetrun.graph import Op, Rows, Value, Weight
+from hetrun.graph.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.kv import KvCache
-from hetrun.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.device import LlamacppBackend

@@ -12,7 +12,7 @@ from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp.fusion import Fused, Product, members
 from hetrun.backends.llamacpp.kernels.product import ROWS
 from hetrun.graph import Op, Value
-from hetrun.ops import RmsNorm
+from hetrun.graph.ops import RmsNorm
 
 Takes = Callable[[WeightUse], bool]
 

@@ -15,7 +15,7 @@ from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.kernels.sorting import Pairs, Sorter, Sum
 from hetrun.backends.llamacpp.native import NE
 from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.emit import Emitter

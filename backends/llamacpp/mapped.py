@@ -26,7 +26,7 @@ from hetrun.backends.llamacpp.memory import WEIGHTS_USAGE, GgmlBuffer
 from hetrun.backends.llamacpp.native import Library
 from hetrun.backends.llamacpp.runs import Run, find_run
 from hetrun.errors import BackendError, ModelFileError
-from hetrun.stamp import Stamp
+from hetrun.system.file_identity import Stamp
 
 MAPPED = "mapped"  # the layout of these weights
 PAGE = mmap.PAGESIZE

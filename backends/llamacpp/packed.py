@@ -21,7 +21,7 @@ from hetrun.backends.llamacpp.fusion import Product
 from hetrun.backends.llamacpp.kernels import product
 from hetrun.backends.llamacpp.writer import FLOAT, Ref
 from hetrun.graph import Op
-from hetrun.ops import Gelu, RmsNorm
+from hetrun.graph.ops import Gelu, RmsNorm
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.emit import Emitter

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetrun.backend import WeightUse
 from hetrun.graph import Constant, Extent
-from hetrun.stamp import Stamp
+from hetrun.system.file_identity import Stamp
 
 # What an address must be a multiple of: ggml's kernels load vectors from anywhere, and numbers where C wants
 # them. Numbers of 32 bits are in no blocks.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backends.llamacpp import native
-from hetrun.quant import by_ggml_id
+from hetrun.graph.quant import by_ggml_id
 
 _RowFunction = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int64)
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from hetrun.backend import Floats, Ints, Pass
 from hetrun.graph import Op
+from hetrun.graph.ops import Attention
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
 
 
 def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

@@ -12,9 +12,9 @@ from hetrun.backends.reference.attention import attention
 from hetrun.backends.reference.experts import moe, silu
 from hetrun.backends.reference.rotation import rope
 from hetrun.graph import Op
+from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
 from hetrun.interpreting import OpFunction
 from hetrun.kv import KvCache
-from hetrun.ops import Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
 
 
 def embed(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

@@ -8,8 +8,8 @@ import numpy as np
 
 from hetrun.backend import Floats, Pass
 from hetrun.graph import Op
+from hetrun.graph.ops import Rope
 from hetrun.kv import KvCache
-from hetrun.ops import Rope
 
 
 def rope(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hetrun.batch.lines import MOST_LINE, Line
-from hetrun.strictjson import parsed
+from hetrun.system.strict_json import parsed
 
 Json = dict[str, object]
 Shape = Literal["own", "openai"]

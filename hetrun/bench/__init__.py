@@ -29,7 +29,7 @@ from hetrun.bench.rounds import Duel, Tick, measure
 from hetrun.bench.serving_cases import ServingOptions
 from hetrun.config import Settings
 from hetrun.llm import model_path
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 UNKNOWN = Limit(None, "not measured yet")
 # What a caller learns of the progress: samples done, samples in all, what runs.

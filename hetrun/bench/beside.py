@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from subprocess import Popen
 
-from hetrun import child
+from hetrun.system import subprocesses
 
 # The pipe is watched by a thread that sleeps until nobody holds the other end.
 BUSY = """
@@ -33,7 +33,7 @@ def others(n: int) -> Iterator[tuple[Popen[bytes], ...]]:
 
 @contextmanager
 def _other() -> Iterator[Popen[bytes]]:
-    process, pipe = child.begin(BUSY, out=2, own_session=True)
+    process, pipe = subprocesses.begin(BUSY, out=2, own_session=True)
     try:
         with pipe:
             pipe.recv(1)  # it runs now

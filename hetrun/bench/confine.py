@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from hetrun.cgroups import MEMORY, groups
 from hetrun.errors import UserError
-from hetrun.sysfiles import line_of, lines_of, number_of
+from hetrun.system.cgroups import MEMORY, groups
+from hetrun.system.sysfs import line_of, lines_of, number_of
 
 NAME = "hetrun-bench"
 PATIENCE_S = 5.0  # for the kernel to take the last process of a group away

@@ -11,10 +11,10 @@ import numpy as np
 
 from hetrun.backend import Backend, Pass, Runner, Segment, SequencePart
 from hetrun.graph import Constant, Op, Value, Weight
+from hetrun.graph.ops import NONE, flops
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache
-from hetrun.ops import NONE, flops
-from hetrun.quant import by_name
-from hetrun.reader import FileReader
+from hetrun.loader.weight_reader import FileReader
 from hetrun.spent import Spent
 
 WIDTH = 2048  # a matrix that wide fills any matrix unit

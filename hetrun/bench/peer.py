@@ -13,13 +13,13 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from hetrun import points
 from hetrun.backend import Floats
 from hetrun.bench.cases import Case
 from hetrun.bench.llamacpp import N_BATCH, PACKAGE, Begin, Logits, Open, Opened, Order, Run
 from hetrun.bench.process import Process
 from hetrun.errors import BackendUnavailable, OptionError, UserError
 from hetrun.loader.open_model import is_folder
+from hetrun.system import entry_points
 
 PEERS = ("llama.cpp",)
 LONG_S = 5.0  # a run that takes longer is tried once with each number of threads
@@ -135,7 +135,7 @@ class Peer:
 
 def _repacks() -> bool:
     """Whether llama.cpp may use its fastest layouts; where it was compiled wrong they end its process."""
-    service = points.named("services", "repacking")
+    service = entry_points.named("services", "repacking")
     try:
         return service is None or cast("Callable[[], bool]", service)()
     except BackendUnavailable:  # a version that hetrun does not know, and so has nothing to say about

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-from hetrun import child
 from hetrun.errors import HetrunError
+from hetrun.system import subprocesses
 
 GRACE_S = 5.0
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class Died(HetrunError):
     """A process ended in the middle of its work."""
 
     def __init__(self, name: str, code: int) -> None:
-        super().__init__(f"the process of {name} {child.ending(code)} in the middle of its work")
+        super().__init__(f"the process of {name} {subprocesses.ending(code)} in the middle of its work")
         self.name, self.code = name, code
 
     def __reduce__(self) -> tuple[type[Died], tuple[str, int]]:
@@ -36,7 +36,7 @@ class Process:
         that runs it; `name` is for people."""
         self.name = name
         # In a session of its own: it shall not hear Ctrl-C before we do.
-        self._process, ours = child.begin(code, out=2, own_session=True, prefix=prefix)
+        self._process, ours = subprocesses.begin(code, out=2, own_session=True, prefix=prefix)
         self._pipe = Connection(ours.detach())
         _as_important_as_we(self._process.pid)
 

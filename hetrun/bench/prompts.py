@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 
-from hetrun.chat.renderer import TemplateWorker
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
 from hetrun.llm import model_path
 from hetrun.loader.open_model import open_model
 from hetrun.loading import open_tokenizer, renderer, template_of
+from hetrun.text.chat.renderer import TemplateWorker
 
 WORD = re.compile(rb" [a-z]{2,9}")
 FEW = 64  # with fewer words than this a vocabulary has none to speak of, and texts are made of letters

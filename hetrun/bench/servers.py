@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from hetrun import child
 from hetrun.bench.driver import Endpoint, Refused
 from hetrun.bench.ours import spec_of
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.llm import model_path
 from hetrun.loader.open_model import is_folder
+from hetrun.system import subprocesses
 
 LLAMA_SERVER = "llama-server"
 POLL_S = 0.02
@@ -92,7 +92,9 @@ class Server:
         begin = time.monotonic()
         while time.monotonic() < begin + LOADING_S:
             if (code := self._process.poll()) is not None:
-                raise HetrunError(f"the server {child.ending(code)} before it answered: {self._last_words()}")
+                raise HetrunError(
+                    f"the server {subprocesses.ending(code)} before it answered: {self._last_words()}"
+                )
             with suppress(OSError, Refused):
                 connection = await self._endpoint.connect()
                 try:
@@ -111,7 +113,7 @@ class Server:
 def hetrun_serve(settings: Settings, folder: Path) -> Server:
     """`hetrun serve` with these settings on a socket in the folder."""
     endpoint = Endpoint(uds=folder / "hetrun.sock", key=settings.api_key)
-    command = child.python(
+    command = subprocesses.python(
         "from hetrun.cli import main; main()",
         "serve",
         "-m",

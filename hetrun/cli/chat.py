@@ -64,7 +64,7 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
 
     def models() -> list[Offered]:
         from hetrun.cli.inspection import size
-        from hetrun.hub.stores import stored
+        from hetrun.loader.hub.stores import stored
 
         found = stored(warn=lambda _: None)
         return [Offered(model.name, str(model.path), size(model.size)) for model in found]
@@ -74,7 +74,7 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
 
 def changed(settings: Settings, changes: Mapping[str, object], tell: Tell) -> Settings:
     """The same with some options as somebody has typed them; an OptionError if one makes no sense."""
-    from hetrun.hub.finding import find
+    from hetrun.loader.hub.resolve import find
 
     typed = Settings.resolve(environ={}, **changes)
     values = {name: getattr(typed, name) for name in changes}

@@ -12,7 +12,7 @@ import click
 
 from hetrun.cli import WRONG_INPUT, in_json
 from hetrun.doctor import Finding, State, examine
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 COLOURS: Mapping[State, str] = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
 SIGNS: Mapping[State, str] = {"ok": "ok", "note": "-", "warning": "!", "error": "no"}

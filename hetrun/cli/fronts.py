@@ -15,9 +15,9 @@ from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.found import Found, find_models
-from hetrun.lasting import all_of_this_lasts
 from hetrun.params import SamplingParams
 from hetrun.shelf import Shelf
+from hetrun.system.garbage_collection import all_of_this_lasts
 
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
 POLL_S = 0.1  # how often the bar looks at how far loading has come

@@ -12,17 +12,17 @@ import numpy as np
 
 from hetrun import anatomy
 from hetrun.anatomy import PARTS, LayerSize, Memory
-from hetrun.chat import ChatTemplate
 from hetrun.cli import in_json
 from hetrun.errors import printable
-from hetrun.formats.gguf_values import StringArray, Value
-from hetrun.hf import Setting
-from hetrun.hf_source import HfSource
 from hetrun.loader import tensor_list
+from hetrun.loader.formats.gguf_file import StringArray, Value
 from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.hf_mapping import Setting
+from hetrun.loader.hf_source import HfSource
 from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import Entry
-from hetrun.source import ModelSource
+from hetrun.text.chat import ChatTemplate
 
 WIDTH = 80
 SHOWN = 64  # elements of an array that JSON has, unless all are asked for

@@ -18,7 +18,7 @@ from hetrun.machines.costs import Model, model_of
 from hetrun.machines.files import open_machine
 from hetrun.machines.report import make_report, to_json, to_text
 from hetrun.machines.shapes import shape_of
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 MOST = 1 << 20  # sequences, and tokens of one: more would be a slip
 

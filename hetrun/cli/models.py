@@ -11,12 +11,12 @@ from pathlib import Path
 from hetrun.cli import in_json, say
 from hetrun.cli.inspection import size
 from hetrun.errors import UserError
-from hetrun.hub.fetching import Progress, fetch, not_here, offline
-from hetrun.hub.finding import find
-from hetrun.hub.names import wanted
-from hetrun.hub.removing import removal, remove
-from hetrun.hub.stores import stored
-from hetrun.visible import visible
+from hetrun.loader.hub.download import Progress, fetch, not_here, offline
+from hetrun.loader.hub.names import wanted
+from hetrun.loader.hub.remove import removal, remove
+from hetrun.loader.hub.resolve import find
+from hetrun.loader.hub.stores import stored
+from hetrun.system.terminal_text import visible
 
 
 def pull(name: str, forbidden: bool, as_json: bool) -> None:

@@ -85,7 +85,7 @@ def completions(name: str, begun: str) -> list[CompletionItem]:
     elif name == "spec":
         words = (*SPECULATION, "draft:")
     elif name == "backends":
-        from hetrun.points import points  # on use: looking through packages takes milliseconds
+        from hetrun.system.entry_points import points  # on use: looking through packages takes milliseconds
 
         words = sorted(points("backends"))
     return [CompletionItem(word) for word in words if word.startswith(begun)]

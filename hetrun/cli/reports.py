@@ -12,12 +12,12 @@ from hetrun.cli import OUR_FAULT, in_json, options
 from hetrun.cli.progress import Row, rows
 from hetrun.config import Settings
 from hetrun.config.values import names
-from hetrun.coresets import core_sets, in_ranges, to_text
 from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.llm import make_plan
 from hetrun.replies import cores_of, plan_json
-from hetrun.topology import this_machine
-from hetrun.visible import visible
+from hetrun.system.core_sets import core_sets, in_ranges, to_text
+from hetrun.system.cpu_topology import this_machine
+from hetrun.system.terminal_text import visible
 
 REFERENCE = "reference"
 

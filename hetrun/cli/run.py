@@ -17,7 +17,7 @@ from hetrun.events import Event, GenerateRequest, Streaming, TokenLogprob, accep
 from hetrun.llm import LLM
 from hetrun.params import SamplingParams
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds

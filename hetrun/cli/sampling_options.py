@@ -15,9 +15,9 @@ from hetrun import links
 from hetrun.cli.options import Several, spread
 from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
-from hetrun.files import read_text
 from hetrun.links import Parameter
 from hetrun.params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
+from hetrun.system.files import read_text
 
 HEADING = "Sampling, with defaults in brackets"
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
-from hetrun import points
 from hetrun.address import PORTS, Address, address
 from hetrun.batch.places import Away, Brought, Place, Places, Wanted
 from hetrun.batch.workers import Worker
 from hetrun.cli import say
 from hetrun.config import Settings
 from hetrun.errors import BackendUnavailable, HetrunError, OptionError, PluginError
+from hetrun.system import entry_points
 
 OURS = (*PORTS, "unix")  # schemes that packages cannot take over
 # Who brings places for a scheme, for whoever has not installed it.
@@ -40,10 +40,10 @@ async def elsewhere(urls: Sequence[str], settings: Settings) -> AsyncIterator[li
         yield places
 
 
-def _bringer(url: str) -> points.Point | None:
+def _bringer(url: str) -> entry_points.Point | None:
     """Who brings places for an address. What comes with hetrun is nobody else's."""
     scheme = url.partition(":")[0]
-    return None if scheme in OURS else points.find("workers", scheme)
+    return None if scheme in OURS else entry_points.find("workers", scheme)
 
 
 def _plain(url: str) -> Address:
@@ -53,7 +53,7 @@ def _plain(url: str) -> Address:
     except OptionError:
         if not colon or scheme in OURS or where[:1].isdecimal():  # a name and a port
             raise
-        known = [f"{name}:" for name in points.points("workers")]
+        known = [f"{name}:" for name in entry_points.points("workers")]
         others = f", or begin with {' or '.join(known)}, which packages bring" if known else ""
         mend = f"; for {scheme}: pip install {BRINGERS[scheme]}" if scheme in BRINGERS else ""
         raise OptionError(
@@ -62,16 +62,16 @@ def _plain(url: str) -> Address:
 
 
 @asynccontextmanager
-async def _brought(point: points.Point, where: str, wanted: Wanted) -> AsyncIterator[Sequence[Place]]:
+async def _brought(point: entry_points.Point, where: str, wanted: Wanted) -> AsyncIterator[Sequence[Place]]:
     """A package's places. Whatever it raises that is not for people is said of it."""
 
     def fault(why: str | BaseException) -> PluginError:
-        said = why if isinstance(why, str) else points.in_words(why)
-        return PluginError(f"{points.KINDS[point.group]} {point.name}:{where}", point.whose, said)
+        said = why if isinstance(why, str) else entry_points.in_words(why)
+        return PluginError(f"{entry_points.KINDS[point.group]} {point.name}:{where}", point.whose, said)
 
     ours: BaseException | None = None
     try:
-        async with cast(Places, points.load(point))(where, wanted) as found:
+        async with cast(Places, entry_points.load(point))(where, wanted) as found:
             places = [Brought(place, fault) for place in found]
             if not places:
                 raise fault("it has no place that answers")
@@ -82,7 +82,7 @@ async def _brought(point: points.Point, where: str, wanted: Wanted) -> AsyncIter
                 raise
     except HetrunError:
         raise
-    except points.FAILURES as error:
+    except entry_points.FAILURES as error:
         if error is ours:
             raise
         raise fault(error) from error

@@ -17,7 +17,7 @@ from typing import Any
 from hetrun.config import values
 from hetrun.config.values import parse_size as parse_size
 from hetrun.errors import OptionError, UserError
-from hetrun.files import read_text
+from hetrun.system.files import read_text
 
 PREFIX = "HETRUN_"
 CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that is no option

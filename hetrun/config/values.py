@@ -158,7 +158,7 @@ class Choice:
         """All that are taken here."""
         if not self.group:
             return self.allowed
-        from hetrun.points import points  # on use: looking through packages takes milliseconds
+        from hetrun.system.entry_points import points  # on use: looking through packages takes milliseconds
 
         return (*self.allowed, *points(self.group))
 

@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun import points
 from hetrun.errors import BackendUnavailable
-from hetrun.quant import QuantType
+from hetrun.graph.quant import QuantType
+from hetrun.system import entry_points
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -48,7 +48,7 @@ def packed(x: F32, quant: QuantType) -> U8:
 
 
 def _by_service(x: F32, quant: QuantType) -> U8:
-    found = cast("Quantiser | None", points.named("services", "quantise"))
+    found = cast("Quantiser | None", entry_points.named("services", "quantise"))
     if found is None:
         raise BackendUnavailable("nothing provides hetrun.services:quantise; reinstall hetrun")
     out = np.empty((len(x), quant.row_bytes(x.shape[1])), np.uint8)

@@ -12,7 +12,7 @@ from hetrun.backend import Available, Backend, Descriptor
 from hetrun.conformance.running import REFERENCE, Trial, build, outcome, reference, threads_for, tried
 from hetrun.conformance.table import CASES, Case
 from hetrun.errors import BackendUnavailable
-from hetrun.points import FAILURES, in_words
+from hetrun.system.entry_points import FAILURES, in_words
 
 # Of a backend: it was tried; it is what the others are compared with; it cannot work here, or says so; it
 # should work and cannot be used; it takes no single ops.

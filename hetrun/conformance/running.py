@@ -17,11 +17,11 @@ from hetrun.conformance.packing import random_weights
 from hetrun.conformance.table import EXACT, FLOORS, Case
 from hetrun.errors import BackendError
 from hetrun.graph import Constant, Extent, KvShape, Op, Rows, Value, Weight
+from hetrun.graph.ops import Attention
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
-from hetrun.points import FAILURES, in_words
-from hetrun.quant import by_name
-from hetrun.reader import FileReader
+from hetrun.loader.weight_reader import FileReader
+from hetrun.system.entry_points import FAILURES, in_words
 
 REFERENCE = "reference"
 MOST = 64  # tokens that a sequence gets at once

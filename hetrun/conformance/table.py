@@ -9,8 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetrun.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
-from hetrun.quant import by_name
+from hetrun.graph.ops import (
+    NONE,
+    Attention,
+    Attrs,
+    Gelu,
+    LayerNorm,
+    Moe,
+    Positions,
+    RmsNorm,
+    Rope,
+    Scale,
+    Softcap,
+)
+from hetrun.graph.quant import by_name
 
 # Of the result, as a part of its mean square: what rounding the activations to 8 bits, or the KV rows to the
 # type, may cost. Float types only round what is multiplied.

@@ -10,8 +10,8 @@ from typing import Any
 from hetrun.conformance.report import Cell, Column, Report
 from hetrun.conformance.table import MATRICES
 from hetrun.errors import printable
-from hetrun.ops import OPS
-from hetrun.quant import QUANTS
+from hetrun.graph.ops import OPS
+from hetrun.graph.quant import QUANTS
 
 MOST_NAMED = 6  # types in a sentence
 IN_COLUMNS = ("tried", "broken", "oracle")

@@ -18,23 +18,23 @@ from typing import cast
 
 import numpy as np
 
-from hetrun import points
 from hetrun.convert import recipe as recipes
 from hetrun.convert import tokenizer
 from hetrun.convert.recipe import Form, Recipe, Shape
 from hetrun.convert.stream import Job, convert
 from hetrun.convert.writer import ALIGNMENT_KEY, MetaValue, Tensor, check_target, target_path, write_model
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
-from hetrun.formats.gguf_values import StringArray, shown
 from hetrun.graph import Weight
-from hetrun.hf import Change, Setting
-from hetrun.hf_source import HfSource
+from hetrun.graph.quant import Bytes, Floats, QuantType
 from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.formats.gguf_file import StringArray, shown
 from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.hf_mapping import Change, Setting
+from hetrun.loader.hf_source import HfSource
 from hetrun.loader.open_model import open_model
-from hetrun.quant import Bytes, Floats, QuantType
-from hetrun.source import ModelSource
-from hetrun.tokenizer import open_vocabulary
+from hetrun.loader.source import ModelSource
+from hetrun.system import entry_points
+from hetrun.text.tokenizer import open_vocabulary
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 HEEDS_WINDOWS = ("gemma3",)  # the architectures whose sliding window llama.cpp heeds, of ours
@@ -223,7 +223,7 @@ def _copied(source: GGUFModel) -> dict[str, MetaValue]:
 
 def quantise(quant: QuantType, x: Floats) -> Bytes:
     """Float32 rows as rows of a type: by ggml's own routine where it is installed."""
-    service = points.named("services", "quantise")
+    service = entry_points.named("services", "quantise")
     if service is not None and quant.name != "F32":
         out = np.empty((x.shape[0], quant.row_bytes(x.shape[1])), np.uint8)
         try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrun.errors import OptionError
-from hetrun.quant import QuantType, by_name
+from hetrun.graph.quant import QuantType, by_name
 
 Shape = tuple[int, ...]  # rows first
 

@@ -26,15 +26,15 @@ from hetrun.convert.writer import (
     write_model,
 )
 from hetrun.errors import OptionError
-from hetrun.formats.gguf_values import GGUFFile, TensorInfo
 from hetrun.fusing import Common, kin
 from hetrun.graph import Extent, Graph, Op
+from hetrun.graph.quant import Bytes
 from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.formats.gguf_file import GGUFFile, TensorInfo
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import is_folder, open_model
-from hetrun.quant import Bytes
-from hetrun.reader import FileReader
-from hetrun.stamp import Stamp
+from hetrun.loader.weight_reader import FileReader
+from hetrun.system.file_identity import Stamp
 
 ALIGNMENT = 4096  # what direct reads ask of offsets, on any disk
 PIECE_BYTES = 4 << 20  # copied in one go

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
-from hetrun.hf import AddOne, Change, Interleave
-from hetrun.quant import Bytes, Floats, QuantType
-from hetrun.reader import FileReader
+from hetrun.graph.quant import Bytes, Floats, QuantType
+from hetrun.loader.hf_mapping import AddOne, Change, Interleave
+from hetrun.loader.weight_reader import FileReader
 
 SLICE_WEIGHTS = 1 << 20  # converted in one go: tens of milliseconds, and 4 MiB as floats
 

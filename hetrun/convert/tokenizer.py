@@ -12,9 +12,9 @@ import numpy as np
 from hetrun.convert import pretokenizers
 from hetrun.convert.writer import MetaValue
 from hetrun.errors import ModelFileError, OptionError
-from hetrun.formats.huggingface import Folder
-from hetrun.hf_vocabulary import MAX_BEYOND, library, read_tokenizer
-from hetrun.source import Vocabulary
+from hetrun.loader.formats.hf_folder import Folder
+from hetrun.loader.source import Vocabulary
+from hetrun.text.hf_tokenizer import MAX_BEYOND, library, read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

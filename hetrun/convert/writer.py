@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import OptionError
-from hetrun.quant import Bytes, QuantType
+from hetrun.graph.quant import Bytes, QuantType
 
 ALIGNMENT = 32  # of a file that does not say another
 ALIGNMENT_KEY = "general.alignment"

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetrun.config import dirs
-from hetrun.files import read_text
 from hetrun.forecast.cells import Cell, Size, size_of
 from hetrun.forecast.work import Work
+from hetrun.system.files import read_text
 
 FORMAT = 1
 MOST_BYTES = 8 << 20  # of a file

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import cast
 
-from hetrun import points
 from hetrun.errors import HetrunError, ModelFileError, PluginError
 from hetrun.graph import Architecture, Graph, GraphBuilder
-from hetrun.source import ModelSource
+from hetrun.loader.source import ModelSource
+from hetrun.system import entry_points
 
 MODELS = "hetrun.models"
 
@@ -25,15 +25,17 @@ def own_model(name: str = "") -> ModuleType:
 
 def build_graph(source: ModelSource, context: int | None = None) -> Graph:
     """The forward step of a model for sequences up to `context` tokens."""
-    point = points.find("models", source.architecture)
+    point = entry_points.find("models", source.architecture)
     try:
         return architecture_of(source).build(GraphBuilder(source, context), source)
     except HetrunError:
         raise
-    except points.FAILURES as e:
-        if point is None or point in points.left_out():
+    except entry_points.FAILURES as e:
+        if point is None or point in entry_points.left_out():
             raise
-        raise points.leave_out(point, f"it cannot build {source.name[:80]!r}: {points.in_words(e)}", e) from e
+        raise entry_points.leave_out(
+            point, f"it cannot build {source.name[:80]!r}: {entry_points.in_words(e)}", e
+        ) from e
 
 
 def is_known(architecture: str) -> bool:
@@ -51,14 +53,14 @@ def _is_ours(architecture: str) -> bool:
 
 def plugged(architecture: str, has: str = "build") -> Architecture | None:
     """A plugin's architecture that has a function; None where there is none, or where it was left out."""
-    point = points.find("models", architecture)
+    point = entry_points.find("models", architecture)
     try:
-        found = points.load(point) if point else None
+        found = entry_points.load(point) if point else None
     except PluginError:
         return None
     if point is None or callable(getattr(found, has, None)):
         return cast("Architecture | None", found)
-    points.leave_out(point, f"{point.entry.value} has no function {has}")
+    entry_points.leave_out(point, f"{point.entry.value} has no function {has}")
     return None
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetrun.errors import ModelFileError
-from hetrun.formats.gguf import GGUFFile, TensorInfo
 from hetrun.graph import Extent, Weight
-from hetrun.pooling import Pooling
-from hetrun.quant import QuantType
-from hetrun.source import POOLINGS, recommended
-from hetrun.stamp import Stamp
+from hetrun.graph.pooling import Pooling
+from hetrun.graph.quant import QuantType
+from hetrun.loader.formats.gguf import GGUFFile, TensorInfo
+from hetrun.loader.source import POOLINGS, recommended
+from hetrun.system.file_identity import Stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from hetrun import points
 from hetrun.errors import ModelFileError
-from hetrun.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
-from hetrun.source import ModelSource
+from hetrun.loader.source import ModelSource
+from hetrun.system import entry_points
 
 
 def is_folder(path: Path) -> bool:
@@ -22,18 +22,20 @@ def is_folder(path: Path) -> bool:
 def open_model(path: Path) -> ModelSource:
     """Read what is known of a model without its weights."""
     if is_folder(path):
-        from hetrun.hf_source import open_folder  # on use: most models are GGUF files
+        from hetrun.loader.hf_source import open_folder  # on use: most models are GGUF files
 
         return open_folder(path)
-    if point := points.find("sources", path.suffix.removeprefix(".")):
+    if point := entry_points.find("sources", path.suffix.removeprefix(".")):
         return _read_by(point, path)
     file = read_gguf(path)
     return GGUFModel(file, file.require_str("general.architecture"))
 
 
-def _read_by(point: points.Point, path: Path) -> ModelSource:
+def _read_by(point: entry_points.Point, path: Path) -> ModelSource:
     """What a plugin's reader makes of a file."""
-    read = cast("Callable[[Path], ModelSource]", points.load(point))
+    read = cast("Callable[[Path], ModelSource]", entry_points.load(point))
     whose = f"the reader {point.name} of {point.whose}"
-    with points.blamed(lambda e: ModelFileError(str(path), f"{whose} fails: {points.in_words(e)}")):
+    with entry_points.blamed(
+        lambda e: ModelFileError(str(path), f"{whose} fails: {entry_points.in_words(e)}")
+    ):
         return read(path)

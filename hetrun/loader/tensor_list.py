@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from hetrun.graph import Extent
+from hetrun.graph.quant import QuantType
 from hetrun.loader.gguf_source import GGUFModel
-from hetrun.quant import QuantType
-from hetrun.source import ModelSource
+from hetrun.loader.source import ModelSource
 
 
 @dataclass(frozen=True, slots=True)

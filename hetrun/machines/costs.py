@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrun.graph import Graph, Op, Value
+from hetrun.graph.ops import Attention, Moe, flops
 from hetrun.machines.machine import Device
-from hetrun.ops import Attention, Moe, flops
 
 HALF = 2  # bytes of a number in float16 or bfloat16: activations, keys and values
 

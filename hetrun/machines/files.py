@@ -33,8 +33,8 @@ from typing import cast
 
 from hetrun.config import values
 from hetrun.errors import OptionError
-from hetrun.files import read_text
 from hetrun.machines.machine import Device, Disk, Kind, Link, Machine
+from hetrun.system.files import read_text
 
 BEDS = Path(__file__).with_name("beds")
 MOST_FILE = 1 << 13  # bytes; tomllib needs time by the square of a key's dots: more would take seconds

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from hetrun.config import values
 from hetrun.errors import OptionError
 from hetrun.graph import Architecture, Graph, GraphBuilder, Weight
-from hetrun.hf import Config
-from hetrun.quant import QUANTS, QuantType, by_name
+from hetrun.graph.quant import QUANTS, QuantType, by_name
+from hetrun.loader.hf_mapping import Config
 
 
 @dataclass(frozen=True, slots=True)

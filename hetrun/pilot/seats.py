@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hetrun.coresets import CoreSet
 from hetrun.forecast import Forecast
-from hetrun.forms import Unit
+from hetrun.graph.signature import Unit
 from hetrun.pilot.setup import Setup
 from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.probe import Prober
 from hetrun.planner.residency import Copy
 from hetrun.planner.trials import HOME_SAMPLES, Trial
-from hetrun.seating import chosen
+from hetrun.system.core_sets import CoreSet
+from hetrun.system.thread_affinity import chosen
 
 WORTH = 0.97  # a set must be so much faster than leaving threads to the system, which knows what else runs
 

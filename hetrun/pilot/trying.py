@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from hetrun.backend import Backend
 from hetrun.executor import Executor
 from hetrun.forecast import Work
-from hetrun.forms import of_wanted_rows
 from hetrun.graph import Op
+from hetrun.graph.signature import of_wanted_rows
 from hetrun.plan import BUCKETS, Plan
 from hetrun.planner.online import Now, OnlinePlanner
 from hetrun.planner.probe import Prober

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hetrun.errors import OptionError
-from hetrun.forms import form_of
 from hetrun.graph import Graph, Op, in_scope
+from hetrun.graph.signature import form_of
 from hetrun.plan import Placement
 
 ENUMERATED = 16  # operations; with more there are too many assignments to look at each

@@ -21,9 +21,9 @@ from itertools import product
 from hetrun.backend import Backend, Precision, Segment
 from hetrun.errors import OptionError
 from hetrun.forecast import Forecast, Work
-from hetrun.forms import coarse
 from hetrun.graph import Graph
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
+from hetrun.graph.signature import coarse
 from hetrun.plan import BUCKETS, Expected, Plan, PlanSet, make_plans
 from hetrun.planner.balance import Link, Migration
 from hetrun.planner.closeness import PRICE

@@ -7,8 +7,8 @@ from math import exp, log, log2
 
 from hetrun.backend import Backend, Segment
 from hetrun.forecast import Cell, Forecast, Work
-from hetrun.forms import Forms, Unit, coarse, of_wanted_rows
 from hetrun.graph import Op
+from hetrun.graph.signature import Forms, Unit, coarse, of_wanted_rows
 from hetrun.planner.placing import Chain
 
 CALL = "call_s"  # the fact: what one segment more costs

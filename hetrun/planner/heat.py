@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Floats
 from hetrun.graph import Op
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
 from hetrun.planner.balance import Operation
 from hetrun.planner.online import Likely
 

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetrun.backend import Backend, Floats, WeightUse
-from hetrun.forms import coarse
 from hetrun.graph import spelled
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
+from hetrun.graph.sharding import Share
+from hetrun.graph.signature import coarse
 from hetrun.plan import Placement, Plan
 from hetrun.planner.balance import Operation
 from hetrun.planner.heat import Rates, Seconds, heat_of, mixture_of
 from hetrun.planner.online import Likely
 from hetrun.planner.sides import At, Sides
 from hetrun.planner.two import Candidate, Split, Taken
-from hetrun.shares import Share
 
 WORTH = 0.03  # of a mixture's time: what other experts there must bring
 SPARE = 1 / 8  # of the room, if there are many layers: free for others to come beside what is there

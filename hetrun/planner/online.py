@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from hetrun.backend import Backend, Floats, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast, Work
-from hetrun.forms import units
 from hetrun.graph import Graph
+from hetrun.graph.signature import units
 from hetrun.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.closeness import closer
 from hetrun.planner.costs import Costs, longest

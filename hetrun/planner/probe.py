@@ -30,10 +30,10 @@ from hetrun.backend import (
 )
 from hetrun.errors import BudgetError
 from hetrun.forecast import Forecast
-from hetrun.forms import Unit, form_of
 from hetrun.graph import Graph, Op, Value
+from hetrun.graph.ops import Attention
+from hetrun.graph.signature import Unit, form_of
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
 from hetrun.plan import segment_of
 from hetrun.planner.costs import CALL
 from hetrun.planner.trials import LINK, Trial

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from hetrun import points
 from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph
 from hetrun.plan import BUCKETS, Buckets, Placement
+from hetrun.system import entry_points
 
 OWN = ("measured", "static")  # hetrun's planners, which are no rules
 
@@ -35,17 +35,19 @@ class Rule(Protocol):
 
 def buckets_by(name: str, task: Task) -> Buckets:
     """What the rule of that name says. PluginError: it is left out, and whoever asked for it must know."""
-    point = points.find("planners", name)
+    point = entry_points.find("planners", name)
     if point is None:
         raise OptionError(f"there is no planner {name!r}; there are {', '.join(known())}")
-    rule = cast(Rule, points.load(point))
-    with points.blamed(lambda e: points.leave_out(point, f"it made no plan: {points.in_words(e)}", e)):
+    rule = cast(Rule, entry_points.load(point))
+    with entry_points.blamed(
+        lambda e: entry_points.leave_out(point, f"it made no plan: {entry_points.in_words(e)}", e)
+    ):
         return _checked(rule(task))
 
 
 def known() -> list[str]:
     """The names that --planner takes."""
-    return [*OWN, *points.points("planners")]
+    return [*OWN, *entry_points.points("planners")]
 
 
 def _checked(said: Mapping[str, tuple[int, Sequence[Placement]]]) -> Buckets:

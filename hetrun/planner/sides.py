@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from hetrun.backend import FLOAT_BYTES, Backend, Floats, Segment
 from hetrun.errors import OptionError
 from hetrun.forecast import Cell, Forecast, Work
-from hetrun.forms import coarse
 from hetrun.graph import Graph, Op
-from hetrun.ops import Attention, Moe
+from hetrun.graph.ops import Attention, Moe
+from hetrun.graph.signature import coarse
 from hetrun.plan import Plan, bucket_of
 from hetrun.planner.balance import PARTS, Operation, operations
 from hetrun.planner.costs import MOST_SAVED, NEAR, Costs, distance, size_of

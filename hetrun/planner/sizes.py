@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from hetrun.backend import Backend
-from hetrun.forms import Unit
+from hetrun.graph.signature import Unit
 from hetrun.plan import PlanSet
 from hetrun.planner.residency import Copy
 

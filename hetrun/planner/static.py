@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
-from hetrun.ops import flops
+from hetrun.graph.ops import flops
 from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, make_plans, place, share_out
 from hetrun.planner.rules import Task, buckets_by
 from hetrun.planner.wishes import Machine, Wishes

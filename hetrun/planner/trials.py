@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetrun.forecast import Work
-from hetrun.forms import Unit, form_of, of_wanted_rows
 from hetrun.graph import Graph, Op
-from hetrun.ops import Attention
+from hetrun.graph.ops import Attention
+from hetrun.graph.signature import Unit, form_of, of_wanted_rows
 from hetrun.planner.costs import FEW
 
 TOKENS = (1, 4, 16, 64, 512)  # of one sequence

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetrun.forms import coarse
 from hetrun.graph import Op
-from hetrun.ops import Attention, Moe
+from hetrun.graph.ops import Attention, Moe
+from hetrun.graph.sharding import Kind, Share
+from hetrun.graph.signature import coarse
 from hetrun.plan import Placement, Plan
 from hetrun.planner.balance import SCORE, Operation, balance, placements
 from hetrun.planner.sides import PRODUCTS, At, Cost, Sides
-from hetrun.shares import Kind, Share
 
 WORTH = 0.03  # of an operation's time: what sharing it out must bring
 PIECES = (16, 8, 4, 2)  # that rows are shared out in, so that plans for several sizes share what they hold

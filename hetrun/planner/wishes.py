@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetrun import coresets, topology
 from hetrun.backend import Precision
 from hetrun.planner.rules import OWN
+from hetrun.system import core_sets, cpu_topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +59,5 @@ class Options:
 
 def this_machine() -> Machine:
     """What this process may use of it, within a container's limits."""
-    tree = topology.this_machine()
-    return Machine(tree.threads, coresets.counts(tree), coresets.wide(tree))
+    tree = cpu_topology.this_machine()
+    return Machine(tree.threads, core_sets.counts(tree), core_sets.wide(tree))

@@ -23,9 +23,9 @@ import numpy as np
 
 from hetrun.config import dirs
 from hetrun.errors import ModelFileError
-from hetrun.files import open_regular
 from hetrun.forecast import Forecast
 from hetrun.prefetch.opened import go_direct
+from hetrun.system.files import open_regular
 
 MIB = 1 << 20
 MEASURE_S = 0.3  # about what measuring may take...

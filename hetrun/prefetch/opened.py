@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Mapping
 
 from hetrun.errors import ModelFileError
-from hetrun.files import open_regular
 from hetrun.graph import Extent, Weight
 from hetrun.prefetch.ring import PAGE, File
-from hetrun.stamp import Stamp, unchanged
+from hetrun.system.file_identity import Stamp, unchanged
+from hetrun.system.files import open_regular
 
 
 class OpenFiles:

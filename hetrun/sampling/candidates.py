@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hetrun.sampling.draw import Doubles, Floats, draw, uniform, weights
+from hetrun.sampling.rng import Doubles, Floats, draw, uniform, weights
 
 Ints: TypeAlias = npt.NDArray[np.intp]
 

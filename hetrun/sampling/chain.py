@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from hetrun.params import SamplingParams
-from hetrun.sampling import rules
-from hetrun.sampling.brought import brought
+from hetrun.sampling import filters
 from hetrun.sampling.candidates import Rule
 from hetrun.sampling.dry import Dry, Encode, find_breakers
 from hetrun.sampling.penalties import penalties
+from hetrun.sampling.plugin_rules import brought
 
 Pieces = Callable[[], Sequence[bytes]]
 
@@ -50,10 +50,10 @@ def _rules(name: str, setting: Setting) -> Sequence[Rule]:
 
 def is_greedy(rule: Rule) -> bool:
     """Whether it leaves nothing but the best."""
-    return isinstance(rule, partial) and rule.func is rules.temperature and rule.keywords["value"] == 0
+    return isinstance(rule, partial) and rule.func is filters.temperature and rule.keywords["value"] == 0
 
 
-KEEP_THE_BEST = {rules.top_k, rules.top_p, rules.min_p, rules.top_n_sigma}
+KEEP_THE_BEST = {filters.top_k, filters.top_p, filters.min_p, filters.top_n_sigma}
 
 
 def _penalties(s: Setting) -> list[Rule]:
@@ -82,26 +82,26 @@ def _dry(s: Setting) -> list[Rule]:
 
 
 def _top_n_sigma(s: Setting) -> list[Rule]:
-    return [partial(rules.top_n_sigma, n=s.params.top_n_sigma)] if s.params.top_n_sigma > 0 else []
+    return [partial(filters.top_n_sigma, n=s.params.top_n_sigma)] if s.params.top_n_sigma > 0 else []
 
 
 def _top_k(s: Setting) -> list[Rule]:
-    return [partial(rules.top_k, k=s.params.top_k)] if s.params.top_k > 0 else []
+    return [partial(filters.top_k, k=s.params.top_k)] if s.params.top_k > 0 else []
 
 
 def _typ_p(s: Setting) -> list[Rule]:
     p = s.params
-    return [partial(rules.typical_p, p=p.typical_p, min_keep=p.min_keep)] if p.typical_p < 1 else []
+    return [partial(filters.typical_p, p=p.typical_p, min_keep=p.min_keep)] if p.typical_p < 1 else []
 
 
 def _top_p(s: Setting) -> list[Rule]:
     p = s.params
-    return [partial(rules.top_p, p=p.top_p, min_keep=p.min_keep)] if p.top_p < 1 else []
+    return [partial(filters.top_p, p=p.top_p, min_keep=p.min_keep)] if p.top_p < 1 else []
 
 
 def _min_p(s: Setting) -> list[Rule]:
     p = s.params
-    return [partial(rules.min_p, p=p.min_p, min_keep=p.min_keep)] if p.min_p > 0 else []
+    return [partial(filters.min_p, p=p.min_p, min_keep=p.min_keep)] if p.min_p > 0 else []
 
 
 def _xtc(s: Setting) -> list[Rule]:
@@ -109,7 +109,7 @@ def _xtc(s: Setting) -> list[Rule]:
     if p.xtc_probability == 0 or p.xtc_threshold > 0.5:
         return []
     chance, bar = p.xtc_probability, p.xtc_threshold
-    return [partial(rules.xtc, probability=chance, threshold=bar, min_keep=p.min_keep)]
+    return [partial(filters.xtc, probability=chance, threshold=bar, min_keep=p.min_keep)]
 
 
 def _temperature(s: Setting) -> list[Rule]:
@@ -117,11 +117,11 @@ def _temperature(s: Setting) -> list[Rule]:
     if around == 0:
         return one_temperature(s.temperature)
     least, most = max(s.temperature - around, 0.0), s.temperature + around
-    return [partial(rules.dynamic_temperature, least=least, most=most, exponent=exponent)]
+    return [partial(filters.dynamic_temperature, least=least, most=most, exponent=exponent)]
 
 
 def one_temperature(value: float) -> list[Rule]:
-    return [] if value == 1 else [partial(rules.temperature, value=value)]
+    return [] if value == 1 else [partial(filters.temperature, value=value)]
 
 
 # By llama.cpp's names.

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from hetrun.sampling.draw import Floats, masses
-from hetrun.sampling.pruning import best, check_peak
+from hetrun.sampling.rng import Floats, masses
+from hetrun.sampling.top_k import best, check_peak
 
 Scores: TypeAlias = tuple[float, tuple[tuple[int, float], ...]]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hetrun.params import SamplingParams
 from hetrun.sampling.candidates import Candidates
-from hetrun.sampling.pruning import best
+from hetrun.sampling.top_k import best
 
 LOOKED_AT = 100  # of so many best tokens the first version estimates the distribution's shape
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hetrun.sampling.draw import Floats
+from hetrun.sampling.rng import Floats
 
 if TYPE_CHECKING:
-    from hetrun.sampling.few import Usual
+    from hetrun.sampling.fast_path import Usual
 
-NAME = "greatest.so"  # beside this file
+NAME = "top_logits.so"  # beside this file
 VERSION = 2  # of their arguments
 MOST = 128  # values that they may be asked for
 NOTHING = -1  # there is something in the row that others must explain

@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import BackendError, OptionError
-from hetrun.greatest import Best
+from hetrun.graph.top_logits import Best
 from hetrun.params import SamplingParams, temperature_of
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_temperature
-from hetrun.sampling.draw import Floats
 from hetrun.sampling.dry import Encode
-from hetrun.sampling.few import Usual, usual
+from hetrun.sampling.fast_path import Usual, usual
+from hetrun.sampling.interface import Choice, Constraint, Sampler
 from hetrun.sampling.logprobs import of_token
 from hetrun.sampling.mirostat import Mirostat, make_mirostat
 from hetrun.sampling.native import greatest
-from hetrun.sampling.pruning import check_peak, leaders
-from hetrun.sampling.roles import Choice, Constraint, Sampler
+from hetrun.sampling.rng import Floats
+from hetrun.sampling.top_k import check_peak, leaders
 
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's
 

@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrun import __version__
-from hetrun.chat.toolcalls.pieces import Piece
 from hetrun.errors import DeadlineExceeded
 from hetrun.events import Event, ModelInfo, TokenLogprob
 from hetrun.server import several
@@ -25,6 +24,7 @@ from hetrun.server.service import Service
 from hetrun.server.several import Numbered
 from hetrun.server.sse import EventStream
 from hetrun.server.tools import ChoiceReader
+from hetrun.text.tool_parsers.parts import Piece
 
 LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 
 from hetrun.server.errors import ApiError
-from hetrun.strictjson import parsed
+from hetrun.system.strict_json import parsed
 
 MAX_BYTES = 32 * 2**20
 MOST_S = 60.0  # for the whole body: whoever sends half of one and falls silent holds a place

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, Thought
 from hetrun.events import Event, TokenLogprob, Usage
 from hetrun.events import Message as Said
 from hetrun.server import scores
@@ -18,6 +17,7 @@ from hetrun.server.errors import ApiError
 from hetrun.server.items import Call, Item, Message, Reasoning, Telling, with_list
 from hetrun.server.jsontext import json_text
 from hetrun.server.orders import Order
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
 
 # The words that OpenAI has for what ends a response; what else went wrong was the prompt.
 CODES = {"server_error": "server_error", "rate_limit_error": "rate_limit_exceeded"}

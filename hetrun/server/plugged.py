@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetrun import hooked
 from hetrun.errors import HetrunError
-from hetrun.points import FAILURES, Point, in_words
 from hetrun.server.errors import FINAL, ApiError
 from hetrun.server.service import Service
+from hetrun.system.entry_points import FAILURES, Point, in_words
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.chat.messages import plain
 from hetrun.errors import OptionError
 from hetrun.events import Message as Said
 from hetrun.events import ModelInfo
@@ -34,6 +33,7 @@ from hetrun.server.outputs import Head
 from hetrun.server.scores import MOST_TOP, Wanted
 from hetrun.server.service import Service
 from hetrun.server.sse import NamedEvents
+from hetrun.text.chat.messages import plain
 
 OWN = (
     *("input", "instructions", "max_output_tokens", "text", "reasoning", "previous_response_id"),

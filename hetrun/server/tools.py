@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetrun.chat.answers import AnswerReader
-from hetrun.chat.thoughts import MARKS, ThoughtSplitter
-from hetrun.chat.toolcalls import forced
-from hetrun.chat.toolcalls.formats import FORMATS
-from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, Thought
-from hetrun.chat.toolcalls.reader import CallReader
 from hetrun.events import Event, ModelInfo
 from hetrun.params import SamplingParams
 from hetrun.server.errors import ApiError
 from hetrun.server.service import Service
 from hetrun.server.toolschemas import Tools
+from hetrun.text.chat.answer_parser import AnswerReader
+from hetrun.text.chat.reasoning import MARKS, ThoughtSplitter
+from hetrun.text.tool_parsers import forced_calls
+from hetrun.text.tool_parsers.formats import FORMATS
+from hetrun.text.tool_parsers.parser import CallReader
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
 
 Json = dict[str, object]
 
@@ -56,7 +56,7 @@ class Reading:
             return None
         place, inner, reason = found.groups()
         wanted, where = self.tools.wanted, "tools"
-        if place is not None and forced.in_order(self.format):
+        if place is not None and forced_calls.in_order(self.format):
             if int(place) >= len(wanted):  # of the form that the answer has where it is no call
                 return None
             where = f"{wanted[int(place)].place}.function.parameters"
@@ -94,18 +94,18 @@ def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
         return None
     schemas = {tool.name: tool.parameters for tool in tools.wanted}
     if tools.choice == "required":
-        return forced.calls(how.format, schemas, tools.parallel, how.thought if thinks else "")
+        return forced_calls.calls(how.format, schemas, tools.parallel, how.thought if thinks else "")
     if params.json_schema is not None:
         schema = json.loads(str(params.json_schema))
         if schema is False:  # which nothing fits: said where it is compiled by itself
             return None
-        calls = forced.calls(how.format, schemas, tools.parallel)
+        calls = forced_calls.calls(how.format, schemas, tools.parallel)
         form = json.dumps({"json": {} if schema is True else schema}, ensure_ascii=False)
         return f'{{"any": [{calls}, {form}]}}'
     if params.structure is None and any(tool.strict for tool in tools.all):
         loose: Mapping[str, Any] = {"additionalProperties": True}
         checked = {tool.name: tool.parameters if tool.strict else loose for tool in tools.all}
-        return forced.when_begun(how.format, checked, tools.parallel)
+        return forced_calls.when_begun(how.format, checked, tools.parallel)
     return None
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from reprlib import repr as short
 from typing import Any, Literal
 
-from hetrun.chat.messages import plain
 from hetrun.errors import OptionError
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, flag
+from hetrun.text.chat.messages import plain
 
 NAMES = ("tools", "tool_choice", "functions", "function_call")
 MOST_TOOLS = 128

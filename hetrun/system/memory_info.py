@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetrun.cgroups import memory_limit
-from hetrun.sysfiles import lines_of
+from hetrun.system.cgroups import memory_limit
+from hetrun.system.sysfs import lines_of
 from hetrun.system.units import size_in_words
 
 

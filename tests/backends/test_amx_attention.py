@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hetrun.backend import Pass, SequencePart
 from hetrun.backends.reference.attention import attention
 from hetrun.graph import KvShape, Op, Rows, Value
+from hetrun.graph.ops import Attention
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
-from hetrun.quant import by_name
 from tests.support.examples import examples
 from tests.support.tiers import first
 

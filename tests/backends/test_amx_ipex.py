@@ -13,8 +13,8 @@ from hetrun.backend import Unavailable, WeightUse
 from hetrun.backends import amx
 from hetrun.backends.amx.sizes import bytes_of, has_blocks
 from hetrun.graph import Constant, Weight
-from hetrun.quant import by_name
-from hetrun.reader import FileReader
+from hetrun.graph.quant import by_name
+from hetrun.loader.weight_reader import FileReader
 
 if TYPE_CHECKING:
     from torch import Tensor

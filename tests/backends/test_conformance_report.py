@@ -31,10 +31,10 @@ from hetrun.conformance.table import CASES, MATRICES
 from hetrun.conformance.vetting import cases_for, faults
 from hetrun.conformance.words import to_json, to_text
 from hetrun.graph import Op
+from hetrun.graph.ops import OPS
+from hetrun.graph.quant import QUANTS
 from hetrun.interpreting import InterpretingBackend, OpFunction
 from hetrun.kv import KvCache
-from hetrun.ops import OPS
-from hetrun.quant import QUANTS
 from tests.cli.test_cli import Run, run
 
 __all__ = ["run"]  # a fixture

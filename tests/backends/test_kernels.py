@@ -20,9 +20,9 @@ from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.backends.llamacpp.kernels import FIELDS, LEVELS, Kernels, Layer, PassPart, partial_size
 from hetrun.backends.reference.attention import attend, attention
 from hetrun.graph import KvShape, Op, Value
+from hetrun.graph.ops import Attention
+from hetrun.graph.quant import QuantType, by_name
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
-from hetrun.quant import QuantType, by_name
 
 AT_ONCE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 BUILT = module.kernels()

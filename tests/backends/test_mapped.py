@@ -32,10 +32,10 @@ from hetrun.conformance.running import prepared
 from hetrun.conformance.table import EXACT, Case, Company, single
 from hetrun.errors import BackendError, Cancelled, ModelFileError
 from hetrun.graph import Constant, Extent, Op, Value, Weight, stack
-from hetrun.ops import NONE, Moe
-from hetrun.quant import by_name
-from hetrun.reader import FileReader
-from hetrun.stamp import Stamp
+from hetrun.graph.ops import NONE, Moe
+from hetrun.graph.quant import by_name
+from hetrun.loader.weight_reader import FileReader
+from hetrun.system.file_identity import Stamp
 from tests.support.tiers import exhaustive, first, in_pairs
 
 pytestmark = pytest.mark.skipif(not pager() or not guard(), reason="there was no C compiler")

@@ -11,7 +11,7 @@ import pytest
 from hetrun.backends.llamacpp import native, types
 from hetrun.conformance.packing import SLOW, packed
 from hetrun.conformance.table import QUANT_LIMITS
-from hetrun.quant import QUANTS, QuantType, by_name
+from hetrun.graph.quant import QUANTS, QuantType, by_name
 from tests.formats.test_quant import ALL, HALVES, PACKED, same_bits
 from tests.support.packing import packed_by_ggml, unpacked_by_ggml
 from tests.support.tiers import exhaustive

@@ -30,7 +30,7 @@ from hetrun.config import Settings
 from hetrun.convert.writer import Tensor, write_model
 from hetrun.errors import BackendError, HetrunError, OptionError, UserError
 from hetrun.events import Event
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
 from hetrun.stats import Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hetrun import bench, child
+from hetrun import bench
 from hetrun.bench import rounds
 from hetrun.bench.asked import Asked, options_of
 from hetrun.bench.beside import others
@@ -25,6 +25,7 @@ from hetrun.bench.peer import Peer, default_threads, thread_counts, trial
 from hetrun.bench.report import PeerResult, Row, to_csv, to_table
 from hetrun.config import Settings
 from hetrun.errors import OptionError
+from hetrun.system import subprocesses
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -73,7 +74,7 @@ def test_they_end_with_us_however_we_end(number: signal.Signals) -> None:
         "with others(1) as (process,):\n    print(process.pid, flush=True)\n    time.sleep(600)"
     )
     ours = subprocess.Popen(
-        child.python(code),
+        subprocesses.python(code),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

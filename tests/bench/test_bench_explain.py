@@ -25,9 +25,9 @@ from hetrun.bench.stretch import Looked, Measured, Stretch
 from hetrun.errors import Cancelled
 from hetrun.executor import Chunk, Step
 from hetrun.graph import Constant, Weight
+from hetrun.graph.quant import by_name
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
-from hetrun.quant import by_name
 from hetrun.spent import ACTIVITIES, Activity, Spent, activity
 from hetrun.stats import Key, Stats
 from tests.models import tiny

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetrun.chat.template import CHATML
+from hetrun.text.chat.template import CHATML
 
 # ruff: noqa: E501  # templates have lines as long as their makers like
 STYLES = {

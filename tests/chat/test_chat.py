@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hetrun.chat import ChatTemplate, checked_messages
-from hetrun.chat.messages import variants
-from hetrun.chat.renderer import TemplateWorker
-from hetrun.chat.template import CHATML, MOST_SOURCE, NO_TEMPLATE
 from hetrun.errors import OptionError, TemplateError
+from hetrun.text.chat import ChatTemplate, checked_messages
+from hetrun.text.chat.messages import variants
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.chat.template import CHATML, MOST_SOURCE, NO_TEMPLATE
 from tests.chat.chat_styles import STYLES
 
 HI = [{"role": "user", "content": "Hi"}]

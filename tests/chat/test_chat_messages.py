@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.chat import ChatTemplate, checked_messages
-from hetrun.chat.messages import checked_objects
-from hetrun.chat.renderer import TemplateWorker
-from hetrun.chat.template import CHATML
 from hetrun.errors import OptionError, TemplateError
+from hetrun.text.chat import ChatTemplate, checked_messages
+from hetrun.text.chat.messages import checked_objects
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.chat.template import CHATML
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -14,12 +14,12 @@ from types import FunctionType
 
 import pytest
 
-from hetrun.chat import ChatTemplate
-from hetrun.chat import process as processes
-from hetrun.chat.renderer import TemplateWorker
-from hetrun.chat.sandbox import OutOfTime, compiled, line_of, rendered
-from hetrun.chat.template import CHATML, MOST_SOURCE
 from hetrun.errors import EngineStopped, HetrunError
+from hetrun.text.chat import ChatTemplate
+from hetrun.text.chat import sandbox_process as processes
+from hetrun.text.chat.jinja_sandbox import OutOfTime, compiled, line_of, rendered
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.chat.template import CHATML, MOST_SOURCE
 from tests.support.limits import Within
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -85,7 +85,8 @@ def test_what_the_process_has_given_up() -> None:
 
 def test_the_process_ends_with_its_parent(within: Within) -> None:
     code = (
-        "from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker; import os\n"
+        "from hetrun.text.chat import ChatTemplate; import os\n"
+        "from hetrun.text.chat.renderer import TemplateWorker\n"
         "worker = TemplateWorker(ChatTemplate('x', 'x')); worker.check(); print(worker.pid, flush=True)\n"
         "os._exit(0)"
     )
@@ -148,7 +149,8 @@ def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_jinja_is_for_the_child_alone() -> None:
     code = (
-        "import sys; from hetrun.chat import ChatTemplate; from hetrun.chat.renderer import TemplateWorker\n"
+        "import sys; from hetrun.text.chat import ChatTemplate\n"
+        "from hetrun.text.chat.renderer import TemplateWorker\n"
         "worker = TemplateWorker(ChatTemplate('{{ 1 + 1 }}', 'x'))\n"
         "assert worker.render([{'role': 'user', 'content': ''}]) == '2'; assert 'jinja2' not in sys.modules"
     )
@@ -156,15 +158,15 @@ def test_jinja_is_for_the_child_alone() -> None:
 
 
 def test_the_child_imports_little() -> None:
-    code = "import sys, hetrun.chat.child; print(*sys.modules)"
+    code = "import sys, hetrun.text.chat.sandbox_main; print(*sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30
     )
     modules = found.stdout.split()
-    assert {m for m in modules if m.startswith("hetrun.") and not m.startswith("hetrun.chat")} <= {
+    assert {m for m in modules if m.startswith("hetrun.") and not m.startswith("hetrun.text.chat")} <= {
         "hetrun.errors",
-        "hetrun.files",
-        "hetrun.visible",
+        "hetrun.system.files",
+        "hetrun.system.terminal_text",
     }
     assert not {"numpy", "subprocess", "asyncio", "socket", "multiprocessing", "ctypes"} & {*modules}
 

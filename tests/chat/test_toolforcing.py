@@ -10,14 +10,14 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hetrun.chat.thoughts import ThoughtSplitter, within_thought
-from hetrun.chat.toolcalls import forced
-from hetrun.chat.toolcalls.formats import FORMATS
-from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, Thought, joined
-from hetrun.chat.toolcalls.reader import CallReader
 from hetrun.errors import OptionError
-from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
+from hetrun.sampling.grammar.token_mask import Grammars
+from hetrun.text.chat.reasoning import ThoughtSplitter, within_thought
+from hetrun.text.tool_parsers import forced_calls
+from hetrun.text.tool_parsers.formats import FORMATS
+from hetrun.text.tool_parsers.parser import CallReader
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
 from tests.support.tiers import first
 
 TOOLS: dict[str, dict[str, Any]] = {
@@ -97,39 +97,39 @@ def check_calls(pieces: list[Piece]) -> int:
 
 
 @pytest.mark.parametrize("seeds", first([5, 12]))
-@pytest.mark.parametrize("family", forced.FRAMES)
+@pytest.mark.parametrize("family", forced_calls.FRAMES)
 def test_forced_answers_are_calls(grammars: Grammars, family: str, seeds: int) -> None:
     most = 0
     for seed in range(seeds):
-        text = drawn(grammars, forced.calls(family, TOOLS), seed)
+        text = drawn(grammars, forced_calls.calls(family, TOOLS), seed)
         assert text is None or check_calls(read(family, text))
-        text = drawn(grammars, forced.calls(family, TOOLS, several=False), seed)
+        text = drawn(grammars, forced_calls.calls(family, TOOLS, several=False), seed)
         assert text is None or check_calls(read(family, text)) == 1
-        text = drawn(grammars, forced.calls(family, {"now": {}}), seed)
+        text = drawn(grammars, forced_calls.calls(family, {"now": {}}), seed)
         most = max(most, check_calls(read(family, text)) if text else 0)
-    assert most > 1 if forced.FRAMES[family].several else most == 1
+    assert most > 1 if forced_calls.FRAMES[family].several else most == 1
 
 
 @pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
 def test_a_thought_may_come_first(grammars: Grammars, family: str) -> None:
     thoughts = 0
     for seed in range(20):
-        parts = forced.calls(family, TOOLS, several=False, thought="<think>")
+        parts = forced_calls.calls(family, TOOLS, several=False, thought="<think>")
         text = drawn(grammars, parts, seed)
         found = read(family, text, thought=True) if text else []
         thoughts += any(isinstance(piece, Thought) for piece in found)
         assert text is None or check_calls([piece for piece in found if not isinstance(piece, Thought)]) == 1
-        text = drawn(grammars, within_thought("<think>", forced.calls(family, TOOLS)), seed)
+        text = drawn(grammars, within_thought("<think>", forced_calls.calls(family, TOOLS)), seed)
         found = read(family, text, thought=True, opened=True) if text else []
         assert text is None or check_calls([piece for piece in found if not isinstance(piece, Thought)])
     assert thoughts
 
 
-@pytest.mark.parametrize("family", [name for name, frame in forced.FRAMES.items() if frame.lazy])
+@pytest.mark.parametrize("family", [name for name, frame in forced_calls.FRAMES.items() if frame.lazy])
 def test_a_call_that_was_begun_is_one(grammars: Grammars, family: str) -> None:
-    parts = forced.when_begun(family, TOOLS)
+    parts = forced_calls.when_begun(family, TOOLS)
     assert parts is not None
-    frame = forced.FRAMES[family]
+    frame = forced_calls.FRAMES[family]
     mark = (frame.open or frame.begin)[0].encode()
     constraint = grammars.constraint(Structure("parts", parts))
     for byte in b"Let me see. ":
@@ -142,7 +142,7 @@ def test_a_call_that_was_begun_is_one(grammars: Grammars, family: str) -> None:
 
 
 def test_only_what_the_tools_allow(grammars: Grammars) -> None:
-    parts = forced.calls("hermes", {"now": {}})
+    parts = forced_calls.calls("hermes", {"now": {}})
     constraint = grammars.constraint(Structure("parts", parts))
     for byte in b'<tool_call>\n{"name": "':
         constraint.accept(byte)
@@ -153,6 +153,6 @@ def test_a_schema_that_cannot_be_followed_is_told_with_its_place(grammars: Gramm
     bad = {"type": "object", "properties": {"x": {"type": "no such type"}}}
     for family in ("hermes", "mistral", "deepseek"):
         with pytest.raises(OptionError, match=r"^parts at anyOf\[1\]\.properties\.x: "):
-            grammars.constraint(Structure("parts", forced.calls(family, {"now": {}, "bad": bad})))
+            grammars.constraint(Structure("parts", forced_calls.calls(family, {"now": {}, "bad": bad})))
     with pytest.raises(OptionError, match=r"^parts"):
-        grammars.constraint(Structure("parts", forced.calls("glm", {"now": {}, "bad": bad})))
+        grammars.constraint(Structure("parts", forced_calls.calls("glm", {"now": {}, "bad": bad})))

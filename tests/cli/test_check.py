@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from hetrun import check, child, cli
+from hetrun import check, cli
 from hetrun.errors import BackendUnavailable, ModelFileError
 from hetrun.llm import LLM
+from hetrun.system import subprocesses
 from tests.formats.test_gguf_split import split_llama
 from tests.hostile.checklist import changed, gguf, good_gguf, write_folder
 from tests.hostile.trees import Table, write_gguf
@@ -137,7 +138,7 @@ def test_without_the_librarys_reader_the_vocabulary_is_not_checked(
     def unavailable(*given: Any) -> str:  # noqa: ANN401
         raise BackendUnavailable("llama-cpp-python is not installed")
 
-    monkeypatch.setattr(child, "ask", unavailable)
+    monkeypatch.setattr(subprocesses, "ask", unavailable)
     code, out, _ = run(good)
     assert code == 0
     assert out.endswith("; not checked: its vocabulary (llama-cpp-python is not installed)\n")
@@ -164,40 +165,42 @@ def test_without_the_librarys_reader_the_vocabulary_is_not_checked(
             "the library ended by itself with exit code 1 when it opened it: MemoryError",
         ),
         (
-            "from hetrun import child, errors\ndef fail(path): raise errors.ModelFileError('x', 'is bad')\n"
-            "child.answer(fail)",
+            "from hetrun import errors; from hetrun.system import subprocesses\n"
+            "def fail(path): raise errors.ModelFileError('x', 'is bad')\n"
+            "subprocesses.answer(fail)",
             "x: is bad",
         ),
     ],
 )
 def test_the_end_of_a_child_is_one_sentence(code: str, says: str) -> None:
     with pytest.raises(ModelFileError) as caught:
-        child.ask(code, "model.gguf", 1.0 if "sleep" in code else 60.0, "the library")
+        subprocesses.ask(code, "model.gguf", 1.0 if "sleep" in code else 60.0, "the library")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_signals_without_a_name() -> None:
-    assert child.ending(-40) == "crashed (signal 40)"
+    assert subprocesses.ending(-40) == "crashed (signal 40)"
 
 
 def test_a_childs_answer() -> None:
-    code = "from hetrun import child; child.answer(lambda path: path.upper())"
-    assert child.ask(code, "model", 60.0, "nobody") == "MODEL"
+    code = "from hetrun.system import subprocesses; subprocesses.answer(lambda path: path.upper())"
+    assert subprocesses.ask(code, "model", 60.0, "nobody") == "MODEL"
     code = (
-        "from hetrun import child, errors\ndef fail(path): raise errors.BackendUnavailable('not here')\n"
-        "child.answer(fail)"
+        "from hetrun import errors; from hetrun.system import subprocesses\n"
+        "def fail(path): raise errors.BackendUnavailable('not here')\n"
+        "subprocesses.answer(fail)"
     )
     with pytest.raises(BackendUnavailable, match="not here"):
-        child.ask(code, "model", 60.0, "nobody")
+        subprocesses.ask(code, "model", 60.0, "nobody")
 
 
 def test_a_vocabulary_that_would_end_the_process_does_not(
     run: Check, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import os; from hetrun import check; check.open_vocabulary = lambda _: os.abort(); check.main()"
-    real = child.ask
-    monkeypatch.setattr(child, "ask", lambda _, *given: real(code, *given))
+    real = subprocesses.ask
+    monkeypatch.setattr(subprocesses, "ask", lambda _, *given: real(code, *given))
     status, out, err = run(good)
     assert (status, out) == (2, "")
     assert err.startswith(

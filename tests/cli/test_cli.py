@@ -23,12 +23,12 @@ from hetrun import cli, registry, replies
 from hetrun.cli import app as commands
 from hetrun.cli import reports
 from hetrun.cli.run import amount
-from hetrun.coresets import core_sets
 from hetrun.events import Streaming
 from hetrun.interpreting import InterpretingBackend
 from hetrun.model import PlannedModel
-from hetrun.seating import Chosen
-from hetrun.topology import read_topology, this_machine
+from hetrun.system.core_sets import core_sets
+from hetrun.system.cpu_topology import read_topology, this_machine
+from hetrun.system.thread_affinity import Chosen
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.limits import Within
 from tests.support.sysfs import EPYC, of
@@ -379,7 +379,7 @@ def test_ctrl_c_stops_and_what_was_written_stays(tiny: str) -> None:
 # A grammar that is tried out for an hour.
 TRIED_FOR_LONG = """
 import sys, time
-from hetrun.grammar import masks
+from hetrun.sampling.grammar import masks
 def try_out(*args): print("it is tried out", file=sys.stderr, flush=True); time.sleep(3600)
 masks.try_out = try_out
 """

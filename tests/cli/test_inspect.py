@@ -15,8 +15,8 @@ from hetrun.cli.inspection import size
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
 from hetrun.convert.writer import MetaValue, Tensor, write_model
+from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
-from hetrun.quant import by_name
 from tests.hostile.trees import Table, parse_gguf
 from tests.hostile.trees import write_gguf as write_tree
 from tests.models import tiny

@@ -27,10 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hetrun import LLM, child
+from hetrun import LLM
 from hetrun.bench.driver import Endpoint
 from hetrun.bench.servers import Server
 from hetrun.config import default_model
+from hetrun.system import subprocesses
 from tests.clients import checks
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,9 @@ class Row:
 
 def serve(*options: str, endpoint: Endpoint) -> Server:
     """The default model behind an address."""
-    command = child.python("from hetrun.cli import main; main()", "serve", "--ctx", str(CONTEXT), *options)
+    command = subprocesses.python(
+        "from hetrun.cli import main; main()", "serve", "--ctx", str(CONTEXT), *options
+    )
     return Server(command, endpoint)
 
 
@@ -156,7 +159,7 @@ def read(name: str, done: subprocess.CompletedProcess[str]) -> Row:
         else:
             good.append(said["what"])
     if done.returncode or not good:
-        bad.append(("run", f"it {child.ending(done.returncode)}: {done.stderr[-500:]}"))
+        bad.append(("run", f"it {subprocesses.ending(done.returncode)}: {done.stderr[-500:]}"))
     return Row(name, version, tuple(good), tuple(bad))
 
 

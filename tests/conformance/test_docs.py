@@ -8,8 +8,8 @@ import pytest
 
 from hetrun.conformance.report import conformance
 from hetrun.conformance.table import CASES, MATRICES, Case
-from hetrun.ops import OPS
-from hetrun.quant import QUANTS
+from hetrun.graph.ops import OPS
+from hetrun.graph.quant import QUANTS
 from tests.support.tiers import exhaustive
 from tests.tools.conformance_docs import EMULATED, here, marks, written
 

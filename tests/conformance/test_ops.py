@@ -23,7 +23,7 @@ from hetrun.conformance.running import (
     threads_for,
 )
 from hetrun.conformance.table import CASES, Case
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler
 from tests.models.cases import COMMON
@@ -152,8 +152,8 @@ def test_a_backend_knows_how_much_it_rounds(backend: str, quant: str, tmp_path: 
 
 
 def test_the_table_has_every_op_and_every_type() -> None:
-    from hetrun.ops import OPS
-    from hetrun.quant import QUANTS
+    from hetrun.graph.ops import OPS
+    from hetrun.graph.quant import QUANTS
 
     assert {c.kind for c in CASES} == set(OPS)
     assert {w[2] for c in CASES for w in c.weights} == set(QUANTS)

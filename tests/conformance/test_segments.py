@@ -15,9 +15,9 @@ from hetrun.conformance.packing import packed
 from hetrun.conformance.running import REFERENCE, nmse, prepared
 from hetrun.conformance.table import EXACT, FLOORS, HALF, QUANT_LIMITS, Case, Company, single
 from hetrun.graph import Constant, Op, Rows, Value, Weight
-from hetrun.ops import NONE, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
-from hetrun.quant import by_name
-from hetrun.reader import FileReader
+from hetrun.graph.ops import NONE, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
+from hetrun.graph.quant import by_name
+from hetrun.loader.weight_reader import FileReader
 from tests.conformance.test_ops import BUILT, BUILT_FOR_EXPERTS, EMULATED, create, device, others
 from tests.support.tiers import exhaustive, pairwise
 

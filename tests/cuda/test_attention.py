@@ -10,7 +10,7 @@ import pytest
 from hetrun.backends.cuda import attending
 from hetrun.backends.cuda.attending import HEADS, LINES, ROW, SPLITS, THREADS, TILE, Table
 from hetrun.backends.cuda.programs import Source
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.support.tiers import exhaustive, first
 

@@ -16,9 +16,9 @@ from hetrun.backends.reference import descriptor
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor import Chunk, Step
 from hetrun.loader.open_model import open_model
+from hetrun.loader.weight_reader import FileReader
 from hetrun.model import PlannedModel
 from hetrun.planner.wishes import Options, Wishes
-from hetrun.reader import FileReader
 from tests.cuda.emulated.device import NAME, emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler

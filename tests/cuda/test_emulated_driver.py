@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetrun.backends.cuda.driver import Event, Kernel, Launch, Product, Stream
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import EmulationError, needs_compiler
 

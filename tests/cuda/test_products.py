@@ -13,7 +13,7 @@ from hetrun.backends.cuda.products import THREADS, Output, blocks, group_of
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import READ
 from hetrun.conformance.packing import packed
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.support.tiers import first
 

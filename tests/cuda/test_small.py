@@ -14,7 +14,7 @@ from hetrun.backends.cuda.driver import Argument
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.reference.experts import route, silu
 from hetrun.backends.reference.functions import erf
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
 from tests.cuda.emulated.kernels import needs_compiler, run
 
 pytestmark = needs_compiler

@@ -20,11 +20,11 @@ from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
 from hetrun.executor import Chunk, Step
 from hetrun.graph import in_scope
+from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
 from hetrun.model import PlannedModel
 from hetrun.plan import BUCKETS
 from hetrun.planner.wishes import Options, Wishes
-from hetrun.quant import by_name
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler

@@ -8,7 +8,7 @@ import pytest
 from hetrun.backends.cuda import grouped
 from hetrun.backends.cuda.weights import READ
 from hetrun.conformance.packing import packed
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.support.tiers import first
 

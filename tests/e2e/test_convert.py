@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetrun import LLM, UserError, cli
-from hetrun.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf import read_gguf
 from tests.models import tiny
 from tests.models.hf import Row, folder
 

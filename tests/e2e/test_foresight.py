@@ -17,9 +17,9 @@ from hetrun.config import Settings, default_model
 from hetrun.errors import BudgetError, OptionError
 from hetrun.events import GenerateRequest
 from hetrun.graph import Op
+from hetrun.graph.ops import Attention
 from hetrun.interpreting import OpFunction
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
 from hetrun.params import SamplingParams
 from hetrun.questions import Foreseen, Layers, PlanNow, State, WhatIf
 from tests.models.tiny import TinyLlama, write_gguf

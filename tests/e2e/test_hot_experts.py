@@ -16,11 +16,11 @@ from hetrun.choices import known_choices
 from hetrun.errors import BudgetError
 from hetrun.executor import Chunk, Step
 from hetrun.graph import Op
+from hetrun.graph.ops import Moe
 from hetrun.interpreting import OpFunction
 from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
 from hetrun.model import PlannedModel
-from hetrun.ops import Moe
 from hetrun.pilot import pilot as module
 from hetrun.planner.balance import Link
 from hetrun.planner.hot import sets_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetrun import cli
-from hetrun.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf import read_gguf
 from tests.formats.test_gguf_split import split_llama
 from tests.formats.test_repack import foreign
 from tests.models.cases import GQA

@@ -21,7 +21,7 @@ from hetrun.plan import PlanSet
 from hetrun.prepare import Renderer
 from hetrun.questions import LayerPlace
 from hetrun.stats import Stats
-from hetrun.tokenizer import Tokenizer
+from hetrun.text.tokenizer import Tokenizer
 
 END = 256
 N_VOCAB = 257

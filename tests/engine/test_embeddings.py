@@ -12,8 +12,8 @@ from hetrun.errors import BackendError, ContextFull, OptionError
 from hetrun.estimates import MAX_SEQUENCES
 from hetrun.events import Event, GenerateRequest
 from hetrun.executor import Between, Step
+from hetrun.graph.pooling import Pooling
 from hetrun.params import SamplingParams
-from hetrun.pooling import Pooling
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel
 from tests.engine.test_standing_aside import LONG, Aside

@@ -10,11 +10,11 @@ import pytest
 from hetrun.engine import Engine
 from hetrun.errors import ContextFull, EngineStopped, OptionError, TemplateError
 from hetrun.events import GenerateRequest, Message
-from hetrun.grammar.masks import Grammars
 from hetrun.params import SamplingParams, Structure
 from hetrun.prepare import Renderer
-from hetrun.sampling.roles import Constraint
-from hetrun.tokenizer import Tokenizer
+from hetrun.sampling.grammar.token_mask import Grammars
+from hetrun.sampling.interface import Constraint
+from hetrun.text.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Answer, ask
 from tests.engine.fakemodel import Bytes, FakeModel, loaded
 

@@ -19,7 +19,7 @@ from hetrun.events import GenerateRequest, Timings
 from hetrun.executor import Step
 from hetrun.speculation import Speculation, lookup, speculating
 from hetrun.speculation.length import NOTHING, Decision
-from hetrun.tokenizer import Tokenizer
+from hetrun.text.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded
 from tests.models import cases, cases_hf, tiny

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hetrun import points, registry
+from hetrun import registry
 from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.loader.open_model import open_model
 from hetrun.model import describe, open_planned
 from hetrun.planner.wishes import Options, Wishes
+from hetrun.system import entry_points
 from hetrun.whole import WholeModel, cut
 from hetrun.whole_backend import Whole, WholeSetup
 from tests.models import cases, foreign
@@ -114,7 +115,7 @@ class Library:
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """The only library for whole models."""
     with monkeypatch.context() as patch:
-        patch.setattr(points, "_points", dict)
+        patch.setattr(entry_points, "_points", dict)
         found = Library(request.param)
         remove = registry.register(found.descriptor("summing"))
         yield found
@@ -270,7 +271,7 @@ def test_with_others_it_is_refused(library: Library, gpt2: Path) -> None:
 
 
 def test_without_a_library_that_works_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, gpt2: Path) -> None:
-    monkeypatch.setattr(points, "_points", dict)
+    monkeypatch.setattr(entry_points, "_points", dict)
     remove = registry.register(Library(False).descriptor("missing", works=False))
     try:
         with pytest.raises(ModelFileError, match=r"missing, which might .* cannot work here: it is not inst"):

@@ -19,17 +19,17 @@ from gguf import GGUFReader
 from safetensors.numpy import save_file
 
 from hetrun import convert as module
-from hetrun import points
 from hetrun.convert import Wish, convert_model, quantise
 from hetrun.convert.recipe import by_option
 from hetrun.convert.stream import Job, convert
 from hetrun.convert.writer import MetaValue, Tensor, padded, write_model
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
-from hetrun.formats.gguf import read_gguf
 from hetrun.graph import Constant, Extent, Weight
-from hetrun.hf import AddOne, Change, Interleave
+from hetrun.graph.quant import Bytes, QuantType, by_name
+from hetrun.loader.formats.gguf import read_gguf
+from hetrun.loader.hf_mapping import AddOne, Change, Interleave
 from hetrun.loader.open_model import open_model
-from hetrun.quant import Bytes, QuantType, by_name
+from hetrun.system import entry_points
 from tests.models import tiny
 from tests.models.hf import Row, folder
 
@@ -329,8 +329,8 @@ def test_without_ggml_the_types_of_numpy_still_work(tmp_path: Path, monkeypatch:
 
     with_it, without = tmp_path / "with.gguf", tmp_path / "without.gguf"
     convert_to(with_it)
-    real = points.named
-    monkeypatch.setattr(points, "named", lambda g, n: real(g, n) if g == "models" else missing)
+    real = entry_points.named
+    monkeypatch.setattr(entry_points, "named", lambda g, n: real(g, n) if g == "models" else missing)
     convert_to(without)
     assert with_it.read_bytes() == without.read_bytes()
     with pytest.raises(BackendUnavailable, match="llama-cpp-python is not installed"):

@@ -28,8 +28,8 @@ from hetrun.convert.pretokenizers import ROWS, SAMPLE, Row, built, cuts, recogni
 from hetrun.convert.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from hetrun.convert.writer import write_model
 from hetrun.errors import ModelFileError
-from hetrun.formats.gguf import read_gguf
-from hetrun.formats.huggingface import Folder, read_folder
+from hetrun.loader.formats.gguf import read_gguf
+from hetrun.loader.formats.hf_folder import Folder, read_folder
 from hetrun.loader.gguf_source import GGUFModel
 from tests.models.hf import Row as Model
 from tests.models.hf import folder as model_folder

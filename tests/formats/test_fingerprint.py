@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hetrun.errors import ModelFileError
-from hetrun.fingerprint import SAMPLE, fingerprint
 from hetrun.graph import Extent, Graph
+from hetrun.graph.ops import RmsNorm
 from hetrun.loader.architectures import build_graph
+from hetrun.loader.fingerprint import SAMPLE, fingerprint
 from hetrun.loader.open_model import open_model
-from hetrun.ops import RmsNorm
 from tests.models.cases import GQA
 from tests.support.rig import model_file
 

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from hetrun.errors import ModelFileError
-from hetrun.formats.huggingface import INDEX, SINGLE, read_folder
 from hetrun.graph import Extent
-from hetrun.hf import Config
+from hetrun.loader.formats.hf_folder import INDEX, SINGLE, read_folder
+from hetrun.loader.hf_mapping import Config
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 W = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import ModelFileError
-from hetrun.formats import cursor
-from hetrun.formats.gguf import GGUFFile, StringArray, read_gguf
-from hetrun.quant import QUANTS, by_name
+from hetrun.graph.quant import QUANTS, by_name
+from hetrun.loader.formats import bounded_reader
+from hetrun.loader.formats.gguf import GGUFFile, StringArray, read_gguf
 from tests.support.tiers import exhaustive
 
 TOKENS = ["<s>", "", "Ġhello", "x" * 300, "日本", "\n"]
@@ -135,7 +135,7 @@ def test_version_2_is_read(tmp_path: Path, model: Path) -> None:
 def test_the_window_shows_nowhere(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever lies across a window's edge, and whichever array is smaller or larger than a window."""
     for window in range(8, 2000, 31):
-        monkeypatch.setattr(cursor, "_WINDOW", window)
+        monkeypatch.setattr(bounded_reader, "_WINDOW", window)
         assert_equal_to_the_gguf_package(model)
 
 
@@ -244,7 +244,7 @@ def test_a_type_hetrun_does_not_compute_with_is_still_described(tmp_path: Path) 
 
 def test_only_the_header_is_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a window behind it, that is: where a header ends shows only once it has been read."""
-    monkeypatch.setattr(cursor, "_WINDOW", 256)
+    monkeypatch.setattr(bounded_reader, "_WINDOW", 256)
     real, reads = os.pread, []
 
     def pread(fd: int, count: int, offset: int) -> bytes:

@@ -26,11 +26,11 @@ from tokenizers import (
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast
 
 from hetrun.errors import ModelFileError, OptionError
-from hetrun.formats.huggingface import read_folder
-from hetrun.hf_source import has_vocabulary
-from hetrun.hf_vocabulary import STAND_INS, HfVocabulary
-from hetrun.textstream import StreamDecoder
-from hetrun.tokenizer import Tokenizer as HetrunTokenizer
+from hetrun.loader.formats.hf_folder import read_folder
+from hetrun.loader.hf_source import has_vocabulary
+from hetrun.text.detokenizer import StreamDecoder
+from hetrun.text.hf_tokenizer import STAND_INS, HfVocabulary
+from hetrun.text.tokenizer import Tokenizer as HetrunTokenizer
 
 SPECIAL = ["<s>", "</s>", "<|im_end|>"]
 TEXTS = [

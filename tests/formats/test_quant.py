@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hetrun import points, quant
 from hetrun.errors import BackendUnavailable
-from hetrun.quant import OTHER_TYPES, QUANTS, QuantType, by_ggml_id, by_name
+from hetrun.graph import quant
+from hetrun.graph.quant import OTHER_TYPES, QUANTS, QuantType, by_ggml_id, by_name
+from hetrun.system import entry_points
 from tests.support.examples import examples
 
 ALL = [pytest.param(q, id=q.name) for q in QUANTS.values()]
@@ -234,7 +235,7 @@ def test_a_type_is_itself_in_another_process(q: QuantType) -> None:
 
 def test_a_type_nobody_unpacks_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = np.zeros((1, 66), np.uint8)
-    monkeypatch.setattr(quant.service, "_find", lambda: None)
+    monkeypatch.setattr(quant.external, "_find", lambda: None)
     with pytest.raises(
         BackendUnavailable, match=r"IQ2_XXS are read by ggml's own .* nothing provides .*; reinstall hetrun"
     ):
@@ -243,10 +244,10 @@ def test_a_type_nobody_unpacks_is_an_error_that_says_what_to_install(monkeypatch
     def missing(ggml_id: int, blocks: quant.Bytes, out: quant.Floats) -> None:
         raise BackendUnavailable("llama-cpp-python is not installed: pip install it")
 
-    monkeypatch.setattr(quant.service, "_find", lambda: missing)
+    monkeypatch.setattr(quant.external, "_find", lambda: missing)
     with pytest.raises(BackendUnavailable, match=r"IQ2_XXS are read by .*: llama-cpp-python is not"):
         by_name("IQ2_XXS").dequantise(raw, 256)
 
 
 def test_the_service_comes_from_a_package() -> None:
-    assert quant.service._find() is points.named("services", "dequantise") is not None
+    assert quant.external._find() is entry_points.named("services", "dequantise") is not None

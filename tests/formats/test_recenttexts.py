@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import recenttexts, tokenizer
 from hetrun.backends.llamacpp.vocabulary import LlamaVocabulary, open_vocabulary
 from hetrun.backends.llamacpp.vocabulary.texts import _APART
-from hetrun.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
-from hetrun.recenttexts import KEPT, RecentTexts
-from hetrun.tokenizer import Tokenizer
+from hetrun.text import encode_cache, tokenizer
+from hetrun.text.encode_cache import KEPT, RecentTexts
+from hetrun.text.tokenizer import Tokenizer
 from tests.formats.test_tokenizer_corpus import smollm2
 from tests.models.tiny import MERGES
 from tests.support.examples import examples
@@ -58,7 +58,7 @@ def real() -> Iterator[LlamaVocabulary]:
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short texts are worth it, too."""
-    for module in (recenttexts, tokenizer):
+    for module in (encode_cache, tokenizer):
         monkeypatch.setattr(module, "LEAST", 8)
 
 
@@ -177,7 +177,7 @@ def test_the_last_texts_are_remembered() -> None:
 
 
 def test_all_texts_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recenttexts, "MOST", 50)
+    monkeypatch.setattr(encode_cache, "MOST", 50)
     texts = RecentTexts(spell)
     texts.add(b"a b" * 20, list(b"a b" * 20))
     assert not texts._texts

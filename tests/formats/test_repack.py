@@ -27,12 +27,12 @@ from hetrun.convert.recipe import by_option
 from hetrun.convert.repack import Report, Wish, repack_model
 from hetrun.convert.writer import Output
 from hetrun.errors import ModelFileError, OptionError
-from hetrun.formats.gguf import read_gguf
-from hetrun.formats.gguf_values import TensorInfo
 from hetrun.graph import Extent
 from hetrun.loader.architectures import build_graph
+from hetrun.loader.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf_file import TensorInfo
 from hetrun.loader.open_model import open_model
-from hetrun.reader import FileReader
+from hetrun.loader.weight_reader import FileReader
 from tests.formats.test_gguf import write_model as of_every_type
 from tests.formats.test_gguf_split import split_llama, write_split
 from tests.models import tiny

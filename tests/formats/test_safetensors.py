@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hetrun.errors import ModelFileError
-from hetrun.formats.safetensors import read_safetensors
-from hetrun.reader import FileReader
+from hetrun.loader.formats.safetensors import read_safetensors
+from hetrun.loader.weight_reader import FileReader
 from tests.support.effort import effort
 from tests.support.tiers import first
 

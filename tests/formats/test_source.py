@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.graph import Weight
-from hetrun.hf import HfModel, Imported
-from hetrun.hf_source import HfSource
 from hetrun.llm import LLM
 from hetrun.loader.architectures import build_graph
+from hetrun.loader.hf_mapping import HfModel, Imported
+from hetrun.loader.hf_source import HfSource
 from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import parameters
 from hetrun.loading import open_tokenizer

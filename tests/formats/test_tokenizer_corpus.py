@@ -18,12 +18,12 @@ from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.backends.llamacpp.vocabulary.texts import _BY_HAND
 from hetrun.convert import tokenizer as conversion
 from hetrun.convert.pretokenizers import ROWS, Row, built
-from hetrun.formats.gguf import read_gguf
-from hetrun.formats.huggingface import read_folder
-from hetrun.hf_vocabulary import HfVocabulary
+from hetrun.loader.formats.gguf import read_gguf
+from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.gguf_source import GGUFModel
-from hetrun.textstream import StreamDecoder
-from hetrun.tokenizer import Tokenizer
+from hetrun.text.detokenizer import StreamDecoder
+from hetrun.text.hf_tokenizer import HfVocabulary
+from hetrun.text.tokenizer import Tokenizer
 from tests.formats import test_convert_tokenizer as converting
 from tests.formats import test_hf_vocabulary as folders
 from tests.support.vocabularies import CONTROL, KINDS, ODD, byte_level, corpus, written

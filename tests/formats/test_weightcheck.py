@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from hetrun import weightcheck
 from hetrun.convert.writer import Tensor, write_model
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
+from hetrun.graph.quant import QUANTS, QuantType, by_name
+from hetrun.loader import weight_check
 from hetrun.loader.open_model import open_model
-from hetrun.quant import QUANTS, QuantType, by_name
-from hetrun.weightcheck import FLOATS, first_bad_value
+from hetrun.loader.weight_check import FLOATS, first_bad_value
 from tests.hostile.checklist import write_folder
 
 F32 = by_name("F32")
@@ -62,7 +62,7 @@ def write(path: Path, quant: QuantType, raw: bytes) -> Path:
 def test_the_first_one_is_told_by_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, slice_bytes: int
 ) -> None:
-    monkeypatch.setattr(weightcheck, "SLICE", slice_bytes)
+    monkeypatch.setattr(weight_check, "SLICE", slice_bytes)
     quant = by_name(name)
     raw = bytearray(ROWS * quant.row_bytes(COLS))
     good = open_model(write(tmp_path / "good.gguf", quant, bytes(raw)))

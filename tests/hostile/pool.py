@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from hetrun import child
+from hetrun.system import subprocesses
 from tests.hostile.mutations import Case
 from tests.hostile.seeds import seeds
 from tests.hostile.trial import Outcome
@@ -139,7 +139,7 @@ class Child:
         paths = [write_case(Case(s), self._room / s.name) for s in good]
         with self._log.open("wb") as log:
             process = subprocess.Popen(
-                child.python("from tests.hostile.trial import main; main()", *map(str, paths)),
+                subprocesses.python("from tests.hostile.trial import main; main()", *map(str, paths)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import child
+from hetrun.system import subprocesses
 from tests.hostile.all_cases import CASES, arguments
 from tests.hostile.checklist import Case, good_gguf
 from tests.hostile.trees import write_gguf
@@ -106,7 +106,7 @@ class Ended:
 def run(path: Path) -> Ended:
     """`hetrun run` in a process of its own."""
     process = subprocess.Popen(
-        child.python("from hetrun.cli import main; main()", *arguments("run", path)),
+        subprocesses.python("from hetrun.cli import main; main()", *arguments("run", path)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hetrun.errors import ModelFileError
-from hetrun.formats.huggingface import read_folder
+from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.open_model import open_model
 from tests.hostile.mutations import Case
 from tests.hostile.pool import Child, write_case

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from hetrun.child import python
 from hetrun.errors import ModelFileError, OptionError
+from hetrun.system.subprocesses import python
 from tests.hostile import trial
 from tests.hostile.mutations import Case, Edit, Patch, cases, make_case
 from tests.hostile.pool import Child, Pool, write_case

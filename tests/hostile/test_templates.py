@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from jinja2.exceptions import SecurityError
 
-from hetrun.chat import ChatTemplate, limits
-from hetrun.chat import process as processes
-from hetrun.chat.renderer import TemplateWorker
-from hetrun.chat.sandbox import compiled, rendered
-from hetrun.chat.template import CHATML, MOST_SOURCE
 from hetrun.errors import TemplateError
+from hetrun.text.chat import ChatTemplate, limits
+from hetrun.text.chat import sandbox_process as processes
+from hetrun.text.chat.jinja_sandbox import compiled, rendered
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.chat.template import CHATML, MOST_SOURCE
 from tests.support.limits import Within
 from tests.support.tiers import exhaustive
 
@@ -277,7 +277,7 @@ def refusal(source: str) -> str:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine does not make anything take too long."""
     monkeypatch.setattr(limits, "CPU_S", PATIENCE_S)
-    patience = f"from hetrun.chat import limits; limits.CPU_S = {PATIENCE_S}; "
+    patience = f"from hetrun.text.chat import limits; limits.CPU_S = {PATIENCE_S}; "
     monkeypatch.setattr(processes, "CHILD", patience + processes.CHILD)
 
 
@@ -423,7 +423,7 @@ def test_many_ask_while_one_template_does_harm(honest: TemplateWorker) -> None:
 def test_whoever_breaks_out_has_no_files(python: str) -> None:
     """The child's own code, with a template that Jinja's sandbox does not hold."""
     escape = (
-        "from hetrun.chat import child, sandbox; "
+        "from hetrun.text.chat import sandbox_main as child, jinja_sandbox as sandbox; "
         f"child.variants = lambda messages: exec({python!r}) or [messages]; child.main({{pipe}})"
     )
     with pytest.MonkeyPatch.context() as patch, TemplateWorker(ChatTemplate("x", "x")) as worker:

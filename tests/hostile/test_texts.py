@@ -11,7 +11,7 @@ import pytest
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.backends.llamacpp.vocabulary.texts import MAX_FOUND
 from hetrun.errors import OptionError
-from hetrun.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
 from tests.hostile.vocabulary_trial import tried
 from tests.support import vocabularies as v

@@ -13,8 +13,8 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Theirs
 
 from hetrun.errors import ModelFileError, OptionError
-from hetrun.formats import charsmap
-from hetrun.formats.expressions import objection
+from hetrun.loader.formats import precompiled_charsmap
+from hetrun.loader.formats.regex_safety import objection
 from tests.formats.test_hf_vocabulary import byte_level, opened, write
 from tests.support import vocabularies as v
 from tests.support.limits import Within
@@ -248,7 +248,7 @@ def test_a_long_expression() -> None:
 
 def test_tables_of_characters() -> None:
     good = v.unigram()["precompiled_charsmap"]
-    assert charsmap.objection(good) is None
-    assert charsmap.longest_text(good) == 2
+    assert precompiled_charsmap.objection(good) is None
+    assert precompiled_charsmap.longest_text(good) == 2
     for cut in range(0, len(good) - 1, 97):
-        assert charsmap.objection(good[:cut]) is not None
+        assert precompiled_charsmap.objection(good[:cut]) is not None

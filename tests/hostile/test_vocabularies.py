@@ -16,7 +16,7 @@ import pytest
 
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.errors import ModelFileError
-from hetrun.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
 from tests.hostile.vocabulary_trial import TEXT, attempt, tried
 from tests.models.tiny import TinyLlama, write_gguf

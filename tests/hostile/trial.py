@@ -22,8 +22,6 @@ import numpy as np
 
 from hetrun import LLM, SamplingParams
 from hetrun import model as models
-from hetrun.chat import ChatTemplate
-from hetrun.chat.renderer import TemplateWorker
 from hetrun.check import check_model
 from hetrun.cli import inspection
 from hetrun.convert import describe, plan
@@ -35,11 +33,13 @@ from hetrun.executor import Chunk, Step
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import entries
+from hetrun.loader.weight_check import first_bad_value
 from hetrun.planner.wishes import Options, Wishes
-from hetrun.source import ModelSource
-from hetrun.tokenizer import Tokenizer, open_vocabulary
-from hetrun.weightcheck import first_bad_value
+from hetrun.text.chat import ChatTemplate
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.tokenizer import Tokenizer, open_vocabulary
 
 TEXT = "The engine, <|im_end|> </s> runs\n\tdéjà vu 你好 \U0001f600 \x00\x80"
 MESSAGES = ({"role": "system", "content": "Hm."}, {"role": "user", "content": "Hi!"})

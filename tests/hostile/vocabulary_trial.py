@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.errors import UserError
-from hetrun.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.errors import OptionError, UserError
-from hetrun.hub.choosing import File, choose, type_of
-from hetrun.hub.names import Wanted, is_on_the_hub, wanted
+from hetrun.loader.hub.names import Wanted, is_on_the_hub, wanted
+from hetrun.loader.hub.select import File, choose, type_of
 
 
 @pytest.mark.parametrize(

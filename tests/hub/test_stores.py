@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hetrun.errors import UserError
-from hetrun.hub.finding import find
-from hetrun.hub.removing import removal, remove
-from hetrun.hub.stores import MOST_ENTRIES, own_folder, stored
+from hetrun.loader.hub.remove import removal, remove
+from hetrun.loader.hub.resolve import find
+from hetrun.loader.hub.stores import MOST_ENTRIES, own_folder, stored
 from tests.models.tiny import TinyLlama, write_gguf
 
 MODEL = "application/vnd.ollama.image.model"

@@ -6,13 +6,13 @@ from functools import cache
 from typing import cast
 
 from hetrun.graph import Architecture
+from hetrun.graph.quant import by_name
 from hetrun.loader import architectures
 from hetrun.machines.clock import Clock
 from hetrun.machines.costs import Model, model_of
 from hetrun.machines.machine import Device, Disk, Link, Machine
 from hetrun.machines.placing import Setting
 from hetrun.machines.shapes import Shape, shape_of
-from hetrun.quant import by_name
 
 GB = 10**9
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from hetrun.graph import Constant, GraphBuilder, Weight
-from hetrun.hf import Config
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
+from hetrun.loader.hf_mapping import Config
 
 
 class Settings(Config):

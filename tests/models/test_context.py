@@ -14,11 +14,11 @@ from hetrun.decisions import prepare
 from hetrun.errors import BudgetError
 from hetrun.estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.graph import KvShape
+from hetrun.graph.quant import by_name
 from hetrun.kv import sequence_bytes
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.planner.wishes import Options, Wishes
-from hetrun.quant import by_name
 from tests.models import cases, cases_hf, hf
 from tests.support.rig import model_file
 

@@ -15,7 +15,7 @@ from hetrun.convert import Report, Wish, convert_model
 from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
 from hetrun.evaluate import compare, evaluate
-from hetrun.hf_source import open_folder
+from hetrun.loader.hf_source import open_folder
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.tiny import F32

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hetrun.graph import Graph
-from hetrun.hf import AddOne
-from hetrun.hf_source import open_folder
+from hetrun.graph.ops import Attention, RmsNorm, Rope
 from hetrun.loader.architectures import build_graph
+from hetrun.loader.hf_mapping import AddOne
+from hetrun.loader.hf_source import open_folder
 from hetrun.models import gemma3
-from hetrun.ops import Attention, RmsNorm, Rope
 from tests.models import cases_hf, hf
 from tests.models.settings import Settings
 

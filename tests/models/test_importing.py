@@ -17,11 +17,11 @@ from hetrun import LLM, UserError
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
-from hetrun.formats.huggingface import read_folder
 from hetrun.graph import Weight, stack
-from hetrun.hf import Config, HfModel, Imported, Interleave
-from hetrun.hf_source import find_importer
 from hetrun.loader.architectures import is_known
+from hetrun.loader.formats.hf_folder import read_folder
+from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave
+from hetrun.loader.hf_source import find_importer
 from hetrun.models import HF_TYPES, SHARED
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
@@ -184,7 +184,7 @@ def test_a_head_of_its_own_must_be_there_unless_it_is_tied() -> None:
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tiny tensors are compared in several, the last one shorter."""
-    monkeypatch.setattr("hetrun.hf.SLICE", 5000)
+    monkeypatch.setattr("hetrun.loader.hf_mapping.SLICE", 5000)
 
 
 @pytest.mark.usefixtures("small_slices")

@@ -9,10 +9,10 @@ import pytest
 
 from hetrun import LLM
 from hetrun.evaluate import evaluate, least_context
-from hetrun.hf_source import open_folder
+from hetrun.graph.ops import Attention, Rope
 from hetrun.loader.architectures import build_graph
+from hetrun.loader.hf_source import open_folder
 from hetrun.models import phi3
-from hetrun.ops import Attention, Rope
 from tests.models import cases_hf, hf, tiny
 from tests.models.settings import Settings
 

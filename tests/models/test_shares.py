@@ -17,12 +17,12 @@ from hetrun import LLM, registry
 from hetrun.backend import Backend, Segment, Unavailable
 from hetrun.backends import reference
 from hetrun.errors import OptionError
-from hetrun.forms import form_of
 from hetrun.graph import Graph, kv_shapes
-from hetrun.ops import Attention, Moe
+from hetrun.graph.ops import Attention, Moe
+from hetrun.graph.sharding import Kind, Share
+from hetrun.graph.signature import form_of
 from hetrun.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
 from hetrun.savedplan import load_plan
-from hetrun.shares import Kind, Share
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.models import cases, cases_hf, tiny

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType, q
 from numpy.typing import NDArray
 
 from hetrun.conformance.packing import packed
-from hetrun.quant import QuantType, by_name
+from hetrun.graph.quant import QuantType, by_name
 from tests.support.packing import unpacked_by_ggml
 
 F32 = NDArray[np.float32]

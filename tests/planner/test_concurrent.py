@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.forecast import Forecast, Work
-from hetrun.forms import units
 from hetrun.graph import Op
+from hetrun.graph.signature import units
 from hetrun.pilot.setup import Setup, planner_for
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.balance import PARTS, operations

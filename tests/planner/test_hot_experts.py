@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from hetrun.backend import Backend, Floats
 from hetrun.forecast import Forecast, Work
-from hetrun.forms import units
 from hetrun.graph import Constant, Graph, Weight
-from hetrun.ops import Moe
+from hetrun.graph.ops import Moe
+from hetrun.graph.quant import by_name
+from hetrun.graph.signature import units
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.balance import operations
 from hetrun.planner.concurrent import ConcurrentPlanner, is_concurrent
@@ -25,7 +26,6 @@ from hetrun.planner.heat import Cost, hits, rates_of
 from hetrun.planner.hot import SPARE, sets_of
 from hetrun.planner.online import Now, Proposal
 from hetrun.planner.trials import LINK, TOKENS, alone
-from hetrun.quant import by_name
 from hetrun.savedplan import load_plan
 from tests.models import cases_hf
 from tests.support.nulldevice import NullDevice

@@ -9,8 +9,8 @@ import pytest
 
 from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.forecast import Forecast, Work
-from hetrun.forms import coarse, form_of, of_wanted_rows, units
 from hetrun.graph import Op
+from hetrun.graph.signature import coarse, form_of, of_wanted_rows, units
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner import residency
 from hetrun.planner.costs import CALL

@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 
 from hetrun.backends import reference
-from hetrun.coresets import CoreSet
 from hetrun.forecast import Forecast
 from hetrun.pilot import seats as module
 from hetrun.pilot.seats import heaviest, recall_seats, take_seats
@@ -17,8 +16,9 @@ from hetrun.pilot.setup import Setup, planner_for
 from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.probe import Prober
 from hetrun.planner.trials import Trial, trials_of
-from hetrun.seating import Chosen
-from hetrun.topology import TopoTree, read_topology
+from hetrun.system.core_sets import CoreSet
+from hetrun.system.cpu_topology import TopoTree, read_topology
+from hetrun.system.thread_affinity import Chosen
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of
 from tests.support.sysfs import EPYC, of

@@ -9,13 +9,13 @@ from hetrun.backend import Backend, Buffers, Floats, PassShape, Runner, Segment
 from hetrun.backends import reference
 from hetrun.backends.reference.functions import TABLE
 from hetrun.forecast import Forecast
-from hetrun.forms import units
 from hetrun.graph import kv_shapes
+from hetrun.graph.quant import by_name
+from hetrun.graph.signature import units
 from hetrun.interpreting import InterpretingBackend
 from hetrun.kv import KvCache
 from hetrun.planner.probe import Prober
 from hetrun.planner.trials import Trial
-from hetrun.quant import by_name
 from hetrun.weights import WeightStore
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of, windowed

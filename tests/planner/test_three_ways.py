@@ -10,7 +10,7 @@ import pytest
 
 from hetrun.backend import Backend, WeightUse
 from hetrun.forecast import Forecast
-from hetrun.forms import Unit, units
+from hetrun.graph.signature import Unit, units
 from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.balance import operations
 from hetrun.planner.concurrent import ConcurrentPlanner

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from hetrun.forms import Unit, units
+from hetrun.graph.signature import Unit, units
 from hetrun.planner.probe import Prober, price_of_a_turn
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of

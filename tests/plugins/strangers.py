@@ -16,8 +16,8 @@ from typing import cast
 
 import pytest
 
-from hetrun import points
-from hetrun.points import Point
+from hetrun.system import entry_points
+from hetrun.system.entry_points import Point
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
@@ -40,13 +40,13 @@ class Entry:
 def point(group: str, name: str, load: Callable[[], object], *apis: str, package: str = "stranger") -> Point:
     """What a package that is not there registered; without `apis` for the version that is here."""
     entry = cast(EntryPoint, Entry(load))
-    return Point(group, name, package, "0.1", entry, apis or (str(points.API),))
+    return Point(group, name, package, "0.1", entry, apis or (str(entry_points.API),))
 
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers something for one test."""
-    monkeypatch.setattr(points, "_left_out", {})
+    monkeypatch.setattr(entry_points, "_left_out", {})
 
     def register(
         group: str, name: str, thing: object = None, *apis: str, fails: BaseException | None = None
@@ -57,8 +57,8 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
             return thing
 
         made = point(group, name, load, *apis)
-        known: Mapping[tuple[str, str], Point] = {**points._points(), (group, name): made}
-        monkeypatch.setattr(points, "_points", lambda: known)
+        known: Mapping[tuple[str, str], Point] = {**entry_points._points(), (group, name): made}
+        monkeypatch.setattr(entry_points, "_points", lambda: known)
         return made
 
     return register

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams, points, registry, vetting
+from hetrun import LLM, SamplingParams, registry, vetting
 from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, Runner, Segment
 from hetrun.backends.reference.functions import TABLE
 from hetrun.errors import PluginError
@@ -17,7 +17,8 @@ from hetrun.interpreting import InterpretingBackend
 from hetrun.kv import KvCache
 from hetrun.pilot import pilot
 from hetrun.planner.probe import Prober
-from hetrun.points import Point
+from hetrun.system import entry_points
+from hetrun.system.entry_points import Point
 from tests.plugins.strangers import Register
 
 pytestmark = pytest.mark.slow
@@ -146,7 +147,7 @@ def test_it_is_left_out_before_anything_stands_on_it(
     with caplog.at_level(logging.WARNING), opened() as llm:
         assert answer(llm) == expected
         assert "odd" not in llm.plan.backends
-    assert said in points.left_out()[bad]
+    assert said in entry_points.left_out()[bad]
     told = [
         r.message for r in caplog.records if r.message.startswith("the backend odd of stranger 0.1 is left")
     ]
@@ -165,7 +166,7 @@ def test_one_that_has_to_start_is_started_before_it_is_tried(made: Callable[...,
     with LLM(planner="static", backends=["odd", "reference"], ctx=64) as llm:
         assert "odd" in llm.plan.backends
         assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, ignore_eos=True))[0].tokens
-    assert late not in points.left_out()
+    assert late not in entry_points.left_out()
 
 
 @pytest.mark.usefixtures("measured_as_quick")

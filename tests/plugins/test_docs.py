@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import points
 from hetrun.hooks import Hooks
+from hetrun.system import entry_points
 from tests.models import hf
 from tests.models.hf import Row
 from tests.plugins.strangers import PLUGINS, Home, blocks, home_at, home_with, project_of
@@ -76,12 +76,12 @@ def test_every_page_is_there_and_the_list_of_plugins_leads_to_it() -> None:
 
 def test_the_page_on_plugins_has_every_group_every_hook_and_the_version() -> None:
     page = (DOCS / "plugins.md").read_text()
-    for group in (*points.KINDS, points.SAYS_API):
+    for group in (*entry_points.KINDS, entry_points.SAYS_API):
         assert f"| `hetrun.{group}` |" in page
     for name, hook in inspect.getmembers(Hooks, inspect.isfunction):
         arguments = ", ".join(list(inspect.signature(hook).parameters)[1:])
         assert f"| `{name}({arguments})` |" in page
-    assert f"version {points.API} of" in page
+    assert f"version {entry_points.API} of" in page
 
 
 def test_packages_use_what_the_page_lists_and_nothing_else() -> None:
@@ -120,8 +120,8 @@ def home_of_all_pages(factory: pytest.TempPathFactory) -> Home:
 
     def make(folder: Path) -> None:
         made = [project_of(DOCS / f"adding-a-{p}.md", folder / "made") for p in PAGES if p != "quant"]
-        bad = no_good(folder, "bad", "import no_such_thing\n", points.API)
-        old = no_good(folder, "old", "raise SystemExit(9)\n", points.API - 1)
+        bad = no_good(folder, "bad", "import no_such_thing\n", entry_points.API)
+        old = no_good(folder, "old", "raise SystemExit(9)\n", entry_points.API - 1)
         home_with(folder, *made, bad, old)
 
     home = home_at(once(factory, "pages", make))
@@ -242,7 +242,7 @@ def test_a_planner(given: Given) -> None:
 
 TYPE = """
 import numpy as np
-from hetrun.quant import by_ggml_id, by_name
+from hetrun.graph.quant import by_ggml_id, by_name
 x = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
 q = by_name("Q6_0")
 assert by_ggml_id(133) is q
@@ -259,9 +259,9 @@ def test_a_quantisation_type(given: Given, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "hetrun", copy, ignore=skipped)  # follows the links
     files = blocks(DOCS / "adding-a-quant.md")
     simple = copy / "quant" / "simple.py"
-    simple.write_text(f"{simple.read_text()}\n\n{files['quant/simple.py']}")
+    simple.write_text(f"{simple.read_text()}\n\n{files['graph/quant/basic.py']}")
     for path, before in (
-        ("quant/__init__.py", '    QuantType("Q8_0"'),
+        ("graph/quant/__init__.py", '    QuantType("Q8_0"'),
         ("conformance/table.py", '"F32": EXACT'),
     ):
         text = (copy / path).read_text()

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun import hooked, points
+from hetrun import hooked
 from hetrun.chatclient import ChatClient
 from hetrun.client import LocalClient
 from hetrun.errors import BackendError
@@ -21,6 +21,7 @@ from hetrun.events import Event, GenerateRequest, ModelInfo
 from hetrun.hooks import hookimpl
 from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
+from hetrun.system import entry_points
 from tests.plugins.strangers import Register
 from tests.support.fakes import INFO, FakeEngine
 
@@ -106,7 +107,7 @@ async def test_one_that_raises_is_left_out_and_the_others_hear_on(
     for _ in range(3):
         assert (await ask(engine, "say hello"))[-1].kind == "done"
         assert [listener.next()[0], listener.next()[0]] == ["asked", "answered"]
-    assert points.left_out()[bad] == "hetrun_asked fails: ZeroDivisionError: by a plugin"
+    assert entry_points.left_out()[bad] == "hetrun_asked fails: ZeroDivisionError: by a plugin"
     said = [r.message for r in caplog.records if "the plugin bad of stranger 0.1 is left out" in r.message]
     assert len(said) == 1
 
@@ -148,7 +149,7 @@ async def test_one_that_cannot_hook_in(
     register("plugins", "ears", listener)
     await ask(engine, "say hello")
     assert listener.next() == ("asked", "say hello")
-    assert said in points.left_out()[bad]
+    assert said in entry_points.left_out()[bad]
 
 
 # --- endpoints
@@ -203,7 +204,7 @@ async def test_routes_that_are_none(engine: FakeEngine, register: Register, plug
     register("plugins", "more", adding(Route("/there", hello)))
     assert (await get(engine, "/hello")).status_code == 404
     assert (await get(engine, "/there")).status_code == 200
-    assert "something else than a list" in points.left_out()[bad]
+    assert "something else than a list" in entry_points.left_out()[bad]
 
 
 def test_without_plugins_nothing_is_done() -> None:

@@ -8,19 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetrun import LLM, points
+from hetrun import LLM
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError, OptionError, PluginError, UserError
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
-from hetrun.hub.fetching import Progress
-from hetrun.hub.finding import find
 from hetrun.loader.architectures import build_graph, builds
+from hetrun.loader.hub.download import Progress
+from hetrun.loader.hub.resolve import find
 from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
 from hetrun.models import llama
 from hetrun.plan import BUCKETS, Placement
 from hetrun.planner.rules import Task
 from hetrun.planner.wishes import Options, Wishes
-from hetrun.source import ModelSource
+from hetrun.system import entry_points
 from hetrun.vetting import create_backends
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.plugins.strangers import Register
@@ -52,7 +53,7 @@ def test_ours_runs_where_an_architecture_is_no_good(register: Register, model: P
     source = open_model(model)
     assert builds(source)
     assert build_graph(source).logits.width
-    assert bad in points.left_out()
+    assert bad in entry_points.left_out()
 
 
 def test_a_good_one_goes_before_ours(register: Register, model: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_file_that_is_wrong_is_not_held_against_an_architecture(register: Regi
     good = register("models", "llama", SimpleNamespace(name="llama", build=refuse))
     with pytest.raises(ModelFileError, match="it has no head"):
         build_graph(open_model(model))
-    assert good not in points.left_out()
+    assert good not in entry_points.left_out()
 
 
 # --- planners

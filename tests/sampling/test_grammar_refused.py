@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hetrun.child import python
 from hetrun.errors import OptionError
-from hetrun.grammar.masks import Grammars
 from hetrun.params import Structure
+from hetrun.sampling.grammar.token_mask import Grammars
+from hetrun.system.subprocesses import python
 from tests.sampling.grammars import grammars, of_schema, steps
 from tests.support.limits import Within
 from tests.support.schemas import Schema
@@ -148,7 +148,8 @@ def test_what_strangers_send_ends_in_time(shared: Grammars, name: str, within: W
 
 
 def test_the_child_that_tries_them_begins_without_numpy() -> None:
-    code = "import sys, hetrun.grammar.trial; print('numpy' in sys.modules, 'llguidance' in sys.modules)"
+    loaded = "print('numpy' in sys.modules, 'llguidance' in sys.modules)"
+    code = f"import sys, hetrun.sampling.grammar.sandbox; {loaded}"
     assert subprocess.run(python(code), capture_output=True, text=True, check=True).stdout == "False False\n"
 
 

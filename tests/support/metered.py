@@ -41,9 +41,9 @@ from hetrun.backend import (
 from hetrun.backends.reference.functions import TABLE
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Value, Weight
+from hetrun.graph.ops import Attention
 from hetrun.interpreting import ArrayBuffer, InterpretingBackend, OpFunction
 from hetrun.kv import KvCache, KvTable
-from hetrun.ops import Attention
 from hetrun.planner.balance import Link
 from tests.support.devicethread import DeviceThread, Task
 from tests.support.timeline import DEVICE, Activity, Copy, Timeline, Wire, named

@@ -21,9 +21,9 @@ from hetrun.backend import (
     WeightUse,
 )
 from hetrun.graph import Op
+from hetrun.graph.ops import OPS, Attention
 from hetrun.interpreting import ArrayBuffer, InterpretedRunner, InterpretingBackend, OpFunction
 from hetrun.kv import KvCache
-from hetrun.ops import OPS, Attention
 
 NO_WEIGHTS = np.zeros((1, 1), np.float32)
 

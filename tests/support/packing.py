@@ -1,4 +1,4 @@
-"""Quantisation types by ggml itself: hetrun.quant and hetrun.conformance are held against it."""
+"""Quantisation types by ggml itself: hetrun.graph.quant and hetrun.conformance are held against it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backends.llamacpp import native, types
-from hetrun.quant import QuantType
+from hetrun.graph.quant import QuantType
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

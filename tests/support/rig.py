@@ -28,12 +28,12 @@ from hetrun.backend import (
 from hetrun.executor import Between, Chunk, Executor, Step
 from hetrun.forecast import Forecast
 from hetrun.graph import Graph, Op, kv_shapes
+from hetrun.graph.ops import Attention
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
-from hetrun.ops import Attention
 from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
-from hetrun.quant import by_name
 from hetrun.stats import Stats
 from hetrun.weights import WeightStore
 from tests.models import tiny

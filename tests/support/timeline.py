@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from hetrun.backend import Floats, Pass
 from hetrun.backends.reference.functions import TABLE
-from hetrun.forms import form_of
 from hetrun.graph import Op
+from hetrun.graph.signature import form_of
 from hetrun.interpreting import InterpretingBackend, OpFunction
 from hetrun.kv import KvCache
 from hetrun.planner.balance import Link

@@ -15,7 +15,7 @@ from random import Random
 from struct import pack
 from typing import Any
 
-from hetrun.hf_vocabulary import STAND_INS
+from hetrun.text.hf_tokenizer import STAND_INS
 from tests.models.tiny import MERGES
 
 Keys = Mapping[str, Any]

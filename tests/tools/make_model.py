@@ -26,8 +26,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 from numpy.typing import NDArray
 
-from hetrun.formats.gguf import read_gguf
-from hetrun.formats.gguf_values import StringArray, Value
+from hetrun.loader.formats.gguf import read_gguf
+from hetrun.loader.formats.gguf_file import StringArray, Value
 
 Qt = GGMLQuantizationType
 F32 = NDArray[np.float32]

@@ -21,9 +21,9 @@ import numpy as np
 from jsonschema import Draft202012Validator
 
 from hetrun.completion import Completion
-from hetrun.grammar import masks
 from hetrun.llm import LLM
 from hetrun.params import SamplingParams
+from hetrun.sampling.grammar import token_mask
 from tests.support.schemas import Schema, catalogue
 
 VALID, CUT, INVALID = "valid", "cut", "INVALID"
@@ -94,7 +94,7 @@ def judge(schema: Schema, answer: Completion) -> tuple[str, str]:
 @contextmanager
 def _timed(seconds: dict[str, list[float]]) -> Iterator[None]:
     """Measure every call that works out, reads or moves a mask, on whichever thread it is."""
-    kind = masks.TokenMasks
+    kind = token_mask.TokenMasks
     originals = {name: getattr(kind, name) for name in ("_work_out", "begin", "allowed", "accept")}
     for name, original in originals.items():
         setattr(kind, name, _measured(original, seconds[name]))

@@ -34,7 +34,7 @@ from hetrun.config import Settings
 from hetrun.executor import Step
 from hetrun.llm import model_path
 from hetrun.running import Running
-from hetrun.sampling.roles import Choice
+from hetrun.sampling.interface import Choice
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 4096

@@ -12,12 +12,12 @@ from textual.widgets import Footer, ProgressBar
 from hetrun.client import WorkerClient
 from hetrun.config import Settings
 from hetrun.params import SamplingParams
+from hetrun.system.terminal_text import visible
 from hetrun.tui.app import ChatApp
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
-from hetrun.visible import visible
 from tests.support.fakes import ENDLESS, REFUSED, FakeEngine
 from tests.tui.driver import Driver, chatting
 

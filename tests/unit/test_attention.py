@@ -11,9 +11,9 @@ import pytest
 from hetrun.backend import Pass, SequencePart
 from hetrun.backends.reference.attention import attention
 from hetrun.graph import KvShape, Op, Rows, Value
+from hetrun.graph.ops import Attention
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache
-from hetrun.ops import Attention
-from hetrun.quant import by_name
 
 HEADS, KV_HEADS, DIM, TOKENS = 4, 2, 8, 150
 RNG = np.random.default_rng(1)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.coresets import MOST_COUNTS, MOST_SETS, CoreSet, core_sets, counts, in_ranges, to_text
-from hetrun.topology import Core, TopoTree, read_topology
+from hetrun.system.core_sets import MOST_COUNTS, MOST_SETS, CoreSet, core_sets, counts, in_ranges, to_text
+from hetrun.system.cpu_topology import Core, TopoTree, read_topology
 from tests.support.sysfs import (
     ARM_SERVER,
     EPYC,

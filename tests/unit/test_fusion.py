@@ -10,9 +10,9 @@ import numpy as np
 from hetrun.backend import WeightUse, use_of
 from hetrun.backends.llamacpp.fusion import fuse, members, wants
 from hetrun.graph import Constant, Extent, Op, Value, Weight
-from hetrun.ops import NONE, Attrs, Moe, RmsNorm, Rope
-from hetrun.quant import by_name
-from hetrun.reader import FileReader
+from hetrun.graph.ops import NONE, Attrs, Moe, RmsNorm, Rope
+from hetrun.graph.quant import by_name
+from hetrun.loader.weight_reader import FileReader
 
 X = Value("x", 64, "tokens")
 ROPE = Rope(n_heads=2, head_dim=16, n_rot=16, base=1e4, interleaved=False)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import ModelFileError
-from hetrun.formats.gguf import GGUFFile, read_gguf
+from hetrun.loader.formats.gguf import GGUFFile, read_gguf
 from tests.support.effort import effort
 from tests.support.examples import examples
 from tests.support.tiers import first

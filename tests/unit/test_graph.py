@@ -26,9 +26,9 @@ from hetrun.graph import (
     kv_shapes,
     stack,
 )
-from hetrun.ops import NONE, Attention, RmsNorm, Rope
-from hetrun.quant import QUANTS, Bytes, Floats, QuantType, by_name, service
-from hetrun.reader import FileReader
+from hetrun.graph.ops import NONE, Attention, RmsNorm, Rope
+from hetrun.graph.quant import QUANTS, Bytes, Floats, QuantType, by_name, external
+from hetrun.loader.weight_reader import FileReader
 
 F32, Q4_0 = by_name("F32"), by_name("Q4_0")
 FILE_BYTES = 1 << 16
@@ -85,7 +85,7 @@ def unpacked() -> Iterator[None]:
         out[:] = blocks[:, np.arange(out.shape[1]) % blocks.shape[1]]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "_find", lambda: over_and_over)
+        patch.setattr(external, "_find", lambda: over_and_over)
         yield
 
 

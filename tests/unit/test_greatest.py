@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import BackendError
-from hetrun.greatest import Best, Greatest
+from hetrun.graph.top_logits import Best, Greatest
 from hetrun.params import SamplingParams
-from hetrun.sampling.roles import Sampler
+from hetrun.sampling.interface import Sampler
 from hetrun.sampling.sampler import make_sampler
 from tests.support.examples import examples
 

@@ -10,8 +10,8 @@ from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp.fusion import Fused, Product, fuse, members, uses
 from hetrun.backends.llamacpp.joining import join
 from hetrun.graph import Constant, Op, Value, Weight
-from hetrun.ops import NONE, Attrs, Gelu, RmsNorm
-from hetrun.quant import by_name
+from hetrun.graph.ops import NONE, Attrs, Gelu, RmsNorm
+from hetrun.graph.quant import by_name
 
 WIDTH = 64
 STREAM, ATTENDED = Value("stream", WIDTH, "tokens"), Value("attended", WIDTH, "tokens")

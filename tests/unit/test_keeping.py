@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.graph import Extent, Weight
+from hetrun.graph.quant import by_name
 from hetrun.pieces import Cut, Piece
 from hetrun.prefetch.keeping import POLICIES, Kept, Policy, choose, layers_of, resize, switch
-from hetrun.quant import by_name
 from tests.support.examples import examples
 
 MIB = 1 << 20

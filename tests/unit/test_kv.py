@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hetrun import kvmemory, kvrows
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
+from hetrun.graph.quant import by_name
 from hetrun.kv import MOST_UNITS, KvCache, unit_rows
 from hetrun.kvmemory import Memory
 from hetrun.kvrows import BLOCK, KvView, Paged, RowIndex
 from hetrun.kvruns import Runs
-from hetrun.quant import by_name
 from tests.support.examples import examples
 
 F32 = by_name("F32")

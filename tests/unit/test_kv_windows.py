@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from hetrun.graph import KvShape
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache, sequence_bytes
 from hetrun.kvrows import BLOCK, SLACK
-from hetrun.quant import by_name
 from tests.unit import test_kv
 from tests.unit.test_kv import WIDTH, in_memory, read, seen, unit_of, write
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetrun.cgroups import MemoryLimit, memory_limit
+from hetrun.system.cgroups import MemoryLimit, memory_limit
 from hetrun.system.memory_info import available_memory, free_memory
 from tests.support.sysfs import write
 
@@ -169,7 +169,7 @@ MOUNT = Path("/sys/fs/cgroup/memory")
 ASK = """
 import os, sys
 sys.stdin.readline()
-from hetrun.weights import free_memory
+from hetrun.system.memory_info import free_memory
 free = free_memory()
 print(free.nbytes, free.limit)
 held = bytearray(32 << 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetrun.backends.reference.functions import TABLE
-from hetrun.ops import (
+from hetrun.graph.ops import (
     OPS,
     Attention,
     Attrs,

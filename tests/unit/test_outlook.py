@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.graph import Extent, Weight
+from hetrun.graph.quant import by_name
 from hetrun.pieces import Cut, Piece
 from hetrun.prefetch.keeping import Kept, Policy, choose
 from hetrun.prefetch.outlook import ROOM_SHARE, Load, predict, window
-from hetrun.quant import by_name
 from tests.support.examples import examples
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hetrun.backends.llamacpp.kernels import product as module
 from hetrun.backends.llamacpp.kernels.product import PLAIN, ROWS, SWIGLU, Lookup, Partial, Product
-from hetrun.quant import Bytes, Floats
+from hetrun.graph.quant import Bytes, Floats
 from tests.unit.test_product_kernels import (
     LEVELS,
     SCALES,

@@ -7,23 +7,25 @@ import pickle
 
 import pytest
 
-from hetrun import points
 from hetrun.errors import PluginError
-from hetrun.points import API, Point
+from hetrun.system import entry_points
+from hetrun.system.entry_points import API, Point
 from tests.plugins.strangers import Register, point
 
 
 def test_what_is_registered_is_found_and_loaded_on_use(register: Register) -> None:
     made = register("samplers", "mine", "the thing")
-    assert points.find("samplers", "mine") == made
-    assert points.named("samplers", "mine") == "the thing"
-    assert points.named("samplers", "nobody's") is None
-    assert points.points("samplers")["mine"].whose == "stranger 0.1"
+    assert entry_points.find("samplers", "mine") == made
+    assert entry_points.named("samplers", "mine") == "the thing"
+    assert entry_points.named("samplers", "nobody's") is None
+    assert entry_points.points("samplers")["mine"].whose == "stranger 0.1"
 
 
 def test_everything_of_ours_is_there() -> None:
-    assert {"reference", "llamacpp"} <= points.points("backends").keys()
-    assert all(p.is_ours and not p.fault for p in points.points("backends").values() if p.package == "hetrun")
+    assert {"reference", "llamacpp"} <= entry_points.points("backends").keys()
+    assert all(
+        p.is_ours and not p.fault for p in entry_points.points("backends").values() if p.package == "hetrun"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_one_for_another_version_is_not_even_imported(
 ) -> None:
     register("samplers", "old", None, *apis, fails=AssertionError("imported"))
     with pytest.raises(PluginError, match=said):
-        points.named("samplers", "old")
+        entry_points.named("samplers", "old")
 
 
 def test_one_that_does_not_say_its_version() -> None:
@@ -56,7 +58,7 @@ def test_one_that_does_not_say_its_version() -> None:
 
 def test_one_of_several_versions_will_do(register: Register) -> None:
     register("samplers", "both", "the thing", str(API + 1), str(API))
-    assert points.named("samplers", "both") == "the thing"
+    assert entry_points.named("samplers", "both") == "the thing"
 
 
 @pytest.mark.parametrize("error", [ImportError("no such library"), SystemExit(3), RuntimeError()])
@@ -67,9 +69,9 @@ def test_one_that_fails_is_named_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             with pytest.raises(PluginError, match=r"^the backend broken of stranger 0\.1 is left out: "):
-                points.load(made)
+                entry_points.load(made)
     assert len(caplog.records) == 1
-    assert made in points.left_out()
+    assert made in entry_points.left_out()
 
 
 class Hostile(Exception):
@@ -78,21 +80,21 @@ class Hostile(Exception):
 
 
 def test_an_exception_that_has_no_text() -> None:
-    assert points.in_words(Hostile()) == "Hostile"
-    assert points.in_words(ValueError("a\x1b[31mb")) == r"ValueError: a\x1b[31mb"
+    assert entry_points.in_words(Hostile()) == "Hostile"
+    assert entry_points.in_words(ValueError("a\x1b[31mb")) == r"ValueError: a\x1b[31mb"
 
 
 def test_the_error_crosses_a_pipe(register: Register) -> None:
-    error = points.leave_out(register("backends", "broken"), "it is no good")
+    error = entry_points.leave_out(register("backends", "broken"), "it is no good")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.reason) == (str(error), "it is no good")
 
 
 def test_a_name_that_is_taken_stays_whose_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = next(iter(points.points("backends").values()))
+    ours = next(iter(entry_points.points("backends").values()))
     thief = point("backends", ours.name, lambda: "stolen")
-    monkeypatch.setattr(points, "_left_out", {})
-    monkeypatch.setattr(points, "_all", lambda: [thief, ours])
-    found = points._points.__wrapped__()
+    monkeypatch.setattr(entry_points, "_left_out", {})
+    monkeypatch.setattr(entry_points, "_all", lambda: [thief, ours])
+    found = entry_points._points.__wrapped__()
     assert found["backends", ours.name] is ours
-    assert points.left_out()[thief] == f"{ours.whose} has that name already"
+    assert entry_points.left_out()[thief] == f"{ours.whose} has that name already"

@@ -27,7 +27,7 @@ from hetrun.backends.llamacpp.kernels.product import (
     Product,
     Products,
 )
-from hetrun.quant import Bytes, Floats, QuantType, by_name
+from hetrun.graph.quant import Bytes, Floats, QuantType, by_name
 
 BUILT = module.library()
 pytestmark = pytest.mark.skipif(BUILT is None, reason="hetrun was installed without a C compiler")

@@ -10,9 +10,10 @@ from typing import cast
 
 import pytest
 
-from hetrun import points, registry
+from hetrun import registry
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
+from hetrun.system import entry_points
 from tests.plugins.strangers import Register
 from tests.support.nulldevice import NullDevice
 
@@ -161,8 +162,8 @@ def test_a_package_that_cannot_say_what_it_has_harms_nobody_else(register: Regis
 
 
 def test_other_named_things() -> None:
-    assert points.named("vocabularies", "nothing") is None
-    assert points.named("backends", "reference") is registry.backends()["reference"]
+    assert entry_points.named("vocabularies", "nothing") is None
+    assert entry_points.named("backends", "reference") is registry.backends()["reference"]
 
 
 def test_knowing_the_backends_loads_none_of_them() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.graph import GraphBuilder, Weight, constant
-from hetrun.hf import Config
+from hetrun.graph.ops import Rope
+from hetrun.loader.hf_mapping import Config
 from hetrun.models.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, check_rope, factors, read_rope
-from hetrun.ops import Rope
 
 
 class Settings(Config):

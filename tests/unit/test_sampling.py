@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SAMPLERS, SamplingParams
-from hetrun.sampling import native, pruning
+from hetrun.sampling import native
+from hetrun.sampling import top_k as pruning
+from hetrun.sampling.batch import choose
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
-from hetrun.sampling.draw import falls_on, uniform
-from hetrun.sampling.few import Usual
-from hetrun.sampling.pruning import best
-from hetrun.sampling.roles import Sampler
+from hetrun.sampling.fast_path import Usual
+from hetrun.sampling.interface import Sampler
+from hetrun.sampling.rng import falls_on, uniform
 from hetrun.sampling.sampler import ChainSampler, make_sampler
-from hetrun.sampling.together import choose
+from hetrun.sampling.top_k import best
 from tests.support.examples import examples
 
 Row = npt.NDArray[np.float32]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, OptionError
 from hetrun.params import SAMPLERS, SamplingParams
+from hetrun.sampling.interface import Sampler
 from hetrun.sampling.logprobs import of_prompt
-from hetrun.sampling.roles import Sampler
 from hetrun.sampling.sampler import ChainSampler, make_sampler
 from tests.support.examples import examples
 

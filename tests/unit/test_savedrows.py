@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache
 from hetrun.prefixes import Entry
 from hetrun.prefixfile import load, save
-from hetrun.quant import by_name
 from hetrun.savedrows import SavedRows
 
 WHOSE = bytes(32)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import seating
-from hetrun.coresets import CoreSet
-from hetrun.seating import Chosen, Team, seats
-from hetrun.topology import Core, TopoTree, read_topology, this_machine
+from hetrun.system import thread_affinity
+from hetrun.system.core_sets import CoreSet
+from hetrun.system.cpu_topology import Core, TopoTree, read_topology, this_machine
+from hetrun.system.thread_affinity import Chosen, Team, seats
 from tests.support.sysfs import EPYC, LAPTOP, of
 
 ALL = this_machine().cpus
@@ -31,10 +31,10 @@ def openmp() -> ctypes.CDLL:
 @pytest.fixture
 def choice(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     """Choices of this test's own."""
-    if seating._function() is None:
+    if thread_affinity._function() is None:
         pytest.skip("the C library was not built")
     made = Chosen(this_machine())
-    monkeypatch.setattr(seating, "chosen", lambda: made)
+    monkeypatch.setattr(thread_affinity, "chosen", lambda: made)
     return made
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_asked_of_the_system_where_nothing_changes(choice: Chosen) ->
     in_a_thread(work)
 
 
-@pytest.mark.parametrize("name", seating.THEIRS)
+@pytest.mark.parametrize("name", thread_affinity.THEIRS)
 def test_who_places_threads_by_openmp_is_obeyed(
     name: str, choice: Chosen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +147,9 @@ def test_who_places_threads_by_openmp_is_obeyed(
 
 
 def test_a_library_without_threads_has_none_to_place(choice: Chosen) -> None:
-    plain = ctypes.CDLL(str(Path(seating.__file__).parent / seating.NAME))  # it needs the C library only
+    plain = ctypes.CDLL(
+        str(Path(thread_affinity.__file__).parent / thread_affinity.NAME)
+    )  # it needs the C library only
     with Team(plain).seated(2):
         assert os.sched_getaffinity(0) == set(ALL)
 
@@ -185,7 +187,7 @@ def test_masks_are_those_of_the_process_when_it_ends() -> None:
     """A real model's threads, in a process of their own that may use one CPU only."""
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from hetrun.topology import this_machine; from hetrun.coresets import core_sets;"
+        "from hetrun.system.cpu_topology import this_machine; from hetrun.system.core_sets import core_sets;"
         "print([(s.threads, s.cpus) for s in core_sets(this_machine())])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BackendError, ModelFileError
 from hetrun.graph import Constant, Extent, Weight
+from hetrun.graph.quant import by_name
 from hetrun.pieces import Cut, Piece
 from hetrun.prefetch.ring import PAGE, READING, library
 from hetrun.prefetch.streamer import Streamer, can_stream
-from hetrun.quant import by_name
-from hetrun.stamp import Stamp
+from hetrun.system.file_identity import Stamp
 from tests.support.supplies import Disk, Taker
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there was no C compiler at installation")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hetrun.textstream import StopStrings, StreamDecoder
+from hetrun.text.detokenizer import StopStrings, StreamDecoder
 
 FEW = "abé€🙂"  # few letters, of one to four bytes: many near matches
 texts = st.one_of(st.text(), st.text(alphabet=FEW, max_size=40))

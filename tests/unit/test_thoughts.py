@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.chat.answers import AnswerReader
-from hetrun.chat.thoughts import ThoughtSplitter, mark_of, opened_in
-from hetrun.chat.toolcalls.formats import FORMATS
-from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, Thought, joined
-from hetrun.chat.toolcalls.reader import CallReader
+from hetrun.text.chat.answer_parser import AnswerReader
+from hetrun.text.chat.reasoning import ThoughtSplitter, mark_of, opened_in
+from hetrun.text.tool_parsers.formats import FORMATS
+from hetrun.text.tool_parsers.parser import CallReader
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
 
 
 def split(pieces: Sequence[str], opened: bool = False) -> list[Piece]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hetrun.errors import OptionError
-from hetrun.source import Vocabulary
-from hetrun.tokenizer import Tokenizer, whole
+from hetrun.loader.source import Vocabulary
+from hetrun.text.tokenizer import Tokenizer, whole
 
 BOS, EOS = 256, 257
 

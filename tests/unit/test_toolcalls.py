@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.chat.toolcalls.formats import FORMATS, family, takes_tools
-from hetrun.chat.toolcalls.pieces import Arguments, Begin, Piece, Text, joined
-from hetrun.chat.toolcalls.reader import CallReader
 from hetrun.config import TOOL_PARSERS
+from hetrun.text.tool_parsers.formats import FORMATS, family, takes_tools
+from hetrun.text.tool_parsers.parser import CallReader
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, joined
 from tests.support.effort import effort
 from tests.support.limits import Within
 from tests.support.tiers import first

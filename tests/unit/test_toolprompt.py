@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hetrun.chat import ChatTemplate
-from hetrun.chat.template import CHATML
-from hetrun.chat.toolprompt import needs_telling, told
+from hetrun.text.chat import ChatTemplate
+from hetrun.text.chat.template import CHATML
+from hetrun.text.chat.tool_prompt import needs_telling, told
 
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": {"zone": "UTC"}}}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.topology import LEVELS, TopoTree, read_topology, this_machine
+from hetrun.system.cpu_topology import LEVELS, TopoTree, read_topology, this_machine
 from tests.support.sysfs import (
     ARM_SERVER,
     EPYC,

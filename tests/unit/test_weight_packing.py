@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hetrun.backends.llamacpp.kernels import product as module
 from hetrun.backends.llamacpp.kernels.product import ROWS
-from hetrun.quant import Bytes, by_name
+from hetrun.graph.quant import Bytes, by_name
 from tests.unit.test_product_kernels import LEVELS, aligned, library
 
 pytestmark = pytest.mark.skipif(module.library() is None, reason="hetrun was installed without a C compiler")

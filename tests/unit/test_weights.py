@@ -14,10 +14,10 @@ from hetrun import weights
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Op, Weight
+from hetrun.graph.quant import by_name
 from hetrun.kv import KvCache
-from hetrun.quant import by_name
-from hetrun.reader import FileReader
-from hetrun.stamp import Stamp
+from hetrun.loader.weight_reader import FileReader
+from hetrun.system.file_identity import Stamp
 from hetrun.system.memory_info import available_memory
 from hetrun.weights import WeightStore
 

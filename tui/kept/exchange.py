@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hetrun.errors import UserError
-from hetrun.strictjson import parsed
+from hetrun.system.strict_json import parsed
 from hetrun.tui.kept.tree import Conversation, Role, Tree, Turn, title_of
 
 FORMAT = "hetrun conversation 1"

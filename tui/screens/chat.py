@@ -14,6 +14,7 @@ from textual.worker import Worker, WorkerState
 from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.events import ModelInfo
+from hetrun.system.terminal_text import visible
 from hetrun.tui.answering import Answering
 from hetrun.tui.doors import Doors
 from hetrun.tui.kept.tree import Turn
@@ -29,7 +30,6 @@ from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Sidebar, Titles
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
-from hetrun.visible import visible
 
 LOOK_S = 1.0  # between two looks at the machine while it answers: each draws its pane anew
 RATED = 4  # tokens of a prompt; fewer cost as much as one does

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 
 class Ask(ModalScreen[str | None]):

@@ -15,7 +15,7 @@ from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.events import Message
 from hetrun.questions import Render, Tokenize, TokenizerInfo
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 
 class TemplateScreen(ModalScreen[None]):

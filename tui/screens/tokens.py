@@ -25,7 +25,7 @@ from hetrun.errors import HetrunError
 from hetrun.events import GenerateRequest, TokenLogprob
 from hetrun.params import SamplingParams
 from hetrun.questions import Render
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 ALTERNATIVES = 8
 AROUND = 120  # tokens that are shown before and behind the one that is looked at

@@ -16,7 +16,7 @@ from textual.widgets import Button, Input, Label, Static
 from hetrun.chatclient import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.questions import Foreseen, WhatIf
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 # Name, what it is, and what the arrow keys do to it.
 KNOBS = (

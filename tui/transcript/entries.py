@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 
 from textual.strip import Strip
 
-from hetrun.chat.thoughts import MARKS, end_of
+from hetrun.system.terminal_text import visible
+from hetrun.text.chat.reasoning import MARKS, end_of
 from hetrun.tui.kept.tree import Turn
 from hetrun.tui.transcript.markdown import Block, Document, plain_lines
-from hetrun.visible import visible
 
 Kind = Literal["user", "assistant", "error"]
 WAITING = "…"

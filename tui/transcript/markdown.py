@@ -18,7 +18,7 @@ from rich.text import Text
 from rich.theme import Theme
 from textual.strip import Strip
 
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

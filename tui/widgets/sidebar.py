@@ -15,9 +15,9 @@ from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
+from hetrun.system.terminal_text import visible
 from hetrun.tui.kept.tree import Conversation
 from hetrun.tui.messages import keys_of, type_ahead
-from hetrun.visible import visible
 
 What = Literal["open", "rename", "delete", "export"]
 

@@ -6,8 +6,8 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Static
 
+from hetrun.system.terminal_text import visible
 from hetrun.tui.messages import Measured
-from hetrun.visible import visible
 
 NAME = 8  # cells that are the model's in any case
 

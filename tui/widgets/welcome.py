@@ -7,7 +7,7 @@ from textual.containers import Vertical
 from textual.widgets import ProgressBar, Static
 
 from hetrun.events import ModelInfo
-from hetrun.visible import visible
+from hetrun.system.terminal_text import visible
 
 
 class Welcome(Vertical):

@@ -12,8 +12,8 @@ from hetrun.backends.llamacpp.vocabulary.checks import Checked, checked
 from hetrun.backends.llamacpp.vocabulary.copying import copied
 from hetrun.backends.llamacpp.vocabulary.texts import TextLimits, cuts_at_spaces
 from hetrun.errors import ModelFileError, OptionError
-from hetrun.formats.gguf import GGUFFile
-from hetrun.formats.gguf_values import shown
+from hetrun.loader.formats.gguf import GGUFFile
+from hetrun.loader.formats.gguf_file import shown
 
 TOKEN_BYTES = 64  # first guess for the bytes of a piece
 

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from hetrun.backends.llamacpp.vocabulary.strings import Bytes, Ints, Strings
 from hetrun.errors import ModelFileError
-from hetrun.formats import charsmap
-from hetrun.formats.gguf import GGUFFile, Value
-from hetrun.formats.gguf_values import Numbers, shown
+from hetrun.loader.formats import precompiled_charsmap
+from hetrun.loader.formats.gguf import GGUFFile, Value
+from hetrun.loader.formats.gguf_file import Numbers, shown
 
 MAX_TOKENS = 1 << 21  # the largest in use have a million
 MAX_TEXT = 64 << 20  # bytes of all tokens, and of all merges
@@ -264,7 +264,7 @@ def _check_unigram(file: GGUFFile, tokens: Strings) -> None:
         return
     if table.dtype.str not in ("|u1", "|i1"):
         fail(file, "precompiled_charsmap", f"holds {table.dtype} numbers, not bytes")
-    if (why := charsmap.objection(table.tobytes())) is not None:
+    if (why := precompiled_charsmap.objection(table.tobytes())) is not None:
         fail(file, "precompiled_charsmap", f"is damaged: {why}")
 
 

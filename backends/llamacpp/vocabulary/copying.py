@@ -14,7 +14,7 @@ from struct import pack
 
 import numpy as np
 
-from hetrun.formats.gguf import StringArray, Value
+from hetrun.loader.formats.gguf import StringArray, Value
 
 _BOOL, _U32, _STRING, _ARRAY = 7, 4, 8, 9
 _KINDS = {"|u1": 0, "|i1": 1, "<i4": 5, "<f4": 6}

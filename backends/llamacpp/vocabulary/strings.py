@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from hetrun.formats.gguf import StringArray
+from hetrun.loader.formats.gguf import StringArray
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

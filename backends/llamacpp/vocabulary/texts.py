@@ -17,7 +17,7 @@ import numpy as np
 
 from hetrun.backends.llamacpp.vocabulary.checks import Checked, special
 from hetrun.errors import OptionError
-from hetrun.stack import with_stack
+from hetrun.system.threads import with_stack
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from hetrun.backend import Floats, Pass
 from hetrun.graph import Op
+from hetrun.graph.ops import Attention
 from hetrun.kv import KvCache, KvTable
 from hetrun.kvrows import KvView
-from hetrun.ops import Attention
 from hetrun_numba.compiling import compiled, inlined
 from hetrun_numba.formats import COLUMNS, NUMBER, STEPS, Ints, up_to
 from hetrun_numba.products import one_tile

@@ -22,9 +22,9 @@ from hetrun.backend import (
     use_of,
 )
 from hetrun.graph import Op
+from hetrun.graph.ops import Attention, Rope
 from hetrun.interpreting import ArrayBuffer, InterpretedRunner, InterpretingBackend, OpFunction
 from hetrun.kv import KvCache
-from hetrun.ops import Attention, Rope
 from hetrun_numba.formats import PRODUCTS
 from hetrun_numba.packing import FloatPanels, Panels, pack, packed_bytes
 

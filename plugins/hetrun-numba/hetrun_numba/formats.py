@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.quant import by_name
+from hetrun.graph.quant import by_name
 
 Ints = NDArray[np.int64]
 COLUMNS = 32  # results that a panel of weights makes

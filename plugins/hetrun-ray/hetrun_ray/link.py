@@ -12,11 +12,11 @@ from contextlib import suppress
 from subprocess import Popen
 from typing import IO
 
-from hetrun import child
 from hetrun.batch.asks import Ask
 from hetrun.batch.places import Away, Place
 from hetrun.batch.results import Reply
 from hetrun.errors import BackendUnavailable, printable
+from hetrun.system import subprocesses
 from hetrun_ray.words import (
     Answer,
     Answered,
@@ -87,7 +87,7 @@ class Link:
     async def __aenter__(self) -> Link:
         self._ready = asyncio.get_running_loop().create_future()
         # In a session of its own it does not hear Ctrl-C: we tell it what to do.
-        self._process, end = child.begin(
+        self._process, end = subprocesses.begin(
             DRIVER, self._log.fileno(), {**os.environ, **QUIET}, own_session=True
         )
         self._pipe = await Pipe.over(end)

@@ -1,0 +1,263 @@
+"""Shares: the work of one scope for several backends, by rows of its products, heads of its attention or
+experts of its mixture.
+
+A share is a rewrite of the graph before it is cut: the ops of the scope are replaced by one smaller op for
+each share, in a scope of its own (`blk.0.ffn.up.rows0-64`), and by an op that puts the results together. For
+cutting, compiling and running that is nothing new: the smaller ops are ops with smaller weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal, get_args
+
+from hetrun.errors import OptionError
+from hetrun.graph.ir import Graph, Op, Value, Weight, in_scope
+from hetrun.graph.ops import NONE, Attention, Moe, RmsNorm, Rope
+
+Kind = Literal["rows", "heads", "experts"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """From `a` to `b` of the `of` rows, KV heads or experts that a scope has.
+
+    rows: of the results of its products; those of all shares are put side by side.
+    heads: of its attention: their rows of the projections to q, k and v, their columns of the KV rows and of
+    the projection behind; the results of that are added.
+    experts: of its mixture, behind the whole router; the results are added. Those with an `order` are a to b
+    of it, and not experts of these numbers: so a share can have the ones that are chosen most. One of them
+    may be `whole`: it has the weights of all, and leaves those of the others unused. That takes no memory
+    where they lie anyway.
+    """
+
+    kind: Kind
+    a: int
+    b: int
+    of: int
+    order: tuple[int, ...] = ()  # every expert once
+    whole: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.a}-{self.b}"
+
+    def scope(self, of: str) -> str:
+        """Where its ops lie: below the scope that is shared out."""
+        return f"{of}.{self}"
+
+
+def divide(graph: Graph, shares: Mapping[str, Sequence[Share]]) -> Graph:
+    """The graph with the ops of some scopes shared out; its outputs are the same values."""
+    for scope, parts in shares.items():
+        parts = sorted(parts, key=lambda s: s.a)
+        _check(scope, parts)
+        split = {"rows": _rows, "heads": _heads, "experts": _experts}[parts[0].kind]
+        try:
+            graph = replace(graph, ops=tuple(split(graph.ops, scope, parts)))
+        except ValueError as e:  # a border inside a block of quantised numbers
+            raise OptionError(f"the plan shares out {scope} where it cannot be cut: {e}") from e
+    graph.validate()
+    return graph
+
+
+def _check(scope: str, parts: Sequence[Share]) -> None:
+    """Whether the shares of a scope have everything once."""
+    first = parts[0]
+    if any((p.kind, p.of, p.order) != (first.kind, first.of, first.order) for p in parts):
+        raise OptionError(
+            f"the plan shares out {scope} in several ways; its shares must be of one kind, number and order"
+        )
+    if any(p.kind != "experts" and (p.order or p.whole) for p in parts):
+        raise OptionError(f"the plan shares out {first.kind} of {scope} in an order; only experts have one")
+    if first.order and sorted(first.order) != list(range(first.of)):
+        raise OptionError(f"the order of the experts of {scope} must have each of {first.of} once")
+    gaps = [p.a != before.b for before, p in pairwise(parts)]
+    if first.a != 0 or parts[-1].b != first.of or any(gaps) or any(p.a >= p.b for p in parts):
+        ranges = ", ".join(f"{p.a}-{p.b}" for p in parts)
+        raise OptionError(
+            f"the plan shares out the {first.of} {first.kind} of {scope} as {ranges}; "
+            "each must be in one share"
+        )
+
+
+def _nothing(scope: str, share: Share, what: str) -> OptionError:
+    return OptionError(f"the plan shares out {share.of} {share.kind} of {scope}, which has {what}")
+
+
+# --- rows
+
+
+def _rows(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[Op]:
+    """Every product of the scope that has so many rows."""
+    mine = [op for op in ops if op.kind in ("linear", "head") and in_scope(op.scope, scope)]
+    if not any(op.out.width == parts[0].of for op in mine):
+        found = ", ".join(str(n) for n in dict.fromkeys(op.out.width for op in mine))
+        raise _nothing(scope, parts[0], f"products of {found} rows" if found else "no product")
+    for op in ops:
+        if op not in mine or op.out.width != parts[0].of:
+            yield op
+            continue
+        smaller = [_part(op, scope, s, s.b - s.a, _some_rows(op.weights, s.a, s.b)) for s in parts]
+        yield from _joined(op, smaller, "concat")
+
+
+def _some_rows(weights: Sequence[Weight], a: int, b: int) -> tuple[Weight, ...]:
+    """Rows of a product's matrix, and the same columns of its bias."""
+    matrix, *bias = weights
+    return (matrix.rows(a, b), *(w.cols(a, b) for w in bias))
+
+
+def _part(op: Op, scope: str, share: Share, width: int, weights: tuple[Weight, ...]) -> Op:
+    """A share of an op."""
+    out = replace(op.out, name=f"{op.out.name}.{share}", width=width)
+    return replace(op, out=out, weights=weights, scope=share.scope(scope) + op.scope[len(scope) :])
+
+
+def _joined(op: Op, parts: Sequence[Op], kind: Literal["concat", "add"]) -> Iterable[Op]:
+    """The shares of an op, and how their results become the op's own."""
+    if len(parts) == 1:
+        yield replace(parts[0], out=op.out)
+        return
+    yield from parts
+    values = [p.out for p in parts]
+    if kind == "concat":
+        yield Op("concat", tuple(values), op.out, (), NONE, op.scope)
+        return
+    total = values[0]
+    for i, value in enumerate(values[1:], 2):
+        last = i == len(values)
+        out = op.out if last else replace(op.out, name=f"{op.out.name}.sum{i}")
+        yield Op("add", (total, value), out, (), NONE, op.scope)
+        total = out
+
+
+# --- heads
+
+
+def _heads(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[Op]:
+    """The attention of the scope, from its projections to the one behind it."""
+    attention, before, behind = _around_attention(ops, scope, parts[0])
+    a = attention.attrs
+    assert isinstance(a, Attention)
+    values: dict[Share, dict[Value, Value]] = {share: {} for share in parts}
+    for op in ops:
+        if op is behind:
+            smaller = []
+            for s in parts:
+                width = a.n_heads // a.n_kv_heads * a.head_dim
+                matrix, *bias = op.weights
+                columns = matrix.cols(s.a * width, s.b * width)
+                weights = (columns, *(bias if s is parts[0] else ()))  # a bias counts once
+                smaller.append(_reading(_part(op, scope, s, op.out.width, weights), values[s]))
+            yield from _joined(op, smaller, "add")
+        elif op is attention or op in before:
+            for s in parts:
+                n_heads = a.n_heads if op is attention else before[op]
+                part = _reading(_heads_of(op, scope, s, n_heads, a), values[s])
+                values[s][op.out] = part.out
+                yield part
+        else:
+            yield op
+
+
+def _reading(op: Op, values: Mapping[Value, Value]) -> Op:
+    """The op, reading what its own share made."""
+    return replace(op, inputs=tuple(values.get(v, v) for v in op.inputs))
+
+
+def _around_attention(ops: Sequence[Op], scope: str, share: Share) -> tuple[Op, dict[Op, int], Op]:
+    """The attention of a scope; the ops between it and its projections, these included, with their heads;
+    the projection behind it."""
+    found = [op for op in ops if op.kind == "attention" and in_scope(op.scope, scope)]
+    if len(found) != 1 or not isinstance(found[0].attrs, Attention):
+        raise _nothing(scope, share, "no attention")
+    attention, a = found[0], found[0].attrs
+    if a.n_kv_heads != share.of:
+        raise _nothing(scope, share, f"an attention of {a.n_kv_heads} KV heads")
+    makers = {op.out: op for op in ops}
+    readers: dict[Value, list[Op]] = {}
+    for op in ops:
+        for value in op.inputs:
+            readers.setdefault(value, []).append(op)
+    before: dict[Op, int] = {}
+    for value, n_heads in zip(attention.inputs, (a.n_heads, a.n_kv_heads, a.n_kv_heads), strict=True):
+        while True:
+            op = makers[value]
+            if len(readers[value]) != 1 or not in_scope(op.scope, scope) or not _by_heads(op, n_heads):
+                raise _nothing(
+                    scope, share, f"a {op.kind} before its attention that is not made head by head"
+                )
+            before[op] = n_heads
+            if op.kind == "linear":
+                break
+            value = op.inputs[0]
+    behind = readers.get(attention.out, [])
+    if len(behind) != 1 or behind[0].kind != "linear" or not in_scope(behind[0].scope, scope):
+        raise _nothing(scope, share, "no projection right behind its attention")
+    return attention, before, behind[0]
+
+
+def _by_heads(op: Op, n_heads: int) -> bool:
+    """Whether each head of an op's result depends on the same head of its input, or is rows of a product."""
+    if isinstance(op.attrs, RmsNorm):
+        return op.attrs.heads == n_heads
+    return op.kind in ("linear", "rope", "scale", "softcap")
+
+
+def _heads_of(op: Op, scope: str, share: Share, n_heads: int, a: Attention) -> Op:
+    """An op for the KV heads of a share, or for the heads of q that read them."""
+    each = n_heads // a.n_kv_heads
+    lo, hi, size = share.a * each, share.b * each, op.out.width // n_heads
+    weights = _some_rows(op.weights, lo * size, hi * size) if op.kind == "linear" else op.weights
+    part = _part(op, scope, share, (hi - lo) * size, weights)
+    if isinstance(op.attrs, Attention):
+        mine = replace(a, n_heads=hi - lo, n_kv_heads=share.b - share.a, first=a.first + share.a)
+        return replace(part, attrs=mine)
+    if isinstance(op.attrs, Rope):
+        return replace(part, attrs=replace(op.attrs, n_heads=hi - lo))
+    if isinstance(op.attrs, RmsNorm):
+        return replace(part, attrs=replace(op.attrs, heads=hi - lo))
+    return part
+
+
+# --- experts
+
+
+def _experts(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[Op]:
+    """Every mixture of the scope."""
+    mine = [op for op in ops if isinstance(op.attrs, Moe) and in_scope(op.scope, scope)]
+    counts = {op.attrs.matrices for op in mine if isinstance(op.attrs, Moe)}
+    if counts != {parts[0].of}:
+        found = ", ".join(map(str, sorted(counts)))
+        raise _nothing(scope, parts[0], f"mixtures of {found} experts" if found else "no mixture")
+    for op in ops:
+        if op in mine:
+            yield from _joined(op, [_experts_of(op, scope, s) for s in parts], "add")
+        else:
+            yield op
+
+
+def _experts_of(op: Op, scope: str, share: Share) -> Op:
+    a = op.attrs
+    assert isinstance(a, Moe)
+    if (share.order or share.whole) and a.held:
+        raise _nothing(scope, share, "not all of them itself, so they have no order")
+    order = share.order or tuple(range(share.of))
+    mine = order[share.a : share.b]
+    if share.whole:
+        part = _part(op, scope, share, op.out.width, op.weights)
+        return replace(part, attrs=replace(a, without=tuple(sorted({*order} - {*mine}))))
+    router, *others = op.weights
+    each = [w.shape[0] // a.matrices for w in others]
+    if not share.order:
+        some = [w.rows(share.a * n, share.b * n) for w, n in zip(others, each, strict=True)]
+        part = _part(op, scope, share, op.out.width, (router, *some))
+        return replace(part, attrs=replace(a, first=a.first + share.a, held=share.b - share.a))
+    # The experts get other numbers: its own come first, in the weights and in the router alike.
+    some = [w.blocks(mine, n, "experts") for w, n in zip(others, each, strict=True)]
+    rest = sorted({*order} - {*mine})
+    part = _part(op, scope, share, op.out.width, (router.blocks((*mine, *rest), 1, "experts"), *some))
+    return replace(part, attrs=replace(a, held=len(mine), numbers=mine))

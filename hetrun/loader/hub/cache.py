@@ -1,0 +1,59 @@
+"""Hugging Face's cache on this machine: which files of a repository are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetrun.loader.hub.names import Wanted
+from hetrun.loader.hub.select import File
+
+MOST_FILES = 10_000
+COMMIT = 40  # letters
+
+
+def cache_folder() -> Path:
+    """Where it lies, as huggingface-hub finds it."""
+    for name, inside in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser() / inside
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "huggingface" / "hub"
+
+
+def repository(repo: str) -> Path:
+    """The folder of a repository, whether it is there or not."""
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def snapshot(wanted: Wanted) -> Path | None:
+    """The files of a revision as they were when somebody last asked the hub."""
+    folder = repository(wanted.repo)
+    commit = wanted.revision
+    try:
+        with (folder / "refs" / wanted.revision).open(encoding="ascii") as file:
+            commit = file.read(COMMIT + 1).strip()
+    except (OSError, ValueError):
+        pass
+    found = folder / "snapshots" / commit
+    return found if "/" not in commit and ".." not in commit and found.is_dir() else None
+
+
+def files_of(folder: Path) -> list[File]:
+    """What lies in a snapshot and can be read; links to nothing are none."""
+    return sorted((File(name, size) for name, size in _sizes(folder)), key=lambda file: file.name)
+
+
+def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    left = MOST_FILES
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        for name in names:
+            path = os.path.join(at, name)
+            left -= 1
+            try:
+                if left >= 0 and os.path.isfile(path):
+                    yield os.path.relpath(path, folder), os.stat(path).st_size
+            except OSError:
+                continue

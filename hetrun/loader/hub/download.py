@@ -1,0 +1,289 @@
+"""Models from the hub into Hugging Face's cache, where other programs find them too.
+
+huggingface-hub knows the hub's interface, tokens and mirrors, and lays the cache out. What it does not do is
+go on with a file that an earlier process has begun: large files are read here, into a file beside the cache's
+blobs, and each is held against its checksum before it is given its name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from hetrun.errors import UserError, printable
+from hetrun.loader.hub.cache import cache_folder, repository, snapshot
+from hetrun.loader.hub.names import Wanted
+from hetrun.loader.hub.select import Chosen, File, choose
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoSibling
+
+Progress = Callable[[int, int, str], object]  # bytes that are done, of so many, and what is being done
+
+Tell = Callable[[int, str], object]  # the same of one file
+
+LARGE = 8 << 20  # bytes: what is smaller is read anew rather than gone on with
+MOST = 50_000_000_000  # the hub gives files that are larger through a protocol that only the library speaks
+SHA256, COMMIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
+TRIES, PAUSE_S, TIMEOUT_S = 6, 0.5, 20.0  # of a connection over which nothing comes
+PARTIAL = 206
+SPARE = 64 << 20  # bytes of the disk that are left free
+
+
+def offline() -> bool:
+    """Whether somebody has said that nothing may be asked of the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def fetch(wanted: Wanted, progress: Progress = lambda done, whole, what: None) -> tuple[Path, Chosen]:
+    """Bring a model here, as far as it is not; the path to open, and its files."""
+    with explained(wanted):
+        api = _hub()
+        commit, files = _commit(api, wanted)
+        chosen = choose(files, wanted)
+        missing = [file for file in chosen.files if not _has(wanted, commit, file)]
+        _check_room(wanted, missing)
+        done, whole = 0, sum(file.size for file in missing)
+        for file in missing:
+            _fetch(api, wanted, commit, file, _behind(progress, done, whole))
+            done += file.size
+        # Also where all is there: what "main" means is known for the next time without a net.
+        paths = [_linked(api, wanted, file) for file in chosen.files]
+    return (_folder(paths[0], chosen.files[0]) if chosen.is_folder else paths[0]), chosen
+
+
+def _hub() -> HfApi:
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()  # there is one for all files
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    return HfApi(library_name="hetrun")
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name stays within its repository."""
+    return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+
+
+def _file(sibling: RepoSibling) -> File:
+    sha256 = str(sibling.lfs.sha256) if sibling.lfs else ""
+    return File(sibling.rfilename, sibling.size or 0, sha256 if SHA256.fullmatch(sha256) else "")
+
+
+def _commit(api: HfApi, wanted: Wanted) -> tuple[str, list[File]]:
+    """What a revision is now, and its files."""
+    try:
+        info = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True)
+        files = [_file(sibling) for sibling in info.siblings or () if _is_plain(sibling.rfilename)]
+    except (AttributeError, KeyError, TypeError) as error:  # of the library, where an answer has another form
+        raise _no_hub(wanted) from error
+    if not COMMIT.fullmatch(str(info.sha)):
+        raise _no_hub(wanted)
+    return str(info.sha), files
+
+
+def _no_hub(wanted: Wanted) -> UserError:
+    return UserError(f"{wanted.name}: what answers is not like Hugging Face's hub; look at HF_ENDPOINT")
+
+
+def _folder(path: Path, file: File) -> Path:
+    return path.parents[len(Path(file.name).parts) - 1]
+
+
+def _has(wanted: Wanted, commit: str, file: File) -> bool:
+    path = repository(wanted.repo) / "snapshots" / commit / file.name
+    return path.is_file() and path.stat().st_size == file.size
+
+
+def _check_room(wanted: Wanted, missing: list[File]) -> None:
+    """Say before anything is read that the disk will not hold it."""
+    needed = sum(max(0, file.size - _begun(wanted, file)) for file in missing)
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if needed + SPARE > free:
+        raise UserError(
+            f"{wanted.name} takes {needed / 1e9:.1f} GB more, and where {folder} lies {free / 1e9:.1f} GB "
+            "are left: make room, or name another place with HF_HOME"
+        )
+
+
+def _behind(progress: Progress, begin: int, whole: int) -> Callable[[int, str], object]:
+    return lambda done, what: progress(begin + done, whole, printable(what))
+
+
+# --- one file
+
+
+def _partial(wanted: Wanted, file: File) -> Path:
+    return repository(wanted.repo) / "blobs" / f"{file.sha256}.hetrun-incomplete"
+
+
+def _begun(wanted: Wanted, file: File) -> int:
+    path = _partial(wanted, file)
+    return path.stat().st_size if file.sha256 and path.exists() else 0
+
+
+def _fetch(api: HfApi, wanted: Wanted, commit: str, file: File, tell: Tell) -> None:
+    """Have a file among the cache's blobs. Others are left to the library, which brings them when they are
+    linked."""
+    blob = repository(wanted.repo) / "blobs" / file.sha256
+    if not file.sha256 or not LARGE <= file.size <= MOST or blob.exists():
+        return
+    with _alone(_partial(wanted, file)) as partial:
+        if partial is None or blob.exists():  # somebody else has brought it meanwhile
+            return
+        _read(api, wanted, commit, file, partial, tell)
+        tell(file.size, f"checking {file.name}")
+        if _sha256(partial) != file.sha256:
+            partial.unlink()
+            raise UserError(
+                f"{wanted.name}: what came of {printable(file.name)} is not what the hub has, by its "
+                "checksum; it was removed: pull it again"
+            )
+        partial.replace(blob)
+
+
+def _read(api: HfApi, wanted: Wanted, commit: str, file: File, partial: Path, tell: Tell) -> None:
+    """Read what is missing of a file; where the connection breaks off, go on, as long as anything comes."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import build_hf_headers
+
+    headers = build_hf_headers(token=api.token, library_name="hetrun")
+    url = f"{api.endpoint}/{wanted.repo}/resolve/{commit}/{quote(file.name)}"
+    left = TRIES
+    with partial.open("r+b", buffering=0) as into:
+        size = into.seek(0, os.SEEK_END)
+        while size != file.size:
+            begun = size = size if size < file.size else 0
+            try:
+                for size in _more(url, headers, into, begun):
+                    tell(size, file.name)
+            except HfHubHTTPError:
+                raise
+            except Exception as error:
+                left = TRIES if size > begun else left - 1
+                if not left or not _is_of_connections(error):
+                    raise
+                sleep(PAUSE_S)
+            else:
+                left -= size == begun
+                if not left:
+                    raise UserError(
+                        f"{wanted.name}: {printable(file.name)} ends before its end: pull it again"
+                    )
+
+
+def _more(url: str, headers: Mapping[str, str], into: io.FileIO, begun: int) -> Iterator[int]:
+    """Read on behind so many bytes; the size of the file each time it grows."""
+    from huggingface_hub.utils import get_session, hf_raise_for_status
+
+    asked = {**headers, "Range": f"bytes={begun}-"} if begun else dict(headers)
+    # What is compressed on its way cannot be gone on with.
+    asked["Accept-Encoding"] = "identity"
+    with get_session().stream(
+        "GET", url, headers=asked, timeout=TIMEOUT_S, follow_redirects=True
+    ) as response:
+        hf_raise_for_status(response)
+        into.truncate(begun if response.status_code == PARTIAL else 0)
+        size = into.seek(0, os.SEEK_END)
+        for part in response.iter_bytes():
+            view = memoryview(part)
+            while view:
+                view = view[into.write(view) :]
+            size += len(part)
+            yield size
+
+
+def _is_of_connections(error: Exception) -> bool:
+    """Whether a net is to blame: the library's own errors, whichever library it uses for connections."""
+    return type(error).__module__.startswith(("httpx", "httpcore"))
+
+
+@contextmanager
+def _alone(partial: Path) -> Iterator[Path | None]:
+    """The file that is read into, which nobody else has; None: there was somebody, who is done with it."""
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), partial.stat()):
+                yield partial
+                return
+        yield None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _linked(api: HfApi, wanted: Wanted, file: File) -> Path:
+    """The file's path in the cache; what is not there yet is read."""
+    return Path(
+        api.hf_hub_download(wanted.repo, file.name, revision=wanted.revision, cache_dir=cache_folder())
+    )
+
+
+# --- what went wrong, in words
+
+
+@contextmanager
+def explained(wanted: Wanted) -> Iterator[None]:
+    """Errors of the library as sentences that say what to do."""
+    from huggingface_hub import errors
+
+    name, page = wanted.name, f"https://huggingface.co/{wanted.repo}"
+    try:
+        yield
+    except UserError:
+        raise
+    except errors.GatedRepoError:
+        raise UserError(
+            f"{name}: its owners let in whom they know: ask at {page}, then set HF_TOKEN or run hf auth login"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise UserError(f"{name}: the repository has no revision {printable(wanted.revision)}") from None
+    except errors.RepositoryNotFoundError:
+        raise UserError(
+            f"{name}: there is no such repository, or it is private: look at {page}; for a private one set "
+            "HF_TOKEN or run hf auth login"
+        ) from None
+    except errors.OfflineModeIsEnabled:
+        raise not_here(wanted) from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        why = "too many were asked for; wait a while" if status == 429 else "try again later"
+        if status in (401, 403):
+            why = "its token is not accepted: look at HF_TOKEN, or run hf auth login"
+        raise UserError(f"{name}: the hub answers with status {status}: {why}") from None
+    except errors.HFValidationError as error:
+        raise UserError(f"{name} is no name on the hub: {printable(str(error))}") from None
+    except OSError as error:
+        raise UserError(f"{name}: {printable(str(error))}. What came of it is kept: pull it again") from None
+    except Exception as error:
+        if not _is_of_connections(error):
+            raise
+        raise UserError(
+            f"{name}: the hub cannot be reached ({printable(str(error) or type(error).__name__)}); what came "
+            "of it is kept: pull it again"
+        ) from None
+
+
+def not_here(wanted: Wanted) -> UserError:
+    """A model is not on this machine, and may not be brought."""
+    what = "is not complete here" if snapshot(wanted) else "is not here"
+    return UserError(f"{wanted.name} {what}, and HF_HUB_OFFLINE or --offline forbids to download it")

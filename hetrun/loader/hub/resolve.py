@@ -1,0 +1,102 @@
+"""A path for any name that a model may be asked for by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+from hetrun.errors import UserError, printable
+from hetrun.loader.hub.cache import files_of, snapshot
+from hetrun.loader.hub.download import Progress, fetch, not_here, offline
+from hetrun.loader.hub.names import REPOSITORY, Wanted, is_on_the_hub, wanted
+from hetrun.loader.hub.select import choose
+from hetrun.loader.hub.stores import LM_STUDIO, OLLAMA, Stored, is_whole, stored
+from hetrun.system import entry_points
+
+MOST_NAMED = 5
+
+
+def find(name: str, allowed: bool = True, progress: Progress = lambda done, whole, what: None) -> Path:
+    """The file or folder. A path that exists goes before any name; what is only on the hub is brought, if
+    that is `allowed`."""
+    path = Path(name).expanduser()
+    if os.path.exists(path):  # which says no to what cannot be a path, too
+        return path
+    if is_on_the_hub(name):
+        return on_the_hub(wanted(name), allowed and not offline(), progress)
+    scheme, colon, rest = name.partition(":")
+    if colon and (point := entry_points.find("stores", scheme)):
+        return _in_store(point, rest, allowed and not offline(), progress)
+    models = stored()
+    found = [model for model in models if name == model.name]
+    found = found or [model for model in models if name in _names(model)]
+    if len(found) == 1:
+        return found[0].path
+    if found:
+        raise UserError(f"{printable(name)} may be {_listed(found)}: name one of them")
+    raise UserError(f"{printable(str(path))} does not exist; {_hint(name, models)}")
+
+
+class Store(Protocol):
+    """A package's way from a name to a file or folder: what stands behind `scheme:`."""
+
+    def __call__(self, name: str, allowed: bool, progress: Progress) -> Path:
+        """The path, brought here first if that is `allowed`; UserError says why there is none."""
+        ...
+
+
+def _in_store(point: entry_points.Point, name: str, allowed: bool, progress: Progress) -> Path:
+    store, whose = cast(Store, entry_points.load(point)), f"the store {point.name} of {point.whose}"
+    with entry_points.blamed(lambda e: UserError(f"{whose} fails: {entry_points.in_words(e)}")):
+        found = Path(store(name, allowed, progress))
+    if not os.path.exists(found):
+        raise UserError(f"{whose} says {found}, which does not exist")
+    return found
+
+
+def on_the_hub(which: Wanted, allowed: bool, progress: Progress) -> Path:
+    """From the cache, where it is complete; else from the hub."""
+    if (folder := snapshot(which)) and (path := _in_cache(folder, which)):
+        return path
+    if not allowed:
+        raise not_here(which)
+    return fetch(which, progress)[0]
+
+
+def _in_cache(folder: Path, which: Wanted) -> Path | None:
+    files = files_of(folder)
+    try:
+        chosen = choose(files, which)
+    except UserError:
+        return None
+    if not chosen.is_folder:
+        return folder / chosen.files[0].name
+    return folder if is_whole(folder, files) else None
+
+
+def _names(model: Stored) -> Sequence[str]:
+    """What a model may be called: by its name, without its store, and as its file is."""
+    _, colon, bare = model.name.partition(":")
+    return (model.name, bare if colon else model.name, model.path.stem, model.path.name)
+
+
+def _listed(models: Sequence[Stored]) -> str:
+    names = [printable(model.name) for model in models[:MOST_NAMED]]
+    more = f", or {len(models) - MOST_NAMED} others" if len(models) > MOST_NAMED else ""
+    return ", ".join(names) + more
+
+
+def _hint(name: str, models: Sequence[Stored]) -> str:
+    if name.startswith((OLLAMA, LM_STUDIO)):
+        return "hetrun list shows what is here"
+    if REPOSITORY.fullmatch(name):
+        return f"from Hugging Face's hub: hf:{name}"
+    from difflib import get_close_matches
+
+    known = {called: model.name for model in models for called in _names(model)}
+    known |= {model.name: model.name for model in models}
+    if close := get_close_matches(name, known, n=1):
+        return f"did you mean {printable(known[close[0]])}?"
+    return "give a .gguf file, a folder with safetensors, hf:user/repo, or a name that hetrun list shows"

@@ -1,0 +1,121 @@
+"""Which files of a repository make the model that somebody wants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetrun.errors import UserError, printable
+from hetrun.loader.hub.names import Wanted
+
+# Where nothing is said: what llama.cpp and Ollama take, then what is about as large, then what is larger.
+USUAL = (
+    *("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0"),
+    *("Q3_K_M", "BF16", "F16", "F32"),
+)
+TYPE = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d(?:_[0-9A-Z]+)*|TQ\d_\d|BF16|F16|F32|FP16|MXFP4(?:_MOE)?))(?=$|[-._/])",
+    re.I,
+)
+PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.I)
+# Of a folder with safetensors: what our reader, or somebody after us, looks at.
+BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+ALSO = re.compile(
+    r"(special_tokens_map|added_tokens|vocab)\.json|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)"
+    r"|model\.safetensors\.index\.json|1_Pooling/config\.json|modules\.json"
+)
+WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a repository."""
+
+    name: str
+    size: int = 0
+    sha256: str = ""  # of large ones the hub says it
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The files of one model; the first one, or the folder that it lies in, is what is opened."""
+
+    files: tuple[File, ...]
+    is_folder: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return sum(file.size for file in self.files)
+
+
+def ggufs(files: Iterable[File]) -> Mapping[str, Chosen]:
+    """The GGUF models by their names without an ending; those with missing parts are none."""
+    found: dict[str, list[File]] = {}
+    for file in sorted(files, key=lambda file: file.name):
+        if file.name.lower().endswith(".gguf") and not NO_MODEL.search(file.name):
+            found.setdefault(PART.sub("", file.name[: -len(".gguf")]), []).append(file)
+    return {name: Chosen(tuple(parts)) for name, parts in found.items() if _complete(parts)}
+
+
+def _complete(parts: Sequence[File]) -> bool:
+    numbers = [PART.search(file.name[: -len(".gguf")]) for file in parts]
+    first = numbers[0]
+    if first is None:
+        return len(parts) == 1
+    return [match and int(match[1]) for match in numbers] == list(range(1, int(first[2]) + 1))
+
+
+def folder(files: Iterable[File]) -> Chosen | None:
+    """A model in safetensors."""
+    named = {file.name: file for file in files}
+    weights = [file for name, file in sorted(named.items()) if WEIGHTS.fullmatch(name)]
+    if not weights or "config.json" not in named:
+        return None
+    beside = [named[name] for name in BESIDE if name in named]
+    return Chosen(
+        (*beside, *(f for name, f in sorted(named.items()) if ALSO.fullmatch(name)), *weights), True
+    )
+
+
+def type_of(name: str) -> str:
+    """What a file's name says of its weights' type; the last word of that kind counts."""
+    found = TYPE.findall(PART.sub("", name))
+    return str(found[-1]).upper() if found else ""
+
+
+def choose(files: Sequence[File], wanted: Wanted) -> Chosen:
+    """The model that is wanted. UserError says which there are."""
+    models = ggufs(files)
+    if not wanted.which:
+        found = usual(models) or folder(files)
+        if found is None:
+            raise UserError(f"{wanted.name} has no model that hetrun reads: no .gguf file, no safetensors")
+        return found
+    which = wanted.which.lower()
+    for name, chosen in models.items():
+        if which in (name.lower(), f"{name}.gguf".lower(), *(file.name.lower() for file in chosen.files)):
+            return chosen
+    fitting = [name for name in models if type_of(name).lower() == which or _has_word(name, which)]
+    if not fitting:
+        there = ", ".join(dict.fromkeys(type_of(name) or name for name in models)) or "no GGUF file at all"
+        raise UserError(
+            f"{printable(wanted.name)}: there is no {printable(wanted.which)}; it has {printable(there)}"
+        )
+    return models[min(fitting, key=lambda name: (len(name), name))]
+
+
+def _has_word(name: str, which: str) -> bool:
+    return re.search(rf"(^|[-._/]){re.escape(which)}($|[-._/])", name, re.I) is not None
+
+
+def usual(models: Mapping[str, Chosen]) -> Chosen | None:
+    """Of several the one that most would take."""
+
+    def rank(name: str) -> tuple[int, int, str]:
+        kind = type_of(name)
+        return (USUAL.index(kind) if kind in USUAL else len(USUAL), len(name), name)
+
+    return models[min(models, key=rank)] if models else None

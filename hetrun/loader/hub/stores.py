@@ -1,0 +1,222 @@
+"""Models that other programs keep on this machine. Everything is read, and nothing is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from hetrun.config import dirs
+from hetrun.errors import printable
+from hetrun.loader.hub.cache import cache_folder, files_of
+from hetrun.loader.hub.names import Wanted
+from hetrun.loader.hub.select import File, folder, ggufs, type_of
+
+OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
+MOST_JSON = 1 << 20
+MOST_ENTRIES = 10_000  # of one folder, or of one store
+DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+MODEL_LAYER = "application/vnd.ollama.image.model"
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model on this machine."""
+
+    name: str  # by which it can be asked for
+    path: Path
+    size: int
+    kind: str  # of its weights, where a name or a note beside it says so
+    store: str
+    files: tuple[str, ...] = ()  # where it has several, in their folder
+
+
+def stored(warn: Callable[[str], object] = lambda text: None) -> list[Stored]:
+    """All models, by their names. `warn` hears of stores that cannot be read."""
+    found: list[Stored] = []
+    for store in (own, hub, ollama, lm_studio):
+        try:
+            found += islice(store(), MOST_ENTRIES)
+        except (OSError, ValueError) as error:
+            warn(f"{store.__name__.replace('_', ' ')}: {printable(str(error))}")
+    return sorted(found, key=lambda model: model.name)
+
+
+# --- ours
+
+
+def own_folder() -> Path:
+    """Where models lie that belong to nobody else."""
+    return dirs().data / "models"
+
+
+def own() -> Iterator[Stored]:
+    yield from _ggufs_below(own_folder(), 2, "", "hetrun")
+
+
+# --- Hugging Face
+
+
+def hub() -> Iterator[Stored]:
+    """What is complete of each repository's newest revision that somebody asked for."""
+    for repo in _entries(cache_folder()):
+        kind, *words = repo.name.split("--")
+        if kind == "models" and len(words) == 2:
+            yield from _of_repository("/".join(words), repo)
+
+
+def _of_repository(name: str, repo: Path) -> Iterator[Stored]:
+    refs = {_text(ref): ref.name for ref in _entries(repo / "refs")}
+    for shot in _entries(repo / "snapshots"):
+        revision = refs.get(shot.name, shot.name)
+        files = files_of(shot)
+        models = ggufs(files)
+        kinds = [type_of(model) for model in models]
+        for model, chosen in models.items():
+            kind = type_of(model)
+            which = kind if kind and kinds.count(kind) == 1 else chosen.files[0].name
+            yield Stored(
+                Wanted(name, which, revision).name,
+                shot / chosen.files[0].name,
+                chosen.size,
+                kind,
+                "Hugging Face",
+                tuple(file.name for file in chosen.files),
+            )
+        if (whole := folder(files)) and is_whole(shot, files):
+            names = tuple(file.name for file in whole.files)
+            yield Stored(Wanted(name, "", revision).name, shot, whole.size, "", "Hugging Face", names)
+
+
+def is_whole(shot: Path, files: list[File]) -> bool:
+    """Whether a folder has all parts that its index names."""
+    there = {file.name for file in files}
+    if "model.safetensors.index.json" not in there:
+        return "model.safetensors" in there
+    named = _json(shot / "model.safetensors.index.json", 64 * MOST_JSON).get("weight_map")
+    return isinstance(named, dict) and all(value in there for value in named.values())
+
+
+# --- Ollama
+
+
+def ollama_folders() -> list[Path]:
+    """Of this user, and where its service keeps them."""
+    if named := os.environ.get("OLLAMA_MODELS"):
+        return [Path(named).expanduser()]
+    own = Path(os.path.expanduser("~"), ".ollama", "models")
+    return [own, Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama/.ollama/models")]
+
+
+def ollama() -> Iterator[Stored]:
+    for root in ollama_folders():
+        for host in _entries(root / "manifests"):
+            for space in _entries(host):
+                for model in _entries(space):
+                    for tag in _entries(model):
+                        yield from _of_manifest(root, tag, (host.name, space.name, model.name, tag.name))
+
+
+def _of_manifest(root: Path, path: Path, names: tuple[str, str, str, str]) -> Iterator[Stored]:
+    manifest = _json(path)
+    layers = manifest.get("layers")
+    for layer in layers if isinstance(layers, list) else ():
+        if isinstance(layer, dict) and layer.get("mediaType") == MODEL_LAYER:
+            blob = _blob(root, layer.get("digest"))
+            if blob is None:
+                continue
+            config = manifest.get("config")
+            note = _blob(root, config.get("digest")) if isinstance(config, dict) else None
+            kind = _json(note).get("file_type") if note else ""
+            yield Stored(_ollama_name(names), blob, blob.stat().st_size, str(kind or "")[:20], "Ollama")
+            return
+
+
+def _ollama_name(names: tuple[str, str, str, str]) -> str:
+    """As Ollama itself shows it: without what is usual."""
+    host, space, model, tag = names
+    words = [host, space, model]
+    if host == "registry.ollama.ai":
+        words = words[1:] if space != "library" else words[2:]
+    return f"{OLLAMA}{'/'.join(words)}:{tag}"
+
+
+def _blob(root: Path, digest: object) -> Path | None:
+    match = DIGEST.fullmatch(digest) if isinstance(digest, str) else None
+    path = root / "blobs" / f"sha256-{match[1]}" if match else None
+    return path if path and path.is_file() else None
+
+
+# --- LM Studio
+
+
+def lm_studio_folders() -> list[Path]:
+    home = Path(os.path.expanduser("~"))
+    pointed = _text(home / ".lmstudio-home-pointer", 4096)
+    places = [Path(pointed) / "models"] if os.path.isabs(pointed) else []
+    return [*places, home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+
+
+def lm_studio() -> Iterator[Stored]:
+    seen: set[Path] = set()
+    for root in lm_studio_folders():
+        for model in _ggufs_below(root, 3, LM_STUDIO, "LM Studio"):
+            if model.path not in seen:
+                seen.add(model.path)
+                yield model
+
+
+# --- reading what anybody may have written
+
+
+def _ggufs_below(root: Path, depth: int, prefix: str, store: str) -> Iterator[Stored]:
+    """The models in a folder, by where they lie in it."""
+
+    def below(folder: Path, left: int) -> Iterator[Path]:
+        for entry in _entries(folder):
+            if entry.is_file():
+                yield entry
+            elif left > 1 and entry.is_dir():
+                yield from below(entry, left - 1)
+
+    files = [
+        File(str(path.relative_to(root)), path.stat().st_size)
+        for path in islice(below(root, depth), MOST_ENTRIES)
+    ]
+    for name, chosen in ggufs(files).items():
+        names = tuple(file.name for file in chosen.files)
+        yield Stored(f"{prefix}{name}", root / names[0], chosen.size, type_of(name), store, names)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing where there is none, or where it may not be read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, MOST_ENTRIES)]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def _text(path: Path, most: int = 200) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(most).decode().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _json(path: Path, most: int = MOST_JSON) -> Json:
+    """An object in a file; an empty one where there is none that could be read."""
+    try:
+        if not path.is_file() or path.stat().st_size > most:
+            return {}
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,107 @@
+"""What a model thinks before it answers, apart from its answer.
+
+Such models write `<think>`, their thoughts and `</think>`. Some templates write the first mark themselves, at
+the end of the prompt; the answer then begins in the middle of a thought.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from hetrun.text.tool_parsers.lookahead import Margin
+from hetrun.text.tool_parsers.parts import Piece, Text, Thought, joined
+
+MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+AUTO, NONE, DEEPSEEK = "auto", "none", "deepseek"  # llama-server's names
+
+
+def mark_of(template: str) -> str:
+    """The mark with which a model of this template begins to think; nothing if it does not."""
+    return next((begin for begin, end in MARKS if end in template), "")
+
+
+def opened_in(prompt: str) -> str:
+    """The mark of a thought that a prompt has begun."""
+    end = prompt[-64:].rstrip()
+    return next((begin for begin, _ in MARKS if end.endswith(begin)), "")
+
+
+def end_of(mark: str) -> str:
+    """The mark that ends what this one began."""
+    return dict(MARKS)[mark]
+
+
+def within_thought(mark: str, parts: str) -> str:
+    """Parts of a structure (`grammar.parts`) for an answer that goes on with a thought."""
+    return f'[{{"until": {json.dumps(end_of(mark))}}}, {{"space": true}}, {parts}]'
+
+
+class ThoughtSplitter:
+    """Divides an answer into the thoughts at its beginning and all the rest.
+
+    Space around thoughts is none. An answer that ends within a thought was nothing but thinking.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._read = ""  # of the mark, and
+        self._space: list[str] = []  # before it
+        self._margin = Margin([end_of(mark)])
+        self._thinking = False  # something was thought
+        self._pieces: list[Piece] = []
+        self._state: Literal["before", "thought", "behind", "answer"] = "before"
+
+    def open(self) -> None:
+        """The prompt has begun a thought."""
+        self._state = "thought"
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; what is certain now."""
+        for at, c in enumerate(text):
+            if self._state == "answer":
+                self._pieces.append(Text(text[at:]))
+                break
+            self._take(c)
+        return self._taken()
+
+    def finish(self) -> list[Piece]:
+        """There is no more: what was held back."""
+        if self._state == "before":
+            self._pieces += map(Text, (*self._space, self._read))
+        elif self._state == "thought":
+            self._margin.finish()
+        return self._taken()
+
+    def _taken(self) -> list[Piece]:
+        pieces, self._pieces = joined([*map(Thought, self._margin.certain), *self._pieces]), []
+        self._margin.certain = []
+        return pieces
+
+    def _take(self, c: str) -> None:
+        if self._state == "before":
+            self._begin(c)
+        elif self._state == "thought":
+            self._think(c)
+        elif not c.isspace():
+            self._state = "answer"
+            self._pieces.append(Text(c))
+
+    def _begin(self, c: str) -> None:
+        """Space, and then the mark, or the answer begins without a thought."""
+        if c.isspace() and not self._read:
+            self._space.append(c)
+        elif not self._mark.startswith(self._read + c):
+            self._state = "answer"
+            self._pieces += map(Text, (*self._space, self._read, c))
+        else:
+            self._read += c
+            if self._read == self._mark:
+                self._state = "thought"
+
+    def _think(self, c: str) -> None:
+        if self._margin.take(c):
+            self._state = "behind"
+        elif not self._thinking:
+            self._margin.space = []  # before the first thought
+            self._thinking = bool(self._margin.certain)

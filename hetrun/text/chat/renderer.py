@@ -1,0 +1,169 @@
+"""Templates at work, in a process that may die at any time: a text comes of it, or an error that says why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
+from hetrun.system.terminal_text import visible
+from hetrun.text.chat import limits
+from hetrun.text.chat.framing import framed
+from hetrun.text.chat.messages import checked_messages, checked_objects, plain
+from hetrun.text.chat.sandbox_process import Gone, Process
+from hetrun.text.chat.template import MOST_SOURCE, ChatTemplate
+
+NEXT = "use another with --chat-template FILE"
+# Of what the process says of an error.
+MOST_LINE = 1 << 20
+MOST_REASON = 600
+
+
+class TemplateWorker:
+    """Renders one model's templates. Any thread may call; one text is written at a time.
+
+    The process is kept for the next conversation, and started again when it is gone.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self._all = [template, *([template.for_tools] if template.for_tools else [])]
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process, where one runs."""
+        return self._process.pid if self._process else None
+
+    def warm(self) -> None:
+        """Start the process without waiting for it, so that the first conversation need not."""
+        with self._lock:
+            self._running()
+
+    def check(self) -> None:
+        """Raise what is wrong with the template, as far as it shows before there are messages."""
+        self._ask(0, {})
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        bos_token: str = "",
+        eos_token: str = "",
+        **variables: object,
+    ) -> str:
+        """The text for the model. It holds the special tokens, perhaps the one for the beginning too.
+
+        `variables` are the template's own, such as enable_thinking, and other special tokens.
+        """
+        number = 1 if tools and len(self._all) > 1 else 0
+        variables |= {
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": bos_token,
+            "eos_token": eos_token,
+        }
+        given = plain("the template's variables", variables) | {
+            "messages": checked_messages(messages),
+            "tools": checked_objects("tools", tools),
+            "documents": checked_objects("documents", documents),
+        }
+        return self._ask(number, {"variables": given})
+
+    def close(self) -> None:
+        """End the process, also while it renders."""
+        self._closed = True
+        if process := self._process:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def __enter__(self) -> TemplateWorker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, number: int, request: Mapping[str, object]) -> str:
+        if fault := _fault(self._all[number].source):
+            raise self._failed(number, fault)
+        data = framed({"template": number, **request})
+        if len(data) > limits.MOST_INPUT:
+            raise OptionError(
+                f"the messages take {len(data) >> 20} MiB, and hetrun reads up to {limits.MOST_INPUT >> 20}: "
+                "send less"
+            )
+        most = limits.output(len(data))
+        with self._lock:
+            process = self._running()
+            try:
+                answer = process.ask(data, limits.MOST_BYTES * most + 1024)
+            except (Gone, HetrunError) as error:  # it died, or did not start
+                self._end()
+                if self._closed:
+                    raise EngineStopped("the model was closed before its template was rendered") from None
+                if isinstance(error, Gone):
+                    raise self._failed(number, str(error)) from None
+                raise
+            except BaseException:  # such as Ctrl-C: an answer may still come, and nobody would expect it
+                self._end()
+                raise
+            return self._text(number, answer, most)
+
+    def _text(self, number: int, answer: object, most: int) -> str:
+        """What the process says, checked: a template may have found a way to speak for it."""
+        match answer:
+            case {"text": str() as text} if len(text) <= most and _is_unicode(text):
+                return text
+            case {"reason": str() as reason, "line": int() | None as line, "over": bool() as over}:
+                if over:
+                    self._end()
+                raise self._failed(number, reason, line)
+        self._end()
+        raise self._failed(number, "what its process sent is no answer")
+
+    def _failed(self, number: int, reason: str, line: int | None = None) -> TemplateError:
+        where = f", line {line}" if line and 0 < line < MOST_LINE else ""
+        said = " ".join(visible(reason[:MOST_REASON]).split())
+        template = self._all[number]
+        whose = f"{visible(template.path)}: " if template.path else ""
+        return TemplateError(f"{whose}{template.origin}{where}: {said}; {NEXT}")
+
+    def _running(self) -> Process:
+        if self._closed:
+            raise EngineStopped("the model was closed; open it again with LLM(...)")
+        if self._process is None or not self._process.alive:
+            self._end()
+            # One that cannot be used is never asked for, and need not travel.
+            sources = [template.source for template in self._all]
+            self._process = Process(["" if _fault(source) else source for source in sources])
+        return self._process
+
+    def _end(self) -> None:
+        if self._process:
+            self._process.end()
+        self._process = None
+
+
+def _fault(source: str) -> str | None:
+    """Why a text is no template at all."""
+    if len(source) > MOST_SOURCE:
+        return f"longer than {MOST_SOURCE:,} characters, which no template is"
+    return None if _is_unicode(source) else "it holds half of a character (a lone surrogate)"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,147 @@
+"""How calls would have to be written, for a request that wants some: what a grammar is made of.
+
+The result is JSON that `hetrun.sampling.grammar` spells: a text stands for itself, a list is a sequence,
+and objects are marks, values of JSON, free texts, choices and repetitions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetrun.text.chat.reasoning import end_of
+from hetrun.text.tool_parsers.formats import CALLS_BEGIN, CALLS_END
+from hetrun.text.tool_parsers.named_calls import CALL_END, SEPARATOR
+from hetrun.text.tool_parsers.tagged_calls import (
+    CLOSE,
+    FUNCTION,
+    FUNCTION_END,
+    KEY,
+    KEY_END,
+    PARAMETER,
+    PARAMETER_END,
+    VALUE,
+    VALUE_END,
+    kinds,
+)
+
+Part = Any  # a text, or a list or an object of parts
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around calls; `{}` is the name of a tool."""
+
+    begin: tuple[str, ...]  # before the arguments; of the marks, which may be tokens, each is one of these
+    end: tuple[str, ...]
+    between: str = ""
+    open: tuple[str, ...] = ()
+    close: tuple[str, ...] = ()
+    several: bool = True  # whether the family writes more than one call
+    lazy: bool = True  # whether the first text can be nothing but a call
+
+
+_JSON = '{{"name": "{}", "arguments": '
+FRAMES: Mapping[str, Frame] = {
+    "hermes": Frame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n"),
+    "generic": Frame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n", lazy=False),
+    "qwen3_coder": Frame(("<tool_call>", "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", CLOSE), "\n"),
+    "glm": Frame(("<tool_call>", "{}\n"), (CLOSE,), "\n"),
+    "llama3": Frame(('{{"name": "{}", "parameters": ',), ("}",), several=False, lazy=False),
+    "mistral": Frame((_JSON,), ("}",), ", ", ("[TOOL_CALLS]", "["), ("]",)),
+    "mistral_named": Frame(("[TOOL_CALLS]", "{}", "[ARGS]"), ()),
+    "deepseek": Frame(
+        ("<｜tool▁call▁begin｜>", "function", SEPARATOR, "{}\n```json\n"),
+        ("\n```", CALL_END),
+        "\n",
+        (CALLS_BEGIN,),
+        (CALLS_END,),
+    ),
+    "deepseek_v31": Frame(
+        ("<｜tool▁call▁begin｜>", "{}", SEPARATOR), (CALL_END,), "", (CALLS_BEGIN,), (CALLS_END,)
+    ),
+    "phi": Frame((_JSON,), ("}",), ", ", ("<|tool_call|>", "["), ("]", "<|/tool_call|>")),
+}
+
+TAGGED = ("qwen3_coder", "glm")  # arguments stand one by one
+
+
+def calls(family: str, tools: Mapping[str, Schema], several: bool = True, thought: str = "") -> str:
+    """An answer that is calls of these tools and nothing else, but for a thought, which may come first."""
+    frame = FRAMES[family]
+    call = {"any": [_call(family, frame, name, schema) for name, schema in tools.items()]}
+    inner = {"many": call, "between": frame.between} if several and frame.several else call
+    parts: list[Part] = [*_marks(frame.open), inner, *_marks(frame.close)]
+    if thought:
+        parts.insert(0, {"maybe": [{"mark": thought}, {"until": end_of(thought)}, {"space": True}]})
+    return json.dumps(parts, ensure_ascii=False)
+
+
+def when_begun(family: str, tools: Mapping[str, Schema], several: bool = True) -> str | None:
+    """An answer of any kind, but a call that it begins is one of these; None where that cannot be said."""
+    frame = FRAMES[family]
+    if not frame.lazy:
+        return None
+    options = [_call(family, frame, name, schema) for name, schema in tools.items()]
+    if frame.open:
+        mark, *rest = frame.open
+        call: Part = {"any": options}
+        after = [*_marks(rest), {"many": call, "between": frame.between} if several else call]
+        block = [{"until": mark}, *after, *_marks(frame.close)]
+    else:
+        block = [{"until": frame.begin[0]}, {"any": [option[1:] for option in options]}]
+    parts = [{"any_times": block} if several else {"maybe": block}, {"free": True}]
+    return json.dumps(parts, ensure_ascii=False)
+
+
+def in_order(family: str) -> bool:
+    """Whether a grammar of calls holds one schema for each tool, in their order."""
+    return family not in TAGGED
+
+
+def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
+    begin = _marks(part.format(name) for part in frame.begin)
+    match family:
+        case "qwen3_coder":
+            arguments = _arguments(schema, (PARAMETER, ">\n"), "\n" + PARAMETER_END + "\n")
+        case "glm":
+            arguments = _arguments(schema, (KEY, KEY_END + "\n" + VALUE), VALUE_END + "\n")
+        case _:
+            arguments = [{"json": closed(schema)}]
+    return [*begin, *arguments, *_marks(frame.end)]
+
+
+def _arguments(schema: Schema, around: tuple[str, str], end: str) -> list[Part]:
+    """Arguments one by one, in the order of the schema."""
+    properties = schema.get("properties")
+    required = schema.get("required")
+    parts: list[Part] = []
+    for key, inner in properties.items() if isinstance(properties, dict) else ():
+        value = [around[0] + key + around[1], *_value(inner if isinstance(inner, dict) else {}, end, schema)]
+        always = isinstance(required, list) and key in required
+        parts.append(value if always else {"maybe": value})
+    return parts
+
+
+def _value(inner: Schema, end: str, whole: Schema) -> list[Part]:
+    values = inner.get("enum")
+    if isinstance(values, list) and values and all(isinstance(v, str) for v in values):
+        return [{"any": values}, end]
+    if kinds(inner) == {"string"}:
+        return [{"until": end}]
+    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    return [{"json": {**shared, **inner}}, end]
+
+
+def closed(schema: Schema) -> Schema:
+    """A schema of arguments as a grammar takes it: an object, with no arguments but those that it names."""
+    if "$ref" in schema or any(key in schema for key in ("anyOf", "oneOf", "allOf")):
+        return schema
+    return {"additionalProperties": "patternProperties" in schema, **schema, "type": "object"}
+
+
+def _marks(parts: Iterable[str]) -> list[Part]:
+    return [{"mark": part} if part[:1] in ("<", "[") and part[-1:] in (">", "]") else part for part in parts]

@@ -1,0 +1,97 @@
+"""How each family of models writes calls, and which family a chat template is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hetrun.text.tool_parsers.json_calls import json_calls
+from hetrun.text.tool_parsers.named_calls import deepseek_call, mistral_calls
+from hetrun.text.tool_parsers.scanner import Calls, Reading
+from hetrun.text.tool_parsers.tagged_calls import FUNCTION, Types, function_call, tagged_calls
+
+Body = Callable[[Calls, Types], Reading[str]]  # what follows a mark
+
+CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a family writes calls."""
+
+    name: str
+    bodies: Mapping[str, Body]  # by the marks that calls begin with
+    noise: tuple[str, ...] = ()  # marks around calls that say nothing more
+    bare: bool = False  # an answer may be a call, with no mark before it
+    short_ids: bool = False  # its templates take nine characters as the id of a call, and no others
+
+
+def _json(close: str = "", first: str = "") -> Body:
+    return lambda calls, types: json_calls(calls, close, first=first)
+
+
+_TAGGED: Mapping[str, Body] = {"<tool_call>": tagged_calls, FUNCTION: function_call}
+_PYTHON: Mapping[str, Body] = {"<|python_tag|>": _json()}
+_MISTRAL: Mapping[str, Body] = {"[TOOL_CALLS]": lambda calls, types: mistral_calls(calls)}
+_DEEPSEEK: Mapping[str, Body] = {"<｜tool▁call▁begin｜>": lambda calls, types: deepseek_call(calls)}
+_PHI: Mapping[str, Body] = {"functools[": _json(first="["), "<|tool_call|>": _json("<|/tool_call|>")}
+
+FORMATS: Mapping[str, Format] = {
+    each.name: each
+    for each in (
+        Format("hermes", _TAGGED),
+        Format("qwen3_coder", _TAGGED),
+        Format("glm", _TAGGED),
+        Format("llama3", _PYTHON, bare=True),
+        Format("mistral", _MISTRAL, short_ids=True),
+        Format("mistral_named", _MISTRAL, short_ids=True),
+        Format("deepseek", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
+        Format("deepseek_v31", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
+        Format("phi", _PHI),
+        Format(
+            "generic",
+            {**_TAGGED, **_PYTHON, **_MISTRAL, **_DEEPSEEK, **_PHI},
+            (CALLS_BEGIN, CALLS_END),
+            bare=True,
+        ),
+    )
+}
+AUTO, NONE = "auto", "none"
+OTHERS = "generic"  # for a template that takes tools and is of no family that is known
+UNTOLD = "hermes"  # for one that takes none: then we tell the model of its tools, and how to call them
+
+# What only the templates of one family hold; the first that fits.
+MARKS = (
+    ("deepseek", "<｜tool▁call▁begin｜>", "```json"),
+    ("deepseek_v31", "<｜tool▁call▁begin｜>"),
+    ("mistral_named", "[TOOL_CALLS]", "[ARGS]"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("glm", "<arg_key>"),
+    ("qwen3_coder", "<parameter="),
+    ("hermes", "<tool_call>"),
+    ("phi", "<|tool_call|>"),
+    ("phi", "functools["),
+    ("llama3", "<|python_tag|>"),
+    ("llama3", '"parameters": '),
+)
+_TOOLS = re.compile(r"\btools\b")
+_BEFORE = re.compile(r"(?:\b(?:in|if|elif|and|or|not)\s+|\(\s*|\{[%{]-?\s*)\Z")
+NEAR = 500  # characters of a template before a name, in which the block begins that it stands in
+
+
+def takes_tools(template: str) -> bool:
+    """Whether a template writes what tools there are."""
+    for found in _TOOLS.finditer(template):
+        before = template[max(0, found.start() - NEAR) : found.start()]
+        begun = max(before.rfind("{%"), before.rfind("{{"))
+        if begun > max(before.rfind("%}"), before.rfind("}}")) and _BEFORE.search(before[-20:]):
+            return True
+    return False
+
+
+def family(template: str) -> str:
+    """The name of the format in which a model with this template writes calls."""
+    if not takes_tools(template):
+        return UNTOLD
+    return next((name for name, *marks in MARKS if all(mark in template for mark in marks)), OTHERS)
