@@ -1,1 +1,1 @@
-"""One package per backend; `hetrun.registry` finds them by name and imports them on use."""
+"""One package per backend; `hetrun.backend.registry` finds them by name and imports them on use."""

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrun.errors import ModelFileError
+from hetrun.executor.library.plan import backend_for, needs
 from hetrun.graph import kv_shapes
 from hetrun.graph.quant import by_name
-from hetrun.kv import sequence_bytes
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import Entry
+from hetrun.memory.kv.cache import sequence_bytes
 from hetrun.planner.static import LARGEST_UBATCH
-from hetrun.whole_plan import backend_for, needs
 
 KV_TYPES = ("f16", "q8_0")
 CONTEXTS = (2048, 8192, 32768)

@@ -9,10 +9,10 @@ from typing import Literal
 from hetrun.backend import Floats, Greatest, Rows
 from hetrun.errors import BackendError, HetrunError
 from hetrun.events import Event, FinishReason, TokenLogprob
-from hetrun.executor import Between, Step
+from hetrun.executor.executor import Between, Step
+from hetrun.executor.planned_model import Chooses
 from hetrun.inbox import Request
 from hetrun.loaded import Loaded, tokenizer_of
-from hetrun.model import Chooses
 from hetrun.running import Running
 from hetrun.sampling.batch import choose
 from hetrun.sampling.interface import Choice

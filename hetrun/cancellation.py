@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from hetrun.events import Doing
-from hetrun.model import Model
+from hetrun.executor.planned_model import Model
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hetrun.errors import BackendUnavailable
+from hetrun.executor.library.plan import MOST_CONTEXT, backend_for, needs
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
@@ -26,7 +27,6 @@ from hetrun.system.file_identity import Stamp, unchanged
 from hetrun.text.chat import ChatTemplate
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary
-from hetrun.whole_plan import MOST_CONTEXT, backend_for, needs
 
 READER = "the library that reads vocabularies"
 READER_S = 30.0  # that it has for one

@@ -177,7 +177,8 @@ def _backends() -> Iterator[Finding]:
                 "backends",
                 "all",
                 "error",
-                f"to ask them {ended}; see what this says: {sys.executable} -c 'import hetrun.registry'",
+                f"to ask them {ended}; see what this says: "
+                f"{sys.executable} -c 'import hetrun.backend.registry'",
                 REINSTALL,
             )
             return
@@ -234,8 +235,7 @@ def _row(line: bytes) -> dict[str, object] | None:
 def tell_of_backends(skipped: Iterable[str]) -> None:
     """The child's part: whom it asks, and then a line for each of its backends. One after the other: whoever
     ends this process has said nothing, and the others are asked in the next one."""
-    from hetrun import registry
-    from hetrun.backend import Available
+    from hetrun.backend import Available, registry
     from hetrun.system import entry_points
 
     _tell_of_plugins(skipped)

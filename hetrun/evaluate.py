@@ -24,12 +24,12 @@ from hetrun.bench.ours import open_llm
 from hetrun.bench.peer import Peer, check_peer
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.stats import Stats
 from hetrun.llm import LLM, model_path
 from hetrun.loaded import Loaded
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
-from hetrun.stats import Stats
 from hetrun.system.files import read_text
 
 Doubles = NDArray[np.float64]

@@ -14,7 +14,6 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from hetrun import model as models
 from hetrun.backend import Floats, Precision
 from hetrun.completion import (
     Completion,
@@ -28,21 +27,22 @@ from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine import Engine, OnEvent
 from hetrun.errors import OptionError
 from hetrun.events import Doing, Event, GenerateRequest, Message, Streaming
-from hetrun.executor import Chunk, Step
-from hetrun.foresight import changed, foresee
+from hetrun.executor import planned_model as models
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.interface import look, set_ram
+from hetrun.executor.stats import Stats
+from hetrun.executor.what_if import changed, foresee
 from hetrun.graph.pooling import Pooling, read_vector
 from hetrun.hooked import heard
 from hetrun.loaded import Loaded, tokenizer_of
 from hetrun.loader.open_model import open_model
 from hetrun.loading import describe, load, prompts_of, template_of
-from hetrun.modelrole import look, set_ram
 from hetrun.params import SamplingParams
-from hetrun.plan import PlanSet
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
+from hetrun.planner.plan import PlanSet
 from hetrun.prepare import Renderer
 from hetrun.questions import Foreseen, Question
 from hetrun.replies import answered
-from hetrun.stats import Stats
 from hetrun.system.progress import Progress
 from hetrun.tally import Held
 from hetrun.text.chat import ChatTemplate

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.events import GenerateRequest
-from hetrun.model import Model
-from hetrun.prefixes import Prefixes
+from hetrun.executor.planned_model import Model
+from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts
 from hetrun.speculation.roles import Speculation

@@ -10,16 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetrun import model as models
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.events import Message, ModelInfo
+from hetrun.executor import planned_model as models
+from hetrun.executor.library.model import WholeModel
 from hetrun.loaded import Loaded
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import parameters
-from hetrun.planner.wishes import Options, Wishes
-from hetrun.prefixes import CACHED, Prefixes
+from hetrun.memory.kv.prefix_cache import CACHED, Prefixes
+from hetrun.planner.options import Options, Wishes
 from hetrun.prepare import Renderer
 from hetrun.prompts import Prompts, check_place
 from hetrun.speculation import DraftModel, Speculation, drafted, lookup
@@ -31,7 +32,6 @@ from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.tool_prompt import needs_telling, told
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary
 from hetrun.text.tool_parsers.formats import family
-from hetrun.whole import WholeModel
 
 NOT_SAVED = "a library runs this model as a whole, and its keys and values cannot be read"
 

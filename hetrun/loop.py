@@ -20,12 +20,12 @@ from hetrun.cancellation import Gate
 from hetrun.entry import Entry, gives_way
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.events import Event, FinishReason
-from hetrun.executor import Step
+from hetrun.executor.executor import Step
+from hetrun.executor.interface import look
+from hetrun.executor.planned_model import Model
 from hetrun.inbox import Aside, Cancel, Close, Item, Job, Ready, Request
 from hetrun.loaded import Loaded
 from hetrun.mixing import Mixing
-from hetrun.model import Model
-from hetrun.modelrole import look
 from hetrun.pace import Clock, Pace
 from hetrun.places import Places
 from hetrun.prepare import Prepared, Preparer

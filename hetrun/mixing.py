@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from hetrun.model import Model
+from hetrun.executor.planned_model import Model
 from hetrun.pace import STRETCH, Pace
 from hetrun.running import Chosen, Running
 from hetrun.scheduler import Shares, share_out, split

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from hetrun.model import Model
+from hetrun.executor.planned_model import Model
 from hetrun.running import Chosen, Running
 from hetrun.system.ema import smoothed
 

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-from hetrun import prefixfile
 from hetrun.errors import OptionError, UserError, printable
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.fingerprint import fingerprint
-from hetrun.model import PlannedModel
-from hetrun.planner.wishes import Options
-from hetrun.prefixes import Prefixes
-from hetrun.prefixfile import MOST_BYTES, Unusable
-from hetrun.savedrows import SavedRows
+from hetrun.memory.kv import prefix_file
+from hetrun.memory.kv.prefix_cache import Prefixes
+from hetrun.memory.kv.prefix_file import MOST_BYTES, Unusable
+from hetrun.memory.kv.row_serializer import SavedRows
+from hetrun.planner.options import Options
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Prompts:
         Where nothing is kept the file stays as it is. UserError says why nothing was written.
         """
         entries = self._prefixes.entries()
-        return prefixfile.save(path, self.identity, entries, self._rows, most) if entries else 0
+        return prefix_file.save(path, self.identity, entries, self._rows, most) if entries else 0
 
     def load(self, path: Path) -> int:
         """Keep what a file has, as far as there is room, and say how many prompts that were.
@@ -44,7 +44,7 @@ class Prompts:
         """
         context, n_vocab = self._model.context, self._model.n_vocab
         try:
-            entries = prefixfile.load(path, self.identity, self._rows, context, n_vocab)
+            entries = prefix_file.load(path, self.identity, self._rows, context, n_vocab)
         except Unusable as why:
             raise UserError(f"{printable(str(path))} {why}") from why
         for entry in reversed(entries):  # so that the last used becomes that again

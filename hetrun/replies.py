@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
-from hetrun.books import kernel_figures
 from hetrun.errors import OptionError
 from hetrun.loaded import Loaded, tokenizer_of
-from hetrun.plan import PlanSet
+from hetrun.memory.ledger import kernel_figures
+from hetrun.planner.plan import PlanSet
 from hetrun.prepare import Renderer
 from hetrun.questions import (
     Detokenize,

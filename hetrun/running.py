@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetrun.events import GenerateRequest, OnEvent, Timings, TokenLogprob, Usage
-from hetrun.executor import Chunk
+from hetrun.executor.executor import Chunk
 from hetrun.graph.pooling import Pooled
+from hetrun.memory.kv.radix_tree import Tokens
 from hetrun.sampling.interface import Sampler
 from hetrun.text.detokenizer import StreamDecoder
-from hetrun.tokentree import Tokens
 
 LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
 NOTHING = np.zeros(0, np.int64)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetrun.events import Event
-from hetrun.model import Model
+from hetrun.executor.planned_model import Model
+from hetrun.executor.stats import Stats
 from hetrun.questions import Counts
 from hetrun.running import Running
-from hetrun.stats import Stats
 from hetrun.waiting import Waiting
 
 

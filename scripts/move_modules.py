@@ -3,8 +3,8 @@
     python scripts/move_modules.py docs/adr/moved.md hetrun/system    # the rows that lead into these folders
     python scripts/move_modules.py TABLE --names                      # definitions that were moved by hand
 
-A module's row is `| old path | new path |`; a definition's is `| name, name | old path | new path |`. The text of
-a file is changed in one pass, so that a new name may be another module's old one.
+A module's row is `| old path | new path |`; a definition's is `| name, name | old path | new path |`. The
+text of a file is changed in one pass, so that a new name may be another module's old one.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from hetrun.backends.amx.products import BF16
 from hetrun.backends.amx.stored import spans
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
-from hetrun.kv import KvCache, KvTable
+from hetrun.memory.kv.cache import KvCache, KvTable
 
 PIECE_BYTES = 8 << 20  # of keys, and as much of values: what is read from the tables at a time
 STAGE_BYTES = 1 << 20  # of float32 numbers between two types: they stay in a core's own cache

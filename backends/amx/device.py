@@ -16,7 +16,7 @@ from hetrun.backends.amx.sizes import bytes_of
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
 from hetrun.graph.ops import OPS
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from hetrun.system.memory_info import process_memory
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from hetrun.backend import Buffer, Buffers, Pass, PassShape, Segment
+from hetrun.backend.fusion import Rotation
+from hetrun.backend.op_profile import Activity, activity
 from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
 from hetrun.backends.amx.buffers import Experts, held_as, inside_of, product_of, vector_of
@@ -19,11 +21,9 @@ from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.products import BF16, LeanProduct, PackedProduct, Product, activate
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.stored import StoredRows, spans
-from hetrun.fusing import Rotation
 from hetrun.graph import Op, Rows, Value, Weight
 from hetrun.graph.ops import LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
-from hetrun.kv import KvCache
-from hetrun.spent import Activity, activity
+from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
     from hetrun.backends.amx.device import AmxBackend

@@ -9,9 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetrun import fusing
-from hetrun.backend import Use, WeightUse
-from hetrun.fusing import Common, Rotation, Slices
+from hetrun.backend import Use, WeightUse, fusion
+from hetrun.backend.fusion import Common, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
 
 GATES = ("swiglu", "geglu")
@@ -71,7 +70,7 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
             return (*_linear_uses(item.gate), *_linear_uses(item.up))
         case Rotation():
             return uses(item.ops[0])
-    return fusing.uses(item)
+    return fusion.uses(item)
 
 
 def members(item: Fused) -> tuple[Op, ...]:
@@ -156,7 +155,7 @@ class _Fusing:
         free = [op for op in self._ops if op.kind == "linear" and op.out not in self._within]
         return {
             common: tuple(sorted(ops, key=lambda op: not self._is_turned(op)))
-            for common, ops in fusing.kin(free, _common).items()
+            for common, ops in fusion.kin(free, _common).items()
         }
 
     def _is_turned(self, op: Op) -> bool:

@@ -16,7 +16,7 @@ from hetrun.backends.amx.attention import passing_bytes
 from hetrun.backends.amx.emit import Emitter, Frame
 from hetrun.graph import Value
 from hetrun.graph.ops import Attention
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
     from hetrun.backends.amx.device import AmxBackend

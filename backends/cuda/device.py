@@ -29,7 +29,7 @@ from hetrun.backends.cuda.weights import Held, OnHost
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention, Moe, Rope
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
 ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3

@@ -23,7 +23,7 @@ from hetrun.backends.cuda.slabs import Slabs
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 SMALL = Source("small")
 THREADS = 256

@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrun import fusing
-from hetrun.backend import WeightUse
+from hetrun.backend import WeightUse, fusion
 from hetrun.backends.cuda.weights import held_as
 from hetrun.graph import Op, Value
 
@@ -62,12 +61,12 @@ def members(item: Item) -> tuple[Op, ...]:
 
 def uses(op: Op) -> tuple[WeightUse, ...]:
     """The weights of an op as this backend reads them."""
-    return fusing.uses(op) if op.kind != "moe" else tuple(_expert_uses(op))
+    return fusion.uses(op) if op.kind != "moe" else tuple(_expert_uses(op))
 
 
 def _expert_uses(op: Op) -> list[WeightUse]:
     """A router is multiplied as any other matrix."""
-    first, *others = fusing.uses(op)
+    first, *others = fusion.uses(op)
     return [replace(first, use="product"), *others]
 
 

@@ -18,7 +18,7 @@ from hetrun.backends.cuda.rotation import Rotations
 from hetrun.backends.cuda.slabs import Part, Slabs
 from hetrun.backends.cuda.weights import Loading, device_bytes
 from hetrun.errors import BackendError, BudgetError
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from hetrun.backends.cuda.library import at, number, real
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
     from hetrun.backends.cuda.emit import Emitter

@@ -23,7 +23,7 @@ from hetrun.backends.cuda.library import Library, at, number
 from hetrun.backends.cuda.memory import PACKED, Bytes, Memory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BudgetError
-from hetrun.kv import KvCache, KvTable
+from hetrun.memory.kv.cache import KvCache, KvTable
 
 ROWS = 32  # of a slab
 THREADS = 128

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
+from hetrun.backend.library_model import Whole, WholeRunner, WholeSetup
 from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.system.file_identity import Stamp, unchanged
-from hetrun.whole_backend import Whole, WholeRunner, WholeSetup
 
 
 def probe() -> Probe:

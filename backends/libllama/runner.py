@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import Floats, Ints
+from hetrun.backend.library_model import WholeSetup
 from hetrun.backends.llamacpp import amx, llama, native
 from hetrun.errors import BackendError, BudgetError, Cancelled, ModelFileError, OptionError
-from hetrun.whole_backend import WholeSetup
 
 Progress = Callable[[float], None]
 Heard = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from hetrun.backend.library_model import WholeSetup
 from hetrun.backends.llamacpp import llama, native
 from hetrun.config import dirs
 from hetrun.errors import ModelFileError
 from hetrun.graph.quant import by_name
 from hetrun.system import subprocesses
 from hetrun.system.file_identity import Stamp, unchanged
-from hetrun.whole_backend import WholeSetup
 
 CHILD = (
     "from hetrun.system.subprocesses import answer; "

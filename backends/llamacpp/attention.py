@@ -10,7 +10,7 @@ from hetrun.backends.llamacpp.queries import TILE_COST, TILE_COST_LEFT_OVER, Lay
 from hetrun.backends.llamacpp.writer import FLOAT, Ref
 from hetrun.graph import Op, Rows
 from hetrun.graph.ops import Attention
-from hetrun.kv import KvTable
+from hetrun.memory.kv.cache import KvTable
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.emit import Emitter

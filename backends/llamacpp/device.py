@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
+from hetrun.backend.op_profile import Spent
+from hetrun.backend.weight_streaming import Supply
 from hetrun.backends.llamacpp import amx, few, fusion, native
 from hetrun.backends.llamacpp.emit import KINDS
 from hetrun.backends.llamacpp.kernels import kernels
@@ -20,9 +22,7 @@ from hetrun.backends.llamacpp.runner import GgmlRunner
 from hetrun.backends.llamacpp.watching import GraphWatch
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op
-from hetrun.kv import KvCache
-from hetrun.pieces import Supply
-from hetrun.spent import Spent
+from hetrun.memory.kv.cache import KvCache
 from hetrun.system.thread_affinity import Team
 
 PRODUCTS = ("linear", "head", "moe")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hetrun.backend import Buffers, PassShape, WeightUse
+from hetrun.backend.fusion import Rotation
 from hetrun.backends.llamacpp import bringing, counting, few, leaving, native, packed
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.fusion import Fused, Product, uses
@@ -15,10 +16,9 @@ from hetrun.backends.llamacpp.mapped import Mapped, MappedBuffer
 from hetrun.backends.llamacpp.memory import PACKED, GgmlBuffer
 from hetrun.backends.llamacpp.writer import FLOAT, Ref, Writer
 from hetrun.errors import BackendError
-from hetrun.fusing import Rotation
 from hetrun.graph import Op, Rows, Value, Weight
 from hetrun.graph.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.device import LlamacppBackend

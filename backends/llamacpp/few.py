@@ -23,7 +23,7 @@ from hetrun.backends.llamacpp.kernels import Kernels, Layer, PassPart
 from hetrun.backends.llamacpp.writer import FLOAT, Ref
 from hetrun.graph import Rows
 from hetrun.graph.ops import Attention
-from hetrun.kv import KvTable
+from hetrun.memory.kv.cache import KvTable
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.emit import Emitter

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetrun import fusing
-from hetrun.backend import WeightUse
-from hetrun.fusing import Common, Rotation, Slices
+from hetrun.backend import WeightUse, fusion
+from hetrun.backend.fusion import Common, Rotation, Slices
 from hetrun.graph import Constant, Op, Value, Weight, stack
 
 
@@ -55,7 +54,7 @@ Fused = Op | Product | Rotation
 
 def fuse(ops: Sequence[Op]) -> list[Fused]:
     """The segment's ops with what belongs together in one place."""
-    kin = fusing.kin(ops, _common)
+    kin = fusion.kin(ops, _common)
     taken: set[Value] = set()
     slices = Slices()
     out: list[Fused] = []
@@ -94,8 +93,8 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
     """The weights of one op, or of several that were fused, in the order in which they are written."""
     if isinstance(item, Product):
         bias = (WeightUse(item.bias, "vector"),) if item.bias else ()
-        return (item.use, *bias, *(fusing.uses(item.norm) if item.norm else ()))
-    return fusing.uses(members(item)[0])
+        return (item.use, *bias, *(fusion.uses(item.norm) if item.norm else ()))
+    return fusion.uses(members(item)[0])
 
 
 def _common(op: Op) -> Common:

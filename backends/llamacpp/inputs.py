@@ -12,7 +12,7 @@ from hetrun.backends.llamacpp.packed import LookupNode, Node
 from hetrun.backends.llamacpp.queries import Layout
 from hetrun.backends.llamacpp.writer import Ref
 from hetrun.graph import Rows
-from hetrun.kv import KvTable
+from hetrun.memory.kv.cache import KvTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Bytes = Callable[[Sequence[WeightUse]], int]
 
 
 class MappedWeights:
-    """All of them; see hetrun.pieces.Mappable."""
+    """All of them; see hetrun.backend.weight_streaming.Mappable."""
 
     def __init__(self, lib: Library, resident_bytes: Bytes) -> None:
         self._lib = lib

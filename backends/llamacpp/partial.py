@@ -1,4 +1,4 @@
-"""Weights of which only some pieces are in memory (hetrun.pieces), in the layout of our own products.
+"""Weights of which only some pieces are in memory, in the layout of our own products.
 
 All of a weight's addresses are reserved; a piece that stays is written there, one that is given up is memory
 that the system takes back. So a product whose pieces are all there is the ordinary one, and another takes
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import WeightUse
+from hetrun.backend.weight_streaming import Cut, Piece, Place, Supply
 from hetrun.backends.llamacpp import fusion
 from hetrun.backends.llamacpp.fusion import Product
 from hetrun.backends.llamacpp.joining import join
@@ -25,7 +26,6 @@ from hetrun.backends.llamacpp.kernels import product
 from hetrun.backends.llamacpp.kernels.product import ROWS, Products
 from hetrun.backends.llamacpp.reserved import Reserved
 from hetrun.graph import Extent, Op, Value, Weight
-from hetrun.pieces import Cut, Piece, Place, Supply
 
 PIECE = np.dtype([("first", np.int64), ("groups", np.int64), ("starts", np.int64, 2)])
 Packs = Callable[[WeightUse], Products | None]
@@ -68,7 +68,7 @@ class PartialWeight:
 
 
 class PartialWeights:
-    """All of them; see hetrun.pieces.Partial."""
+    """All of them; see hetrun.backend.weight_streaming.Partial."""
 
     def __init__(self, products: Products, packs: Packs) -> None:
         self._products = products

@@ -25,7 +25,7 @@ from hetrun.backends.llamacpp.queries import TILE
 from hetrun.backends.llamacpp.slices import Pieces
 from hetrun.backends.llamacpp.writer import Ref, Writer
 from hetrun.graph import Rows
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.device import LlamacppBackend

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from time import perf_counter
 
+from hetrun.backend.op_profile import Activity, Spent
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.native import PRODUCT, SORTED, Library, op_name
-from hetrun.spent import Activity, Spent
 
 # ggml does not run these: they only say how memory is looked at.
 EMPTY = {"NONE", "RESHAPE", "TRANSPOSE", "VIEW", "PERMUTE"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetrun.backend import Available, Backend, Descriptor, Probe
-from hetrun.interpreting import InterpretingBackend
+from hetrun.backend.interpreter import InterpretingBackend
 
 
 def probe() -> Probe:

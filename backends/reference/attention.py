@@ -7,7 +7,7 @@ import numpy as np
 from hetrun.backend import Floats, Ints, Pass
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 
 def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

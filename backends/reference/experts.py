@@ -7,7 +7,7 @@ import numpy as np
 from hetrun.backend import Floats, Pass
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 
 def moe(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

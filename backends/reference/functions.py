@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from hetrun.backend import Floats, Pass
+from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.attention import attention
 from hetrun.backends.reference.experts import moe, silu
 from hetrun.backends.reference.rotation import rope
 from hetrun.graph import Op
 from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
-from hetrun.interpreting import OpFunction
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 
 def embed(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

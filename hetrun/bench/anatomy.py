@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from hetrun.backend.op_profile import ACTIVITIES
 from hetrun.bench.demand import Limit
 from hetrun.bench.stretch import Looked, Measured
-from hetrun.spent import ACTIVITIES
 
 NAMES = {"other": "other ops"}
 WAITING, PYTHON = "waiting", "Python"

@@ -14,9 +14,9 @@ from hetrun.bench.ours import Watch, answer, backends_of
 from hetrun.bench.process import Process, obey
 from hetrun.bench.streaming import Counters, Held, count, held
 from hetrun.errors import OptionError
+from hetrun.executor.stats import Stats
 from hetrun.llm import LLM
 from hetrun.params import SamplingParams
-from hetrun.stats import Stats
 
 NAME = "hetrun"
 TRIAL = 2  # steps that say how many a sample may have

@@ -9,14 +9,14 @@ from typing import Literal
 from hetrun.bench.cases import Case
 from hetrun.bench.machine import Memory
 from hetrun.bench.peak import Peak
+from hetrun.executor.library.plan import needs
 from hetrun.graph import Graph, Rows, kv_shapes
 from hetrun.graph.ops import Attention, Moe, flops
 from hetrun.graph.quant import by_name
-from hetrun.kv import token_bytes
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
-from hetrun.whole_plan import needs
+from hetrun.memory.kv.cache import token_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 
 from hetrun.errors import ModelFileError
-from hetrun.prefetch.opened import go_direct
+from hetrun.prefetch.open_files import go_direct
 
 THREADS = 1, 2, 4
 REQUESTS = 1 << 20, 2 << 20

@@ -20,12 +20,12 @@ from hetrun.bench.stretch import Looked, Measured, Stretch
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError
 from hetrun.events import Event, GenerateRequest
+from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.stats import Stats
 from hetrun.llm import LLM, model_path, reason_of
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
 from hetrun.params import SamplingParams
-from hetrun.plan import Plan, bucket_of
-from hetrun.stats import Stats
+from hetrun.planner.plan import Plan, bucket_of
 from hetrun.system.progress import Progress
 
 log = logging.getLogger(__name__)

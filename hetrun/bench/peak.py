@@ -10,12 +10,12 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Backend, Pass, Runner, Segment, SequencePart
+from hetrun.backend.op_profile import Spent
 from hetrun.graph import Constant, Op, Value, Weight
 from hetrun.graph.ops import NONE, flops
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache
 from hetrun.loader.weight_reader import FileReader
-from hetrun.spent import Spent
+from hetrun.memory.kv.cache import KvCache
 
 WIDTH = 2048  # a matrix that wide fills any matrix unit
 TOKENS = 512

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetrun.backend import Backend
-from hetrun.spent import Spent
-from hetrun.stats import Stats
+from hetrun.backend.op_profile import Spent
+from hetrun.executor.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)

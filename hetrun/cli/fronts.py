@@ -89,7 +89,7 @@ def shelf_of(settings: Settings) -> Shelf:
             return WorkerClient(settings if ram is None else _for(settings, settings.model, ram))
 
         return Shelf([Found(named, Path(named), 0)], alone, idle_s=settings.sleep_idle)
-    from hetrun.books import granted  # numpy comes with it
+    from hetrun.memory.ledger import granted  # numpy comes with it
 
     if settings.prompt_cache:
         raise OptionError("--prompt-cache is a file of one model: it does not go with --models")

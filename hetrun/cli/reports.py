@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hetrun import registry
-from hetrun.backend import Available, Descriptor
+from hetrun.backend import Available, Descriptor, registry
 from hetrun.cli import OUR_FAULT, in_json, options
 from hetrun.cli.progress import Row, rows
 from hetrun.config import Settings
@@ -47,8 +46,8 @@ def of_devices(measure: bool, conformance: bool, chosen: Sequence[str], as_json:
 
 def print_conformance(chosen: Sequence[str], as_json: bool) -> int:
     """What backends compute as the reference does; the exit code."""
-    from hetrun.conformance.report import conformance, standing
-    from hetrun.conformance.words import to_json, to_text
+    from hetrun.backend.conformance.formatting import to_json, to_text
+    from hetrun.backend.conformance.report import conformance, standing
 
     asked = names(",".join(chosen), "--backend") if chosen else ()
     known = registry.backends()

@@ -17,6 +17,7 @@ from time import perf_counter
 
 import numpy as np
 
+from hetrun.backend.fusion import Common, kin
 from hetrun.convert.writer import (
     ALIGNMENT_KEY,
     MetaValue,
@@ -26,7 +27,6 @@ from hetrun.convert.writer import (
     write_model,
 )
 from hetrun.errors import OptionError
-from hetrun.fusing import Common, kin
 from hetrun.graph import Extent, Graph, Op
 from hetrun.graph.quant import Bytes
 from hetrun.loader.architectures import build_graph, is_known

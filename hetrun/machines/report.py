@@ -13,7 +13,7 @@ from hetrun.machines.placing import Prediction, Setting, Shares, Step, Way, giga
 from hetrun.machines.policies import compare
 from hetrun.machines.policies.layer_split import on_processor
 from hetrun.machines.policies.ours import for_case
-from hetrun.plan import BUCKETS
+from hetrun.planner.plan import BUCKETS
 
 WARNING = "A prediction, from figures that somebody wrote down: this machine was not measured."
 LARGEST = 512  # tokens that stand for the last bucket, which has no end

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 
 from hetrun.backend import Backend, Floats, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
-from hetrun.forecast import Forecast, Work
 from hetrun.graph import Graph
 from hetrun.graph.signature import units
-from hetrun.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
-from hetrun.planner.closeness import closer
-from hetrun.planner.costs import Costs, longest
-from hetrun.planner.placing import Chain
+from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
+from hetrun.planner.precision import closer
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, complete, cost, place_all, used_by
-from hetrun.planner.sizes import sizes_of
+from hetrun.planner.segment_cost import Costs, longest
+from hetrun.planner.shortest_path import Chain
+from hetrun.planner.switch_cost import turn
 from hetrun.planner.trials import SMALL, Trial
-from hetrun.planner.turns import turn
+from hetrun.planner.weight_sizes import sizes_of
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hetrun.errors import BudgetError
-from hetrun.planner.placing import Chain
+from hetrun.planner.shortest_path import Chain
 
 if TYPE_CHECKING:
-    from hetrun.planner.programme import Programme
+    from hetrun.planner.milp import Programme
 
 MOST_ENUMERATED = 1 << 12  # sets of copies
 GAP = 1e-4  # relative: nobody measures better than this
@@ -163,7 +163,7 @@ def complete(demands: Sequence[Demand], held: frozenset[Copy]) -> bool:
 def _solve(demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]) -> frozenset[Copy] | None:
     """The integer programme: x places a unit of a bucket with some threads, y holds a copy, z joins two
     neighbours into one segment, p chooses the threads of a bucket, s starts a backend."""
-    from hetrun.planner.programme import Programme  # on use: it imports scipy
+    from hetrun.planner.milp import Programme  # on use: it imports scipy
 
     lp = Programme()
     held = {c: lp.binary(0.0) for c in candidates}

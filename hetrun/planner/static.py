@@ -11,10 +11,10 @@ from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
 from hetrun.graph.ops import flops
-from hetrun.plan import BUCKETS, Buckets, Placement, PlanSet, make_plans, place, share_out
-from hetrun.planner.rules import Task, buckets_by
-from hetrun.planner.wishes import Machine, Wishes
-from hetrun.savedplan import load_plan
+from hetrun.planner.options import Machine, Wishes
+from hetrun.planner.plan import BUCKETS, Buckets, Placement, PlanSet, make_plans, place, share_out
+from hetrun.planner.plan_file import load_plan
+from hetrun.planner.plugin_planners import Task, buckets_by
 
 # Work per second that a core of the last ten years reaches on a quantised product of many tokens. It is only
 # used to keep a single product short, so that a cancel is heard: being wrong by two costs nothing else.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetrun.forecast import Work
 from hetrun.graph import Graph, Op
 from hetrun.graph.ops import Attention
 from hetrun.graph.signature import Unit, form_of, of_wanted_rows
-from hetrun.planner.costs import FEW
+from hetrun.planner.costmodel import Work
+from hetrun.planner.segment_cost import FEW
 
 TOKENS = (1, 4, 16, 64, 512)  # of one sequence
 SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from memory; the first cost a copy

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrun.backend.weight_streaming import Piece, Place
 from hetrun.graph import Constant, Extent
-from hetrun.pieces import Piece, Place
-from hetrun.prefetch.ring import MOST_EXTENTS, PAGE, PIECE
+from hetrun.prefetch.ring_buffer import MOST_EXTENTS, PAGE, PIECE
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Stretch:
 class Laid:
     """A piece in a slot: what is read, where its first byte comes to lie, and how much room that takes."""
 
-    reads: tuple[tuple[Stretch, int, int], ...]  # with `at` and `to` (rings.h)
+    reads: tuple[tuple[Stretch, int, int], ...]  # with `at` and `to` (ring_reader.h)
     place: Place
     nbytes: int
 
@@ -89,7 +89,7 @@ def whole_pages(nbytes: int) -> int:
 
 
 def table(laid: Iterable[Laid | None], files: Mapping[str, int]) -> NDArray[np.void]:
-    """As rings.c wants it, of type PIECE; pieces that cannot be streamed have no extents."""
+    """As ring_reader.c wants it, of type PIECE; pieces that cannot be streamed have no extents."""
     everything = list(laid)
     found = np.zeros(len(everything), PIECE)
     for row, each in zip(found, everything, strict=True):

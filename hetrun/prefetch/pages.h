@@ -1,11 +1,11 @@
-/* Reads any bytes of files by the whole pages around them, as direct reads ask for. Included by rings.c. */
+/* Reads any bytes of files by the whole pages around them, as direct reads ask for. Included by ring_reader.c. */
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <time.h>
 
-#include "rings.h"
+#include "ring_reader.h"
 
 #define LOAD(what) __atomic_load_n(&(what), __ATOMIC_ACQUIRE)
 #define STORE(what, value) __atomic_store_n(&(what), value, __ATOMIC_RELEASE)

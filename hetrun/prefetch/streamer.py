@@ -1,6 +1,6 @@
 """Brings the pieces of a model that do not stay in memory from disk, pass for pass, ahead of who takes them.
 
-The reading is done by rings.c; here is what it reads, and what is said when it cannot. Every pass checks that
+The reading is done by ring_reader.c; here is what it reads, and what is said when it cannot. Every pass checks that
 the files are still those whose headers were read: weights of another file would be silent nonsense.
 """
 
@@ -15,12 +15,12 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrun.backend.weight_streaming import Cut, Piece, Place
 from hetrun.errors import BackendError, Cancelled, HetrunError, ModelFileError
 from hetrun.graph import Constant, Extent, Weight
-from hetrun.pieces import Cut, Piece, Place
 from hetrun.prefetch.extents import can_stream, extents, lay_out, table
-from hetrun.prefetch.opened import OpenFiles
-from hetrun.prefetch.ring import ENDED, MISTAKE, PAGE, Counts, Fault, Read, Ring, Shape, library
+from hetrun.prefetch.open_files import OpenFiles
+from hetrun.prefetch.ring_buffer import ENDED, MISTAKE, PAGE, Counts, Fault, Read, Ring, Shape, library
 
 __all__ = ["StreamStats", "Streamer", "can_stream", "library"]
 
@@ -39,7 +39,7 @@ class StreamStats:
 
 
 class Streamer:
-    """What a backend with a part of its weights takes the others from (`hetrun.pieces.Supply`).
+    """What a backend with a part of its weights takes the others from (`weight_streaming.Supply`).
 
     All but `stop` belongs to the engine's thread. Nothing is read ahead of the first `follow`.
     """

@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.executor import Chunk, Step
-from hetrun.model import Model
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import Model
 from hetrun.speculation.roles import Proposer
 
 AT_ONCE = 256  # tokens that it takes in between two steps of the large one: everybody waits for them

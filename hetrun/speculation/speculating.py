@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from hetrun.answering import Drafts
-from hetrun.model import Model
+from hetrun.executor.planned_model import Model
 from hetrun.running import Chosen, Running
 from hetrun.speculation.costs import Costs
 from hetrun.speculation.length import NOTHING, Candidate, Decision, decide

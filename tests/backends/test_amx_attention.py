@@ -17,7 +17,7 @@ from hetrun.backends.reference.attention import attention
 from hetrun.graph import KvShape, Op, Rows, Value
 from hetrun.graph.ops import Attention
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from tests.support.examples import examples
 from tests.support.tiers import first
 

@@ -10,8 +10,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available, Unavailable, WeightUse
+from hetrun.backend import Available, Unavailable, WeightUse, registry
 from hetrun.backends import amx
 from hetrun.backends.amx import fusion
 from hetrun.backends.amx.sizes import bytes_of, packed_bytes

@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hetrun import registry
 from hetrun.backend import (
     Available,
     Backend,
@@ -23,18 +22,19 @@ from hetrun.backend import (
     ReadInto,
     Unavailable,
     WeightUse,
+    registry,
 )
+from hetrun.backend.conformance import report
+from hetrun.backend.conformance.cases import CASES, MATRICES
+from hetrun.backend.conformance.formatting import to_json, to_text
+from hetrun.backend.conformance.report import Cell, Report, conformance
+from hetrun.backend.conformance.self_test import cases_for, faults
+from hetrun.backend.interpreter import InterpretingBackend, OpFunction
 from hetrun.backends.reference.functions import TABLE
-from hetrun.conformance import report
-from hetrun.conformance.report import Cell, Report, conformance
-from hetrun.conformance.table import CASES, MATRICES
-from hetrun.conformance.vetting import cases_for, faults
-from hetrun.conformance.words import to_json, to_text
 from hetrun.graph import Op
 from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS
-from hetrun.interpreting import InterpretingBackend, OpFunction
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from tests.cli.test_cli import Run, run
 
 __all__ = ["run"]  # a fixture

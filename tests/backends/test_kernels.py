@@ -22,7 +22,7 @@ from hetrun.backends.reference.attention import attend, attention
 from hetrun.graph import KvShape, Op, Value
 from hetrun.graph.ops import Attention
 from hetrun.graph.quant import QuantType, by_name
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 AT_ONCE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 BUILT = module.kernels()

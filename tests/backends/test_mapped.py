@@ -20,6 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.backend import ReadInto, Segment, WeightUse
+from hetrun.backend.conformance.cases import EXACT, Case, Company, single
+from hetrun.backend.conformance.random_weights import packed
+from hetrun.backend.conformance.runner import prepared
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.backends.llamacpp.kernels.guard import guard
@@ -27,9 +30,6 @@ from hetrun.backends.llamacpp.kernels.paging import Unit, pager
 from hetrun.backends.llamacpp.mapped import Mapped
 from hetrun.backends.llamacpp.memory import GgmlBuffer
 from hetrun.backends.llamacpp.runs import Run, find_run
-from hetrun.conformance.packing import packed
-from hetrun.conformance.running import prepared
-from hetrun.conformance.table import EXACT, Case, Company, single
 from hetrun.errors import BackendError, Cancelled, ModelFileError
 from hetrun.graph import Constant, Extent, Op, Value, Weight, stack
 from hetrun.graph.ops import NONE, Moe
@@ -481,7 +481,7 @@ CUT = """
 import faulthandler, os, sys, threading
 from pathlib import Path
 from hetrun.errors import ModelFileError
-from hetrun.conformance.table import single
+from hetrun.backend.conformance.cases import single
 from tests.backends.test_mapped import MappingBackend, Ready, mixtures
 path = Path(sys.argv[1])
 if "before" in sys.argv: faulthandler.enable()

@@ -9,7 +9,7 @@ import pytest
 
 from hetrun.backends import reference
 from hetrun.errors import BackendError, Cancelled
-from hetrun.planner.balance import Link
+from hetrun.planner.two_device.balance import Link
 from tests.models import cases, tiny
 from tests.support.metered import Metered
 from tests.support.rig import Rig, plan_set, rig

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hetrun import registry
-from hetrun.backend import Available, Descriptor
+from hetrun.backend import Available, Descriptor, registry
 from tests.plugins.strangers import Register
 from tests.support.nulldevice import NullDevice
 

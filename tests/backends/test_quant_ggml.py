@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from hetrun.backend.conformance.cases import QUANT_LIMITS
+from hetrun.backend.conformance.random_weights import SLOW, packed
 from hetrun.backends.llamacpp import native, types
-from hetrun.conformance.packing import SLOW, packed
-from hetrun.conformance.table import QUANT_LIMITS
 from hetrun.graph.quant import QUANTS, QuantType, by_name
 from tests.formats.test_quant import ALL, HALVES, PACKED, same_bits
 from tests.support.packing import packed_by_ggml, unpacked_by_ggml

@@ -14,7 +14,7 @@ from hetrun.backends.reference.functions import TABLE
 from hetrun.graph import KvShape, Op, Rows, Value
 from hetrun.graph.ops import NONE, Attrs, Gelu, LayerNorm, Moe, Positions, RmsNorm, Scale, Softcap
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 RNG = np.random.default_rng(3)
 KV = KvCache({0: KvShape(1, 32)}, by_name("F32"), 32, 1, 32)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available
+from hetrun.backend import Available, registry
 
 
 def test_the_configuration_has_the_form_that_the_instruction_reads() -> None:

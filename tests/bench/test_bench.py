@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import LLM, bench, registry
+from hetrun import LLM, bench
+from hetrun.backend import registry
 from hetrun.bench import ours as ours_module
 from hetrun.bench import peak, rounds
 from hetrun.bench.cases import BenchOptions, Case, numbers
@@ -30,8 +31,8 @@ from hetrun.config import Settings
 from hetrun.convert.writer import Tensor, write_model
 from hetrun.errors import BackendError, HetrunError, OptionError, UserError
 from hetrun.events import Event
+from hetrun.executor.stats import Stats
 from hetrun.graph.quant import by_name
-from hetrun.stats import Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 

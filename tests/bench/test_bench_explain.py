@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import LLM, registry
-from hetrun.backend import Backend, Unavailable
+from hetrun import LLM
+from hetrun.backend import Backend, Unavailable, registry
+from hetrun.backend.op_profile import ACTIVITIES, Activity, Spent, activity
 from hetrun.backends.llamacpp.watching import book, fused, question_seconds
 from hetrun.bench import peak as peak_module
 from hetrun.bench.anatomy import Anatomy, Part, dissect, mean, verdict
@@ -23,13 +24,12 @@ from hetrun.bench.peak import Peak, measure_peak, multiplier, square
 from hetrun.bench.report import Row, to_table
 from hetrun.bench.stretch import Looked, Measured, Stretch
 from hetrun.errors import Cancelled
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.stats import Key, Stats
 from hetrun.graph import Constant, Weight
 from hetrun.graph.quant import by_name
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
-from hetrun.spent import ACTIVITIES, Activity, Spent, activity
-from hetrun.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice

@@ -16,7 +16,6 @@ from hetrun import LLM, evaluate
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
-from hetrun.estimates import MAX_SEQUENCES
 from hetrun.evaluate import (
     Comparison,
     EvalOptions,
@@ -28,7 +27,8 @@ from hetrun.evaluate import (
     perplexity,
     rows_of_all,
 )
-from hetrun.stats import Key, Stats
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
+from hetrun.executor.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.tiers import first

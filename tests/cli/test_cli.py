@@ -19,13 +19,14 @@ import httpx
 import pytest
 
 import hetrun
-from hetrun import cli, registry, replies
+from hetrun import cli, replies
+from hetrun.backend import registry
+from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
 from hetrun.cli import reports
 from hetrun.cli.run import amount
 from hetrun.events import Streaming
-from hetrun.interpreting import InterpretingBackend
-from hetrun.model import PlannedModel
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
 from hetrun.system.thread_affinity import Chosen

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetrun.conformance.report import conformance
-from hetrun.conformance.table import CASES, MATRICES, Case
+from hetrun.backend.conformance.cases import CASES, MATRICES, Case
+from hetrun.backend.conformance.report import conformance
 from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS
 from tests.support.tiers import exhaustive

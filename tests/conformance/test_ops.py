@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from hetrun import registry
-from hetrun.backend import Backend, Unavailable
-from hetrun.backends.llamacpp.device import LlamacppBackend
-from hetrun.conformance.running import (
+from hetrun.backend import Backend, Unavailable, registry
+from hetrun.backend.conformance.cases import CASES, Case
+from hetrun.backend.conformance.runner import (
     REFERENCE,
     Outcome,
     allowed,
@@ -22,7 +21,7 @@ from hetrun.conformance.running import (
     outcome,
     threads_for,
 )
-from hetrun.conformance.table import CASES, Case
+from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.graph.ops import Moe
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler

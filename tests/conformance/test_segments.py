@@ -11,9 +11,9 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from hetrun.backend import Segment
-from hetrun.conformance.packing import packed
-from hetrun.conformance.running import REFERENCE, nmse, prepared
-from hetrun.conformance.table import EXACT, FLOORS, HALF, QUANT_LIMITS, Case, Company, single
+from hetrun.backend.conformance.cases import EXACT, FLOORS, HALF, QUANT_LIMITS, Case, Company, single
+from hetrun.backend.conformance.random_weights import packed
+from hetrun.backend.conformance.runner import REFERENCE, nmse, prepared
 from hetrun.graph import Constant, Op, Rows, Value, Weight
 from hetrun.graph.ops import NONE, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
 from hetrun.graph.quant import by_name

@@ -3,10 +3,10 @@ against."""
 
 from __future__ import annotations
 
-from hetrun.model import PlannedModel
-from hetrun.planner.concurrent import ConcurrentPlanner
-from hetrun.planner.programme import Programme
-from hetrun.planner.sides import At
+from hetrun.executor.planned_model import PlannedModel
+from hetrun.planner.milp import Programme
+from hetrun.planner.two_device.cost import At
+from hetrun.planner.two_device.planner import ConcurrentPlanner
 
 LONGEST_S, GAP = 20.0, 1e-3
 Way = tuple[float, float, int]  # seconds in the chain, seconds on the link, bytes in the GPU's own memory

@@ -13,7 +13,7 @@ from statistics import median
 from hetrun.bench.cases import Case
 from hetrun.bench.machine import memory
 from hetrun.errors import BudgetError
-from hetrun.planner.wishes import this_machine
+from hetrun.planner.options import this_machine
 from tests.cuda.measured import (
     CUDA,
     Measured,

@@ -13,17 +13,18 @@ from time import perf_counter
 
 import numpy as np
 
-from hetrun import LLM, registry
+from hetrun import LLM
+from hetrun.backend import registry
 from hetrun.backends.cuda.device import CudaBackend
 from hetrun.backends.cuda.memory import Memory
 from hetrun.bench.cases import Case
 from hetrun.bench.ours import Ours
 from hetrun.bench.rounds import measure
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loaded import Loaded
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
-from hetrun.model import PlannedModel
-from hetrun.plan import BUCKETS, PlanSet
+from hetrun.planner.plan import BUCKETS, PlanSet
 from tests.cuda.best import best_seconds
 
 CUDA = "cuda"
@@ -132,7 +133,7 @@ def saved(file: Path, placed: Sequence[tuple[str, str]]) -> Path:
 
 
 def _cores() -> int:
-    from hetrun.planner.wishes import this_machine
+    from hetrun.planner.options import this_machine
 
     return this_machine().cores
 

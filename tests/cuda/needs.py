@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetrun import registry
-from hetrun.backend import Unavailable
+from hetrun.backend import Unavailable, registry
 from hetrun.system.memory_info import available_memory
 
 PACKAGES = ("numpy", "cupy", "llama_cpp", "gguf", "scipy", "pluggy", "pytest", "hypothesis")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hetrun import registry
+from hetrun.backend import registry
 from hetrun.backends.cuda.device import CudaBackend
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.open_model import open_model
-from hetrun.model import PlannedModel
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
 from tests.cuda.measured import CUDA, saved
 from tests.models.tiny import TinyLlama
 from tests.support.rig import model_file

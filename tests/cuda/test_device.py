@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams, registry
-from hetrun.backend import Available, Backend, Descriptor, Greatest
+from hetrun import LLM, SamplingParams
+from hetrun.backend import Available, Backend, Descriptor, Greatest, registry
 from hetrun.backends.cuda.device import CudaBackend
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
-from hetrun.model import PlannedModel
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
 from tests.cuda.emulated.device import NAME, emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler

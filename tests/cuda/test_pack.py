@@ -37,7 +37,7 @@ def test_what_is_carried_runs_from_where_it_is_unpacked(tmp_path: Path, wheel: P
     assert (there / "tree/hetrun/backends/cuda/kernels").is_dir()
     assert not list(there.rglob("*.gguf"))[1:]
     asked = (
-        "import carried, hetrun, sys; from hetrun import registry; "
+        "import carried, hetrun, sys; from hetrun.backend import registry; "
         "import os; from tests.cuda.models import TOKENIZER; "
         "print(hetrun.__file__, 'cuda' in registry.backends(), open(os.environ[TOKENIZER]).read())"
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available
+from hetrun.backend import Available, registry
 from tests.cuda.placements import one
 
 pytestmark = [

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetrun.backend.conformance.random_weights import packed
 from hetrun.backends.cuda.products import THREADS, Output, blocks, group_of
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import READ
-from hetrun.conformance.packing import packed
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.support.tiers import first

@@ -14,7 +14,7 @@ from hetrun.backends.cuda.library import Library
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.slabs import ROWS, Slabs
 from hetrun.errors import BudgetError
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from tests.cuda.emulated.driver import EmulatedDriver, EmulatedPrograms
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.unit.test_kv import cache

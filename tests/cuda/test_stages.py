@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import registry
-from hetrun.backend import Available, Backend, Descriptor, Unavailable
+from hetrun.backend import Available, Backend, Descriptor, Unavailable, registry
 from hetrun.bench.cases import Case
 from tests.cuda import __main__ as script
 from tests.cuda import beyond, conformance, measured, placements, speed
@@ -130,8 +129,8 @@ def test_everything_in_the_gpus_memory(gpu: None, tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_more_than_the_gpus_memory(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
-    monkeypatch.setattr("hetrun.pilot.pilot.PROBE_S", 2.0)
+    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_S", 2.0)
     table = Table("beyond", None)
     # A file of 2 MB is far too small for a GPU's driver and scratch: parts of it that are larger than it is.
     beyond.beyond(tmp_path, table, (TINY,), Case("decode", 2, 4), 1, parts=(12.7,))

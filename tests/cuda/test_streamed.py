@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available, Backend, Descriptor
+from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backends.cuda import device
 from hetrun.backends.cuda.device import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.memory import Memory
@@ -18,13 +17,13 @@ from hetrun.backends.cuda.ring import Ring
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import in_scope
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
-from hetrun.model import PlannedModel
-from hetrun.plan import BUCKETS
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
+from hetrun.planner.plan import BUCKETS
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler

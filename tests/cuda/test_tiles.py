@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hetrun.backend.conformance.random_weights import packed
 from hetrun.backends.cuda import grouped
 from hetrun.backends.cuda.weights import READ
-from hetrun.conformance.packing import packed
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.support.tiers import first

@@ -35,7 +35,7 @@ PARTS = ("weights", "KV of one full sequence", "interpreter", "libraries", "rese
 ANSWERS = """
 import json, sys, threading
 from hetrun import LLM, SamplingParams
-from hetrun.books import kernel_figures
+from hetrun.memory.ledger import kernel_figures
 from hetrun.events import GenerateRequest
 
 path, ram, *budgets = sys.argv[1:]

@@ -16,7 +16,7 @@ from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.config import default_model
 from hetrun.events import GenerateRequest
-from hetrun.model import PlannedModel
+from hetrun.executor.planned_model import PlannedModel
 from tests.support.limits import Within
 from tests.support.tiers import exhaustive
 from tests.tools import make_model

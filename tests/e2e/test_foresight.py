@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from hetrun import LLM, registry
-from hetrun.backend import Available, Descriptor, Floats, Pass
+from hetrun import LLM
+from hetrun.backend import Available, Descriptor, Floats, Pass, registry
+from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.functions import TABLE
 from hetrun.client import WorkerClient
 from hetrun.config import Settings, default_model
@@ -18,8 +19,7 @@ from hetrun.errors import BudgetError, OptionError
 from hetrun.events import GenerateRequest
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
-from hetrun.interpreting import OpFunction
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from hetrun.params import SamplingParams
 from hetrun.questions import Foreseen, Layers, PlanNow, State, WhatIf
 from tests.models.tiny import TinyLlama, write_gguf
@@ -116,7 +116,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     timeline = Simulated()
     for name in ("executor", "pilot.pilot", "pilot.weights", "pilot.aside", "planner.probe"):
         monkeypatch.setattr(f"hetrun.{name}.perf_counter", timeline.now)
-    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
     table = {kind: timed(timeline, function) for kind, function in TABLE.items()}
     undo = registry.register(Descriptor("host", lambda: Available("a test"), lambda: Host(timeline, table)))
     yield "host"

@@ -8,22 +8,32 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from hetrun import LLM, registry
-from hetrun.backend import Available, Buffer, Descriptor, Floats, OwnMemory, Pass, ReadInto, WeightUse
+from hetrun import LLM
+from hetrun.backend import (
+    Available,
+    Buffer,
+    Descriptor,
+    Floats,
+    OwnMemory,
+    Pass,
+    ReadInto,
+    WeightUse,
+    registry,
+)
+from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.experts import route
 from hetrun.backends.reference.functions import TABLE
-from hetrun.choices import known_choices
 from hetrun.errors import BudgetError
-from hetrun.executor import Chunk, Step
+from hetrun.executor.autotune import autotuner as module
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
-from hetrun.interpreting import OpFunction
-from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
-from hetrun.pilot import pilot as module
-from hetrun.planner.balance import Link
-from hetrun.planner.hot import sets_of
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.expert_stats import known_choices
+from hetrun.planner.two_device.balance import Link
+from hetrun.planner.two_device.hot_experts import sets_of
 from tests.models import cases_hf, tiny
 from tests.models.hf import Row
 from tests.support.metered import Metered, MeteredBuffer
@@ -118,9 +128,9 @@ def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]
         registry.register(Descriptor("host", lambda: here, host, preference=90)),
         registry.register(Descriptor("near", lambda: here, lambda: made, preference=10, own_memory=True)),
     ]
-    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
-    monkeypatch.setattr("hetrun.choices.EVERY", 1)
-    monkeypatch.setattr("hetrun.choices.MEMORY", 200.0)
+    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.planner.expert_stats.EVERY", 1)
+    monkeypatch.setattr("hetrun.planner.expert_stats.MEMORY", 200.0)
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "others_running", lambda: 0.0)
     yield made

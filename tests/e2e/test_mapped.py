@@ -16,9 +16,9 @@ from hetrun.backends.llamacpp.kernels.guard import guard
 from hetrun.backends.llamacpp.kernels.paging import pager
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
-from hetrun.decisions import Deciding, Prepared
 from hetrun.errors import ModelFileError
 from hetrun.evaluate import compare
+from hetrun.executor.loading.load_plan import Deciding, Prepared
 from tests.models import cases_hf, hf
 from tests.support.streamed import seen
 

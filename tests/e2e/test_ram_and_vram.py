@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available, Descriptor
+from hetrun.backend import Available, Descriptor, registry
 from hetrun.backends.llamacpp.kernels.product import products
-from hetrun.decisions import Prepared, prepare
 from hetrun.errors import BudgetError
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.open_model import open_model
-from hetrun.model import PlannedModel
-from hetrun.planner.wishes import Options, Wishes
-from hetrun.prefetch import ring
+from hetrun.planner.options import Options, Wishes
+from hetrun.prefetch import ring_buffer
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
@@ -31,7 +30,9 @@ from tests.support.streamed import MIB, made_small
 pytestmark = [
     needs_compiler,
     pytest.mark.slow,
-    pytest.mark.skipif(ring.library() is None or products() is None, reason="built without a C compiler"),
+    pytest.mark.skipif(
+        ring_buffer.library() is None or products() is None, reason="built without a C compiler"
+    ),
 ]
 SHAPE = TinyLlama("both", layers=8, embd=512, ffn=1536, heads=8, kv_heads=4, head_dim=64, quant="Q4_0")
 IDS = np.arange(40, 46)

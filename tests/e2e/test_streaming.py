@@ -17,12 +17,12 @@ from hetrun.backend import Floats
 from hetrun.backends.llamacpp.kernels.product import products
 from hetrun.convert import Wish, convert_model
 from hetrun.convert.recipe import by_option
-from hetrun.decisions import Deciding
 from hetrun.errors import BudgetError
+from hetrun.executor.loading.load_plan import Deciding
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Graph
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
-from hetrun.prefetch import ring
+from hetrun.prefetch import ring_buffer
 from hetrun.prefetch.streamer import StreamStats
 from tests.models import cases_hf, hf
 from tests.models.tiny import TinyLlama, write_gguf
@@ -31,7 +31,7 @@ from tests.support.tiers import exhaustive
 from tests.tools.make_model import Shape, write_model
 
 pytestmark = pytest.mark.skipif(
-    products() is None or ring.library() is None, reason="hetrun was installed without a C compiler"
+    products() is None or ring_buffer.library() is None, reason="hetrun was installed without a C compiler"
 )
 WAYS = ("balanced", "unbalanced", "attention-first", "ffn-first", "none", "synchronous")
 PROMPTS = ([5, 6, 7], list(range(40, 110)), [9] * 33)  # one is read in several passes

@@ -14,21 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams, registry
-from hetrun.backend import Available, Backend, Descriptor, Floats, Pass
+from hetrun import LLM, SamplingParams
+from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, registry
+from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.functions import TABLE
+from hetrun.executor.autotune import autotuner as module
+from hetrun.executor.autotune import prober
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
-from hetrun.interpreting import OpFunction
-from hetrun.kv import KvCache
 from hetrun.loaded import Loaded
+from hetrun.memory.kv.cache import KvCache
 from hetrun.mixing import Mixing
-from hetrun.model import PlannedModel
-from hetrun.pilot import pilot as module
-from hetrun.plan import PlanSet
-from hetrun.planner import probe
-from hetrun.planner.balance import Link
-from hetrun.planner.concurrent import is_concurrent
-from hetrun.planner.two import Candidate, Ways
+from hetrun.planner.plan import PlanSet
+from hetrun.planner.two_device.balance import Link
+from hetrun.planner.two_device.candidates import Candidate, Ways
+from hetrun.planner.two_device.planner import is_concurrent
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.metered import Metered
@@ -108,7 +108,7 @@ def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simu
         registry.register(Descriptor("metered", lambda: here, lambda: made["metered"], preference=10)),
     ]
     monkeypatch.setattr(module, "PROBE_S", 300.0)  # everything is measured
-    monkeypatch.setattr(probe, "LEAST_S", 0.0)  # and every run of the same takes the same
+    monkeypatch.setattr(prober, "LEAST_S", 0.0)  # and every run of the same takes the same
     yield timeline
     for each in undo:
         each()

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.estimates import MAX_SEQUENCES
 from hetrun.events import Message, Streaming
-from hetrun.executor import Between, Step
+from hetrun.executor.executor import Between, Step
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
+from hetrun.executor.stats import Stats
 from hetrun.loaded import Loaded
-from hetrun.plan import PlanSet
+from hetrun.planner.plan import PlanSet
 from hetrun.prepare import Renderer
 from hetrun.questions import LayerPlace
-from hetrun.stats import Stats
 from hetrun.text.tokenizer import Tokenizer
 
 END = 256

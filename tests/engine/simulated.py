@@ -9,9 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available, Backend, Buffers, Descriptor, Done, Pass, PassShape, Runner, Segment
-from hetrun.kv import KvCache
+from hetrun.backend import (
+    Available,
+    Backend,
+    Buffers,
+    Descriptor,
+    Done,
+    Pass,
+    PassShape,
+    Runner,
+    Segment,
+    registry,
+)
+from hetrun.memory.kv.cache import KvCache
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice
 
@@ -77,12 +87,16 @@ class Run:
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """Two backends on one clock, which everything reads that measures; the first is where weights lie."""
     clock = Clock()
-    for module in ("hetrun.executor", "hetrun.pilot.pilot", "hetrun.planner.probe"):
+    for module in (
+        "hetrun.executor.executor",
+        "hetrun.executor.autotune.autotuner",
+        "hetrun.executor.autotune.prober",
+    ):
         monkeypatch.setattr(f"{module}.perf_counter", clock)
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: 0.0)
     # Passes are long here, so that a few are many seconds.
-    monkeypatch.setattr("hetrun.pilot.pilot.PROBE_S", 1e4)
-    monkeypatch.setattr("hetrun.model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
     made: dict[str, Callable[[], Backend]] = {n: lambda n=n: Simulated(n, clock) for n in NAMES}  # type: ignore[misc]
     remove = [
         registry.register(Descriptor(n, lambda: Available("a test"), made[n], "a test", preference=200 - i))

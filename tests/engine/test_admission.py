@@ -13,7 +13,7 @@ from hetrun.engine import Engine
 from hetrun.entry import gives_way
 from hetrun.errors import DeadlineExceeded, Overloaded
 from hetrun.events import GenerateRequest
-from hetrun.executor import Step
+from hetrun.executor.executor import Step
 from hetrun.inbox import Request
 from hetrun.params import SamplingParams
 from hetrun.waiting import Waiting

@@ -10,8 +10,8 @@ import pytest
 
 from hetrun import loop
 from hetrun.errors import ContextFull, OptionError, TemplateError
-from hetrun.estimates import MAX_SEQUENCES
 from hetrun.events import GenerateRequest
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import END, FakeModel

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hetrun.books import RESERVE
+from hetrun.memory.ledger import RESERVE
 from tests.support.tiers import exhaustive
 from tests.tools.make_model import smollm2_file
 
@@ -23,9 +23,9 @@ MIB = 1 << 20
 # In a process of its own: a test's has in memory whatever was imported before.
 RUN = """
 import json, sys
-from hetrun import LLM, SamplingParams, inmemory
-from hetrun.books import KINDS, kernel_figures
-from hetrun.prefetch import fromdisk
+from hetrun import LLM, SamplingParams; from hetrun.executor.loading import resident_budget as inmemory
+from hetrun.memory.ledger import KINDS, kernel_figures
+from hetrun.prefetch import streamed_weights as fromdisk
 
 path, backend, tokens, *budgets = sys.argv[1:]
 options = {"ram": budgets[0]} if budgets else {}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hetrun.engine import Engine
 from hetrun.errors import BudgetError, EngineStopped
 from hetrun.events import Streaming
-from hetrun.executor import Step
+from hetrun.executor.executor import Step
+from hetrun.executor.interface import look, set_ram
 from hetrun.inbox import Job
 from hetrun.loaded import Loaded
-from hetrun.modelrole import look, set_ram
-from hetrun.prefixes import LEAST, Prefixes
+from hetrun.memory.kv.prefix_cache import LEAST, Prefixes
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel
 from tests.engine.fakemodel import loaded as fake

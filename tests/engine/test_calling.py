@@ -15,9 +15,9 @@ import pytest
 from hetrun.engine import Engine
 from hetrun.errors import EngineStopped, ModelFileError
 from hetrun.events import Event
+from hetrun.executor.planned_model import Model
 from hetrun.inbox import Job
 from hetrun.loaded import Loaded
-from hetrun.model import Model
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded
 

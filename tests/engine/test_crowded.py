@@ -14,12 +14,12 @@ import pytest
 
 from hetrun import LLM
 from hetrun.backend import Segment
-from hetrun.executor import Chunk, Step
+from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
-from hetrun.pilot.pilot import Pilot
-from hetrun.plan import BUCKETS
-from hetrun.planner.wishes import Machine
+from hetrun.planner.options import Machine
+from hetrun.planner.plan import BUCKETS
 from tests.engine import simulated
 from tests.engine.simulated import Clock
 from tests.models import tiny
@@ -58,7 +58,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
         return BARRIERS * alone if clock.threads + crowd.taken > CORES else alone
 
     clock.speed = speed
-    monkeypatch.setattr("hetrun.pilot.pilot.Others", lambda: crowd)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: crowd)
     for module in ("decisions", "model"):
         monkeypatch.setattr(f"hetrun.{module}.this_machine", lambda: Machine(CORES, (1, CORES), (CORES,)))
     return crowd
@@ -90,7 +90,7 @@ def fly(loaded: Loaded, clock: Clock, seconds: float, what: Callable[[], bool] =
 def test_threads_follow_what_others_take(
     tmp_path: Path, crowd: Crowd, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "hetrun.pilot")
+    caplog.set_level("INFO", "hetrun.executor.autotune")
 
     def watch(loaded: Loaded) -> None:
         model, pilot = planned(loaded)

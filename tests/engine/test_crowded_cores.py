@@ -18,12 +18,12 @@ from time import perf_counter, sleep
 import pytest
 
 from hetrun import LLM
-from hetrun.compiled import Ran
-from hetrun.executor import Executor
+from hetrun.executor.autotune.cpu_contention import Others
+from hetrun.executor.autotune.thread_count import FASTER, SPARE
+from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.executor import Executor
 from hetrun.loaded import Loaded
-from hetrun.pilot.crew import FASTER, SPARE
-from hetrun.pilot.others import Others
-from hetrun.plan import BUCKETS
+from hetrun.planner.plan import BUCKETS
 from tests.engine.test_crowded import planned, step
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -100,8 +100,8 @@ def others_compute() -> bool:
 def test_threads_follow_what_others_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "hetrun.pilot")
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
+    caplog.set_level("INFO", "hetrun.executor.autotune")
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: 0.0)
 
     def watch(loaded: Loaded) -> None:
         model, pilot = planned(loaded)

@@ -9,9 +9,9 @@ import pytest
 
 from hetrun.engine import Engine
 from hetrun.errors import BackendError, ContextFull, OptionError
-from hetrun.estimates import MAX_SEQUENCES
 from hetrun.events import Event, GenerateRequest
-from hetrun.executor import Between, Step
+from hetrun.executor.executor import Between, Step
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from hetrun.graph.pooling import Pooling
 from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask

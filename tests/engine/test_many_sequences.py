@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from hetrun import LLM, SamplingParams, places
 from hetrun.events import Event, GenerateRequest
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.rig import model_file

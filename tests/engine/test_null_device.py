@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import LLM, SamplingParams, registry
-from hetrun.backend import Available, Descriptor
+from hetrun import LLM, SamplingParams
+from hetrun.backend import Available, Descriptor, registry
 from hetrun.errors import BudgetError
 from hetrun.events import Event, GenerateRequest
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.nulldevice import NullDevice

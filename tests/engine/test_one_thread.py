@@ -12,7 +12,7 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Unavailable
-from hetrun.registry import backends
+from hetrun.backend.registry import backends
 from tests.models import cases, tiny
 
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams, registry
+from hetrun import LLM, SamplingParams
 from hetrun.backend import (
     Available,
     Buffer,
@@ -26,20 +26,21 @@ from hetrun.backend import (
     Runner,
     Segment,
     WeightUse,
+    registry,
 )
 from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.errors import BackendError, Cancelled
-from hetrun.executor import Chunk, Step
-from hetrun.kv import KvCache
+from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.executor.autotune.explorer import Explorer
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
-from hetrun.pilot.pilot import Pilot
-from hetrun.pilot.trying import Explorer
-from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.online import RATE
-from hetrun.planner.sizes import Sizes
+from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.planner.switch_cost import turn
 from hetrun.planner.trials import Trial
-from hetrun.planner.turns import turn
+from hetrun.planner.weight_sizes import Sizes
 from tests.engine.simulated import Clock
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -57,8 +58,8 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs here, and however slow that makes this machine: all is measured, and kept."""
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
-    monkeypatch.setattr("hetrun.pilot.pilot.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_S", 1e4)
 
 
 class Plugin(LlamacppBackend):
@@ -139,7 +140,7 @@ def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> None:
 def test_a_backend_that_becomes_fast_is_used_within_seconds(
     plugin: None, small_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "hetrun.pilot")
+    caplog.set_level("INFO", "hetrun.executor.autotune")
     Plugin.slow = ".ffn"
     with LLM(
         small_model, backends=["plugin", "reference"], ctx=512, threads=1, planner="measured", eager=True
@@ -161,13 +162,13 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
 
 @pytest.mark.slow
 def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetrun.planner import probe
+    from hetrun.executor.autotune import prober
 
     measured: list[str] = []
-    before = probe.Prober.measure
+    before = prober.Prober.measure
 
     def measure(
-        self: probe.Prober,
+        self: prober.Prober,
         trial: Trial,
         hear: Callable[[float], None] | None = None,
         once: bool = False,
@@ -181,7 +182,7 @@ def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytes
             assert llm.plan.expected["1"].segments, "what it was planned from is part of the plan"
         return len(measured)
 
-    monkeypatch.setattr(probe.Prober, "measure", measure)
+    monkeypatch.setattr(prober.Prober, "measure", measure)
     assert start() > 10
     assert start() == 0
 
@@ -198,9 +199,9 @@ def test_an_eager_model_brings_in_what_pays_after_a_change_when_nobody_waits(
 
     with LLM(small_model, backends=["llamacpp"], ctx=256, planner="measured", eager=True) as llm:
         monkeypatch.setattr(Pilot, "replan", replan)
-        monkeypatch.setattr("hetrun.pilot.watching.Watcher.drifted", lambda self: "it became slow")
-        monkeypatch.setattr("hetrun.pilot.pilot.perf_counter", lambda: perf_counter() + 1000)
-        monkeypatch.setattr("hetrun.pilot.pilot.LOOK_S", 1000.0)
+        monkeypatch.setattr("hetrun.executor.autotune.drift.Watcher.drifted", lambda self: "it became slow")
+        monkeypatch.setattr("hetrun.executor.autotune.autotuner.perf_counter", lambda: perf_counter() + 1000)
+        monkeypatch.setattr("hetrun.executor.autotune.autotuner.LOOK_S", 1000.0)
         llm.call(lambda loaded: pilot_of(loaded).tend())
         assert asked == [("it became slow", False)]
         for _ in range(2):
@@ -313,7 +314,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
 
             monkeypatch.setattr(pilot._backends["reference"], "upload", slowly)
             for module in ("aside", "weights"):
-                monkeypatch.setattr(f"hetrun.pilot.{module}.perf_counter", clock)
+                monkeypatch.setattr(f"hetrun.executor.autotune.{module}.perf_counter", clock)
             with pilot.aside.for_the_sake_of(between):
                 pilot._weights.bring(copies)
             assert calls == len(weights) > 3

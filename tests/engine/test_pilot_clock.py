@@ -19,11 +19,11 @@ from hetrun import LLM
 from hetrun.backend import Segment
 from hetrun.config import dirs
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
-from hetrun.plan import PlanSet
-from hetrun.planner.turns import turn
+from hetrun.planner.plan import PlanSet
+from hetrun.planner.switch_cost import turn
 from tests.engine.simulated import MODEL, NAMES, Clock, Speed, simulated
 from tests.models import tiny
 from tests.support.tiers import exhaustive
@@ -81,7 +81,7 @@ def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
 def test_what_becomes_fast_is_used_within_five_seconds(
     model: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "hetrun.pilot")
+    caplog.set_level("INFO", "hetrun.executor.autotune")
 
     def speed(at: float, name: str, segment: Segment) -> float:
         slow = name == "one" and any(".ffn" in op.scope for op in segment.ops)
@@ -169,8 +169,8 @@ def test_only_what_failed_in_this_step_is_left(
 def test_others_on_cores_that_are_not_used_here_disturb_nobody(
     cores: int, others: float, kept: bool, model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrun.pilot.pilot.cpu_count", lambda: cores)
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: others)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.cpu_count", lambda: cores)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: others)
     with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True):
         pass
     assert bool(list((dirs().cache / "times").glob("*.json"))) == kept
@@ -180,9 +180,9 @@ def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
     model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [1.0]
-    monkeypatch.setattr("hetrun.pilot.pilot.PROBE_BUSY_S", 1e4)
-    monkeypatch.setattr("hetrun.pilot.pilot.cpu_count", lambda: 1)
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: others[0])
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_BUSY_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.cpu_count", lambda: 1)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: others[0])
 
     def look(loaded: Loaded) -> None:
         assert loaded.model.plans.backends == ["two"]

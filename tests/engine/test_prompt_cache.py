@@ -15,7 +15,7 @@ from hetrun import LLM, SamplingParams, UserError, loading
 from hetrun.errors import OptionError
 from hetrun.events import GenerateRequest
 from hetrun.loaded import Loaded
-from hetrun.prefixes import LEAST
+from hetrun.memory.kv.prefix_cache import LEAST
 from tests.engine.fakemodel import FakeModel
 from tests.engine.fakemodel import loaded as fake
 from tests.models.cases import GQA, WIDE

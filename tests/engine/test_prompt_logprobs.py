@@ -11,7 +11,7 @@ from hetrun import beginning
 from hetrun.completion import completion
 from hetrun.errors import BackendError
 from hetrun.events import GenerateRequest, TokenLogprob
-from hetrun.executor import Between, Step
+from hetrun.executor.executor import Between, Step
 from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import N_VOCAB, FakeModel

@@ -16,7 +16,7 @@ from hetrun import LLM, SamplingParams, loading
 from hetrun.engine import Engine
 from hetrun.errors import BackendError, UserError
 from hetrun.events import GenerateRequest, Timings
-from hetrun.executor import Step
+from hetrun.executor.executor import Step
 from hetrun.speculation import Speculation, lookup, speculating
 from hetrun.speculation.length import NOTHING, Decision
 from hetrun.text.tokenizer import Tokenizer

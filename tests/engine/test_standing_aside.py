@@ -12,7 +12,7 @@ import pytest
 
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped, Overloaded
 from hetrun.events import Event, GenerateRequest, Streaming
-from hetrun.executor import Between, Step
+from hetrun.executor.executor import Between, Step
 from hetrun.mixing import FEW, SHORT
 from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask

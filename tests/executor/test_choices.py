@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Pass
-from hetrun.choices import DOUBT, ENOUGH, EVERY, MEMORY, Choices, known_choices, path_of
 from hetrun.graph.ops import Moe
+from hetrun.planner.expert_stats import DOUBT, ENOUGH, EVERY, MEMORY, Choices, known_choices, path_of
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_placement import devices
 from tests.support.rig import graph_of, rig

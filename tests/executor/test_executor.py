@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import executor
 from hetrun.backend import Buffers, Done, Pass, PassShape, Runner, Segment
 from hetrun.errors import BackendError, BudgetError, Cancelled
-from hetrun.kv import KvCache
-from hetrun.plan import BUCKETS, PlanSet, make_plans
+from hetrun.executor import executor
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.plan import BUCKETS, PlanSet, make_plans
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.nulldevice import NullDevice

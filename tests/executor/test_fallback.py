@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hetrun import registry
-from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable
+from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable, registry
+from hetrun.backend.library_model import Whole, WholeSetup
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
+from hetrun.executor.library.model import WholeModel, cut
+from hetrun.executor.planned_model import describe, open_planned
 from hetrun.loader.open_model import open_model
-from hetrun.model import describe, open_planned
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
 from hetrun.system import entry_points
-from hetrun.whole import WholeModel, cut
-from hetrun.whole_backend import Whole, WholeSetup
 from tests.models import cases, foreign
 from tests.support.rig import model_file, step
 

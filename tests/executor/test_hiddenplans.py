@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.compiled import Ran
-from hetrun.executor import Step
+from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.executor import Step
 from hetrun.graph import Op, Value
-from hetrun.hiddenplans import HiddenPlans
-from hetrun.plan import BUCKETS, cut, up_to
+from hetrun.planner.hidden_state_plan import HiddenPlans
+from hetrun.planner.plan import BUCKETS, cut, up_to
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.planner.test_plan import random_placements

@@ -10,7 +10,7 @@ import pytest
 from hetrun.backend import Backend, Buffers, Done, Pass, PassShape, Runner, Segment
 from hetrun.backends import reference
 from hetrun.errors import BackendError
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.nulldevice import NullDevice

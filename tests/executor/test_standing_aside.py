@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import executor, interpreting, registry
-from hetrun.backend import Available, Buffers, Done, Pass, PassShape, Runner, Segment
+from hetrun.backend import Available, Buffers, Done, Pass, PassShape, Runner, Segment, interpreter, registry
+from hetrun.backend.op_profile import Spent
 from hetrun.backends.llamacpp import slices
 from hetrun.backends.llamacpp.device import LlamacppBackend
 from hetrun.errors import Cancelled
-from hetrun.forecast import Forecast
-from hetrun.kv import KvCache
-from hetrun.spent import Spent
+from hetrun.executor import executor
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.costmodel import Forecast
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.nulldevice import NullDevice
@@ -248,7 +248,7 @@ def test_the_time_of_steps_inside_is_not_that_of_the_step_around_them(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(executor, "perf_counter", clock)
-    monkeypatch.setattr(interpreting, "perf_counter", clock)
+    monkeypatch.setattr(interpreter, "perf_counter", clock)
     forecast = Forecast()
     devices = {"one": Worker("one", clock), "two": Worker("two", clock)}
     made = rig(GQA, devices, PLACED, forecast=forecast)

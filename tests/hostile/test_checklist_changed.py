@@ -16,12 +16,12 @@ from hetrun.backends import libllama
 from hetrun.backends.libllama import trial
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError
+from hetrun.executor.planned_model import open_planned
 from hetrun.llm import as_options
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
-from hetrun.model import open_planned
 from tests.hostile.cases_gguf import across
 from tests.hostile.checklist import good_gguf, write_folder
 from tests.hostile.trees import write_gguf

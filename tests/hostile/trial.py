@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from hetrun import LLM, SamplingParams
-from hetrun import model as models
 from hetrun.check import check_model
 from hetrun.cli import inspection
 from hetrun.convert import describe, plan
@@ -29,14 +28,15 @@ from hetrun.convert.recipe import by_option
 from hetrun.convert.repack import in_order, metadata
 from hetrun.convert.writer import header
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
-from hetrun.executor import Chunk, Step
+from hetrun.executor import planned_model as models
+from hetrun.executor.executor import Chunk, Step
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import entries
 from hetrun.loader.weight_check import first_bad_value
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
 from hetrun.text.chat import ChatTemplate
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary

@@ -6,19 +6,19 @@ from functools import partial
 
 import pytest
 
-from hetrun import context as lengths
-from hetrun import decisions
-from hetrun.books import RESERVE
-from hetrun.context import choose_context
-from hetrun.decisions import prepare
 from hetrun.errors import BudgetError
-from hetrun.estimates import MAX_SEQUENCES, kv_of_all
+from hetrun.executor.loading import context_length as lengths
+from hetrun.executor.loading import load_plan
+from hetrun.executor.loading.context_length import choose_context
+from hetrun.executor.loading.load_plan import prepare
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, kv_of_all
 from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
-from hetrun.kv import sequence_bytes
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.memory.kv.cache import sequence_bytes
+from hetrun.memory.ledger import RESERVE
+from hetrun.planner.options import Options, Wishes
 from tests.models import cases, cases_hf, hf
 from tests.support.rig import model_file
 
@@ -30,7 +30,7 @@ BYTES = partial(sequence_bytes, SHAPES, by_name("F16"), 20)
 @pytest.fixture(autouse=True)
 def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes nothing here."""
-    monkeypatch.setattr(decisions, "besides", lambda: RESERVE)
+    monkeypatch.setattr(load_plan, "besides", lambda: RESERVE)
 
 
 def choose(weights: int = 1000, **options: int) -> int:

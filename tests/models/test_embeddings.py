@@ -13,9 +13,9 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.errors import ContextFull, OptionError
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph.pooling import Pooling
 from hetrun.loaded import Loaded
-from hetrun.model import PlannedModel
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, crossed, only
 from tests.models.hf import Row

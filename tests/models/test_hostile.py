@@ -106,7 +106,7 @@ def test_no_address_space_for_keys_and_values_is_no_fault_of_ours(
     def full(*args: object, **options: object) -> None:
         raise OSError(ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("hetrun.kv.mmap.mmap", full)
+    monkeypatch.setattr("hetrun.memory.kv.cache.mmap.mmap", full)
     with pytest.raises(BudgetError, match="smaller --ctx"):
         LLM(good, ctx=64)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.decisions import prepare
+from hetrun.executor.loading.load_plan import prepare
+from hetrun.executor.weight_store import WeightStore
 from hetrun.loader.open_model import open_model
-from hetrun.planner.wishes import Options, Wishes
-from hetrun.weights import WeightStore
+from hetrun.planner.options import Options, Wishes
 from tests.models import cases, cases_hf
 from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available, Descriptor, OwnMemory, ReadInto, WeightUse
-from hetrun.decisions import Prepared, prepare
+from hetrun.backend import Available, Descriptor, OwnMemory, ReadInto, WeightUse, registry
+from hetrun.backend.interpreter import ArrayBuffer
 from hetrun.errors import BudgetError, OptionError
-from hetrun.executor import Chunk, Step
-from hetrun.interpreting import ArrayBuffer
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.loading.device_memory import within
+from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.planned_model import PlannedModel, describe
 from hetrun.loader.open_model import open_model
-from hetrun.model import PlannedModel, describe
-from hetrun.ownmemory import within
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
 from tests.models import cases
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of, model_file

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams, registry
-from hetrun.backend import Backend
+from hetrun import LLM, SamplingParams
+from hetrun.backend import Backend, registry
 from hetrun.graph import Graph
-from hetrun.plan import BUCKETS, PlanSet, make_plans
+from hetrun.planner.plan import BUCKETS, PlanSet, make_plans
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, NAMES, crossed
 from tests.models.hf import Row

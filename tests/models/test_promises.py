@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from hetrun import LLM, SamplingParams, cli, registry
-from hetrun.backend import Segment
+from hetrun import LLM, SamplingParams, cli
+from hetrun.backend import Segment, registry
 from hetrun.completion import prompt_request
 from hetrun.errors import Cancelled, ContextFull, OptionError
-from hetrun.estimates import MAX_SEQUENCES
 from hetrun.evaluate import compare
-from hetrun.kvrows import SLACK
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
+from hetrun.memory.kv.paged_allocator import SLACK
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, NAMES, crossed, only
 from tests.models.hf import Row

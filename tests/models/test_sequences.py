@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Unavailable
+from hetrun.backend import Unavailable, registry
 from tests.models import cases, cases_hf, tiny
 from tests.models.tiny import TinyLlama
 from tests.support.rig import Case, Rig, rig

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import LLM, registry
-from hetrun.backend import Backend, Segment, Unavailable
+from hetrun import LLM
+from hetrun.backend import Backend, Segment, Unavailable, registry
 from hetrun.backends import reference
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, kv_shapes
 from hetrun.graph.ops import Attention, Moe
 from hetrun.graph.sharding import Kind, Share
 from hetrun.graph.signature import form_of
-from hetrun.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
-from hetrun.savedplan import load_plan
+from hetrun.planner.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
+from hetrun.planner.plan_file import load_plan
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.models import cases, cases_hf, tiny

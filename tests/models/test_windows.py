@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams, registry
+from hetrun import LLM, SamplingParams
+from hetrun.backend import registry
 from hetrun.evaluate import compare
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row

@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType, quants
 from numpy.typing import NDArray
 
-from hetrun.conformance.packing import packed
+from hetrun.backend.conformance.random_weights import packed
 from hetrun.graph.quant import QuantType, by_name
 from tests.support.packing import unpacked_by_ggml
 

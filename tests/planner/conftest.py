@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.planner import balance, residency
+from hetrun.planner import residency
+from hetrun.planner.two_device import balance
 
 
 @pytest.fixture(autouse=True)

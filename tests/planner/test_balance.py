@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.errors import OptionError
-from hetrun.planner import balance as module
-from hetrun.planner.balance import (
+from hetrun.planner.two_device import balance as module
+from hetrun.planner.two_device.balance import (
     Balance,
     Link,
     Migration,

@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.backend import Backend, Precision, WeightUse
-from hetrun.forecast import Forecast, Work
+from hetrun.executor.autotune.setup import Setup, planner_for
 from hetrun.graph import Op
 from hetrun.graph.signature import units
-from hetrun.pilot.setup import Setup, planner_for
-from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
-from hetrun.planner.balance import PARTS, operations
-from hetrun.planner.concurrent import ConcurrentPlanner, is_concurrent
-from hetrun.planner.costs import CALL, size_of
+from hetrun.planner.costmodel import Forecast, Work
 from hetrun.planner.online import WORTH, Now, OnlinePlanner, Proposal
-from hetrun.planner.sides import At, Cost
+from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
+from hetrun.planner.plan_file import load_plan
+from hetrun.planner.segment_cost import CALL, size_of
 from hetrun.planner.trials import LINK, TOKENS, alone
-from hetrun.planner.two import Candidate, Ways, share
-from hetrun.savedplan import load_plan
+from hetrun.planner.two_device.balance import PARTS, operations
+from hetrun.planner.two_device.candidates import Candidate, Ways, share
+from hetrun.planner.two_device.cost import At, Cost
+from hetrun.planner.two_device.planner import ConcurrentPlanner, is_concurrent
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of
@@ -387,7 +387,7 @@ def test_without_a_backend_that_works_by_itself_nothing_is_different() -> None:
 def test_without_one_nothing_is_imported() -> None:
     code = """
 import sys
-import hetrun.model, hetrun.cli, hetrun.pilot
+import hetrun.executor.planned_model, hetrun.cli, hetrun.executor.autotune
 names = ("concurrent", "two", "sides", "balance")
 assert not any("hetrun.planner." + name in sys.modules for name in names)
 """

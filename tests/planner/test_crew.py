@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.compiled import Ran
-from hetrun.forecast import Measured
-from hetrun.pilot.crew import CALM, Crew, manned
+from hetrun.executor.autotune.thread_count import CALM, Crew, manned
+from hetrun.executor.compiled_plan import Ran
+from hetrun.planner.costmodel import Measured
 from tests.planner.test_online_planner import static
 from tests.support.examples import examples
 

@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.backend import Backend, Floats
-from hetrun.forecast import Forecast, Work
 from hetrun.graph import Constant, Graph, Weight
 from hetrun.graph.ops import Moe
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
-from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
-from hetrun.planner.balance import operations
-from hetrun.planner.concurrent import ConcurrentPlanner, is_concurrent
-from hetrun.planner.costs import CALL
-from hetrun.planner.heat import Cost, hits, rates_of
-from hetrun.planner.hot import SPARE, sets_of
+from hetrun.planner.costmodel import Forecast, Work
 from hetrun.planner.online import Now, Proposal
+from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.planner.plan_file import load_plan
+from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, TOKENS, alone
-from hetrun.savedplan import load_plan
+from hetrun.planner.two_device.balance import operations
+from hetrun.planner.two_device.expert_cost import Cost, hits, rates_of
+from hetrun.planner.two_device.hot_experts import SPARE, sets_of
+from hetrun.planner.two_device.planner import ConcurrentPlanner, is_concurrent
 from tests.models import cases_hf
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of

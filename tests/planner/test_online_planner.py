@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from hetrun.backend import Backend, Precision, WeightUse
-from hetrun.forecast import Forecast, Work
 from hetrun.graph import Op
 from hetrun.graph.signature import coarse, form_of, of_wanted_rows, units
-from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner import residency
-from hetrun.planner.costs import CALL
+from hetrun.planner.costmodel import Forecast, Work
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
-from hetrun.planner.turns import turn
+from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.planner.segment_cost import CALL
+from hetrun.planner.switch_cost import turn
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of

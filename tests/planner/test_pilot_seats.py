@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 
 from hetrun.backends import reference
-from hetrun.forecast import Forecast
-from hetrun.pilot import seats as module
-from hetrun.pilot.seats import heaviest, recall_seats, take_seats
-from hetrun.pilot.setup import Setup, planner_for
+from hetrun.executor.autotune import core_choice as module
+from hetrun.executor.autotune.core_choice import heaviest, recall_seats, take_seats
+from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.setup import Setup, planner_for
+from hetrun.planner.costmodel import Forecast
 from hetrun.planner.online import OnlinePlanner
-from hetrun.planner.probe import Prober
 from hetrun.planner.trials import Trial, trials_of
 from hetrun.system.core_sets import CoreSet
 from hetrun.system.cpu_topology import TopoTree, read_topology

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hetrun.errors import BudgetError
 from hetrun.planner import residency
-from hetrun.planner.placing import Chain
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all
+from hetrun.planner.shortest_path import Chain
 
 NAMES = ("a", "b", "c")
 seconds = st.integers(1, 60).map(lambda n: n / 8)  # sums of these are exact

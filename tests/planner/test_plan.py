@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hetrun.backend import Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Op, Value
-from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, bucket_of, cut, make_plans, place
-from hetrun.savedplan import load_plan
+from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, bucket_of, cut, make_plans, place
+from hetrun.planner.plan_file import load_plan
 from tests.models.cases import GQA
 from tests.support.rig import graph_of, placements, plan_set
 

@@ -10,9 +10,9 @@ import pytest
 from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Op
-from hetrun.plan import BUCKETS, PlanSet
+from hetrun.planner.options import Machine, Wishes, this_machine
+from hetrun.planner.plan import BUCKETS, PlanSet
 from hetrun.planner.static import StaticPlanner
-from hetrun.planner.wishes import Machine, Wishes, this_machine
 from tests.models.cases import GQA
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import ThreadedDevice, graph_of, plan_set

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Backend, Buffers, Floats, PassShape, Runner, Segment
+from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends import reference
 from hetrun.backends.reference.functions import TABLE
-from hetrun.forecast import Forecast
+from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import kv_shapes
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
-from hetrun.interpreting import InterpretingBackend
-from hetrun.kv import KvCache
-from hetrun.planner.probe import Prober
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.costmodel import Forecast
 from hetrun.planner.trials import Trial
-from hetrun.weights import WeightStore
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of, windowed
 

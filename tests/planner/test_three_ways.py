@@ -9,14 +9,14 @@ from itertools import pairwise, product
 import pytest
 
 from hetrun.backend import Backend, WeightUse
-from hetrun.forecast import Forecast
 from hetrun.graph.signature import Unit, units
-from hetrun.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
-from hetrun.planner.balance import operations
-from hetrun.planner.concurrent import ConcurrentPlanner
-from hetrun.planner.costs import CALL
+from hetrun.planner.costmodel import Forecast
 from hetrun.planner.online import Now
+from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
+from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, alone
+from hetrun.planner.two_device.balance import operations
+from hetrun.planner.two_device.planner import ConcurrentPlanner
 from tests.models.tiny import TinyLlama
 from tests.planner.test_concurrent import learn
 from tests.support.nulldevice import NullDevice

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetrun.forecast import Forecast, Work
-from hetrun.pilot.watching import LONGEST_REST_S, SHORTEST_REST_S, Watcher
-from hetrun.plan import PlanSet
+from hetrun.executor.autotune.drift import LONGEST_REST_S, SHORTEST_REST_S, Watcher
+from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.plan import PlanSet
 from tests.planner.test_online_planner import UNITS, forecast, large, now, planner, small, static
 
 

@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams, registry, vetting
-from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, Runner, Segment
+from hetrun import LLM, SamplingParams
+from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, Runner, Segment, registry
+from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends.reference.functions import TABLE
 from hetrun.errors import PluginError
+from hetrun.executor.autotune import autotuner
+from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.loading import backend_selection
 from hetrun.graph import Op
-from hetrun.interpreting import InterpretingBackend
-from hetrun.kv import KvCache
-from hetrun.pilot import pilot
-from hetrun.planner.probe import Prober
+from hetrun.memory.kv.cache import KvCache
 from hetrun.system import entry_points
 from hetrun.system.entry_points import Point
 from tests.plugins.strangers import Register
@@ -81,8 +82,8 @@ class Confused(Quick):
 @pytest.fixture
 def made(register: Register, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Point]:
     """Registers a kind of backend, and keeps what was created of it."""
-    monkeypatch.setattr(vetting, "_passed", set())
-    monkeypatch.setattr(pilot, "others_running", lambda: 0.0)  # measure as long as on an idle machine
+    monkeypatch.setattr(backend_selection, "_passed", set())
+    monkeypatch.setattr(autotuner, "others_running", lambda: 0.0)  # measure as long as on an idle machine
     choose = registry.choose  # without torch, whose results differ in the last bits
     monkeypatch.setattr(registry, "choose", lambda *a: [n for n in choose(*a) if not n.startswith("amx")])
 
@@ -117,7 +118,7 @@ def measured_as_quick(monkeypatch: pytest.MonkeyPatch) -> None:
         clock(self, segments, runners, work, (lambda seconds: hear(1e-6)) if quick else hear, once)
 
     monkeypatch.setattr(Prober, "_time", time)
-    monkeypatch.setattr(pilot, "PROBE_S", 45.0)
+    monkeypatch.setattr(autotuner, "PROBE_S", 45.0)
 
 
 @pytest.fixture(scope="module")

@@ -262,7 +262,7 @@ def test_a_quantisation_type(given: Given, tmp_path: Path) -> None:
     simple.write_text(f"{simple.read_text()}\n\n{files['graph/quant/basic.py']}")
     for path, before in (
         ("graph/quant/__init__.py", '    QuantType("Q8_0"'),
-        ("conformance/table.py", '"F32": EXACT'),
+        ("backend/conformance/cases.py", '"F32": EXACT'),
     ):
         text = (copy / path).read_text()
         assert text.count(before) == 1

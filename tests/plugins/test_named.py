@@ -11,6 +11,7 @@ import pytest
 from hetrun import LLM
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError, OptionError, PluginError, UserError
+from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.architectures import build_graph, builds
 from hetrun.loader.hub.download import Progress
@@ -18,11 +19,10 @@ from hetrun.loader.hub.resolve import find
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.models import llama
-from hetrun.plan import BUCKETS, Placement
-from hetrun.planner.rules import Task
-from hetrun.planner.wishes import Options, Wishes
+from hetrun.planner.options import Options, Wishes
+from hetrun.planner.plan import BUCKETS, Placement
+from hetrun.planner.plugin_planners import Task
 from hetrun.system import entry_points
-from hetrun.vetting import create_backends
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.plugins.strangers import Register
 

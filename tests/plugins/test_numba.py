@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Backend, Descriptor, Unavailable
-from hetrun.conformance.running import brought_in, build, outcome, reference, threads_for, tried
-from hetrun.conformance.table import CASES, Case, single
+from hetrun.backend.conformance.cases import CASES, Case, single
+from hetrun.backend.conformance.runner import brought_in, build, outcome, reference, threads_for, tried
 from hetrun.errors import Cancelled
 from hetrun.graph import Constant
 from hetrun.graph.ops import Attention, Rope
 from hetrun.llm import LLM
-from hetrun.plan import PlanSet
+from hetrun.planner.plan import PlanSet
 from tests.models import tiny
 from tests.plugins.strangers import PLUGINS, Register, home_with
 from tests.support.tiers import exhaustive, in_pairs
@@ -190,8 +190,8 @@ def test_the_planner_takes_it_where_it_is_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A busy machine measures little, and what it does not get to is not planned with.
-    monkeypatch.setattr("hetrun.pilot.pilot.others_running", lambda: 0.0)
-    monkeypatch.setattr("hetrun.pilot.pilot.PROBE_S", 60.0)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_S", 60.0)
     register("backends", "numba", descriptor)
     path = tiny.write_gguf(MODEL, tmp_path / "model.gguf")
 

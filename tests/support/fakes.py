@@ -55,7 +55,7 @@ from hetrun.events import (
     TokenLogprob,
     Usage,
 )
-from hetrun.plan import PlanSet
+from hetrun.planner.plan import PlanSet
 from hetrun.questions import (
     Counts,
     Detokenize,

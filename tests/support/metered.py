@@ -38,13 +38,13 @@ from hetrun.backend import (
     WeightUse,
     use_of,
 )
+from hetrun.backend.interpreter import ArrayBuffer, InterpretingBackend, OpFunction
 from hetrun.backends.reference.functions import TABLE
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Value, Weight
 from hetrun.graph.ops import Attention
-from hetrun.interpreting import ArrayBuffer, InterpretingBackend, OpFunction
-from hetrun.kv import KvCache, KvTable
-from hetrun.planner.balance import Link
+from hetrun.memory.kv.cache import KvCache, KvTable
+from hetrun.planner.two_device.balance import Link
 from tests.support.devicethread import DeviceThread, Task
 from tests.support.timeline import DEVICE, Activity, Copy, Timeline, Wire, named
 

@@ -20,10 +20,10 @@ from hetrun.backend import (
     Segment,
     WeightUse,
 )
+from hetrun.backend.interpreter import ArrayBuffer, InterpretedRunner, InterpretingBackend, OpFunction
 from hetrun.graph import Op
 from hetrun.graph.ops import OPS, Attention
-from hetrun.interpreting import ArrayBuffer, InterpretedRunner, InterpretingBackend, OpFunction
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 NO_WEIGHTS = np.zeros((1, 1), np.float32)
 

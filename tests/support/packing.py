@@ -1,4 +1,4 @@
-"""Quantisation types by ggml itself: hetrun.graph.quant and hetrun.conformance are held against it."""
+"""Quantisation types by ggml itself: those of `graph.quant` and the conformance suite are held against it."""
 
 from __future__ import annotations
 

@@ -25,17 +25,17 @@ from hetrun.backend import (
     Segment,
     WeightUse,
 )
-from hetrun.executor import Between, Chunk, Executor, Step
-from hetrun.forecast import Forecast
+from hetrun.executor.executor import Between, Chunk, Executor, Step
+from hetrun.executor.stats import Stats
+from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Op, kv_shapes
 from hetrun.graph.ops import Attention
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
-from hetrun.plan import BUCKETS, Placement, PlanSet, make_plans
-from hetrun.stats import Stats
-from hetrun.weights import WeightStore
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.costmodel import Forecast
+from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.devicethread import DeviceThread, Task

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hetrun import LLM, bill
-from hetrun.books import Books, Figures, Granted
+from hetrun import LLM
 from hetrun.errors import BudgetError
 from hetrun.events import Streaming
-from hetrun.prefetch import fromdisk
-from hetrun.prefetch.disk import Way
-from hetrun.prefetch.fromdisk import FromDisk
-from hetrun.prefetch.ring import READING
+from hetrun.memory import breakdown
+from hetrun.memory.ledger import Books, Figures, Granted
+from hetrun.prefetch import streamed_weights
+from hetrun.prefetch.disk_probe import Way
+from hetrun.prefetch.ring_buffer import READING
+from hetrun.prefetch.streamed_weights import FromDisk
 from hetrun.prefetch.streamer import Streamer
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -105,7 +106,7 @@ class Memory:
     def figures(self) -> Figures:
         if not (made := self.made):
             return Figures(anonymous=self.others)
-        weights = made._books.booked(bill.WEIGHTS) + made._books.booked(bill.WINDOW)
+        weights = made._books.booked(breakdown.WEIGHTS) + made._books.booked(breakdown.WINDOW)
         work = made._backend.overhead_bytes
         return Figures(anonymous=self.others + weights + work, shared=made._kv.held_bytes)
 
@@ -136,14 +137,14 @@ def besides() -> Figures:
 def made_small() -> Iterator[None]:
     """Pieces and window as small as the models, and nothing measured that differs from run to run."""
     patches = {
-        "hetrun.decisions.USUAL": Way(direct=True, readers=READERS, request=PIECE),
-        "hetrun.estimates.WORK": PIECE,
-        "hetrun.estimates.kernel_figures": besides,
-        "hetrun.model.Books": partial(Books, figures=besides, helpers=lambda: 0),
-        "hetrun.kv.STEP": PIECE,
-        "hetrun.prefetch.fromdisk.GROWTH": PIECE,
-        "hetrun.prefetch.fromdisk.WORTH": MIB,
-        "hetrun.prefetch.fromdisk.LOOK_S": 0.0,
+        "hetrun.executor.loading.load_plan.USUAL": Way(direct=True, readers=READERS, request=PIECE),
+        "hetrun.executor.loading.memory_estimates.WORK": PIECE,
+        "hetrun.executor.loading.memory_estimates.kernel_figures": besides,
+        "hetrun.executor.planned_model.Books": partial(Books, figures=besides, helpers=lambda: 0),
+        "hetrun.memory.kv.cache.STEP": PIECE,
+        "hetrun.prefetch.streamed_weights.GROWTH": PIECE,
+        "hetrun.prefetch.streamed_weights.WORTH": MIB,
+        "hetrun.prefetch.streamed_weights.LOOK_S": 0.0,
     }
     with ExitStack() as stack:
         for name, value in patches.items():
@@ -176,9 +177,11 @@ def opened(
     with made_small(), ExitStack() as stack:
         memory = Memory(least(path, **options) + MIB, room)
         stack.callback(memory.forget)
-        stack.enter_context(mock.patch("hetrun.model.Books", memory.books))
-        stack.enter_context(mock.patch("hetrun.model.FromDisk", memory.from_disk))
-        stack.enter_context(mock.patch.object(fromdisk, "Streamer", partial(Streamer, read=disk.function)))
+        stack.enter_context(mock.patch("hetrun.executor.planned_model.Books", memory.books))
+        stack.enter_context(mock.patch("hetrun.executor.planned_model.FromDisk", memory.from_disk))
+        stack.enter_context(
+            mock.patch.object(streamed_weights, "Streamer", partial(Streamer, read=disk.function))
+        )
         llm = stack.enter_context(LLM(path, ram=memory.ram, **options))
         seen(llm)
         try:

@@ -11,7 +11,7 @@ from ctypes import CFUNCTYPE, c_int, c_int64, c_void_p
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.prefetch.ring import READING
+from hetrun.prefetch.ring_buffer import READING
 
 
 class _Supply(ctypes.Structure):

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetrun.backend import Floats, Pass
+from hetrun.backend.interpreter import InterpretingBackend, OpFunction
 from hetrun.backends.reference.functions import TABLE
 from hetrun.graph import Op
 from hetrun.graph.signature import form_of
-from hetrun.interpreting import InterpretingBackend, OpFunction
-from hetrun.kv import KvCache
-from hetrun.planner.balance import Link
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.two_device.balance import Link
 
 HOST, DEVICE, LINK, BESIDE = "host", "device", "link", "beside"
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hetrun import registry
-from hetrun.backend import Available, Descriptor
-from hetrun.conformance.report import Report, conformance, standing
-from hetrun.conformance.words import blocks
+from hetrun.backend import Available, Descriptor, registry
+from hetrun.backend.conformance.formatting import blocks
+from hetrun.backend.conformance.report import Report, conformance, standing
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 from timeit import repeat
 
-from hetrun.forecast import Forecast, Work
+from hetrun.planner.costmodel import Forecast, Work
 
 WORK = Work("attn", "any", 2)
 SEEDS, QUESTIONS, RUNS = 20, 50, 5

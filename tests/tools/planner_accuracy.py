@@ -25,10 +25,10 @@ import numpy as np
 
 from hetrun.bench.machine import BUSY, load_average
 from hetrun.config import Settings
-from hetrun.executor import Chunk, Step
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.llm import LLM
-from hetrun.model import PlannedModel
-from hetrun.plan import BUCKETS, bucket_of
+from hetrun.planner.plan import BUCKETS, bucket_of
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BATCHES = (2, 8, 16)  # sequences, with one token each

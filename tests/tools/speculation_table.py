@@ -31,7 +31,7 @@ from hetrun.answering import Choices, Drafts
 from hetrun.backend import Floats
 from hetrun.bench.report import aligned
 from hetrun.config import Settings
-from hetrun.executor import Step
+from hetrun.executor.executor import Step
 from hetrun.llm import model_path
 from hetrun.running import Running
 from hetrun.sampling.interface import Choice

@@ -13,7 +13,7 @@ from hetrun.backends.reference.attention import attention
 from hetrun.graph import KvShape, Op, Rows, Value
 from hetrun.graph.ops import Attention
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 
 HEADS, KV_HEADS, DIM, TOKENS = 4, 2, 8, 150
 RNG = np.random.default_rng(1)

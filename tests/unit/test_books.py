@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import bill
-from hetrun.bill import Kind
-from hetrun.books import KINDS, Books, Granted, granted, helper_bytes, kernel_figures
 from hetrun.errors import BudgetError
+from hetrun.memory import breakdown
+from hetrun.memory.breakdown import Kind
+from hetrun.memory.ledger import KINDS, Books, Granted, granted, helper_bytes, kernel_figures
 from hetrun.system.memory_info import free_memory
 from hetrun.system.units import size_in_words
 from tests.unit.test_memory_limit import GIB, lay_out, version_2
@@ -26,7 +26,7 @@ MIB = 1 << 20
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(("book", "release", "holds", "take", "found", "promise", "change")),
-        st.sampled_from((bill.WEIGHTS, bill.KV, bill.WORK)),
+        st.sampled_from((breakdown.WEIGHTS, breakdown.KV, breakdown.WORK)),
         st.sampled_from(KINDS),
         st.integers(0, 60),
     ),
@@ -40,7 +40,7 @@ def test_the_books_are_sums_and_never_pass_the_limit_by_a_booking(
 ) -> None:
     books, held = Books(Granted(100, "--ram"), reserve), Counter[tuple[str, Kind]]()
     promised = Counter[str]()
-    held[bill.RESERVE, "anonymous"] = reserve
+    held[breakdown.RESERVE, "anonymous"] = reserve
     limit = 100
     for what, account, kind, n in steps:
         free, before = limit - held.total() - promised.total(), held[account, kind]
@@ -73,7 +73,7 @@ def test_the_books_are_sums_and_never_pass_the_limit_by_a_booking(
         assert books.booked(account) == sum(size for (a, _), size in held.items() if a == account)
         assert books.booked(kind=kind) == sum(size for (_, k), size in held.items() if k == kind)
     facts = books.bill()
-    assert bill.total(facts) == books.total
+    assert breakdown.total(facts) == books.total
     assert (facts["limit"], facts["left"]) == (limit, limit - books.total)
 
 
@@ -91,15 +91,15 @@ def test_nothing_is_booked_for_what_could_not_be_allocated() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        books.take(bill.WEIGHTS, "anonymous", 60, fail)
+        books.take(breakdown.WEIGHTS, "anonymous", 60, fail)
     assert books.free == 100
 
 
 def test_a_refusal_says_what_how_much_what_is_left_and_what_would_do() -> None:
     books = Books(granted(100 * MIB, 0.15), 10 * MIB)
-    books.book(bill.WEIGHTS, "anonymous", 70 * MIB)
+    books.book(breakdown.WEIGHTS, "anonymous", 70 * MIB)
     with pytest.raises(BudgetError) as refused:
-        books.book(bill.KV, "shared", 30 * MIB + 1)
+        books.book(breakdown.KV, "shared", 30 * MIB + 1)
     assert str(refused.value) == (
         "--ram 100 MiB is too little: KV would take 30 MiB more and 20 MiB are left beside weights 70 MiB, "
         "reserve 10.0 MiB; it would take 111 MiB"
@@ -134,7 +134,7 @@ def test_no_budget_is_larger_than_a_container(tmp_path: Path, is_more: bool) -> 
 def test_a_bill_is_a_table_with_a_sum() -> None:
     facts = {"KV of one full sequence": 2 * MIB, "weights": 5 * MIB, "KV of all, at most": 8 * MIB}
     facts |= {"copies for amx": MIB, "libraries": 3 * MIB, "reserve": MIB}
-    complete = bill.complete(facts, 30 * MIB)
+    complete = breakdown.complete(facts, 30 * MIB)
     assert list(complete) == [
         "libraries",
         "weights",
@@ -146,8 +146,8 @@ def test_a_bill_is_a_table_with_a_sum() -> None:
         "left",
     ]
     assert complete["left"] == 12 * MIB
-    assert bill.complete(complete, 30 * MIB) == complete
-    assert "\n".join(bill.table(complete)) == (
+    assert breakdown.complete(complete, 30 * MIB) == complete
+    assert "\n".join(breakdown.table(complete)) == (
         "memory                     kind                MiB\n"
         "  libraries                file-backed         3.0\n"
         "  weights                  anonymous           5.0\n"
@@ -159,9 +159,11 @@ def test_a_bill_is_a_table_with_a_sum() -> None:
         "  limit                                       30.0\n"
         "  left                                        12.0"
     )
-    assert bill.table({}) == []
-    there = bill.complete({bill.WEIGHTS: 5 * MIB, "copies": MIB, bill.BESIDES: 2 * MIB}, 16 * MIB)
-    assert "\n".join(bill.table(there, "gpu-1")) == (
+    assert breakdown.table({}) == []
+    there = breakdown.complete(
+        {breakdown.WEIGHTS: 5 * MIB, "copies": MIB, breakdown.BESIDES: 2 * MIB}, 16 * MIB
+    )
+    assert "\n".join(breakdown.table(there, "gpu-1")) == (
         "memory of gpu-1            kind                MiB\n"
         "  weights                  its own             5.0\n"
         "  copies                   its own             1.0\n"
@@ -170,10 +172,13 @@ def test_a_bill_is_a_table_with_a_sum() -> None:
         "  limit                                       16.0\n"
         "  left                                         8.0"
     )
-    more = bill.settled(complete | {"copies for other": 2 * MIB})
+    more = breakdown.settled(complete | {"copies for other": 2 * MIB})
     assert (more["limit"], more["left"]) == (30 * MIB, 10 * MIB)
-    assert bill.table(more)[-1].split() == bill.table(complete | {"copies for other": 2 * MIB})[-1].split()
-    assert bill.table(more)[-1].split() == ["left", "10.0"]
+    assert (
+        breakdown.table(more)[-1].split()
+        == breakdown.table(complete | {"copies for other": 2 * MIB})[-1].split()
+    )
+    assert breakdown.table(more)[-1].split() == ["left", "10.0"]
 
 
 # --- the kernel's figures
@@ -206,7 +211,7 @@ def test_memory_of_each_kind_is_seen_where_it_is() -> None:
 
 RECONCILED = """
 import json, mmap
-from hetrun.books import Books, granted
+from hetrun.memory.ledger import Books, granted
 books = Books(granted(1 << 30, 0.15))
 books.opened()
 found = {}

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.errors import ModelFileError
-from hetrun.prefetch import disk
-from hetrun.prefetch.disk import (
+from hetrun.prefetch import disk_probe
+from hetrun.prefetch.disk_probe import (
     ALIKE,
     CACHED_ENOUGH,
     HORIZON,
@@ -42,7 +42,7 @@ CACHED = [w for w in WAYS if not w.direct]
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that takes no room on the disk; less is read of it than of real models."""
-    monkeypatch.setattr(disk, "PART", 4 * MIB)
+    monkeypatch.setattr(disk_probe, "PART", 4 * MIB)
     path = tmp_path / "model.gguf"
     with path.open("wb") as file:
         file.truncate(96 * MIB)
@@ -198,8 +198,8 @@ def test_a_disk_is_measured_once_and_running_corrects_it(
         measured.append(path)
         return Found({Way(True, 4, MIB): 3e9, Way(True, 2, 2 * MIB): 2e9})
 
-    monkeypatch.setattr(disk, "measure", once)
-    monkeypatch.setattr(disk, "go_direct", lambda file: "")
+    monkeypatch.setattr(disk_probe, "measure", once)
+    monkeypatch.setattr(disk_probe, "go_direct", lambda file: "")
     small = model.with_name("small.gguf")
     small.write_bytes(b"x")
     first = disk_of([str(small), str(model)])
@@ -215,10 +215,10 @@ def test_a_disk_is_measured_once_and_running_corrects_it(
 
 def test_a_disk_that_refuses_now_is_measured_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [Found({Way(True, 4, MIB): 3e9}), Found({Way(False, 4, MIB): 1e9}, "not here")]
-    monkeypatch.setattr(disk, "measure", lambda path: answers.pop(0))
-    monkeypatch.setattr(disk, "go_direct", lambda file: "")
+    monkeypatch.setattr(disk_probe, "measure", lambda path: answers.pop(0))
+    monkeypatch.setattr(disk_probe, "go_direct", lambda file: "")
     assert disk_of([str(model)]).way.direct
-    monkeypatch.setattr(disk, "go_direct", lambda file: "not here")
+    monkeypatch.setattr(disk_probe, "go_direct", lambda file: "not here")
     assert "refused (not here)" in disk_of([str(model)]).why
 
 

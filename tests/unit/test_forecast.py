@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.config import dirs
-from hetrun.forecast import Cell, Forecast, Work, path_of_machine
-from hetrun.forecast.cells import BELIEVED, LEAST_S, depth_class, tokens_class
-from hetrun.forecast.store import MOST_BYTES, MOST_FACTS, MOST_WORKS, cpu_facts
+from hetrun.planner.costmodel import Cell, Forecast, Work, path_of_machine
+from hetrun.planner.costmodel.store import MOST_BYTES, MOST_FACTS, MOST_WORKS, cpu_facts
+from hetrun.planner.costmodel.timing_bin import BELIEVED, LEAST_S, depth_class, tokens_class
 from tests.support.examples import examples
 
 WORK = Work("attn-1", "fast", 2)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun.backend.weight_streaming import Cut, Piece
 from hetrun.graph import Extent, Weight
 from hetrun.graph.quant import by_name
-from hetrun.pieces import Cut, Piece
-from hetrun.prefetch.keeping import POLICIES, Kept, Policy, choose, layers_of, resize, switch
+from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, layers_of, resize, switch
 from tests.support.examples import examples
 
 MIB = 1 << 20

@@ -14,14 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hetrun import kvmemory, kvrows
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
-from hetrun.kv import MOST_UNITS, KvCache, unit_rows
-from hetrun.kvmemory import Memory
-from hetrun.kvrows import BLOCK, KvView, Paged, RowIndex
-from hetrun.kvruns import Runs
+from hetrun.memory.kv import paged_allocator, virtual_memory
+from hetrun.memory.kv.cache import MOST_UNITS, KvCache, unit_rows
+from hetrun.memory.kv.paged_allocator import BLOCK, KvView, Paged, RowIndex
+from hetrun.memory.kv.virtual_memory import Memory
+from hetrun.memory.kv.window_allocator import Runs
 from tests.support.examples import examples
 
 F32 = by_name("F32")
@@ -91,9 +91,9 @@ class Sequences(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(kvrows, "SLACK", 5)
+        self.patch.setattr(paged_allocator, "SLACK", 5)
         if not self.shows:
-            self.patch.setattr(kvmemory, "_file", lambda size: None)
+            self.patch.setattr(virtual_memory, "_file", lambda size: None)
         self.kv = cache(windows=self.windows, width=self.width)
         if self.units:
             one = self.kv.groups[0].rows // SEQUENCES
@@ -552,7 +552,7 @@ def test_where_mappings_run_out_all_is_copied(monkeypatch: pytest.MonkeyPatch) -
     unit = unit_of(cache())
     tokens = list(range(1, 3 * unit))
     # So few are left for us that nothing is shared.
-    monkeypatch.setattr("hetrun.kv.most_mappings", lambda: 8)
+    monkeypatch.setattr("hetrun.memory.kv.cache.most_mappings", lambda: 8)
     kv = cache(context=4 * unit)
     a = kv.alloc()
     write(kv, kv.extend(a, len(tokens)), tokens)
@@ -600,7 +600,7 @@ def test_where_there_is_little_address_space_there_are_fewer_places(monkeypatch:
                 raise OSError(12, "Cannot allocate memory")
             super().__init__(size)
 
-    monkeypatch.setattr(kvmemory, "Memory", Little)
+    monkeypatch.setattr(virtual_memory, "Memory", Little)
     kv = cache(context=512, sequences=65)
     assert kv.max_sequences == 3
     assert kv.groups[0].rows == 3 * 512
@@ -638,7 +638,7 @@ def test_a_layout_says_all_that_rows_depend_on() -> None:
 @pytest.mark.parametrize("plain", [False, True])
 def test_memory_goes_when_the_tables_do(plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if plain:
-        monkeypatch.setattr(kvmemory, "_file", lambda size: None)
+        monkeypatch.setattr(virtual_memory, "_file", lambda size: None)
 
     gc.collect()
     gc.freeze()  # the collections below need not look at what other tests left

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from hetrun.errors import BudgetError
-from hetrun.kvrows import BLOCK
+from hetrun.memory.kv.paged_allocator import BLOCK
 from tests.support.examples import examples
 from tests.unit.test_kv import (
     LENGTHS,
@@ -41,7 +41,7 @@ class ElasticSequences(Sequences):
     @initialize()
     def begin(self) -> None:
         super().begin()
-        self.patch.setattr("hetrun.kv.STEP", STEP)
+        self.patch.setattr("hetrun.memory.kv.cache.STEP", STEP)
         self.refusing = False
         self.asked_for: list[int] = []
         self.kv.before_growth = self.asked
@@ -104,7 +104,7 @@ del case
 
 
 def test_growth_is_asked_for_in_steps_and_memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrun.kv.STEP", STEP)
+    monkeypatch.setattr("hetrun.memory.kv.cache.STEP", STEP)
     kv, asked = cache(context=40 * BLOCK, sequences=SEQUENCES), list[int]()
     kv.before_growth = asked.append
     a = kv.alloc()
@@ -122,7 +122,7 @@ def test_growth_is_asked_for_in_steps_and_memory_comes_back(monkeypatch: pytest.
 
 
 def test_what_is_left_over_goes_before_others_give_memory_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrun.kv.STEP", STEP)
+    monkeypatch.setattr("hetrun.memory.kv.cache.STEP", STEP)
     kv, asked = cache(context=40 * BLOCK), list[int]()
     kv.before_growth = asked.append
     a, b = kv.alloc(), kv.alloc()

@@ -10,8 +10,8 @@ import pytest
 
 from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache, sequence_bytes
-from hetrun.kvrows import BLOCK, SLACK
+from hetrun.memory.kv.cache import KvCache, sequence_bytes
+from hetrun.memory.kv.paged_allocator import BLOCK, SLACK
 from tests.unit import test_kv
 from tests.unit.test_kv import WIDTH, in_memory, read, seen, unit_of, write
 
@@ -55,7 +55,9 @@ def test_memory_is_bounded_by_the_window_however_long_a_text_grows() -> None:
 
 def test_a_token_at_a_time_moves_the_window_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
-    monkeypatch.setattr("hetrun.kv.Tables.move", lambda tables, source, target, n: moved.append(n))
+    monkeypatch.setattr(
+        "hetrun.memory.kv.cache.Tables.move", lambda tables, source, target, n: moved.append(n)
+    )
     kv = cache(windows=(800,), context=1 << 16, most=1)
     a = kv.alloc()
     for _ in range(5000):

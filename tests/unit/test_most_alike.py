@@ -8,7 +8,7 @@ import pytest
 
 from hetrun.backend import Segment
 from hetrun.graph import Op
-from hetrun.plan import BUCKETS, Plan, PlanSet
+from hetrun.planner.plan import BUCKETS, Plan, PlanSet
 from tests.support.nulldevice import NullDevice
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.pilot.others import Others
+from hetrun.executor.autotune.cpu_contention import Others
 
 STAT = """cpu  1000 0 0 0 0 0 0 0 0 0
 cpu0 {0} 10 20 5000 400 1 2 3 0 0
@@ -22,8 +22,8 @@ class Machine:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.file, self.own = folder / "stat", 7.0
-        monkeypatch.setattr("hetrun.pilot.others.process_time", lambda: self.own)
-        monkeypatch.setattr("hetrun.pilot.others.os.sysconf", lambda name: 100)
+        monkeypatch.setattr("hetrun.executor.autotune.cpu_contention.process_time", lambda: self.own)
+        monkeypatch.setattr("hetrun.executor.autotune.cpu_contention.os.sysconf", lambda name: 100)
         self.ticks(0, 0, 0)
 
     def ticks(self, *busy: int) -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun.backend.weight_streaming import Cut, Piece
 from hetrun.graph import Extent, Weight
 from hetrun.graph.quant import by_name
-from hetrun.pieces import Cut, Piece
-from hetrun.prefetch.keeping import Kept, Policy, choose
-from hetrun.prefetch.outlook import ROOM_SHARE, Load, predict, window
+from hetrun.prefetch.lookahead import ROOM_SHARE, Load, predict, window
+from hetrun.prefetch.residency_policy import Kept, Policy, choose
 from tests.support.examples import examples
 
 MIB = 1 << 20

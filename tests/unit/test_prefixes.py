@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hetrun.errors import BudgetError
-from hetrun.prefixes import LEAST, LITTLE, WORTH, Prefixes
-from hetrun.tokentree import TokenTree, common
+from hetrun.memory.kv.prefix_cache import LEAST, LITTLE, WORTH, Prefixes
+from hetrun.memory.kv.radix_tree import TokenTree, common
 from tests.support.examples import examples
 
 

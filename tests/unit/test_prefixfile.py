@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import prefixfile
 from hetrun.errors import BudgetError, UserError
-from hetrun.prefixes import Entry
-from hetrun.prefixfile import DIGEST, HEADER, ROW, Unusable, load, save
+from hetrun.memory.kv import prefix_file
+from hetrun.memory.kv.prefix_cache import Entry
+from hetrun.memory.kv.prefix_file import DIGEST, HEADER, ROW, Unusable, load, save
 from tests.support.examples import examples
 from tests.support.tiers import first
 
@@ -226,7 +226,7 @@ def forged(saved: list[tuple[int, int, int]], tokens: list[int], rows: int, n: i
     text = np.array(tokens, "<i4").tobytes()
     size = HEADER.size + len(index) + len(text) + 2 * DIGEST + rows
     n = len(saved) if n is None else n
-    head = HEADER.pack(prefixfile.MAGIC, prefixfile.VERSION, n, len(tokens), size, WHOSE) + index + text
+    head = HEADER.pack(prefix_file.MAGIC, prefix_file.VERSION, n, len(tokens), size, WHOSE) + index + text
     head += hashlib.blake2b(head, digest_size=DIGEST).digest()
     body = head + bytes(rows)
     return body + hashlib.blake2b(body, digest_size=DIGEST).digest()
@@ -309,7 +309,7 @@ def dying_after(steps: int, work: Callable[[], object]) -> Callable[[], object]:
 
     def trace(frame: FrameType, event: str, argument: object) -> object:
         nonlocal left
-        if frame.f_code.co_filename != prefixfile.__file__:
+        if frame.f_code.co_filename != prefix_file.__file__:
             return None
         if event == "line":
             left -= 1

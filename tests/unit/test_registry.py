@@ -10,8 +10,7 @@ from typing import cast
 
 import pytest
 
-from hetrun import registry
-from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
+from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable, registry
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
 from hetrun.system import entry_points
 from tests.plugins.strangers import Register
@@ -168,7 +167,7 @@ def test_other_named_things() -> None:
 
 def test_knowing_the_backends_loads_none_of_them() -> None:
     code = (
-        "import sys; from hetrun import registry; registry.backends();"
+        "import sys; from hetrun.backend import registry; registry.backends();"
         "print([m for m in sys.modules if m.startswith(('llama_cpp', 'torch', 'cupy', 'hetrun.backends.'))])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache
-from hetrun.prefixes import Entry
-from hetrun.prefixfile import load, save
-from hetrun.savedrows import SavedRows
+from hetrun.memory.kv.cache import KvCache
+from hetrun.memory.kv.prefix_cache import Entry
+from hetrun.memory.kv.prefix_file import load, save
+from hetrun.memory.kv.row_serializer import SavedRows
 
 WHOSE = bytes(32)
 CONTEXT, MOST = 300, 60

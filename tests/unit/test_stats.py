@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.stats import Key, Stats
+from hetrun.executor.stats import Key, Stats
 
 KEY, OTHER = Key("model", "null", "1", 2), Key("model", "null", "2-4", 2)
 

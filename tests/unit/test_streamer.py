@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun.backend.weight_streaming import Cut, Piece
 from hetrun.errors import BackendError, ModelFileError
 from hetrun.graph import Constant, Extent, Weight
 from hetrun.graph.quant import by_name
-from hetrun.pieces import Cut, Piece
-from hetrun.prefetch.ring import PAGE, READING, library
+from hetrun.prefetch.ring_buffer import PAGE, READING, library
 from hetrun.prefetch.streamer import Streamer, can_stream
 from hetrun.system.file_identity import Stamp
 from tests.support.supplies import Disk, Taker

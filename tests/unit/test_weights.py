@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import weights
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.errors import ModelFileError
+from hetrun.executor import weight_store
+from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Extent, Op, Weight
 from hetrun.graph.quant import by_name
-from hetrun.kv import KvCache
 from hetrun.loader.weight_reader import FileReader
+from hetrun.memory.kv.cache import KvCache
 from hetrun.system.file_identity import Stamp
 from hetrun.system.memory_info import available_memory
-from hetrun.weights import WeightStore
 
 F32 = by_name("F32")
 
@@ -132,7 +132,7 @@ def test_a_large_model_is_not_left_in_the_page_cache_as_well(
     numbers: Path, monkeypatch: pytest.MonkeyPatch, free: int, dropped: bool
 ) -> None:
     advised: list[int] = []
-    monkeypatch.setattr(weights, "available_memory", lambda: free)
+    monkeypatch.setattr(weight_store, "available_memory", lambda: free)
     monkeypatch.setattr(os, "posix_fadvise", lambda file, offset, length, advice: advised.append(advice))
     WeightStore({"a": Cupboard("a")}).load({"a": [WeightUse(row(numbers, 0), "vector")]})
     assert advised == ([os.POSIX_FADV_DONTNEED] if dropped else [])

@@ -14,7 +14,7 @@ from hetrun.machines.costs import Case, Part, parts_of
 from hetrun.machines.machine import sides
 from hetrun.machines.placing import Placing, Prediction, Shares, Way
 from hetrun.machines.policies.homes import every, most_layers, two_bands, with_output
-from hetrun.planner.balance import balance
+from hetrun.planner.two_device.balance import balance
 
 SEVEN: Mapping[str, str] = {
     **{"attn.norm": "q", "attn.q": "q", "attn.k": "k", "attn.v": "v", "attn.score": "score"},

@@ -8,8 +8,8 @@ import numpy as np
 from hetrun.backend import Floats, Pass
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
-from hetrun.kv import KvCache, KvTable
-from hetrun.kvrows import KvView
+from hetrun.memory.kv.cache import KvCache, KvTable
+from hetrun.memory.kv.paged_allocator import KvView
 from hetrun_numba.compiling import compiled, inlined
 from hetrun_numba.formats import COLUMNS, NUMBER, STEPS, Ints, up_to
 from hetrun_numba.products import one_tile

@@ -21,10 +21,10 @@ from hetrun.backend import (
     WeightUse,
     use_of,
 )
+from hetrun.backend.interpreter import ArrayBuffer, InterpretedRunner, InterpretingBackend, OpFunction
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention, Rope
-from hetrun.interpreting import ArrayBuffer, InterpretedRunner, InterpretingBackend, OpFunction
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from hetrun_numba.formats import PRODUCTS
 from hetrun_numba.packing import FloatPanels, Panels, pack, packed_bytes
 

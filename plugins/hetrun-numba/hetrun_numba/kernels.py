@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numba
 
-from hetrun.interpreting import OpFunction
+from hetrun.backend.interpreter import OpFunction
 from hetrun_numba import rows
 from hetrun_numba.attention import attention
 from hetrun_numba.products import product as product

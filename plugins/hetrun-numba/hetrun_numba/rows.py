@@ -10,7 +10,7 @@ import numpy as np
 from hetrun.backend import Floats, Pass
 from hetrun.graph import Op
 from hetrun.graph.ops import RmsNorm, Rope
-from hetrun.kv import KvCache
+from hetrun.memory.kv.cache import KvCache
 from hetrun_numba.compiling import compiled, inlined
 
 MANY = 1 << 15  # numbers: to wake a second thread for fewer takes longer than they do

@@ -1,0 +1,89 @@
+"""What a backend is: the interface, a base class to start from, the registry, the conformance suite.
+
+Whoever imports this needs numpy anyway, so the names of `interface` are here as well.
+"""
+
+from hetrun.backend.interface import (
+    FINISHED as FINISHED,
+)
+from hetrun.backend.interface import (
+    FLOAT_BYTES as FLOAT_BYTES,
+)
+from hetrun.backend.interface import (
+    Available as Available,
+)
+from hetrun.backend.interface import (
+    Backend as Backend,
+)
+from hetrun.backend.interface import (
+    Buffer as Buffer,
+)
+from hetrun.backend.interface import (
+    Buffers as Buffers,
+)
+from hetrun.backend.interface import (
+    Chosen as Chosen,
+)
+from hetrun.backend.interface import (
+    Descriptor as Descriptor,
+)
+from hetrun.backend.interface import (
+    Done as Done,
+)
+from hetrun.backend.interface import (
+    Finished as Finished,
+)
+from hetrun.backend.interface import (
+    Floats as Floats,
+)
+from hetrun.backend.interface import (
+    Greatest as Greatest,
+)
+from hetrun.backend.interface import (
+    Ints as Ints,
+)
+from hetrun.backend.interface import (
+    OwnMemory as OwnMemory,
+)
+from hetrun.backend.interface import (
+    Pass as Pass,
+)
+from hetrun.backend.interface import (
+    PassShape as PassShape,
+)
+from hetrun.backend.interface import (
+    Precision as Precision,
+)
+from hetrun.backend.interface import (
+    Probe as Probe,
+)
+from hetrun.backend.interface import (
+    ReadInto as ReadInto,
+)
+from hetrun.backend.interface import (
+    Rows as Rows,
+)
+from hetrun.backend.interface import (
+    Runner as Runner,
+)
+from hetrun.backend.interface import (
+    Segment as Segment,
+)
+from hetrun.backend.interface import (
+    SequencePart as SequencePart,
+)
+from hetrun.backend.interface import (
+    Unavailable as Unavailable,
+)
+from hetrun.backend.interface import (
+    Use as Use,
+)
+from hetrun.backend.interface import (
+    WeightUse as WeightUse,
+)
+from hetrun.backend.interface import (
+    looks_up as looks_up,
+)
+from hetrun.backend.interface import (
+    use_of as use_of,
+)

@@ -1,0 +1,71 @@
+"""Whether a backend computes what it says, on the ops of one model: in less than a second, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from hetrun.backend.conformance.cases import CASES, Case, small_mixtures
+from hetrun.backend.conformance.runner import build, outcome, reference, tried
+from hetrun.backend.interface import Backend
+from hetrun.errors import BackendUnavailable
+
+FEW, SHORT = 16, 100  # the most tokens of a small case, and the most that a sequence has seen before
+
+Kind = tuple[str, tuple[str, ...]]  # of an op, and the types of its weights
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that a backend says it can, and that came out wrong."""
+
+    kind: str
+    types: tuple[str, ...]  # of the op's weights
+    case: str
+    said: str
+
+    def __str__(self) -> str:
+        types = f" with weights of {', '.join(dict.fromkeys(self.types))}" if self.types else ""
+        return f"{self.kind}{types}: {self.said} (case {self.case})"
+
+
+def faults(backend: Backend, kinds: Collection[Kind], quick: bool = True) -> list[Fault]:
+    """What comes out wrong of the ops that the backend supports among those of these kinds and types; the
+    first fault of each.
+
+    The backend has started. Its threads stay as they are, and everything that it is given is given back.
+    Types that cannot be packed here are not tried. `quick`: a few small cases, a millisecond or two each.
+    """
+    oracle = reference()
+    found = (_first(backend, oracle, kind, quick) for kind in sorted(kinds))
+    return [fault for fault in found if fault]
+
+
+def _first(backend: Backend, oracle: Backend, kind: Kind, quick: bool) -> Fault | None:
+    for case in cases_for(*kind, quick):
+        try:
+            op = build(case)
+            expected = outcome(case, op, oracle)
+        except BackendUnavailable:  # only ggml packs such weights, and it is not here
+            return None
+        trial = tried(case, op, expected, backend)
+        if trial.state in ("wrong", "fails"):
+            said = trial.said if trial.state == "wrong" else f"it fails: {trial.said}"
+            return Fault(*kind, str(case), said)
+    return None
+
+
+def cases_for(kind: str, types: Sequence[str], quick: bool) -> Iterator[Case]:
+    """The cases of the table that have so many weights, now of these types."""
+    if kind == "moe":
+        # A router that rounds would choose other experts, and all would be right.
+        types = ("F32", *types[1:])
+    some = small_mixtures(types[1:]) if kind == "moe" and quick else CASES
+    same = [c for c in some if c.kind == kind and len(c.weights) == len(types)]
+    small = [c for c in same if not quick or _is_small(c)]
+    yield from dict.fromkeys(found for case in small if (found := case.of_types(types)))
+
+
+def _is_small(case: Case) -> bool:
+    parts = case.company.parts
+    return sum(now for _, now, _ in parts) <= FEW and all(before <= SHORT for before, _, _ in parts)

@@ -1,0 +1,57 @@
+"""What a pilot is given besides the parts of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetrun.backend import Backend, Precision
+from hetrun.executor.loading.device_memory import Own
+from hetrun.graph import Graph
+from hetrun.planner.costmodel import Forecast
+from hetrun.planner.online import Now, OnlinePlanner
+from hetrun.planner.plan import PlanSet
+from hetrun.planner.residency import Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a pilot is given besides the parts of the model."""
+
+    home: Mapping[str, str]  # unit -> the backend that holds it from the beginning
+    candidates: tuple[str, ...]  # backends that may be chosen
+    threads: tuple[int, ...]  # ascending
+    room: int  # bytes for weights, and for what backends hold besides
+    context: int
+    eager: bool  # bring in whatever pays in the long run, before the first request
+    memory: Path | None  # where times are kept
+    precision: Precision = "exact"
+    wide: tuple[int, ...] = ()  # of the threads those that keep all cores busy; empty: only the most do
+    own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
+
+
+def planner_for(
+    graph: Graph, backends: Mapping[str, Backend], forecast: Forecast, setup: Setup
+) -> OnlinePlanner:
+    """The planner that measures; where a backend works by itself, one that also plans for both at once."""
+    kind = OnlinePlanner
+    if any(backends[name].asynchronous for name in setup.candidates):
+        from hetrun.planner.two_device.planner import ConcurrentPlanner as kind  # nobody else needs it
+    planner = kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
+    planner.wide = setup.wide or planner.wide
+    return planner
+
+
+def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:
+    """Where each unit is from the beginning."""
+    return frozenset((i, setup.home[unit.scope]) for i, unit in enumerate(planner.units))
+
+
+def planned(planner: OnlinePlanner, plans: PlanSet, setup: Setup) -> PlanSet:
+    """What a model that brings in all that pays would be run by, as far as times are known already."""
+    home = home_of(planner, setup)
+    own_room = {name: own.room for name, own in setup.own.items()}
+    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=True, own_room=own_room)
+    proposal = planner.propose(plans, now)
+    return proposal.plans if proposal else planner.annotate(plans, now)

@@ -1,0 +1,391 @@
+"""Everything that is decided about a model before its weights are read: on what it runs, how long sequences
+may become, and what of its weights is in memory.
+
+What fits is held in memory. Where `--ram`, or what is free, is less than that, the weights are cut into
+pieces, and those that do not fit come from disk for every pass (`hetrun.prefetch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from hetrun.backend import Backend, Segment, WeightUse
+from hetrun.backend.weight_streaming import Cut
+from hetrun.executor.loading.backend_selection import create_backends
+from hetrun.executor.loading.context_length import KvBytes, choose_context, kv_quant, longest
+from hetrun.executor.loading.device_memory import Own, Places, bills, granted_to, with_streaming
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, besides, in_parts, kv_of_all, work_bytes
+from hetrun.graph import Extent, Graph, Op, kept_by, kv_shapes
+from hetrun.graph.quant import QuantType
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.source import ModelSource
+from hetrun.memory import breakdown
+from hetrun.memory.kv.cache import sequence_bytes
+from hetrun.memory.kv.paged_allocator import BLOCK
+from hetrun.memory.ledger import Granted, granted
+from hetrun.planner.options import Options, Wishes, this_machine
+from hetrun.planner.plan import Placement, PlanSet
+from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
+from hetrun.prefetch import ring_buffer
+from hetrun.prefetch.disk_probe import UNKNOWN_RATE, USUAL, Disk, disk_of
+from hetrun.prefetch.extents import can_stream, lay_out
+from hetrun.prefetch.lookahead import Load, Window, predict, window
+from hetrun.prefetch.mapped_weights import MappedPart
+from hetrun.prefetch.residency_policy import LAYER, Policy
+from hetrun.prefetch.residency_policy import choose as choose_pieces
+from hetrun.prefetch.streamed_weights import Streamed, policy_of
+
+MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
+USUAL_CONTEXT = 4096  # tokens for which a device must have room to hold a layer, where nobody said how many
+WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
+BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
+
+
+def plan_graph(
+    places: Places,
+    backends: Mapping[str, Backend],
+    wishes: Wishes,
+    homes: Sequence[Placement] = (),
+    rule: str = "",
+) -> tuple[PlanSet, Wanted]:
+    """The plan set, and which weights each backend must hold for it."""
+    order = [name for name in places.order() if name in backends]
+    plans = StaticPlanner(backends, order, homes, rule).plan(places.graph, this_machine(), wishes)
+    wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
+    for segment in dict.fromkeys(
+        s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
+    ):
+        wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
+    return plans, {name: list(uses) for name, uses in wanted.items()}
+
+
+Wanted = dict[str, list[WeightUse]]  # by backend
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is decided about a model before its weights are read."""
+
+    graph: Graph
+    backends: dict[str, Backend]
+    plans: PlanSet
+    wanted: Wanted
+    quant: QuantType
+    context: int
+    granted: Granted
+    weights: int  # bytes of those that are read when the model is opened, as a whole
+    kv_bytes: int  # that all sequences together may take
+    kv_one: int  # of one of full length
+    room: int  # bytes that weights may take, and what backends hold besides; 0: nothing beyond these
+    streamed: Streamed | None = None
+    mapped: MappedPart | None = None
+    own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
+
+
+def prepare(source: ModelSource, options: Options) -> Prepared:
+    """Decide; the backends are the caller's to close."""
+    graph = build_graph(source, options.ctx)
+    quant = kv_quant(graph, options.kv_type)
+    backends = create_backends(options, graph)
+    try:
+        return Deciding(source, options, graph, backends, quant).decide()
+    except BaseException:
+        for backend in backends.values():
+            backend.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A model on one backend, its weights in pieces."""
+
+    backend: str
+    plans: PlanSet
+    wanted: Wanted
+    cut: Cut
+    whole: int  # bytes of weights that have to be there as a whole
+    work: int  # that passes work in
+    disk: Disk
+    window: Window
+    fixed: int  # bytes that are held whatever stays of the weights
+
+
+class Deciding:
+    """One model on its way through the decisions."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        options: Options,
+        graph: Graph,
+        backends: dict[str, Backend],
+        quant: QuantType,
+    ) -> None:
+        self._granted = granted(options.ram)
+        if options.ram is not None:  # a container may have less
+            options = replace(options, ram=self._granted.nbytes)
+        self._source, self._options = source, options
+        self._graph, self._backends, self._quant = graph, backends, quant
+        own = granted_to(backends, options.vram)
+        self._own = with_streaming(graph, backends, own, self._rows_of)
+        self._homes: tuple[Placement, ...] = ()  # on devices, because RAM has no room for all
+
+    def decide(self) -> Prepared:
+        """All in memory, if that is possible: in RAM or in that of one device; else in both together."""
+        plans, wanted = self._planned(self._backends)
+        if not self._fits(plans, wanted):
+            self._homes = self._places.homes()
+            plans, wanted = self._planned(self._backends)
+            if self._options.streaming != "off" and not self._fits(plans, wanted):
+                if found := self._not_in_memory():
+                    return found
+        return self._in_memory(plans, wanted)
+
+    @property
+    def _places(self) -> Places:
+        return Places(self._graph, self._backends, self._own, self._rows_of)
+
+    def _planned(self, backends: Mapping[str, Backend]) -> tuple[PlanSet, Wanted]:
+        options = self._options
+        return plan_graph(self._places, backends, options.wishes, self._homes, options.rule)
+
+    def _left_to(self, name: str) -> tuple[PlanSet, Wanted, list[Segment]]:
+        """All that has no home on a device planned for one backend, and what that runs."""
+        some = {name: self._backends[name]} | {h.backend: self._backends[h.backend] for h in self._homes}
+        plans, wanted = self._planned(some)
+        segments = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
+        mine = [s for s in segments if s.backend == name]
+        return replace(plans, devices=bills(some, self._own, wanted)), wanted, mine
+
+    def _fits(self, plans: PlanSet, wanted: Wanted) -> bool:
+        return self._besides() + self._weights(wanted) + self._least_kv(plans) <= self._granted.nbytes
+
+    def _besides(self) -> int:
+        return sum(self._parts().values())
+
+    def _parts(self) -> Mapping[str, int]:
+        """What is held besides weights, keys and values."""
+        return self._options.besides or in_parts(besides())
+
+    def _rows_of(self, ops: Sequence[Op]) -> int:
+        """Keys and values of a sequence of some length, as far as some ops keep them."""
+        trained = self._source.require_int("context_length", 1, 1 << 31)
+        most = self._options.wishes.ubatch or LARGEST_UBATCH
+        context = self._options.ctx or min(trained, USUAL_CONTEXT)
+        return sequence_bytes(kept_by(ops), self._quant, most, context)
+
+    def _not_in_memory(self) -> Prepared | None:
+        """In pieces where that is possible; else mapped. None where nothing of both is."""
+        pieces = next((found for name in self._backends if (found := self._cut(name))), None)
+        fits = pieces and pieces.fixed + self._least_kv(pieces.plans) <= self._granted.nbytes
+        if self._options.streaming == "mmap" or not fits:
+            why = "--streaming mmap" if fits else "weights that cannot be cut into pieces do not fit"
+            for name in self._backends:
+                if mapped := self._mapped(name, why):
+                    return mapped
+        return self._from_disk(pieces) if pieces else None
+
+    def _mapped(self, name: str, why: str) -> Prepared | None:
+        """Everything on one backend, some weights where they lie in their files."""
+        backend = self._backends[name]
+        if (mapping := backend.mapping()) is None:
+            return None
+        plans, wanted, (first, *further) = self._left_to(name)
+        held = self._besides() + work_bytes(self._graph, plans.ubatch)
+        room = self._granted.nbytes - held - self._least_kv(plans)
+        weights = () if further else mapping.choose(first.ops, room)
+        if not weights:
+            return None
+        left = backend.resident_bytes([use for use in wanted[name] if use.weight not in weights])
+        least = held + left + mapping.least(first.ops, weights)
+        context = choose_context(self._source, self._options, least, self._kv_bytes(plans))
+        one = self._kv_bytes(plans)(context)
+        of_all = kv_of_all(one, self._granted.nbytes - least)
+        room = self._granted.nbytes - held - left - of_all
+        mapping.map(weights, room)
+        self._keep_only(plans)
+        paid = {
+            breakdown.WEIGHTS: left,
+            breakdown.MAPPED: room,
+            breakdown.KV_ONE: one,
+            breakdown.KV_ALL: of_all,
+        }
+        paid |= {breakdown.WORK: held - self._besides(), **self._parts()}
+        size = sum(weight.nbytes for weight in weights)
+        notes = (
+            f"{size / 1e9:.2f} GB of weights are mapped ({why}): what a pass needs of them is brought when "
+            "that is known, and what was not needed for longest goes",
+        )
+        plans = replace(plans, memory=breakdown.complete(paid, self._granted.nbytes), notes=notes)
+        mapped = MappedPart(mapping, size, left, room, self._granted.nbytes, least + one)
+        return self._prepared(plans, wanted, context, left, of_all, mapped=mapped)
+
+    def _keep_only(self, plans: PlanSet) -> None:
+        for other in [name for name in self._backends if name not in plans.backends]:
+            self._backends.pop(other).close()
+
+    def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
+        options, held = self._options, self._besides()
+        context = choose_context(self._source, options, held + self._weights(wanted), self._kv_bytes(plans))
+        context = self._within_devices(context, plans, wanted)
+        if self._build_for(context):
+            plans, wanted = self._planned(self._backends)
+        weights, one = self._weights(wanted), self._kv_bytes(plans)(context)
+        free = self._granted.nbytes - held
+        of_all = kv_of_all(one, free - weights)
+        paid = {breakdown.WEIGHTS: weights, breakdown.KV_ONE: one, breakdown.KV_ALL: of_all}
+        paid = breakdown.complete(paid | in_parts(held), self._granted.nbytes)
+        plans, room = replace(plans, memory=paid), max(weights, free - of_all)
+        return self._prepared(plans, wanted, context, weights, of_all, room)
+
+    def _from_disk(self, found: Pieces) -> Prepared | None:
+        """Weights in pieces."""
+        context = choose_context(self._source, self._options, found.fixed, self._kv_bytes(found.plans))
+        context = self._within_devices(context, found.plans, found.wanted)
+        if self._build_for(context) and (again := self._cut(found.backend)):
+            found = again
+        return self._in_pieces(found, context)
+
+    def _cut(self, name: str) -> Pieces | None:
+        """What has no home on a device on one backend, as one segment, in pieces."""
+        backend = self._backends[name]
+        partly = backend.partial()
+        if partly is None or not ring_buffer.library():
+            return None
+        plans, wanted, (first, *further) = self._left_to(name)
+        disk = self._disk()
+        cut = None if further else partly.cut(first.ops, first.writes, disk.way.request)
+        if cut is None or not all(map(can_stream, cut.pieces)):
+            return None
+        pieces = {piece.weight for piece in cut.pieces} | set(cut.lookups)
+        whole = backend.resident_bytes([use for use in wanted[name] if use.weight not in pieces])
+        others = self._besides() + whole
+        plans = self._at_once(plans, others)
+        work = work_bytes(self._graph, plans.ubatch)
+        room = self._granted.nbytes - others - work - self._least_kv(plans)
+        ahead = self._window(cut, disk, max(0, room), plans.plan(1).threads)
+        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, others + work + ahead.nbytes)
+
+    def _at_once(self, plans: PlanSet, others: int) -> PlanSet:
+        """Each pass reads the same, however many tokens it has: as many as their memory is worth, which is
+        not so much that nothing is left."""
+        if self._options.wishes.ubatch:
+            return plans
+        left = self._granted.nbytes - others - self._least_kv(plans)
+        most = min(WORK_SHARE * self._granted.nbytes, left / 2)
+        n = MOST_AT_ONCE
+        while n > BLOCK and work_bytes(self._graph, n) > most:
+            n //= 2
+        return replace(
+            plans, ubatch=n, ubatch_why="each pass reads its weights from disk once, for all of them"
+        )
+
+    def _within_devices(self, context: int, plans: PlanSet, wanted: Wanted) -> int:
+        """As long as the devices have room for keys and values of the layers that have their home there."""
+        if self._options.ctx:
+            return context
+        for name in self._own.keys() & wanted.keys():
+            own, backend = self._own[name], self._backends[name]
+            shapes = kept_by(op for s in plans.plan(1).segments if s.backend == name for op in s.ops)
+            room = own.room + own.rows - backend.device_bytes(wanted[name])
+            rows = partial(sequence_bytes, shapes, self._quant, plans.ubatch)
+            context = min(context, max(BLOCK, longest(context, rows, room)))
+        return context
+
+    def _least_kv(self, plans: PlanSet) -> int:
+        return self._kv_bytes(plans)(self._options.ctx or BLOCK)
+
+    def _disk(self) -> Disk:
+        """What the model's disk gives; a plan by a fixed order measures nothing."""
+        if not self._options.measures:
+            return Disk(USUAL, UNKNOWN_RATE, "nothing was measured")
+        parts = (part for weight in self._graph.weights().values() for part in weight.parts)
+        return disk_of(list(dict.fromkeys(part.path for part in parts if isinstance(part, Extent))))
+
+    def _window(self, cut: Cut, disk: Disk, room: int, threads: int) -> Window:
+        """How far ahead is read, if so much of the weights streams as does without any keys and values."""
+        slots = [laid.nbytes for laid in map(lay_out, cut.pieces) if laid]
+        streamed = max(0, sum(piece.nbytes for piece in cut.pieces) - room)
+        pieces = -(-streamed * len(cut.pieces) // sum(piece.nbytes for piece in cut.pieces))
+        layers = len({m.group(1) for piece in cut.pieces if (m := LAYER.fullmatch(piece.scope))})
+        compute_s = sum(piece.kept_bytes for piece in cut.pieces) / BYTES_S
+        load = Load(streamed, max(1, pieces), max(slots), max(1, layers), compute_s)
+        return window(load, disk.way.readers, threads, disk.rate, room)
+
+    def _in_pieces(self, found: Pieces, context: int) -> Prepared:
+        one, limit = self._kv_bytes(found.plans)(context), self._granted.nbytes
+        of_all = max(one, min(MAX_SEQUENCES * one, limit - found.fixed))
+        paid = {
+            breakdown.WINDOW: found.window.nbytes,
+            breakdown.KV_ONE: one,
+            breakdown.WORK: found.work,
+            **self._parts(),
+        }
+        within = partial(billed, found, paid, policy_of(self._options.streaming))
+        self._keep_only(found.plans)
+        streamed = Streamed(
+            *(found.backend, found.cut, self._granted, found.whole, found.fixed, found.work, found.disk),
+            *(found.window.nbytes, self._options.streaming, self._options.measures, within),
+        )
+        plans = within(self._granted)
+        return self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)
+
+    def _prepared(
+        self,
+        plans: PlanSet,
+        wanted: Wanted,
+        context: int,
+        weights: int,
+        kv_bytes: int,
+        room: int = 0,
+        streamed: Streamed | None = None,
+        mapped: MappedPart | None = None,
+    ) -> Prepared:
+        plans = replace(plans, devices=bills(self._backends, self._own, wanted))
+        own = {name: own for name, own in self._own.items() if name in self._backends}
+        return Prepared(
+            *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
+            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own),
+        )
+
+    def _weights(self, wanted: Mapping[str, Sequence[WeightUse]]) -> int:
+        return sum(self._backends[name].resident_bytes(uses) for name, uses in wanted.items())
+
+    def _kv_bytes(self, plans: PlanSet) -> KvBytes:
+        return partial(sequence_bytes, kv_shapes(self._graph), self._quant, plans.ubatch)
+
+    def _build_for(self, context: int) -> bool:
+        """Some models compute differently for sequences that stay shorter than they were built for: whether
+        this one had to be built anew."""
+        built_for = self._options.ctx or self._source.require_int("context_length", 1, 1 << 31)
+        before = self._graph
+        if context != built_for:
+            self._graph = build_graph(self._source, context)
+        return self._graph != before
+
+
+def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Granted) -> PlanSet:
+    """The plan of a model in pieces within a budget: what it takes beside what is `paid` anyway, and why."""
+    room = granted.nbytes - found.fixed - paid[breakdown.KV_ONE]
+    kept = choose_pieces(found.cut, max(0, room), policy)
+    memory = {**paid, breakdown.WEIGHTS: found.whole + kept.locked_bytes}
+    total = sum(piece.kept_bytes for piece in found.cut.pieces)
+    outlook = predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate)
+    notes: tuple[str, ...] = (
+        f"weights from disk, {kept.streamed_bytes / 1e9:.2f} GB for every pass: {granted.words} is less than "
+        f"all of them need; {kept.why}",
+        f"one token at a time, with a full context: {outlook}",
+        f"read ahead: {found.window.why}",
+        f"disk: {found.disk.why}",
+    )
+    if not kept.streamed:
+        notes = (f"weights stay in memory now, all of them: {granted.words} is enough",)
+    return replace(
+        found.plans,
+        memory=breakdown.complete(memory, granted.nbytes),
+        notes=notes,
+        streamed_bytes=kept.streamed_bytes,
+        pass_s=outlook.seconds,
+    )

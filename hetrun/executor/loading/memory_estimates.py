@@ -1,0 +1,38 @@
+"""What a model takes in memory besides weights, before there is any of it."""
+
+from __future__ import annotations
+
+from hetrun.backend import FLOAT_BYTES
+from hetrun.graph import Graph
+from hetrun.memory import breakdown
+from hetrun.memory.ledger import RESERVE, kernel_figures
+
+MAX_SEQUENCES = 64
+LIBRARIES = 24 << 20  # that are loaded with the model
+WORK = 14 << 20  # of compiled graphs of few tokens, and scratch
+KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where one of full length takes less
+
+
+def besides() -> int:
+    """Memory that is held besides weights, keys and values: the interpreter and its libraries."""
+    return RESERVE + kernel_figures().total + LIBRARIES
+
+
+def in_parts(held: int) -> dict[str, int]:
+    """What is held besides, as a bill has it."""
+    interpreter = min(held - RESERVE, kernel_figures().anonymous)
+    parts = {breakdown.INTERPRETER: interpreter, breakdown.LIBRARIES: held - RESERVE - interpreter}
+    return {name: size for name, size in parts.items() if size} | {breakdown.RESERVE: RESERVE}
+
+
+def work_bytes(graph: Graph, tokens: int) -> int:
+    """About what passes of so many tokens work in: their widest value, some of the usual width, and the
+    widest one rounded to 8 bits with its scales."""
+    widths = [op.out.width for op in graph.ops if op.kind != "head"]
+    usual = next(op.out.width for op in graph.ops if op.kind == "embed")
+    return WORK + tokens * (FLOAT_BYTES * (max(widths) + 3 * usual) + 3 * max(widths) // 2)
+
+
+def kv_of_all(one: int, room: int) -> int:
+    """Bytes that the keys and values of all sequences may take: one of full length fits in any case."""
+    return max(one, min(MAX_SEQUENCES * one, int(KV_OF_ALL * max(0, room))))

@@ -1,0 +1,385 @@
+"""A model that runs: a source becomes a graph, a plan, weights in memory and something that takes steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple, TypeVar
+
+from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
+from hetrun.events import Streaming
+from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.executor.autotune.core_choice import recall_seats
+from hetrun.executor.autotune.setup import Setup, planned, planner_for
+from hetrun.executor.executor import KEPT_FEW, Between, Executor, Step
+from hetrun.executor.interface import Chooses as Chooses
+from hetrun.executor.interface import Model as Model
+from hetrun.executor.library.model import WholeModel
+from hetrun.executor.library.plan import backend_for
+from hetrun.executor.library.plan import prepare as prepare_whole
+from hetrun.executor.loading.backend_selection import vet
+from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, kv_of_all
+from hetrun.executor.loading.resident_budget import InMemory
+from hetrun.executor.stats import Stats
+from hetrun.executor.weight_store import WeightStore
+from hetrun.graph import Op, kv_shapes
+from hetrun.graph.signature import coarse
+from hetrun.loader.source import ModelSource
+from hetrun.memory import breakdown as bill
+from hetrun.memory.kv.cache import KvCache
+from hetrun.memory.kv.prefix_cache import CACHED
+from hetrun.memory.ledger import Books, granted
+from hetrun.planner.costmodel import Forecast, path_of_machine
+from hetrun.planner.expert_stats import known_choices
+from hetrun.planner.layer_map import places_of
+from hetrun.planner.options import Options, this_machine
+from hetrun.planner.plan import PlanSet
+from hetrun.prefetch.mapped_weights import FromMaps
+from hetrun.prefetch.streamed_weights import FromDisk
+from hetrun.questions import LayerPlace
+from hetrun.system.progress import Progress, stretch
+
+log = logging.getLogger(__name__)
+
+LEAST_MEASURED = 8 << 20  # bytes of weights: measuring a smaller model takes longer than it could win
+CACHED_SHARE = 1 / 16  # of a budget that does not hold all weights, for prompts that may come again
+LOADING = 0.6  # of the progress of opening a model; the rest is measuring
+
+
+T = TypeVar("T")
+
+
+class PlannedModel:
+    """Graph, plan and executor."""
+
+    max_sequences = MAX_SEQUENCES
+
+    def __init__(self, source: ModelSource, options: Options, progress: Progress | None = None) -> None:
+        self.stats = Stats()
+        with ExitStack() as undo:
+            prepared = prepare(source, options)
+            self.graph, self.context = prepared.graph, prepared.context
+            self._backends = prepared.backends
+            undo.callback(self._close_backends)
+            self.n_vocab, self.width = self.graph.logits.width, self.graph.hidden.width
+            self._kv = KvCache(
+                kv_shapes(self.graph),
+                prepared.quant,
+                self.context,
+                # One more, so that somebody can look at something while all of them run.
+                MAX_SEQUENCES + 1 + CACHED,
+                prepared.plans.ubatch,
+                prepared.kv_bytes,
+            )
+            self.books = Books(prepared.granted)
+            self.books.opened()
+            self._accepted = 0  # guesses that were right, when the last pass began
+            self._streamed = prepared.streamed
+            # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
+            self.stands_aside = not prepared.streamed and not prepared.mapped
+            self._disk: FromDisk | None = None
+            self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
+            self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
+            self._store = store = WeightStore(self._backends)
+            setup = _setup(prepared, options)
+            if prepared.streamed:
+                backend = prepared.backends[prepared.streamed.backend]
+                self._disk = FromDisk(prepared.streamed, backend, self._kv, self.books)
+                undo.callback(self._disk.close)
+            self._vet(prepared.plans)
+            end = 0.1 if self._disk else LOADING if setup else 1
+            self._load(prepared, stretch(progress, 0, end))
+            forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
+            self._executor = Executor(
+                self.graph,
+                prepared.plans,
+                self._backends,
+                store,
+                self._kv,
+                self.stats,
+                options.wishes.deterministic,
+                forecast,
+            )
+            self.pilot: Pilot | None = None
+            if setup:
+                self.pilot = Pilot(
+                    self.graph, self._backends, store, self._kv, self._executor, forecast, setup
+                )
+                self.pilot.begin(stretch(progress, LOADING, 1))
+            self._budget = self._disk or self._in_memory(prepared)
+            if self._disk:
+                self._executor.kept = KEPT_FEW
+                self._disk.open(stretch(progress, 0.1, 1))
+            self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.truncate
+            self.free, self.length = self._kv.free, self._kv.length
+            self.fits, self.shareable = self._kv.fits, self._kv.shareable
+            undo.pop_all()
+
+    def _vet(self, plans: PlanSet) -> None:
+        """Try what would have weights from the beginning; others are tried when they start."""
+        for name in plans.backends:
+            vet(name, self._backends[name], self.graph)
+
+    def _load(self, prepared: Prepared, progress: Progress) -> None:
+        """The weights that are there as a whole: booked before they are read."""
+        load = partial(self._store.load, prepared.wanted, progress)
+        self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
+
+    def _in_memory(self, prepared: Prepared) -> InMemory:
+        mapped, store = prepared.mapped, self._store
+        return InMemory(
+            *(self.books, self._kv, lambda: mapped.left if mapped else store.resident_bytes),
+            *(partial(kv_of_all, prepared.kv_one), mapped),
+        )
+
+    @property
+    def plans(self) -> PlanSet:
+        """The plans in force."""
+        return self._executor.plans
+
+    @property
+    def places(self) -> tuple[LayerPlace, ...]:
+        """Where each layer's weights lie and what computes with them; from any thread."""
+        return places_of(self.plans, self._disk.kept.streamed if self._disk else (), self._crosses)
+
+    def _crosses(self, op: Op, backend: str) -> int:
+        """Bytes of an op's weights that come over a link for every pass."""
+        device = self._backends.get(backend)  # one that has failed is gone
+        uses = device.wants([op]) if device else ()
+        return sum(use.weight.nbytes for use in uses if device and device.streams(use))
+
+    @property
+    def crossed(self) -> Mapping[str, int]:
+        """Bytes of weights that came over each device's link so far, for passes; from any thread."""
+        return {name: b.crossed for name, b in self._backends.copy().items() if b.crossed}
+
+    def step(self, step: Step, between: Between | None = None) -> Floats:
+        """The logits of the wanted tokens, or their hidden states; good until the next step."""
+        if (reading := self._disk or self._maps) is None:
+            return self._run(lambda: self._executor.run(step, between), step)
+        start = perf_counter()
+        rows = self._executor.run(step)
+        certain = step.tokens - step.drafted
+        accepted, self._accepted = self.stats.accepted - self._accepted, self.stats.accepted
+        # What became of the guesses shows only behind a pass: here those of the last one count.
+        reading.ran(
+            perf_counter() - start, step.tokens, certain + accepted, answering=certain == len(step.chunks)
+        )
+        return rows
+
+    def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
+        """The k greatest logits of each wanted token, where a device can choose; else all of them."""
+        if self._disk or self._maps:
+            return self.step(step)
+        return self._run(lambda: self._executor.choose(step, k, between), step)
+
+    def _run(self, run: Callable[[], T], step: Step) -> T:
+        """Without a backend that fails, where the others can do it."""
+        before = [self._kv.length(c.seq) for c in step.chunks]
+        while True:
+            try:
+                return run()
+            except Exception as e:  # a plugin's backend may raise anything
+                # With windows a sequence may have lost what it saw; then the step is another one.
+                is_whole = before == [self._kv.length(c.seq) for c in step.chunks]
+                if not (is_whole and self.pilot and self.pilot.goes_on_without(self._executor.failed, e)):
+                    raise
+
+    def expect(self, tokens: int, between: Between | None = None) -> None:
+        """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
+        if self.pilot:
+            self.pilot.expect(tokens, between)
+
+    def tend(self, idle: bool = False, between: Between | None = None) -> None:
+        """Between two steps: look after the plan."""
+        if self.pilot:
+            self.pilot.tend(idle, between)
+        self._budget.tend()
+
+    def set_ram(self, nbytes: int) -> None:
+        """Take at most so many bytes from now on."""
+        limit = granted(nbytes)
+        self._budget.set_limit(limit)
+        within = self._streamed and self._streamed.within
+        self._executor.adopt(within(limit) if within else replace(self.plans, memory=self.bill()))
+
+    def bill(self) -> Mapping[str, int]:
+        """What takes how much now."""
+        self._budget.look()
+        return self.books.bill()
+
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        """What took how much of late, without promises; from any thread."""
+        return self.books.seen
+
+    def streaming(self) -> Streaming | None:
+        """What passes are like that read weights from disk."""
+        reading = self._disk or self._maps
+        return reading.report() if reading else None
+
+    def rest(self) -> None:
+        """Nothing has come for a while: memory of keys and values that nobody needs goes to the system."""
+        self._kv.trim()
+
+    def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
+        """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
+        if self._disk:
+            return self._disk.predict(sum(n for n, _ in chunks))
+        return self.pilot.predict(chunks) if self.pilot else None
+
+    @property
+    def alike(self) -> int:
+        """The most tokens of a step whose rows have the bits that they have one by one."""
+        return self.plans.alike(self._backends)
+
+    @property
+    def most_cached(self) -> int | None:
+        """Tokens of prompts that are worth keeping for later, beside the last one; None: all there is room
+        for. While weights come from disk each byte of them is one that every pass reads."""
+        if self._disk is None:
+            return None
+        each = self._kv.token_bytes
+        return int(CACHED_SHARE * self._disk.granted.nbytes) // each if each else None
+
+    @property
+    def native_seconds(self) -> float:
+        """Time spent in calls that leave Python."""
+        return self._executor.native_seconds
+
+    @property
+    def segment(self) -> str:
+        """What runs now, in words; from any thread."""
+        return self._executor.segment
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of keys and values in use."""
+        return self._kv.used_bytes
+
+    @property
+    def kv(self) -> KvCache:
+        """Keys and values of all sequences."""
+        return self._kv
+
+    @property
+    def backends(self) -> Mapping[str, Backend]:
+        """What it may run on, by name."""
+        return self._backends
+
+    def forget_threads(self) -> None:
+        """Somebody else has set the backends' threads: they are set again before the next pass."""
+        self._executor.forget_threads()
+
+    def cancel(self) -> None:
+        """End the step that is running; from any thread."""
+        for backend in self._backends.values():
+            backend.cancel()
+
+    def rearm(self) -> None:
+        """Let the next step run."""
+        for backend in self._backends.values():
+            backend.rearm()
+
+    def close(self) -> None:
+        """Give everything back, and keep what was learnt."""
+        if self.pilot:
+            self.pilot.save()
+        self._executor.close()
+        if self._disk:
+            self._disk.close()
+        self._close_backends()
+
+    def _close_backends(self) -> None:
+        for name, backend in self._backends.items():
+            try:
+                backend.close()
+            except Exception as e:  # a plugin may fail in any way, and the others are closed
+                log.warning("the backend %s could not be closed: %s", name, e)
+
+
+def _setup(prepared: Prepared, options: Options) -> Setup | None:
+    """What a pilot needs; None where nothing is to be decided while the model runs."""
+    wishes = options.wishes
+    if not options.measures or wishes.plan or wishes.deterministic:
+        return None
+    if prepared.streamed or prepared.mapped:
+        return None
+    if sum(w.nbytes for w in prepared.graph.weights().values()) < LEAST_MEASURED:
+        return None
+    known, plan = registry.backends(), prepared.plans.plan(1)
+    home = {coarse(op.scope): s.backend for s in plan.segments for op in s.ops}
+    allowed = options.backends or ()
+    chosen = [n for n in prepared.backends if n in home.values() or _may_be_chosen(n, known.get(n), allowed)]
+    machine = this_machine()
+    details = {n: str(known[n].probe()) for n in chosen if n in known}
+    return Setup(
+        home,
+        tuple(chosen),
+        (wishes.threads,) if wishes.threads else machine.counts,
+        prepared.room,
+        prepared.context,
+        options.eager,
+        path_of_machine(machine.cores, details),
+        options.precision,
+        () if wishes.threads else machine.wide,
+        prepared.own,
+    )
+
+
+def _may_be_chosen(name: str, known: Descriptor | None, allowed: Collection[str]) -> bool:
+    """Whether a planner may choose a backend; another way to work of one that it may is not known itself."""
+    return known is None or bool(known.preference) or name in allowed
+
+
+def open_planned(source: ModelSource, options: Options, progress: Progress | None = None) -> Model:
+    """A model that takes steps, its weights read."""
+    if backend := backend_for(source, options.backends):
+        return WholeModel(source, backend, options, progress)
+    return PlannedModel(source, options, progress)
+
+
+def describe(source: ModelSource, options: Options) -> PlanSet:
+    """The plan for a model, without reading its weights."""
+    return foreseen(source, options).plans
+
+
+class Outlook(NamedTuple):
+    """What a model would be like."""
+
+    plans: PlanSet
+    context: int
+    one_s: float | None = None  # of a pass of one token, behind as many as is usual; None: nobody knows
+    full_s: float | None = None  # the same behind a full context
+
+
+def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> Outlook:
+    """The plan for a model, without reading its weights; by times that are known, or else those that were
+    kept."""
+    if whole := backend_for(source, options.backends):
+        library = prepare_whole(source, whole, options)
+        return Outlook(library.plans, library.setup.context)
+    prepared = prepare(source, options)
+    try:
+        setup = _setup(prepared, options)
+        if setup is None or setup.memory is None:
+            return Outlook(prepared.plans, prepared.context)
+        forecast = known or Forecast.load(setup.memory)
+        if known is None:
+            recall_seats(forecast, setup)  # what runs has taken its seats
+        planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
+        planner.listen(known_choices(prepared.graph).likely)
+        plans, context = planned(planner, prepared.plans, setup), prepared.context
+        one = plans.plan(1)
+        usual = min(plans.expected[one.bucket].depth, context) if one.bucket in plans.expected else 1
+        return Outlook(
+            plans, context, planner.pass_seconds(one, 1, usual), planner.pass_seconds(one, 1, context)
+        )
+    finally:
+        for backend in prepared.backends.values():
+            backend.close()

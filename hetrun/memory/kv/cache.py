@@ -1,0 +1,361 @@
+"""The key-value cache: host memory for the K and V rows of every sequence, one layout for all backends.
+
+Each layer has two tables of rows (K and V); a row is one token's n_kv_heads x head_dim numbers in one type.
+Address space is reserved for all rows at once and the system gives memory when a row is first written, so a
+table never moves and a backend may keep its address. Which rows a sequence has is said by the groups of
+`paged_allocator`, one for all layers that see equally far; a sequence is one run of rows in each. How
+sequences share memory all the same is `virtual_memory`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+
+from hetrun.errors import BudgetError
+from hetrun.graph import KvShape
+from hetrun.graph.quant import QuantType
+from hetrun.memory.kv.paged_allocator import BLOCK, Group, KvView, Paged, RowIndex, region_rows
+from hetrun.memory.kv.storage import KvTable as KvTable
+from hetrun.memory.kv.storage import Tables
+from hetrun.memory.kv.virtual_memory import most_mappings, reserve, whole_pages
+from hetrun.memory.kv.window_allocator import Runs
+
+MOST_UNITS = 1 << 21  # of addresses, of which each takes some bytes of our own
+STEP = 8 << 20  # bytes by which the cache asks for more memory: so seldom that it costs nothing
+
+
+def token_bytes(shape: KvShape, quant: QuantType) -> int:
+    """Memory of one token's K and V in one layer."""
+    return 2 * quant.row_bytes(shape.n_heads * shape.head_dim)
+
+
+def sequence_bytes(shapes: Mapping[int, KvShape], quant: QuantType, most_tokens: int, context: int) -> int:
+    """Memory of one sequence of `context` tokens, of which `most_tokens` come at once."""
+    return sum(
+        token_bytes(s, quant) * min(context, region_rows(s.window, context, most_tokens))
+        for s in shapes.values()
+    )
+
+
+def unit_rows(row_bytes: Sequence[int], page: int) -> int:
+    """The least number of rows, in blocks, that are whole pages in each of some tables."""
+    return math.lcm(BLOCK, *(page // math.gcd(size, page) for size in row_bytes))
+
+
+class KvCache:
+    """The sequences, their rows in each group of layers, and the memory behind them."""
+
+    def __init__(
+        self,
+        shapes: Mapping[int, KvShape],
+        quant: QuantType,
+        context: int,
+        max_sequences: int,
+        most_tokens: int,
+        limit_bytes: int | None = None,
+    ) -> None:
+        """Address space for `max_sequences` of `context` tokens, of which each gets `most_tokens` at once.
+
+        Where the system has less there are fewer. All together get memory up to a limit, in which one of
+        full length fits in any case.
+        """
+        self.quant = quant
+        whole = region_rows(0, context, most_tokens)
+        # A window that no sequence outgrows is none; then no sequence may become longer than that.
+        windows = {layer: s.window if s.window < whole else 0 for layer, s in shapes.items()}
+        order = sorted(set(windows.values()))
+        self._group_of = {layer: order.index(window) for layer, window in windows.items()}
+        row_bytes = {layer: token_bytes(s, quant) // 2 for layer, s in shapes.items()}
+        unit = unit_rows([row_bytes[layer] for layer, w in windows.items() if not w], mmap.PAGESIZE)
+        regions = [region_rows(w, context, most_tokens) if w else -(-whole // unit) * unit for w in order]
+        each = {layer: regions[self._group_of[layer]] * row_bytes[layer] for layer in shapes}
+        units = -(-whole // unit) if 0 in order else 1
+        fewer = min(max_sequences, max(2, MOST_UNITS // units))  # for texts of millions of tokens
+        memory, self.max_sequences = reserve(each.values(), fewer)
+        self._memory = memory
+        self.tables: dict[int, tuple[KvTable, KvTable]] = {}
+        self._tables: list[list[KvTable]] = [[] for _ in order]
+        self._make_tables(shapes, regions)
+        backing = [Tables(memory, tables) for tables in self._tables]
+        most = most_mappings() // 2 // sum(map(len, self._tables)) if memory.can_show and order else 0
+        self.groups: tuple[Group, ...] = tuple(
+            Runs(window, region, self.max_sequences, rows)
+            if window
+            else Paged(whole, unit, self.max_sequences, rows, most)
+            for window, region, rows in zip(order, regions, backing, strict=True)
+        )
+        self._row_bytes = [rows.row_bytes for rows in backing]
+        # Windows' rows begin and end anywhere in a page, and none of it goes while a neighbour has the rest.
+        self._edges = sum(2 * mmap.PAGESIZE * len(t) for t, w in zip(self._tables, order, strict=True) if w)
+        self._most_sequences = 0  # that there ever were at once
+        self._one = sum(region * size for region, size in zip(regions, self._row_bytes, strict=True))
+        self._limit = None if limit_bytes is None else max(limit_bytes, self._one)
+        self._promised = 0
+        # Called with the bytes that the cache may hold from now on, before it does: who has memory to spare
+        # gives it up here. If it raises, who asked for rows gets none.
+        self.before_growth: Callable[[int], None] | None = None
+        # A window moves along: what comes in at once must leave room for what it sees.
+        self.most_at_once = most_tokens if any(order) else sys.maxsize
+        self._lengths: dict[int, int] = {}
+        self._ids = count()
+
+    def _make_tables(self, shapes: Mapping[int, KvShape], regions: Sequence[int]) -> None:
+        """K and V of each layer, one table behind the other."""
+        at = 0
+        for layer, shape in shapes.items():
+            rows = self.max_sequences * regions[self._group_of[layer]]
+            size = token_bytes(shape, self.quant) // 2
+            pair = []
+            for _ in range(2):
+                raw = self._memory.bytes[at : at + rows * size].reshape(rows, size)
+                pair.append(KvTable(raw, self.quant, shape.n_heads, shape.head_dim))
+                at += whole_pages(raw.nbytes)
+            self.tables[layer] = pair[0], pair[1]
+            self._tables[self._group_of[layer]] += pair
+
+    def group(self, layer: int) -> int:
+        """The number of a layer's group."""
+        return self._group_of[layer]
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the rows that are in use; what several sequences share counts once."""
+        return sum(g.used_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+
+    @property
+    def touched_bytes(self) -> int:
+        """The same, and what was in use before and the system was not given back."""
+        return sum(g.touched_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the system has given: less than what is touched while rows are not yet written."""
+        held = self._memory.held_bytes
+        return self.touched_bytes if held is None else held
+
+    @property
+    def promised_bytes(self) -> int:
+        """What the cache may hold before it asks `before_growth` again; what is given back is taken off."""
+        return self._promised
+
+    @property
+    def least_bytes(self) -> int:
+        """The lowest limit that there could be now: what is in use, or room for one of full length."""
+        return max(self._one, self.used_bytes)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What all sequences together may have; None: as much as there is."""
+        return self._limit
+
+    @limit_bytes.setter
+    def limit_bytes(self, limit: int | None) -> None:
+        """From now on; as low as `least_bytes` at most, and who wants less drops sequences first."""
+        self._limit = None if limit is None else max(limit, self.least_bytes)
+        if self._limit is not None and max(self.touched_bytes, self._promised) > self._limit:
+            self.trim()
+
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one more token, as long as no window moves along."""
+        return sum(self._row_bytes)
+
+    @property
+    def room(self) -> int:
+        """How many more tokens one sequence could get for sure, if it were not for its length."""
+        if self._limit is None:
+            return sys.maxsize
+        unit = max((g.unit for g in self.groups if isinstance(g, Paged)), default=1)
+        return max(0, self._limit - self.used_bytes) // sum(self._row_bytes) // unit * unit
+
+    @property
+    def layout(self) -> str:
+        """What rows are like, in words: those of a cache that says the same can be brought in here."""
+        layers = (
+            f"{layer}:{keys.n_heads}x{keys.head_dim}/{self.groups[self._group_of[layer]].window}"
+            for layer, (keys, _) in sorted(self.tables.items())
+        )
+        return f"{self.quant.name} {' '.join(layers)}"
+
+    def heads(self, layer: int, first: int, n: int) -> tuple[KvTable, KvTable]:
+        """K and V of some heads of a layer."""
+        keys, values = self.tables[layer]
+        return keys.heads(first, n), values.heads(first, n)
+
+    def alloc(self) -> int:
+        """A new, empty sequence; BudgetError where there are too many."""
+        if len(self._lengths) == self.max_sequences:
+            raise BudgetError(
+                f"the KV cache has room for {self.max_sequences} sequences, all in use; ask for fewer"
+            )
+        seq = next(self._ids)
+        self._lengths[seq] = 0
+        self._most_sequences = max(self._most_sequences, len(self._lengths))
+        for g in self.groups:
+            g.alloc(seq)
+        return seq
+
+    def length(self, seq: int) -> int:
+        """Tokens that a sequence holds."""
+        return self._lengths[seq]
+
+    def extend(self, seq: int, n: int) -> tuple[RowIndex, ...]:
+        """Rows for the next n tokens in each group, `most_at_once` at most; nothing changes without room."""
+        if n > self.most_at_once:
+            raise ValueError(f"{n} tokens are more than the {self.most_at_once} that may come at once")
+        length = self._lengths[seq]
+        wanted = [g.wants(seq, length, n) for g in self.groups]
+        grows = self._check_room(wanted)
+        if grows and any(g.copies(seq, length) for g in self.groups):
+            self._keep_within(self._bytes_of(wanted))
+        try:
+            rows = tuple([g.extend(seq, length, n) for g in self.groups])
+            if grows or self.before_growth:
+                self._keep_within()
+        except BaseException:
+            for g in self.groups:
+                g.truncate(seq, length)
+            raise
+        self._lengths[seq] = length + n
+        return rows
+
+    def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        """Whether there is memory for so many more tokens of each of these sequences."""
+        if self._limit is None:
+            return True
+        wanted = sum(
+            g.wants(seq, self._lengths[seq], n) * size
+            for seq, n in chunks
+            for g, size in zip(self.groups, self._row_bytes, strict=True)
+        )
+        return not wanted or self.used_bytes + wanted <= self._limit
+
+    def shareable(self, seq: int, n: int) -> int:
+        """How many of a sequence's first n tokens a new one could begin with: all, or none where a window
+        has moved on."""
+        n = min(n, self._lengths[seq])
+        return n if self.keepable(seq, n) else 0
+
+    def fork(self, seq: int, n: int | None = None) -> int:
+        """A new sequence that begins with the first n tokens of another, or all: beginnings are shared in
+        units of some rows, the rest and windows copied."""
+        n = self._lengths[seq] if n is None else n
+        if not self.keepable(seq, n):
+            raise self._not_there(seq, n, "forked at")
+        wanted = [g.fork_wants(seq, n) for g in self.groups]
+        new = self.alloc()
+        try:
+            self._check_room(wanted)
+            self._keep_within(self._bytes_of(wanted))  # before rows are copied
+            for g in self.groups:
+                g.fork(seq, new, n)
+        except BaseException:
+            self.free(new)
+            raise
+        self._lengths[new] = n
+        return new
+
+    def keepable(self, seq: int, n: int) -> bool:
+        """Whether a sequence can be cut to n tokens: to 0 always, else while what the next one sees is there.
+
+        The last `kvrows.SLACK` tokens can always be taken back, and those that came in at once.
+        """
+        return 0 <= n <= self._lengths[seq] and all(g.keepable(seq, n) for g in self.groups)
+
+    def truncate(self, seq: int, n: int) -> None:
+        """Forget every token from position n on, which must be keepable."""
+        if not self.keepable(seq, n):
+            raise self._not_there(seq, n, "cut to")
+        for g in self.groups:
+            g.truncate(seq, n)
+        self._lengths[seq] = n
+
+    def free(self, seq: int) -> None:
+        """Give everything back."""
+        del self._lengths[seq]
+        for g in self.groups:
+            g.free(seq)
+
+    def views(self, seq: int, a: int, b: int) -> tuple[KvView, ...]:
+        """Where, in each group, the tokens lie that those at positions a to b of a sequence see."""
+        return tuple([g.view(seq, a, b) for g in self.groups])
+
+    def trim(self) -> None:
+        """Give the system back the memory that no sequence has."""
+        for g in self.groups:
+            g.trim()
+        self._promised = min(self._promised, self._in_steps(self._most_held()))
+
+    def export(self, seq: int, n: int) -> Iterator[memoryview]:
+        """The bytes of what the token at position n sees, which must be keepable: table after table, good
+        until the sequence changes."""
+        if not self.keepable(seq, n):
+            raise self._not_there(seq, n, "exported up to")
+        return self._bytes(self.views(seq, n, n))
+
+    def import_(self, n: int, fill: Callable[[memoryview], object]) -> int:
+        """A new sequence of n tokens. `fill` is called with the memory of each table in turn, to write there
+        what `export` gave of a cache with the same layout; if it raises, nothing has changed."""
+        new = self.alloc()
+        try:
+            self._check_room([g.wants(new, 0, n) for g in self.groups])
+            views = tuple([g.place(new, n) for g in self.groups])
+            self._keep_within()
+            for rows in self._bytes(views):
+                fill(rows)
+        except BaseException:
+            self.free(new)
+            raise
+        self._lengths[new] = n
+        return new
+
+    def _bytes(self, views: Sequence[KvView]) -> Iterator[memoryview]:
+        for tables, view in zip(self._tables, views, strict=True):
+            for table in tables:
+                yield table.raw[view.first : view.end].reshape(-1).data
+
+    def _check_room(self, rows: Sequence[int]) -> bool:
+        """Whether anything is wanted at all; BudgetError if it is more than there is."""
+        if not any(rows):
+            return False
+        if self._limit is not None and self.used_bytes + self._bytes_of(rows) > self._limit:
+            raise BudgetError(
+                f"the KV cache of {self._limit / 2**20:.0f} MiB is full; "
+                "ask for fewer sequences or a smaller --ctx"
+            )
+        return True
+
+    def _keep_within(self, more: int = 0) -> None:
+        """What nobody uses any more goes before the limit is passed, and before others give memory up for
+        what is about to be written."""
+        if self._limit is not None and self.touched_bytes + more > self._limit:
+            self.trim()
+        if self.before_growth is None or self._most_held() + more <= self._promised:
+            return
+        if self.touched_bytes > self.used_bytes:
+            self.trim()
+        if (most := self._most_held() + more) > self._promised:
+            promised = self._in_steps(most)
+            self.before_growth(promised)
+            self._promised = promised
+
+    def _most_held(self) -> int:
+        """What is held when every row that is touched has been written."""
+        return self.touched_bytes + self._edges * self._most_sequences
+
+    def _in_steps(self, nbytes: int) -> int:
+        """What is asked for at once, up to the limit."""
+        steps = -(-nbytes // STEP) * STEP
+        return steps if self._limit is None else max(nbytes, min(steps, self._limit))
+
+    def _bytes_of(self, rows: Sequence[int]) -> int:
+        return sum(n * size for n, size in zip(rows, self._row_bytes, strict=True))
+
+    def _not_there(self, seq: int, n: int, done: str) -> ValueError:
+        length = self._lengths[seq]
+        moved = "; its windows have moved on" if 0 <= n <= length else ""
+        return ValueError(f"sequence {seq} has {length} tokens and cannot be {done} {n}{moved}")

@@ -1,0 +1,162 @@
+"""What was measured on this machine, and what follows from it.
+
+Every run of some work (ops of one form, on one backend, with so many threads) goes into a `Cell`: runs of
+about as many tokens at about the same depth. `Fit` draws lines through the cells, so times of other sizes
+follow. Depth is what a token sees on average (`Pass.depth`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from hetrun.planner.costmodel import store
+from hetrun.planner.costmodel.fit import Fit
+from hetrun.planner.costmodel.key import Work as Work
+from hetrun.planner.costmodel.store import path_of_machine as path_of_machine
+from hetrun.planner.costmodel.timing_bin import Cell as Cell
+from hetrun.planner.costmodel.timing_bin import Size, size_of
+
+log = logging.getLogger(__name__)
+
+FACT_RATE = 0.3  # how much a newly measured fact counts
+
+
+class Measured:
+    """The cells of one work."""
+
+    __slots__ = ("_fit", "_fitted", "cells")
+
+    def __init__(self, cells: dict[Size, Cell] | None = None) -> None:
+        self.cells: dict[Size, Cell] = cells or {}
+        self._fit = Fit({})
+        self._fitted = 0  # runs that the fit was made from
+
+    @property
+    def runs(self) -> int:
+        """Runs in all."""
+        return sum([c.runs for c in self.cells.values()])
+
+    def cell(self, tokens: int, depth: float) -> Cell:
+        """Where runs of about that size are kept; it stays the same object for ever."""
+        size = size_of(tokens, depth)
+        found = self.cells.get(size)
+        if found is None:
+            found = self.cells[size] = Cell()
+        return found
+
+    def add(self, tokens: int, depth: float, seconds: float) -> None:
+        """One more run, into its cell."""
+        self.cell(tokens, depth).add(tokens, depth, seconds)
+
+    def fit(self) -> Fit:
+        """What the runs so far say."""
+        if (runs := self.runs) != self._fitted:
+            self._fit, self._fitted = Fit(self.cells), runs
+        return self._fit
+
+    def rescale(self, factor: float) -> None:
+        """As if every run had taken so many times as long."""
+        for cell in self.cells.values():
+            cell.rescale(factor)
+        self._fitted = -1
+
+
+class Forecast:
+    """Times of work on this machine. Written and asked by the engine thread only."""
+
+    def __init__(self) -> None:
+        self._measured: dict[Work, Measured] = {}
+        self._facts: store.Facts = {}
+        self._known: dict[Work, int] = {}  # runs that came from a file
+        self._unkept = ""  # why nothing could be saved, as it was said
+
+    def measured(self, work: Work) -> Measured:
+        """Where runs of a work are kept; it stays the same object for ever."""
+        found = self._measured.get(work)
+        if found is None:
+            found = self._measured[work] = Measured()
+        return found
+
+    def cell(self, work: Work, tokens: int, depth: float) -> Cell:
+        """Where runs of about that size are kept; it stays the same object for ever."""
+        return self.measured(work).cell(tokens, depth)
+
+    def learn(self, work: Work, tokens: int, depth: float, seconds: float) -> None:
+        """One more run."""
+        self.measured(work).add(tokens, depth, seconds)
+
+    def seconds(self, work: Work, tokens: int, depth: float) -> float | None:
+        """What a run takes; None if nothing is known of the work."""
+        own, other = self._fit(work), self._fit(work.other)
+        if not own:
+            return other.seconds(tokens, depth) if other else None
+        seconds = own.seconds(tokens, depth)
+        if not other:
+            return seconds
+        # Outside of what was measured, runs of one sequence and of several grow alike.
+        fewest, most = own.span(depth)
+        edge = min(max(tokens, fewest), most)
+        there = other.seconds(edge, depth)
+        if edge == tokens or not there:
+            return seconds
+        return own.seconds(edge, depth) * other.seconds(tokens, depth) / there
+
+    def knows(self, work: Work) -> bool:
+        """Whether some run of exactly this work was measured."""
+        return bool(self._fit(work))
+
+    def rescale(self, work: Work, factor: float) -> None:
+        """The work has become slower or faster by this: so have, for all one knows, runs of every size."""
+        self.measured(work).rescale(factor)
+
+    def works(self) -> Iterator[Work]:
+        """All works of which something is known."""
+        return iter([work for work, measured in self._measured.items() if measured.runs])
+
+    def fact(self, name: str, backend: str) -> float | None:
+        """Something about a backend that is no run of ops, as "start_s"; None if it was never measured."""
+        key = name, backend
+        if key in self._facts:
+            self._facts[key] = self._facts.pop(key)  # the last ones asked for are kept when a file is full
+        return self._facts.get(key)
+
+    def learn_fact(self, name: str, backend: str, value: float) -> None:
+        """A fact, measured once more: smoothed, but a change shows soon."""
+        before = self.fact(name, backend)
+        self._facts[name, backend] = value if before is None else before + FACT_RATE * (value - before)
+
+    @classmethod
+    def load(cls, path: Path) -> Forecast:
+        """What was saved. A file that is damaged or somebody else's is ignored; the log says so."""
+        forecast = cls()
+        works, forecast._facts = store.read(path)
+        forecast._measured = {work: Measured(cells) for work, cells in works.items()}
+        forecast._known = {work: measured.runs for work, measured in forecast._measured.items()}
+        return forecast
+
+    def save(self, path: Path) -> None:
+        """Keep what is known. What another process saved meanwhile of other works stays.
+
+        A disk that takes nothing costs only the next start, and is said once.
+        """
+        theirs, facts = store.read(path, logging.DEBUG)  # what is wrong with it was said when it was loaded
+        mine = {w: m.cells for w, m in self._measured.items() if m.runs != self._known.get(w, 0) and m.runs}
+        rest = {w: m.cells for w, m in self._measured.items() if w not in mine and m.runs}
+        rest.update((w, cells) for w, cells in theirs.items() if w not in mine)
+        # What this process used comes first: the file has a limit.
+        others = {key: value for key, value in facts.items() if key not in self._facts}
+        problem = store.write(path, [*mine.items(), *rest.items()], others | self._facts)
+        if problem and problem != self._unkept:
+            log.warning(
+                "what was measured could not be kept in %s, so the next start measures again "
+                "(--planner static never does): %s",
+                path,
+                problem,
+            )
+        self._unkept = problem
+
+    def _fit(self, work: Work) -> Fit | None:
+        measured = self._measured.get(work)
+        return measured.fit() or None if measured else None

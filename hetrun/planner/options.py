@@ -1,0 +1,63 @@
+"""What a planner is told: the machine, and what the user fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetrun.backend import Precision
+from hetrun.planner.plugin_planners import OWN
+from hetrun.system import core_sets, cpu_topology
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a planner knows of the machine."""
+
+    cores: int  # threads that may run at once
+    counts: tuple[int, ...] = ()  # numbers of threads worth measuring
+    wide: tuple[int, ...] = ()  # of these the ones that leave no core idle
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user fixed; None is for the planner to choose."""
+
+    threads: int | None = None
+    ubatch: int | None = None
+    plan: Path | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a model is to be run; None is for hetrun to choose."""
+
+    wishes: Wishes
+    backends: tuple[str, ...] | None = None
+    ctx: int | None = None
+    kv_type: str = "f16"
+    ram: int | None = None
+    vram: int | None = None  # of each device that has memory to itself; 0: none of these is used
+    precision: Precision = "exact"
+    planner: str = "measured"  # or static, or a package's
+    streaming: str = "balanced"  # what stays in memory where not all weights can, and how the others come
+    eager: bool = False  # bring in, before the first request, whatever pays in the long run
+    besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
+
+    @property
+    def measures(self) -> bool:
+        """Whether plans follow from what this machine was measured to take."""
+        return self.planner == "measured"
+
+    @property
+    def rule(self) -> str:
+        """The package's planner that decides, if one does."""
+        return "" if self.planner in OWN else self.planner
+
+
+def this_machine() -> Machine:
+    """What this process may use of it, within a container's limits."""
+    tree = cpu_topology.this_machine()
+    return Machine(tree.threads, core_sets.counts(tree), core_sets.wide(tree))

@@ -1,0 +1,285 @@
+"""A model whose weights are not all in memory, while it runs: how much of them there is room for, and which
+pieces those are.
+
+Memory that nothing else needs holds weights. So the room for them is what the books have left, and those are
+looked at between passes: when keys and values grow, or a graph was compiled, pieces are given up, which takes
+no time; when there is more room again, they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from time import perf_counter
+
+from hetrun.backend import Backend
+from hetrun.backend.weight_streaming import Cut, Piece
+from hetrun.errors import BudgetError, ModelFileError
+from hetrun.events import Streaming
+from hetrun.memory import breakdown
+from hetrun.memory.kv.cache import KvCache
+from hetrun.memory.ledger import Books, Granted
+from hetrun.planner.plan import PlanSet
+from hetrun.prefetch.disk_probe import Disk, DiskRate, remember
+from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, resize, switch
+from hetrun.prefetch.streamer import Streamer
+from hetrun.system.ema import smoothed
+
+log = logging.getLogger(__name__)
+
+GROWTH = 8 << 20  # room is made in steps of so much
+WORTH = 2 * GROWTH  # so much must be free before pieces are read again
+LOOK_S = 0.25  # between looks at what the kernel counts
+SMOOTHING = 0.2
+FEW = 4  # tokens that a pass takes along for almost nothing
+
+Progress = Callable[[float], None]
+
+
+def policy_of(streaming: str) -> Policy:
+    """What stays, by what the user calls the way it is done; the other ways are about reading."""
+    return next((policy for policy in POLICIES if policy == streaming), "balanced")
+
+
+@dataclass(slots=True)
+class Late:
+    """What passes were like of late: those of answers, or of prompts before there are any."""
+
+    passes: int = 0
+    alike: int = 0  # of them, so many
+    answering: bool = False
+    seconds: float = 0.0
+    waited: float = 0.0
+    bytes_read: float = 0.0
+    tokens: float = 0.0
+
+    def add(self, seconds: float, waited: float, nbytes: int, tokens: int, answering: bool) -> None:
+        """One more."""
+        self.passes += 1
+        if self.answering and not answering:
+            return
+        self.alike = self.alike + 1 if answering == self.answering else 1
+        share, self.answering = max(SMOOTHING, 1 / self.alike), answering
+        self.seconds += share * (seconds - self.seconds)
+        self.waited += share * (waited - self.waited)
+        self.bytes_read += share * (nbytes - self.bytes_read)
+        self.tokens += share * (tokens - self.tokens)
+
+
+@dataclass(slots=True)
+class Compute:
+    """What passes take where the disk does not make them wait: so much, and so much for each token."""
+
+    least: float | None = None
+    each: float | None = None
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        """One more pass: one of a few tokens tells what weights take, one of many what each token adds."""
+        if tokens <= FEW:
+            self.least = smoothed(self.least, seconds, SMOOTHING)
+        else:
+            each = max(0.0, seconds - (self.least or 0.0)) / tokens
+            self.each = smoothed(self.each, each, SMOOTHING)
+
+    def seconds(self, tokens: int) -> float | None:
+        """A pass of so many; None: nothing was seen yet."""
+        if self.least is None and self.each is None:
+            return None
+        return (self.least or 0.0) + ((self.each or 0.0) * tokens if tokens > FEW else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What was decided about a model whose weights are not all in memory."""
+
+    backend: str
+    cut: Cut
+    granted: Granted
+    whole: int  # bytes of weights that are there as a whole
+    fixed: int  # bytes that are held whatever stays of the others
+    work: int  # that passes work in
+    disk: Disk
+    window: int  # bytes that are read ahead
+    streaming: str  # what the user calls the way it is done
+    learns: bool  # what the disk gives is kept for the next start
+    within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
+
+
+class FromDisk:
+    """Between a backend that computes with pieces, the streamer that brings them, and the budget.
+
+    All of it belongs to the engine's thread.
+    """
+
+    def __init__(self, streamed: Streamed, backend: Backend, kv: KvCache, books: Books) -> None:
+        partial, cut = backend.partial(), streamed.cut
+        assert partial is not None
+        self._streamed, self._backend = streamed, backend
+        self._partial, self._cut = partial, cut
+        self._books, self._kv = books, kv
+        # One sequence of full length has room whatever the budget is.
+        self.least = min(streamed.granted.nbytes, streamed.fixed + kv.least_bytes)
+        self._policy = policy_of(streamed.streaming)
+        way = streamed.disk.way
+        synchronous = streamed.streaming == "synchronous"
+        self._streamer = books.take(
+            *(breakdown.WINDOW, "anonymous", streamed.window),
+            lambda: Streamer(cut, streamed.window, way.readers, way.direct, synchronous=synchronous),
+        )
+        self._kept = choose(cut, 0, self._policy)
+        self._late = Late()
+        self._compute = Compute()
+        self._rate = DiskRate(streamed.disk.rate)
+        self._looked = 0.0
+        partial.prepare(cut, self._streamer, self._streamer.places, self._streamer.files)
+        self._follow()
+
+    @property
+    def kept(self) -> Kept:
+        """What stays."""
+        return self._kept
+
+    @property
+    def granted(self) -> Granted:
+        """The budget."""
+        return self._books.granted
+
+    def open(self, progress: Progress) -> None:
+        """Read what stays, once everything else is in memory that is there from the beginning."""
+        self._hold(choose(self._cut, self._room(), self._policy), progress)
+        # What one sequence of full length does not push out is going to stay.
+        least = resize(self._kept, self._kept.locked_bytes - self._kv.least_bytes)
+        self._partial.settle([self._cut.pieces[number] for number in sorted(least.numbers)])
+        self._kv.before_growth = self._make_room
+
+    def _make_room(self, kv_bytes: int) -> None:
+        """Keys and values may take so much from now on."""
+        missing = kv_bytes - self._kv.promised_bytes - self._slack()
+        if missing > 0:
+            self._hold(resize(self._kept, self._kept.locked_bytes - missing))
+        self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, kv_bytes)
+
+    def tend(self) -> None:
+        """Between two passes: give up what is too much, bring in what there is room for again."""
+        if perf_counter() - self._looked < LOOK_S:
+            return
+        self._looked = perf_counter()
+        if self._kv.held_bytes > self._kv.used_bytes + WORTH:
+            self._kv.trim()
+        slack = self._slack()
+        if slack < 0 or (slack > WORTH and self._kept.streamed):
+            try:
+                self._hold(resize(self._kept, self._kept.locked_bytes + slack - GROWTH))
+            except ModelFileError as e:
+                # Nobody asked for this; if it concerns the next pass, that says so to who waits for it.
+                log.warning("weights that there is room for were not read: %s", e)
+
+    def set_limit(self, granted: Granted) -> None:
+        """Another budget from now on."""
+        if granted.nbytes < (least := self.least):
+            raise BudgetError(f"{granted.words} is too little: it would take {-(-least >> 20)} MiB at least")
+        before, self._books.granted = self.granted, granted
+        try:
+            if (room := self._room()) < 0:
+                needed = -(-(granted.nbytes - room) >> 20)
+                raise BudgetError(f"{granted.words} is too little now: what is in use needs {needed} MiB")
+            self._hold(choose(self._cut, room - GROWTH, self._policy))
+        except BaseException:
+            self._books.granted = before
+            raise
+        # Keys and values may take what weights can do without, and push them out as they grow.
+        self._kv.limit_bytes = granted.nbytes - self._streamed.fixed
+
+    def look(self) -> None:
+        """Bring the books in line with what there is."""
+        self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, self._kv.promised_bytes)
+        # What passes do not yet work in.
+        self._books.promise(breakdown.WORK, max(0, self._streamed.work - self._backend.overhead_bytes))
+        self._books.reconcile()
+
+    def _slack(self) -> int:
+        """Memory that may still be taken."""
+        self.look()
+        return self._books.free
+
+    def _room(self) -> int:
+        """What pieces may take."""
+        return self._kept.locked_bytes + self._slack()
+
+    def _hold(self, kept: Kept, progress: Progress | None = None) -> None:
+        """Give up what is not to stay any more, then bring in what is missing."""
+        drop, bring = switch(self._kept, kept)
+        for piece in drop:
+            self._partial.drop(piece)
+        try:
+            self._book(kept.locked_bytes)
+            self._bring(bring, progress)
+        except BaseException:
+            # What was given up is gone, and nobody may take it for there: then nothing stays, for now.
+            stayed = [self._cut.pieces[number] for number in self._kept.numbers] if drop else []
+            for piece in (*bring, *stayed):
+                self._partial.drop(piece)
+            self._kept = resize(kept, 0) if drop else self._kept
+            self._book(self._kept.locked_bytes)
+            self._follow()
+            raise
+        self._kept = kept
+        self._follow()
+
+    def _book(self, locked: int) -> None:
+        """So much of the pieces is to be in memory; BudgetError where that is more than there is room for."""
+        self._books.keep_at(breakdown.WEIGHTS, "anonymous", self._streamed.whole + locked)
+
+    def _bring(self, bring: Sequence[Piece], progress: Progress | None) -> None:
+        total, done = sum(piece.nbytes for piece in bring) or 1, 0
+        with closing(self._streamer.each(bring)) as pieces:
+            for piece, stored in pieces:
+                self._partial.keep(piece, stored)
+                done += piece.nbytes
+                if progress:
+                    progress(done / total)
+
+    def _follow(self) -> None:
+        self._streamer.follow(self._kept.streamed)
+        self._partial.follow(self._kept.streamed)
+
+    def ran(self, seconds: float, tokens: int, given: int, answering: bool) -> None:
+        """A pass has ended, and with it so many tokens were given; `answering`: all but one of each sequence
+        were guesses."""
+        stats = self._streamer.stats
+        self._late.add(seconds, stats.pass_waited, stats.pass_bytes, given, answering)
+        self._rate.saw(stats.pass_bytes, seconds, stats.pass_waited)
+        self._compute.saw(tokens, seconds - stats.pass_waited)
+
+    def predict(self, tokens: int) -> float | None:
+        """Seconds of a pass of so many tokens; None before the first."""
+        compute = self._compute.seconds(tokens)
+        return None if compute is None else max(compute, self._kept.streamed_bytes / self._rate.rate)
+
+    def report(self) -> Streaming:
+        """What passes are like."""
+        late = self._late
+        return Streaming(
+            passes=late.passes,
+            bytes_read=self._streamer.stats.bytes_read,
+            disk_bytes_s=self._rate.rate,
+            waiting=late.waited / late.seconds if late.seconds else 0.0,
+            bytes_per_token=late.bytes_read / late.tokens if late.tokens else 0.0,
+            locked_bytes=self._kept.locked_bytes,
+            streamed_bytes=self._kept.streamed_bytes,
+            budget=self.granted.nbytes,
+            least=self.least,
+        )
+
+    def close(self) -> None:
+        """Give everything back, and keep what was learnt of the disk."""
+        if self._late.passes and self._streamed.learns:
+            with suppress(OSError):  # a file that is gone
+                remember(
+                    max(self._streamer.files, key=os.path.getsize), self._streamed.disk.way, self._rate.rate
+                )
+        self._kv.before_growth = None  # or they keep each other, and all keys and values with them
+        self._streamer.close()
