@@ -9,22 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetrun.completion import Completion as Completion
+    from hetrun.api import LLM as LLM
+    from hetrun.client.completion import Completion as Completion
+    from hetrun.client.events import Event as Event
+    from hetrun.client.sampling_params import SamplingParams as SamplingParams
     from hetrun.errors import HetrunError as HetrunError
     from hetrun.errors import UserError as UserError
-    from hetrun.events import Event as Event
-    from hetrun.llm import LLM as LLM
-    from hetrun.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
 # Public name -> its module, imported when the name is first asked for: `import hetrun` stays cheap.
 _EXPORTS = {
-    "LLM": "hetrun.llm",
-    "Completion": "hetrun.completion",
-    "Event": "hetrun.events",
+    "LLM": "hetrun.api",
+    "Completion": "hetrun.client.completion",
+    "Event": "hetrun.client.events",
     "HetrunError": "hetrun.errors",
-    "SamplingParams": "hetrun.params",
+    "SamplingParams": "hetrun.client.sampling_params",
     "UserError": "hetrun.errors",
 }
 

@@ -46,9 +46,9 @@ GGML = "llama-cpp-python"
 # Whether AMX works, by a trial that is remembered: hetrun's first start has nothing left to find out.
 TRIAL = "from hetrun.backends.llamacpp import amx; print(amx.verdict())"
 
-# Where hetrun/wheels.py reads what was left out.
+# Where hetrun/tools/missing_packages.py reads what was left out.
 NOTES = "hetrun-without.json"
-LOSSES = "import sys; from hetrun.wheels import tell; tell(sys.argv[1:])"
+LOSSES = "import sys; from hetrun.tools.missing_packages import tell; tell(sys.argv[1:])"
 
 REASONS = (
     (

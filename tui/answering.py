@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.interface import ChatClient
 from hetrun.errors import UserError
-from hetrun.events import Event, GenerateRequest
 from hetrun.tui.messages import Measured
 from hetrun.tui.talk import Talk, note_of
 from hetrun.tui.transcript.entries import Entry

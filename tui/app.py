@@ -9,9 +9,9 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.interface import ChatClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
-from hetrun.params import SamplingParams
 from hetrun.tui.doors import Doors
 from hetrun.tui.kept.store import Store
 from hetrun.tui.screens.chat import ChatScreen

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.interface import ChatClient
 
 Tell = Callable[[int, int, str], object]  # bytes that were brought, of so many, and of what; may raise
 Opening = Callable[[], ChatClient]  # begins to load a model

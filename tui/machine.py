@@ -9,9 +9,9 @@ from datetime import datetime
 
 from textual.content import Content
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import EngineState, LayerPlace, Layers, PlanNow, State
 from hetrun.errors import HetrunError
-from hetrun.questions import EngineState, LayerPlace, Layers, PlanNow, State
 from hetrun.system.terminal_text import visible
 
 # One colour for a backend wherever it is named; a terminal's theme says what they look like.

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hetrun.client.events import Event, GenerateRequest, Message, accepted
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
-from hetrun.events import Event, GenerateRequest, Message, accepted
-from hetrun.params import SamplingParams
 from hetrun.tui.kept import exchange
 from hetrun.tui.kept.store import Store
 from hetrun.tui.kept.tree import Conversation, Tree, Turn, title_of

@@ -89,7 +89,7 @@ def run(
         settings = options.resolved(given)
         answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
         return 0
-    from hetrun.cli.batches import Files, run_file
+    from hetrun.cli.batch import Files, run_file
 
     if prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: take one of them")
@@ -125,7 +125,7 @@ def serve(verbose: bool, **given: object) -> None:
 
     Options of sampling hold for requests that do not say otherwise.
     """
-    from hetrun.cli.fronts import serve_forever
+    from hetrun.cli.serve import serve_forever
 
     chosen = sampling.taken(given)
     serve_forever(options.resolved(given), chosen, verbose)
@@ -187,8 +187,8 @@ def bench(
     budgets in --ram (1GiB,2GiB,50%): answers in each, beside what the disk gives; a share is of the model's
     bytes, and 300 MiB come on top.
     """
-    from hetrun import bench as tool
-    from hetrun.bench.asked import Asked, options_of
+    from hetrun.tools import bench as tool
+    from hetrun.tools.bench.options import Asked, options_of
 
     asked = Asked(
         *(prompt, generate, depth, batch, rounds, vs, explain, clients, requests),
@@ -216,7 +216,7 @@ def bench(
 @options.as_json
 def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: bool, **given: object) -> None:
     """Perplexity of a text, and how close the predictions are to another computation's."""
-    from hetrun import evaluate as tool
+    from hetrun.tools import evaluate as tool
 
     settings = options.resolved(given)
     tool.main(settings, tool.EvalOptions(file, against, tokens, as_json, vs))
@@ -242,8 +242,8 @@ def plan(
     **given: object,
 ) -> None:
     """What would run where, and why, without loading the model."""
-    from hetrun.cli.machines import Question, print_prediction, refuse_what_contradicts
-    from hetrun.cli.reports import print_plan
+    from hetrun.cli.plan import print_plan
+    from hetrun.cli.simulate import Question, print_prediction, refuse_what_contradicts
 
     question = Question(machine, shape, batch, prompt, generate)
     refuse_what_contradicts(question, given)
@@ -299,7 +299,7 @@ def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None
 @options.as_json
 def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
     """What MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
-    from hetrun.cli.inspection import print_model
+    from hetrun.cli.inspect import print_model
 
     print_model(options.placed(model), tensors, full, as_json)
 
@@ -310,7 +310,7 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 @options.as_json
 def check(files: tuple[Path, ...], weights: bool, as_json: bool) -> int:
     """Find what is wrong with models, files or folders, without loading them."""
-    from hetrun.cli import checking as tool
+    from hetrun.cli import check as tool
 
     return tool.check([options.placed(file) for file in files], weights, as_json)
 
@@ -328,7 +328,7 @@ def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: 
     repeated. The exit code is 1 where a backend computes something else than the reference, or fails; what
     it does not support is no fault.
     """
-    from hetrun.cli.reports import of_devices
+    from hetrun.cli.plan import of_devices
 
     return of_devices(measure, conformance, chosen, as_json)
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
-from hetrun.chatclient import ChatClient
 from hetrun.cli import sampling_options
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.interface import ChatClient
 from hetrun.config import Settings, dirs
 from hetrun.errors import UserError
 
@@ -47,7 +47,7 @@ def talk(settings: Settings, sampling: Mapping[str, object]) -> int:
 def _client(settings: Settings, log: BinaryIO) -> ChatClient:
     if settings.url is None:
         return WorkerClient(settings, log=log)
-    from hetrun.remote import RemoteClient
+    from hetrun.client.http_client import RemoteClient
 
     return RemoteClient(settings.url, api_key=settings.api_key, model=settings.model)
 
@@ -63,7 +63,7 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
         return partial(WorkerClient, changed(settings, changes, tell), log=log)
 
     def models() -> list[Offered]:
-        from hetrun.cli.inspection import size
+        from hetrun.cli.inspect import size
         from hetrun.loader.hub.stores import stored
 
         found = stored(warn=lambda _: None)

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli import heed_sigterm, say
-from hetrun.cli.inspection import size
+from hetrun.cli.inspect import size
 from hetrun.cli.progress import loading
-from hetrun.convert import Report, Wish, convert_model
-from hetrun.convert.recipe import by_option
 from hetrun.errors import printable
+from hetrun.tools.convert import Report, Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
 
 
 def convert(

@@ -11,8 +11,8 @@ from dataclasses import asdict
 import click
 
 from hetrun.cli import WRONG_INPUT, in_json
-from hetrun.doctor import Finding, State, examine
 from hetrun.system.terminal_text import visible
+from hetrun.tools.doctor import Finding, State, examine
 
 COLOURS: Mapping[State, str] = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
 SIGNS: Mapping[State, str] = {"ok": "ok", "note": "-", "warning": "!", "error": "no"}

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli import in_json, say
-from hetrun.cli.inspection import size
+from hetrun.cli.inspect import size
 from hetrun.errors import UserError
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
 from hetrun.loader.hub.names import wanted

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetrun.config import OPTIONS, Settings
-from hetrun.config.values import SPECULATION, Choice
 from hetrun.errors import OptionError
+from hetrun.option_types import SPECULATION, Choice
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli import heed_sigterm, in_json, say
-from hetrun.cli.inspection import size
+from hetrun.cli.inspect import size
 from hetrun.cli.progress import loading
-from hetrun.convert.repack import Report, Wish, repack_model
 from hetrun.errors import printable
+from hetrun.tools.convert.reorder import Report, Wish, repack_model
 
 
 def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None:

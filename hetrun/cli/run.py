@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
+from hetrun.api import LLM
 from hetrun.cli import in_json
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
-from hetrun.completion import completion
+from hetrun.client.completion import completion
+from hetrun.client.events import Event, GenerateRequest, Streaming, TokenLogprob, accepted
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
-from hetrun.events import Event, GenerateRequest, Streaming, TokenLogprob, accepted
-from hetrun.llm import LLM
-from hetrun.params import SamplingParams
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.system.terminal_text import visible
 

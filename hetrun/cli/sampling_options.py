@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from hetrun import links
 from hetrun.cli.options import Several, spread
+from hetrun.client import sampler_plugins
+from hetrun.client.sampler_plugins import Parameter
+from hetrun.client.sampling_params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
 from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
-from hetrun.links import Parameter
-from hetrun.params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
 from hetrun.system.files import read_text
 
 HEADING = "Sampling, with defaults in brackets"
@@ -197,7 +197,7 @@ ROWS = {row.name: row for row in (*SHAPE, *SCORES, *SAMPLING)}
 def brought() -> Mapping[str, Row]:
     """The parameters of samplers that packages brought, by name."""
     found: dict[str, Row] = {}
-    for p in links.parameters().values():
+    for p in sampler_plugins.parameters().values():
         flag = f"--{p.name.replace('_', '-')}"
         found[p.name] = Row(p.name, (flag,), p.help, p.off, brought=p)
     return found

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
-from hetrun.address import PORTS, Address, address
-from hetrun.batch.places import Away, Brought, Place, Places, Wanted
-from hetrun.batch.workers import Worker
 from hetrun.cli import say
+from hetrun.client.address import PORTS, Address, address
 from hetrun.config import Settings
 from hetrun.errors import BackendUnavailable, HetrunError, OptionError, PluginError
 from hetrun.system import entry_points
+from hetrun.tools.batch.http_worker import Worker
+from hetrun.tools.batch.worker import Away, Brought, Place, Places, Wanted
 
 OURS = (*PORTS, "unix")  # schemes that packages cannot take over
 # Who brings places for a scheme, for whoever has not installed it.

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hetrun.backend import Floats, Rows
+from hetrun.client.events import Streaming
+from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError
-from hetrun.events import Streaming
 from hetrun.executor.executor import Between, Step
 from hetrun.executor.stats import Stats
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.planner.plan import PlanSet
-from hetrun.questions import LayerPlace
 
 
 class Budgeted(Protocol):

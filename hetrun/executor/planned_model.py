@@ -11,7 +11,8 @@ from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
-from hetrun.events import Streaming
+from hetrun.client.events import Streaming
+from hetrun.client.queries import LayerPlace
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
@@ -41,7 +42,6 @@ from hetrun.planner.options import Options, this_machine
 from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.mapped_weights import FromMaps
 from hetrun.prefetch.streamed_weights import FromDisk
-from hetrun.questions import LayerPlace
 from hetrun.system.progress import Progress, stretch
 
 log = logging.getLogger(__name__)

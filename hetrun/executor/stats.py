@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetrun.events import Streaming
+from hetrun.client.events import Streaming
 
 
 @dataclass(frozen=True, slots=True)

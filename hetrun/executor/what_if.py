@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hetrun.client.queries import KNOBS, Foreseen
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.executor.interface import Model
@@ -14,7 +15,6 @@ from hetrun.memory import breakdown as bill
 from hetrun.planner.costmodel import Forecast
 from hetrun.planner.options import Options
 from hetrun.planner.plan import BUCKETS, PlanSet
-from hetrun.questions import KNOBS, Foreseen
 
 BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.RESERVE)
 

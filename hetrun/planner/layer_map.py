@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from hetrun.questions import LayerPlace
+from hetrun.client.queries import LayerPlace
 
 if TYPE_CHECKING:  # fronts have no numpy
     from hetrun.backend.weight_streaming import Piece

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetrun.backend.weight_streaming import Mappable
-from hetrun.events import Streaming
+from hetrun.client.events import Streaming
 from hetrun.prefetch.streamed_weights import Late
 
 

@@ -17,8 +17,8 @@ from time import perf_counter
 
 from hetrun.backend import Backend
 from hetrun.backend.weight_streaming import Cut, Piece
+from hetrun.client.events import Streaming
 from hetrun.errors import BudgetError, ModelFileError
-from hetrun.events import Streaming
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.ledger import Books, Granted

@@ -1,7 +1,7 @@
 """Brings the pieces of a model that do not stay in memory from disk, pass for pass, ahead of who takes them.
 
-The reading is done by ring_reader.c; here is what it reads, and what is said when it cannot. Every pass checks that
-the files are still those whose headers were read: weights of another file would be silent nonsense.
+The reading is done by ring_reader.c; here is what it reads, and what is said when it cannot. Every pass
+checks that the files are still those whose headers were read: weights of another would be silent nonsense.
 """
 
 from __future__ import annotations

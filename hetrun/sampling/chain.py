@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from hetrun.params import SamplingParams
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.sampling import filters
 from hetrun.sampling.candidates import Rule
 from hetrun.sampling.dry import Dry, Encode, find_breakers

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetrun.params import SamplingParams
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.sampling.candidates import Candidates
 from hetrun.sampling.top_k import best
 

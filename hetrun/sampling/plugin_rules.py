@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hetrun import links
+from hetrun.client import sampler_plugins
 from hetrun.errors import OptionError
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.system import entry_points
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it asks for these
 
 def brought(name: str, setting: Setting) -> Sequence[Rule]:
     """The rules of a link that a package brought."""
-    link, point = links.link(name), entry_points.find(links.GROUP, name)
+    link, point = sampler_plugins.link(name), entry_points.find(sampler_plugins.GROUP, name)
     if link is None or point is None:
         raise OptionError(f"there is no sampler {name!r} any more")
     with entry_points.blamed(

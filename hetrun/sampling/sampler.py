@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hetrun.client.sampling_params import SamplingParams, temperature_of
 from hetrun.errors import BackendError, OptionError
 from hetrun.graph.top_logits import Best
-from hetrun.params import SamplingParams, temperature_of
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_temperature
 from hetrun.sampling.dry import Encode

@@ -9,37 +9,37 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.interface import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.server import (
-    chat,
+from hetrun.server import openapi
+from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
+from hetrun.server.middleware.auth import RequireKey
+from hetrun.server.middleware.concurrency import MOST_REQUESTS
+from hetrun.server.middleware.drain import Unread
+from hetrun.server.middleware.fair_turns import InTurn
+from hetrun.server.middleware.origin import Guard
+from hetrun.server.middleware.request_counter import Counted
+from hetrun.server.responses import routes
+from hetrun.server.routes import (
+    chat_completions,
     completions,
-    elsewhere,
     embeddings,
     health,
-    looking,
+    introspection,
     machine,
     metrics,
     models,
-    openapi,
-    plugged,
+    plugin_routes,
     ram,
-    responses,
-    texts,
+    tokenize,
+    unsupported,
 )
-from hetrun.server.auth import RequireKey
-from hetrun.server.crowd import MOST_REQUESTS
-from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
-from hetrun.server.guard import Guard
 from hetrun.server.service import Service
-from hetrun.server.traffic import Counted
-from hetrun.server.turns import InTurn
-from hetrun.server.unread import Unread
 
 ENDPOINTS = (
-    *(chat.routes, completions.routes, responses.routes, embeddings.routes, models.routes),
-    *(texts.routes, looking.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    *(openapi.routes, plugged.routes, elsewhere.routes),
+    *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
+    *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
+    *(openapi.routes, plugin_routes.routes, unsupported.routes),
 )
 
 

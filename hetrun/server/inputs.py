@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
 
+from hetrun.client.events import ModelInfo
 from hetrun.errors import ContextFull
-from hetrun.events import ModelInfo
 from hetrun.server.errors import ApiError, api_error, wrong_type
 from hetrun.server.fields import Body
 

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hetrun.errors import OptionError
-from hetrun.server.connection import Connection
+from hetrun.server.middleware.timeouts import Connection
 
 GRACE_S = 2  # how long running answers may go on once we were asked to stop
 

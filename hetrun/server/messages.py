@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from reprlib import repr as short
 
-from hetrun.events import Message
+from hetrun.client.events import Message
 from hetrun.server.errors import ApiError, wrong_type
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from reprlib import repr as short
 from typing import Any
 
-from hetrun import links
+from hetrun.client import sampler_plugins
+from hetrun.client.events import ModelInfo
+from hetrun.client.sampling_params import CHECKS, STRUCTURES, SamplingParams
 from hetrun.errors import OptionError
-from hetrun.events import ModelInfo
-from hetrun.params import CHECKS, STRUCTURES, SamplingParams
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, flag
-from hetrun.server.scores import Wanted
+from hetrun.server.logprobs import Wanted
 
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
@@ -51,7 +51,7 @@ def sampling_params(
     for name, value in values.items():
         if name in CHECKS:
             _check(name, name, value)
-    brought = links.parameters()
+    brought = sampler_plugins.parameters()
     values |= {name: _brought(brought[name], body[name]) for name in brought if body.get(name) is not None}
     values["logprobs"], values["prompt_logprobs"] = wanted.answer, wanted.prompt
     values["max_tokens"] = _max_tokens(body, most_tokens, scored=wanted.prompt is not None)
@@ -68,7 +68,7 @@ def sampling_params(
     return params
 
 
-def _brought(parameter: links.Parameter, value: object) -> float:
+def _brought(parameter: sampler_plugins.Parameter, value: object) -> float:
     """The value of a parameter that a package's sampler has."""
     try:
         return parameter.check(parameter.name, value)

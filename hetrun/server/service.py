@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.events import ModelInfo
+from hetrun.client.interface import ChatClient
 from hetrun.errors import EngineStopped, UserError
-from hetrun.events import ModelInfo
-from hetrun.server.crowd import MOST_REQUESTS
 from hetrun.server.errors import api_error
-from hetrun.server.traffic import Traffic
+from hetrun.server.middleware.concurrency import MOST_REQUESTS
+from hetrun.server.middleware.request_counter import Traffic
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from hetrun.server.disconnect import unless_gone
 from hetrun.server.errors import ApiError
-from hetrun.server.gone import unless_gone
-from hetrun.server.jsontext import json_text
+from hetrun.server.json_stream import json_text
 
 DONE = b"data: [DONE]\n\n"
 

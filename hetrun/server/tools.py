@@ -1,179 +1,172 @@
-"""Calls of tools and thoughts: how answers are made to hold them, and how they are told of."""
+"""The tools of a chat request, checked at the door: types, sizes, names, and what is wanted of them."""
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
-import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from reprlib import repr as short
+from typing import Any, Literal
 
-from hetrun.events import Event, ModelInfo
-from hetrun.params import SamplingParams
-from hetrun.server.errors import ApiError
-from hetrun.server.service import Service
-from hetrun.server.toolschemas import Tools
-from hetrun.text.chat.answer_parser import AnswerReader
-from hetrun.text.chat.reasoning import MARKS, ThoughtSplitter
-from hetrun.text.tool_parsers import forced_calls
-from hetrun.text.tool_parsers.formats import FORMATS
-from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+from hetrun.errors import OptionError
+from hetrun.server.errors import ApiError, wrong_type
+from hetrun.server.fields import Body, flag
+from hetrun.text.chat.messages import plain
 
-Json = dict[str, object]
-
-SHORT = string.ascii_letters + string.digits
-FAULT = re.compile(r"parts(?: at anyOf\[(\d+)\]\.?(\S*))?: (.*)", re.DOTALL)
+NAMES = ("tools", "tool_choice", "functions", "function_call")
+MOST_TOOLS = 128
+MOST_TEXT = 1 << 19  # characters of all tools as JSON
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+CHOICES = ("none", "auto", "required")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How answers are read; nothing in them where there are neither calls nor thoughts to look for."""
+class Tool:
+    """A function that the model may call."""
 
-    tools: Tools = field(default_factory=Tools)
-    format: str = ""  # of calls; empty: they stay text
-    thought: str = ""  # the mark of thoughts; empty: they stay text
-
-    def __bool__(self) -> bool:
-        return bool(self.format or self.thought)
-
-    def reader(self) -> ChoiceReader:
-        """For one choice."""
-        calls = None
-        if self.format:
-            most = None if self.tools.parallel else 1
-            calls = CallReader(FORMATS[self.format], self.tools.schemas, most)
-        thoughts = ThoughtSplitter(self.thought) if self.thought else None
-        short_ids = bool(self.format) and FORMATS[self.format].short_ids
-        return ChoiceReader(AnswerReader(thoughts, calls), short_ids)
-
-    def fault(self, message: str) -> ApiError | None:
-        """The answer to a request whose calls cannot be forced, if the engine says that with this message."""
-        found = FAULT.fullmatch(message)
-        if not found:
-            return None
-        place, inner, reason = found.groups()
-        wanted, where = self.tools.wanted, "tools"
-        if place is not None and forced_calls.in_order(self.format):
-            if int(place) >= len(wanted):  # of the form that the answer has where it is no call
-                return None
-            where = f"{wanted[int(place)].place}.function.parameters"
-        said = f"{where}.{inner}" if inner and where != "tools" else where
-        return ApiError(f"{said}: {reason}", where, "invalid_function_parameters")
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool
+    given: Mapping[str, object]  # as the request says it, for the template
+    place: str  # in the request
 
 
-PLAIN = Reading()
+@dataclass(frozen=True)
+class Tools:
+    """What a request says of tools; none of them where they may not be called."""
 
-
-def reading(tools: Tools, info: ModelInfo, service: Service, params: SamplingParams) -> Reading:
-    """How the answers to a request are read."""
-    chosen = info.tool_format if service.tool_parser == "auto" else service.tool_parser
-    format = chosen if tools.all and chosen != "none" else ""
-    if tools.choice == "required" and not format:
-        message = "tool_choice cannot be followed: this server was started with --tool-parser none"
-        raise ApiError(message, "tool_choice", "unsupported_parameter")
-    thought = ""
-    # What must have a form has it from its first token on: nothing is thought before.
-    if service.reasoning_format != "none" and params.structure is None:
-        thought = info.thought_mark
-        if service.reasoning_format == "deepseek" and not thought:
-            thought = MARKS[0][0]
-    return Reading(tools, format, thought)
-
-
-def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
-    """What the answer must look like for the sake of its calls; None where it need not.
-
-    Where calls are not required, an answer may be a call or have the form that is asked for; and the calls of
-    strict functions have their form, once they have begun, where a family's calls begin with a mark.
-    """
-    tools = how.tools
-    if not how.format:
-        return None
-    schemas = {tool.name: tool.parameters for tool in tools.wanted}
-    if tools.choice == "required":
-        return forced_calls.calls(how.format, schemas, tools.parallel, how.thought if thinks else "")
-    if params.json_schema is not None:
-        schema = json.loads(str(params.json_schema))
-        if schema is False:  # which nothing fits: said where it is compiled by itself
-            return None
-        calls = forced_calls.calls(how.format, schemas, tools.parallel)
-        form = json.dumps({"json": {} if schema is True else schema}, ensure_ascii=False)
-        return f'{{"any": [{calls}, {form}]}}'
-    if params.structure is None and any(tool.strict for tool in tools.all):
-        loose: Mapping[str, Any] = {"additionalProperties": True}
-        checked = {tool.name: tool.parameters if tool.strict else loose for tool in tools.all}
-        return forced_calls.when_begun(how.format, checked, tools.parallel)
-    return None
-
-
-class ChoiceReader:
-    """What one choice says, event by event."""
-
-    def __init__(self, answer: AnswerReader, short_ids: bool) -> None:
-        self._answer = answer
-        self._short_ids = short_ids
+    all: tuple[Tool, ...] = ()
+    choice: Literal["none", "auto", "required"] = "none"
+    named: str | None = None  # the one that has to be called
+    parallel: bool = True
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the arguments, by name
 
     @property
-    def calls(self) -> int:
-        """Calls so far."""
-        return self._answer.calls
+    def wanted(self) -> tuple[Tool, ...]:
+        """Those that may be called."""
+        return tuple(tool for tool in self.all if self.named in (None, tool.name))
 
-    def saw(self, event: Event) -> list[Piece]:
-        """What became certain with an event."""
-        if event.opened:
-            self._answer.open()
-        pieces = self._answer.push(event.text)
-        return pieces + self._answer.finish() if event.kind == "done" else pieces
 
-    def new_id(self) -> str:
-        """An id for a call; some templates refuse to render others than theirs."""
-        if self._short_ids:
-            return "".join(secrets.choice(SHORT) for _ in range(9))
-        return f"call_{secrets.token_hex(12)}"
+def tools_of(body: Body) -> Tools:
+    """The tools of a request; ApiError says which field is wrong."""
+    _refuse_older(body)
+    parallel = body.get("parallel_tool_calls") is None or flag(body, "parallel_tool_calls")
+    found = _tools(body.get("tools"))
+    choice, named = _choice(body.get("tool_choice"), found)
+    if choice == "none":
+        return Tools()
+    schemas = {tool.name: tool.parameters for tool in found}
+    return Tools(found, choice, named, parallel, schemas)
 
-    def delta(self, piece: Piece) -> Json:
-        """A piece as a chunk of a stream tells it."""
-        match piece:
-            case Text(text):
-                return {"content": text}
-            case Thought(text):
-                return {"reasoning_content": text}
-            case Begin(index, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": index, "id": self.new_id(), "type": "function", "function": function}
-                return {"tool_calls": [call]}
-            case Arguments(index, text):
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
-    def message(self, pieces: Iterable[Piece]) -> Json:
-        """All pieces as one message."""
-        texts: list[str] = []
-        thoughts: list[str] = []
-        calls: list[tuple[str, list[str]]] = []
-        for piece in pieces:
-            match piece:
-                case Text(text):
-                    texts.append(text)
-                case Thought(text):
-                    thoughts.append(text)
-                case Begin(_, name):
-                    calls.append((name, []))
-                case Arguments(_, text):
-                    calls[-1][1].append(text)
-        message: Json = {"role": "assistant", "content": "".join(texts), "refusal": None}
-        if thoughts:
-            message["reasoning_content"] = "".join(thoughts)
-        if calls:
-            message["content"] = "".join(texts) or None
-            message["tool_calls"] = [self._call(name, "".join(arguments)) for name, arguments in calls]
-        return message
+def _refuse_older(body: Body) -> None:
+    for name, neutral in (("functions", ([],)), ("function_call", ("none", "auto"))):
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            message = f"{name} is the older form, which this server does not take: send tools and tool_choice"
+            raise ApiError(message, name, "unsupported_parameter")
 
-    def _call(self, name: str, arguments: str) -> Json:
-        return {
-            "id": self.new_id(),
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
+
+def _tools(given: object) -> tuple[Tool, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise wrong_type("tools", "a list", given)
+    if len(given) > MOST_TOOLS:
+        raise ApiError(
+            f"tools may hold {MOST_TOOLS} tools, not {len(given)}", "tools", "array_above_max_length"
+        )
+    if _size(given) > MOST_TEXT:
+        message = f"tools may have {MOST_TEXT} characters of JSON"
+        raise ApiError(message, "tools", "string_above_max_length")
+    found = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(given))
+    seen: set[str] = set()
+    for tool in found:
+        if tool.name in seen:
+            where = f"{tool.place}.function.name"
+            raise ApiError(f"{where}: there is another tool named {tool.name}", where, "invalid_value")
+        seen.add(tool.name)
+    return found
+
+
+def _size(tools: list[object]) -> int:
+    try:
+        return len(json.dumps(tools, ensure_ascii=False))
+    except RecursionError:
+        raise ApiError("tools is nested too deeply", "tools", "invalid_value") from None
+
+
+def _tool(given: object, where: str) -> Tool:
+    if not isinstance(given, dict):
+        raise wrong_type(where, "an object", given)
+    kind = given.get("type", "function")
+    if kind != "function":
+        message = f"{where}.type must be function, not {short(kind)}: this server has no tools of its own"
+        raise ApiError(message, f"{where}.type", "invalid_value")
+    function = _object(given, "function", where)
+    inner = f"{where}.function"
+    name = _name(function, inner)
+    if not isinstance(function.get("description") or "", str):
+        raise wrong_type(f"{inner}.description", "a string", function["description"])
+    parameters = function.get("parameters")
+    strict = flag(function, "strict", f"{inner}.")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    elif not isinstance(parameters, dict):
+        raise wrong_type(f"{inner}.parameters", "a JSON schema, which is an object", parameters)
+    if (kind := parameters.get("type", "object")) != "object":
+        message = f"{inner}.parameters.type must be object, not {short(kind)}"
+        raise ApiError(message, f"{inner}.parameters", "invalid_function_parameters")
+    try:
+        plain(where, given)
+    except OptionError as error:
+        raise ApiError(str(error), where, "invalid_value") from None
+    return Tool(name, parameters, strict, {"type": "function", **given}, where)
+
+
+def _object(values: Mapping[str, object], name: str, where: str) -> Mapping[str, object]:
+    found = values.get(name)
+    if found is None:
+        raise ApiError(f"{where}.{name} is missing", f"{where}.{name}", "missing_required_parameter")
+    if not isinstance(found, dict):
+        raise wrong_type(f"{where}.{name}", "an object", found)
+    return found
+
+
+def _name(function: Mapping[str, object], where: str) -> str:
+    name = function.get("name")
+    if name is None:
+        raise ApiError(f"{where}.name is missing", f"{where}.name", "missing_required_parameter")
+    if not isinstance(name, str):
+        raise wrong_type(f"{where}.name", "a string", name)
+    if not NAME.fullmatch(name):
+        message = f"{where}.name must be 1 to 64 letters, digits, _ or -, not {short(name)}"
+        raise ApiError(message, f"{where}.name", "invalid_value")
+    return name
+
+
+def _choice(given: object, tools: Sequence[Tool]) -> tuple[Literal["none", "auto", "required"], str | None]:
+    if isinstance(given, dict):
+        return "required", _named(given, tools)
+    if given is not None and given not in CHOICES:
+        said = ", ".join(CHOICES)
+        message = f"tool_choice must be {said}, or an object that names a function, not {short(given)}"
+        raise ApiError(message, "tool_choice", "invalid_value")
+    if given == "required" and not tools:
+        raise ApiError("tool_choice needs tools, and there are none", "tool_choice", "invalid_value")
+    if given == "none" or not tools:
+        return "none", None
+    return ("required" if given == "required" else "auto"), None
+
+
+def _named(given: Mapping[str, object], tools: Sequence[Tool]) -> str:
+    kind = given.get("type", "function")
+    if kind != "function":
+        message = f"tool_choice.type must be function, not {short(kind)}"
+        raise ApiError(message, "tool_choice.type", "invalid_value")
+    name = _name(_object(given, "function", "tool_choice"), "tool_choice.function")
+    if all(tool.name != name for tool in tools):
+        message = f"tool_choice names {name}, which is none of the tools"
+        raise ApiError(message, "tool_choice", "invalid_value")
+    return name

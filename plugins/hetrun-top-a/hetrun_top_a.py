@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from hetrun.links import Link, Parameter
+from hetrun.client.sampler_plugins import Link, Parameter
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Setting
 

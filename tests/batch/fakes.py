@@ -8,17 +8,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hetrun.batch.asks import CHAT, COMPLETIONS, Ask, ForAll, Reader
-from hetrun.batch.batch import Batch, Ends, Tally
-from hetrun.batch.done import Done
-from hetrun.batch.held import Held, waiting_beside
-from hetrun.batch.lines import Lines
-from hetrun.batch.output import OutputFile
-from hetrun.batch.places import Place
-from hetrun.batch.results import Reply
-from hetrun.server import chat, completions, sampling
+from hetrun.server import sampling
+from hetrun.server.routes import chat_completions, completions
+from hetrun.tools.batch.line_reader import Lines
+from hetrun.tools.batch.output_file import OutputFile
+from hetrun.tools.batch.reorder_buffer import Held, waiting_beside
+from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, Ask, ForAll, Reader
+from hetrun.tools.batch.result_lines import Reply
+from hetrun.tools.batch.resume import Done
+from hetrun.tools.batch.runner import Batch, Ends, Tally
+from hetrun.tools.batch.worker import Place
 
-ALL = ForAll({CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN}, sampling.LIMITS, sampling.FORMS)
+ALL = ForAll({CHAT: chat_completions.KNOWN, COMPLETIONS: completions.KNOWN}, sampling.LIMITS, sampling.FORMS)
 
 
 def reply(text: str, status: int = 200) -> Reply:

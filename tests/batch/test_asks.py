@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.batch.asks import CHAT, COMPLETIONS, EMBEDDINGS, Ask, ForAll, Reader
-from hetrun.batch.lines import Line
-from hetrun.server import chat, completions, sampling
+from hetrun.server import sampling
+from hetrun.server.routes import chat_completions, completions
+from hetrun.tools.batch.line_reader import Line
+from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, EMBEDDINGS, Ask, ForAll, Reader
 
 ALL = ForAll(
-    {CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN}, sampling.LIMITS, sampling.FORMS, {"temperature": 0}
+    {CHAT: chat_completions.KNOWN, COMPLETIONS: completions.KNOWN},
+    sampling.LIMITS,
+    sampling.FORMS,
+    {"temperature": 0},
 )
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.batch import batch as module
-from hetrun.batch.asks import Ask, ForAll, Reader
-from hetrun.batch.batch import Batch, Ends
-from hetrun.batch.done import Done
-from hetrun.batch.held import Held
-from hetrun.batch.lines import Lines
-from hetrun.batch.output import NoRoom, Output, OutputFile
-from hetrun.batch.places import Away
-from hetrun.batch.results import Reply
 from hetrun.errors import EngineStopped, UserError
+from hetrun.tools.batch import runner as module
+from hetrun.tools.batch.line_reader import Lines
+from hetrun.tools.batch.output_file import NoRoom, Output, OutputFile
+from hetrun.tools.batch.reorder_buffer import Held
+from hetrun.tools.batch.request_lines import Ask, ForAll, Reader
+from hetrun.tools.batch.result_lines import Reply
+from hetrun.tools.batch.resume import Done
+from hetrun.tools.batch.runner import Batch, Ends
+from hetrun.tools.batch.worker import Away
 from tests.batch.fakes import ALL, Echo, opened, results, run, said
 
 

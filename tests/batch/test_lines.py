@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.batch import lines as module
-from hetrun.batch.lines import Line, Lines
+from hetrun.tools.batch import line_reader as module
+from hetrun.tools.batch.line_reader import Line, Lines
 
 LINES = st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b" ")), max_size=30)
 

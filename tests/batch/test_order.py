@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.batch.order import PART, by_beginnings
+from hetrun.tools.batch.prefix_order import PART, by_beginnings
 
 A, B, C = (letter * PART for letter in (b"a", b"b", b"c"))
 

@@ -12,13 +12,13 @@ from typing import cast
 
 import pytest
 
-from hetrun.batch.batch import Tally
-from hetrun.batch.lines import Lines
-from hetrun.chatclient import ChatClient
-from hetrun.cli import batches
-from hetrun.cli.batches import Outlook
+from hetrun.cli import batch
+from hetrun.cli.batch import Outlook
 from hetrun.cli.progress import clock
-from hetrun.questions import Question, StepSeconds
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import Question, StepSeconds
+from hetrun.tools.batch.line_reader import Lines
+from hetrun.tools.batch.runner import Tally
 from tests.models.tiny import TinyLlama, write_gguf
 
 
@@ -42,7 +42,7 @@ def lines(tmp_path: Path) -> Lines:
 
 def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(batches, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batch, "monotonic", lambda: now[0])
     outlook = Outlook(cast("ChatClient", Planner()), most_tokens=50, together=10)
     tally = Tally(read=100)
     now[0] = 1.0
@@ -63,7 +63,7 @@ def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: p
 
 def test_only_the_last_while_counts(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(batches, "monotonic", lambda: now[0])
+    monkeypatch.setattr(batch, "monotonic", lambda: now[0])
     outlook, tally = Outlook(None, None, together=4), Tally(read=100)
     for second in range(1, 61):
         now[0] = float(second)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.batch.asks import Ask, Shape
-from hetrun.batch.done import FAR, Done
-from hetrun.batch.held import Held, waiting_beside
-from hetrun.batch.output import NoRoom, OutputFile
-from hetrun.batch.results import Reply, refused, request_of, result
 from hetrun.errors import UserError
+from hetrun.tools.batch.output_file import NoRoom, OutputFile
+from hetrun.tools.batch.reorder_buffer import Held, waiting_beside
+from hetrun.tools.batch.request_lines import Ask, Shape
+from hetrun.tools.batch.result_lines import Reply, refused, request_of, result
+from hetrun.tools.batch.resume import FAR, Done
 from tests.batch.fakes import reply
 
 
@@ -123,7 +123,7 @@ def test_a_short_write_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.M
 
     with OutputFile(path, resume=False, source=None) as output:
         output.write(b"first\n")
-        monkeypatch.setattr("hetrun.batch.output.os.write", write)
+        monkeypatch.setattr("hetrun.tools.batch.output_file.os.write", write)
         full[0] = True
         with pytest.raises(NoRoom, match="No space left"):
             output.write(b"second\n")
@@ -181,7 +181,7 @@ def test_results_of_other_requests_are_not_gone_on_with(tmp_path: Path) -> None:
 def test_results_that_wait_are_found_again_until_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrun.batch.held.SPARE", 0)
+    monkeypatch.setattr("hetrun.tools.batch.reorder_buffer.SPARE", 0)
     path = tmp_path / "o.waiting"
     lines = [result(ask(i, digest=f"{i:012x}"), reply("x" * i)).line for i in range(6)]
     with OutputFile(tmp_path / "o", False, None) as output, waiting_beside(output, resume=False) as file:

@@ -12,13 +12,13 @@ from typing import cast
 
 import pytest
 
-from hetrun.batch.asks import Ask
-from hetrun.batch.places import Brought, Place, Wanted
-from hetrun.batch.results import Reply
 from hetrun.cli import exit_code
 from hetrun.cli.workers import elsewhere
 from hetrun.config import Settings
 from hetrun.errors import BackendUnavailable, EngineStopped, OptionError, PluginError
+from hetrun.tools.batch.request_lines import Ask
+from hetrun.tools.batch.result_lines import Reply
+from hetrun.tools.batch.worker import Brought, Place, Wanted
 from tests.batch.fakes import Echo, results
 from tests.batch.test_workers import ASK, Talk
 from tests.plugins.strangers import Register

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import address as addresses
-from hetrun.address import Address
-from hetrun.batch.asks import CHAT, Ask
-from hetrun.batch.places import Away
-from hetrun.batch.workers import Worker
+from hetrun.client import address as addresses
+from hetrun.client.address import Address
 from hetrun.errors import OptionError
+from hetrun.tools.batch.http_worker import Worker
+from hetrun.tools.batch.request_lines import CHAT, Ask
+from hetrun.tools.batch.worker import Away
 
 ASK = Ask(0, 1, "0" * 12, "own", CHAT, {"messages": []})
 Script = Callable[["Talk"], Awaitable[None]]
@@ -174,7 +174,7 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetrun.batch.workers.MOST_ANSWER", 1 << 20)
+    monkeypatch.setattr("hetrun.tools.batch.http_worker.MOST_ANSWER", 1 << 20)
 
     async def script(talk: Talk) -> None:
         await talk.request()

@@ -14,25 +14,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import LLM, bench
+from hetrun import LLM
 from hetrun.backend import registry
-from hetrun.bench import ours as ours_module
-from hetrun.bench import peak, rounds
-from hetrun.bench.cases import BenchOptions, Case, numbers
-from hetrun.bench.demand import Demands, Limit, demands
-from hetrun.bench.llamacpp import Open, Opened
-from hetrun.bench.machine import Memory
-from hetrun.bench.ours import Ours, SegmentTime, Watch, open_llm
-from hetrun.bench.peer import Peer, check_peer, thread_counts
-from hetrun.bench.process import Process
-from hetrun.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table
-from hetrun.bench.rounds import Duel, measure
+from hetrun.client.events import Event
 from hetrun.config import Settings
-from hetrun.convert.writer import Tensor, write_model
 from hetrun.errors import BackendError, HetrunError, OptionError, UserError
-from hetrun.events import Event
 from hetrun.executor.stats import Stats
 from hetrun.graph.quant import by_name
+from hetrun.tools import bench
+from hetrun.tools.bench import hetrun_side as ours_module
+from hetrun.tools.bench import interleave, matmul_peak
+from hetrun.tools.bench.cases import BenchOptions, Case, numbers
+from hetrun.tools.bench.hetrun_side import Ours, SegmentTime, Watch, open_llm
+from hetrun.tools.bench.interleave import Duel, measure
+from hetrun.tools.bench.llamacpp_peer import Open, Opened
+from hetrun.tools.bench.memory_bandwidth import Memory
+from hetrun.tools.bench.peer import Peer, check_peer, thread_counts
+from hetrun.tools.bench.process import Process
+from hetrun.tools.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.tools.bench.roofline import Demands, Limit, demands
+from hetrun.tools.convert.gguf_writer import Tensor, write_model
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -46,7 +47,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "PAUSE_S", 0.0)
+    monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
 
 
 # --- what is measured
@@ -484,8 +485,8 @@ Bench = Callable[..., None]
 def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`bench.main` on the tiny model, with the memory of the machine not measured for seconds."""
     monkeypatch.setattr(bench, "memory", lambda n, nbytes: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
-    monkeypatch.setattr(peak, "WIDTH", 256)
-    monkeypatch.setattr(peak, "TOKENS", 16)
+    monkeypatch.setattr(matmul_peak, "WIDTH", 256)
+    monkeypatch.setattr(matmul_peak, "TOKENS", 16)
     settings = Settings.resolve(model=str(path), backends=["reference"], threads=1)
 
     def run(**options: Any) -> None:  # noqa: ANN401 - those of BenchOptions

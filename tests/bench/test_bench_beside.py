@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from hetrun import bench
-from hetrun.bench import rounds
-from hetrun.bench.asked import Asked, options_of
-from hetrun.bench.beside import others
-from hetrun.bench.cases import BenchOptions, Case
-from hetrun.bench.demand import Limit
-from hetrun.bench.llamacpp import Run
-from hetrun.bench.machine import Memory
-from hetrun.bench.peer import Peer, default_threads, thread_counts, trial
-from hetrun.bench.report import PeerResult, Row, to_csv, to_table
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.system import subprocesses
+from hetrun.tools import bench
+from hetrun.tools.bench import interleave
+from hetrun.tools.bench.cases import BenchOptions, Case
+from hetrun.tools.bench.cpu_load import others
+from hetrun.tools.bench.llamacpp_peer import Run
+from hetrun.tools.bench.memory_bandwidth import Memory
+from hetrun.tools.bench.options import Asked, options_of
+from hetrun.tools.bench.peer import Peer, default_threads, thread_counts, trial
+from hetrun.tools.bench.report import PeerResult, Row, to_csv, to_table
+from hetrun.tools.bench.roofline import Limit
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -70,7 +70,7 @@ def test_they_end_with_an_error() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_they_end_with_us_however_we_end(number: signal.Signals) -> None:
     code = (
-        "import time; from hetrun.bench.beside import others\n"
+        "import time; from hetrun.tools.bench.cpu_load import others\n"
         "with others(1) as (process,):\n    print(process.pid, flush=True)\n    time.sleep(600)"
     )
     ours = subprocess.Popen(
@@ -196,7 +196,7 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
         log.append("memory")
         return Memory(n, int(nbytes), 1e9, 1e9)
 
-    monkeypatch.setattr(rounds, "PAUSE_S", 0.0)
+    monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
     monkeypatch.setattr(bench, "others", noted)
     monkeypatch.setattr(bench, "memory", memory)
     monkeypatch.setattr(bench, "default_threads", lambda: 1)

@@ -14,22 +14,22 @@ from hetrun import LLM
 from hetrun.backend import Backend, Unavailable, registry
 from hetrun.backend.op_profile import ACTIVITIES, Activity, Spent, activity
 from hetrun.backends.llamacpp.watching import book, fused, question_seconds
-from hetrun.bench import peak as peak_module
-from hetrun.bench.anatomy import Anatomy, Part, dissect, mean, verdict
-from hetrun.bench.cases import Case
-from hetrun.bench.demand import Arithmetic, Demand, Limit, Seeing, demands, limit_of
-from hetrun.bench.machine import Memory
-from hetrun.bench.ours import Ours, SegmentTime
-from hetrun.bench.peak import Peak, measure_peak, multiplier, square
-from hetrun.bench.report import Row, to_table
-from hetrun.bench.stretch import Looked, Measured, Stretch
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import Cancelled
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.stats import Key, Stats
 from hetrun.graph import Constant, Weight
 from hetrun.graph.quant import by_name
-from hetrun.loaded import Loaded
+from hetrun.tools.bench import matmul_peak as peak_module
+from hetrun.tools.bench.breakdown import Anatomy, Part, dissect, mean, verdict
+from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.hetrun_side import Ours, SegmentTime
+from hetrun.tools.bench.matmul_peak import Peak, measure_peak, multiplier, square
+from hetrun.tools.bench.memory_bandwidth import Memory
+from hetrun.tools.bench.report import Row, to_table
+from hetrun.tools.bench.roofline import Arithmetic, Demand, Limit, Seeing, demands, limit_of
+from hetrun.tools.bench.timed_window import Looked, Measured, Stretch
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice

@@ -19,19 +19,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.bench import serving
-from hetrun.bench.asked import Asked, options_of
-from hetrun.bench.cases import BenchOptions
-from hetrun.bench.driver import Answer, Endpoint, Gone, Reader, Refused, ask
-from hetrun.bench.prompts import body, of_length
-from hetrun.bench.servers import FEATURES, LlamaServer, Room, find_llama_server, tree
-from hetrun.bench.serving import Sample, ServingReport, ServingRow, Side, measure, percentile
-from hetrun.bench.serving_cases import ArrivalCase, LoadCase, PrefixCase, ServingOptions
-from hetrun.bench.serving_report import to_csv, to_json, to_table
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.server import listen
 from hetrun.server.app import create_app
+from hetrun.tools.bench.cases import BenchOptions
+from hetrun.tools.bench.options import Asked, options_of
+from hetrun.tools.bench.prompts import body, of_length
+from hetrun.tools.bench.serving import benchmark
+from hetrun.tools.bench.serving.benchmark import Sample, ServingReport, ServingRow, Side, measure, percentile
+from hetrun.tools.bench.serving.cases import ArrivalCase, LoadCase, PrefixCase, ServingOptions
+from hetrun.tools.bench.serving.http_load import Answer, Endpoint, Gone, Reader, Refused, ask
+from hetrun.tools.bench.serving.report import to_csv, to_json, to_table
+from hetrun.tools.bench.serving.servers import FEATURES, LlamaServer, Room, find_llama_server, tree
 from tests.support.fakes import FakeEngine
 
 # --- answers out of bytes
@@ -453,6 +453,6 @@ def test_csv_has_a_line_for_each_number() -> None:
 
 def test_half_of_the_cores_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert serving.thread_counts() == [1, 4, 8]
+    assert benchmark.thread_counts() == [1, 4, 8]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
-    assert serving.thread_counts() == [1]
+    assert benchmark.thread_counts() == [1]

@@ -18,21 +18,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import bench
-from hetrun.bench import budgeted, budgets, rounds, svg, sweep
-from hetrun.bench import chart as charts
-from hetrun.bench.budgeted import Opened, Sample, State
-from hetrun.bench.budgets import Budget, SweepOptions
-from hetrun.bench.cases import Case
-from hetrun.bench.chart import Mark, Series
-from hetrun.bench.confine import VERSION_1, Group
-from hetrun.bench.disk import Ceiling, Disk
-from hetrun.bench.points import Point, Sweep, Theirs, Turn
-from hetrun.bench.process import Died
-from hetrun.bench.streaming import Held, disk_bytes, peak_memory
-from hetrun.bench.sweep_report import series, to_csv, to_json, to_table
 from hetrun.config import Settings
 from hetrun.errors import BudgetError, UserError
+from hetrun.tools import bench
+from hetrun.tools.bench import chart as charts
+from hetrun.tools.bench import interleave, svg
+from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.chart import Mark, Series
+from hetrun.tools.bench.disk_bandwidth import Ceiling, Disk
+from hetrun.tools.bench.io_counters import Held, disk_bytes, peak_memory
+from hetrun.tools.bench.process import Died
+from hetrun.tools.bench.sweep import budgets, sweep, worker
+from hetrun.tools.bench.sweep.budgets import Budget, SweepOptions
+from hetrun.tools.bench.sweep.cgroup_sandbox import VERSION_1, Group
+from hetrun.tools.bench.sweep.report import series, to_csv, to_json, to_table
+from hetrun.tools.bench.sweep.results import Point, Sweep, Theirs, Turn
+from hetrun.tools.bench.sweep.worker import Opened, Sample, State
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -122,13 +123,13 @@ class World:
         self.peers_end = 99  # samples that the peer survives
         self.groups = True
         self.memory = 0  # that is free
-        monkeypatch.setattr(rounds, "PAUSE_S", 0.0)
+        monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
         monkeypatch.setattr(sweep, "confined", self._confined)
         monkeypatch.setattr(sweep, "why_not", lambda: None if self.groups else "nobody may")
         monkeypatch.setattr(sweep, "check_peer", lambda name, path: None)
         monkeypatch.setattr(sweep, "Peer", lambda path, threads, mapped: FakePeer(self, mapped))
         monkeypatch.setattr(sweep, "available_memory", lambda: self.memory)
-        monkeypatch.setattr(budgeted, "start", lambda prefix=(): FakeProcess(self, prefix))
+        monkeypatch.setattr(worker, "start", lambda prefix=(): FakeProcess(self, prefix))
         monkeypatch.setattr(Disk, "ceiling", lambda disk: self._ceiling())
 
     @contextmanager
@@ -178,18 +179,18 @@ class FakeProcess:
         if name in world.dies:
             raise Died("hetrun", -signal.SIGKILL)
         match order:
-            case budgeted.Open(_, options, _):
+            case worker.Open(_, options, _):
                 world.opened.append(dict(options))
                 ram = options.get("ram")
                 if isinstance(ram, int) and ram < world.refused:
                     raise BudgetError(f"{ram} bytes are too few: at least {world.refused}")
                 return Opened(4096, 1.0)
-            case budgeted.Begin():
+            case worker.Begin():
                 return 1.0
-            case budgeted.Run(case, _):
+            case worker.Run(case, _):
                 world.log.append(f"ours {case.tokens}")
                 return Sample(2.0, case.tokens, case.tokens / 2.0, case.tokens * 10**9, 0)
-            case budgeted.Look():
+            case worker.Look():
                 return state(GIB, 10**9, 0.5)
         raise AssertionError(order)
 

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import LLM, evaluate
+from hetrun import LLM
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
-from hetrun.evaluate import (
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
+from hetrun.executor.stats import Key, Stats
+from hetrun.tools import evaluate
+from hetrun.tools.evaluate import (
     Comparison,
     EvalOptions,
     Perplexity,
@@ -27,8 +30,6 @@ from hetrun.evaluate import (
     perplexity,
     rows_of_all,
 )
-from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
-from hetrun.executor.stats import Key, Stats
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.tiers import first
@@ -230,7 +231,7 @@ def test_a_comparison_that_fails_half_way_leaves_no_sequence_behind(
     """A generator left open would ask a closed engine to free its sequence, with a traceback on stderr."""
     lost: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", lost.append)
-    monkeypatch.setattr("hetrun.evaluate.oracle_logits", failing)
+    monkeypatch.setattr("hetrun.tools.evaluate.oracle_logits", failing)
     with pytest.raises(UserError, match="no yardstick"):
         evaluate.evaluate(path, TEXT, tokens=8)
     gc.collect()

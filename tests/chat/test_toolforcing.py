@@ -10,8 +10,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
-from hetrun.params import Structure
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.text.chat.reasoning import ThoughtSplitter, within_thought
 from hetrun.text.tool_parsers import forced_calls

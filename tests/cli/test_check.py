@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from hetrun import check, cli
+from hetrun import cli
+from hetrun.api import LLM
 from hetrun.errors import BackendUnavailable, ModelFileError
-from hetrun.llm import LLM
 from hetrun.system import subprocesses
+from hetrun.tools import check_model
 from tests.formats.test_gguf_split import split_llama
 from tests.hostile.checklist import changed, gguf, good_gguf, write_folder
 from tests.hostile.trees import Table, write_gguf
@@ -198,7 +199,10 @@ def test_a_childs_answer() -> None:
 def test_a_vocabulary_that_would_end_the_process_does_not(
     run: Check, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import os; from hetrun import check; check.open_vocabulary = lambda _: os.abort(); check.main()"
+    code = (
+        "import os; from hetrun.tools import check_model; "
+        "check_model.open_vocabulary = lambda _: os.abort(); check_model.main()"
+    )
     real = subprocesses.ask
     monkeypatch.setattr(subprocesses, "ask", lambda _, *given: real(code, *given))
     status, out, err = run(good)
@@ -209,7 +213,7 @@ def test_a_vocabulary_that_would_end_the_process_does_not(
 
 
 def test_a_file_that_changes_while_it_is_hashed(good: Path) -> None:
-    found = check.check_model(good)
+    found = check_model.check_model(good)
     os.truncate(good, 1000)
     with pytest.raises(ModelFileError, match="it was changed while in use"):
-        check.digests(found.files)
+        check_model.digests(found.files)

@@ -19,13 +19,14 @@ import httpx
 import pytest
 
 import hetrun
-from hetrun import cli, replies
+from hetrun import cli
 from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
-from hetrun.cli import reports
+from hetrun.cli import plan as reports
 from hetrun.cli.run import amount
-from hetrun.events import Streaming
+from hetrun.client.events import Streaming
+from hetrun.engine import query_handlers
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
@@ -476,8 +477,8 @@ def test_devices_and_plan_say_where_threads_run(
     assert "48 cores, 96 hardware threads, 2 sockets, 8 NUMA nodes, 16 last-level caches of 3 cores" in out
     assert "  24 threads: all cores of one socket, on CPU 0-23" in out
     seats = Chosen(tree)
-    monkeypatch.setattr(replies, "this_machine", lambda: tree)
-    monkeypatch.setattr(replies, "chosen", lambda: seats)
+    monkeypatch.setattr(query_handlers, "this_machine", lambda: tree)
+    monkeypatch.setattr(query_handlers, "chosen", lambda: seats)
     options = ("plan", "-m", tiny, "--threads", "16")
     assert "CPU" not in run(*options).out
     seats.choose(next(s for s in core_sets(tree) if s.name == "1 core of each cache"))

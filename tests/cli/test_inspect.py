@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import anatomy, cli
-from hetrun.cli.inspection import size
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import by_option
-from hetrun.convert.writer import MetaValue, Tensor, write_model
+from hetrun import cli
+from hetrun.cli.inspect import size
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
+from hetrun.tools import model_summary
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.gguf_writer import MetaValue, Tensor, write_model
+from hetrun.tools.convert.quant_mixtures import by_option
 from tests.hostile.trees import Table, parse_gguf
 from tests.hostile.trees import write_gguf as write_tree
 from tests.models import tiny
@@ -90,12 +91,12 @@ def test_parts_by_layer(run: Run) -> None:
 
 
 def test_places_of_tensors() -> None:
-    assert anatomy.place("blk.12.attn_k_norm.weight") == ("blk.12", "attention")
-    assert anatomy.place("blk.0.ffn_down_exps.weight") == ("blk.0", "experts")
-    assert anatomy.place("blk.0.ssm_a") == ("blk.0", "other")
-    assert anatomy.place("output_norm.weight") == ("output", "other")
-    assert anatomy.place("rope_freqs.weight") == ("embedding", "other")
-    assert anatomy.place("v.blk.0.attn_q.weight") == ("elsewhere", "other")
+    assert model_summary.place("blk.12.attn_k_norm.weight") == ("blk.12", "attention")
+    assert model_summary.place("blk.0.ffn_down_exps.weight") == ("blk.0", "experts")
+    assert model_summary.place("blk.0.ssm_a") == ("blk.0", "other")
+    assert model_summary.place("output_norm.weight") == ("output", "other")
+    assert model_summary.place("rope_freqs.weight") == ("embedding", "other")
+    assert model_summary.place("v.blk.0.attn_q.weight") == ("elsewhere", "other")
 
 
 def test_memory_by_context(run: Run, model: Path) -> None:
@@ -106,9 +107,9 @@ def test_memory_by_context(run: Run, model: Path) -> None:
 
 
 def test_a_window_bounds_what_its_layers_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anatomy, "AT_ONCE", 8)
+    monkeypatch.setattr(model_summary, "AT_ONCE", 8)
     row = next(row for row in GEMMA3 if row.name == "pattern")
-    kv = anatomy.memory(open_model(folder(row))).kv[256]
+    kv = model_summary.memory(open_model(folder(row))).kv[256]
     # One layer keeps all, two keep eight tokens, eight that come in and 64 to take back, in blocks of 32.
     assert kv["f16"] == (256 + 2 * 96) * 2 * 64 * 2
 

@@ -13,9 +13,9 @@ import pytest
 
 from hetrun import cli
 from hetrun.cli.sampling_options import ROWS, SAMPLING, SCORES, SHAPE, Command, options, params_of, taken
+from hetrun.client.sampling_params import CHECKS, MOST_STRUCTURE, SamplingParams
 from hetrun.config import Settings
 from hetrun.errors import OptionError
-from hetrun.params import CHECKS, MOST_STRUCTURE, SamplingParams
 from tests.support.effort import effort
 
 

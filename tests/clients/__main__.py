@@ -28,10 +28,10 @@ from pathlib import Path
 import numpy as np
 
 from hetrun import LLM
-from hetrun.bench.driver import Endpoint
-from hetrun.bench.servers import Server
 from hetrun.config import default_model
 from hetrun.system import subprocesses
+from hetrun.tools.bench.serving.http_load import Endpoint
+from hetrun.tools.bench.serving.servers import Server
 from tests.clients import checks
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from hetrun.bench.cases import Case
-from hetrun.bench.machine import memory
 from hetrun.errors import BudgetError
 from hetrun.planner.options import this_machine
+from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.memory_bandwidth import memory
 from tests.cuda.measured import (
     CUDA,
     Measured,

@@ -17,14 +17,14 @@ from hetrun import LLM
 from hetrun.backend import registry
 from hetrun.backends.cuda.device import CudaBackend
 from hetrun.backends.cuda.memory import Memory
-from hetrun.bench.cases import Case
-from hetrun.bench.ours import Ours
-from hetrun.bench.rounds import measure
+from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.loaded import Loaded
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.planner.plan import BUCKETS, PlanSet
+from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.hetrun_side import Ours
+from hetrun.tools.bench.interleave import measure
 from tests.cuda.best import best_seconds
 
 CUDA = "cuda"

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from hetrun.bench.machine import load_average
+from hetrun.tools.bench.memory_bandwidth import load_average
 
 
 @dataclass(frozen=True, slots=True)

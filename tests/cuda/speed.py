@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetrun.bench.cases import Case
-from hetrun.bench.demand import demands
+from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.roofline import demands
 from tests.cuda.measured import CUDA, Measured, link_and_memory, measured
 from tests.cuda.models import Wanted, made
 from tests.cuda.rows import Line, Table

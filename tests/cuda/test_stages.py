@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.backend import Available, Backend, Descriptor, Unavailable, registry
-from hetrun.bench.cases import Case
+from hetrun.tools.bench.cases import Case
 from tests.cuda import __main__ as script
 from tests.cuda import beyond, conformance, measured, placements, speed
 from tests.cuda.best import Way, least

@@ -182,7 +182,7 @@ def test_a_file_that_may_not_grow_keeps_whole_lines(model: Path, tmp_path: Path)
     # The engine's process, which is there by then, keeps its memory in such files.
     code = """
 import resource
-from hetrun.batch import batch
+from hetrun.tools.batch import runner as batch
 from hetrun.cli import main
 batch.FULL_S, batch.LOOK_S = 0.3, 0.1
 class Batch(batch.Batch):

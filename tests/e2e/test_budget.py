@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import GenerateRequest
+from hetrun.client.queries import SetRam
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.wire_protocol import Patience
 from hetrun.config import Settings
 from hetrun.errors import BudgetError
-from hetrun.events import GenerateRequest
-from hetrun.params import SamplingParams
-from hetrun.questions import SetRam
-from hetrun.wire import Patience
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ ANSWERS = """
 import json, sys, threading
 from hetrun import LLM, SamplingParams
 from hetrun.memory.ledger import kernel_figures
-from hetrun.events import GenerateRequest
+from hetrun.client.events import GenerateRequest
 
 path, ram, *budgets = sys.argv[1:]
 prompts = [[i * 37 % 4000 for i in range(1, n)] for n in (5, 40, 90)]

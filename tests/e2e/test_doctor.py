@@ -15,7 +15,7 @@ import pytest
 
 from hetrun.backends.amx import INSTALL_IPEX
 from hetrun.backends.llamacpp.native import INSTALL as LLAMA
-from hetrun.doctor import _mend, examine
+from hetrun.tools.doctor import _mend, examine
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_a_backend_that_ends_or_hangs_is_named_and_the_others_are_told(
                 time.sleep(0.01)
         return subprocess.CompletedProcess(command, child.returncode)
 
-    monkeypatch.setattr("hetrun.doctor.subprocess.run", run)
+    monkeypatch.setattr("hetrun.tools.doctor.subprocess.run", run)
     code = AT.format(module="hetrun.backends.libllama", does=does.format(hangs=str(hangs)))
     monkeypatch.setenv("PYTHONPATH", site(tmp_path, code))
     found = {finding.name: finding for finding in examine() if finding.group == "backends"}

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from hetrun import LLM
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
 from hetrun.config import Settings, default_model
 from hetrun.server.app import create_app
 

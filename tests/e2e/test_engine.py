@@ -14,8 +14,8 @@ import pytest
 from hetrun import LLM, Event, SamplingParams
 from hetrun.backends.llamacpp import native
 from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.client.events import GenerateRequest
 from hetrun.config import default_model
-from hetrun.events import GenerateRequest
 from hetrun.executor.planned_model import PlannedModel
 from tests.support.limits import Within
 from tests.support.tiers import exhaustive

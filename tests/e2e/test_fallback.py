@@ -23,13 +23,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from hetrun import LLM, SamplingParams, cli
 from hetrun.backend import Floats, Unavailable
 from hetrun.backend.registry import backends
-from hetrun.bench.peer import Peer
 from hetrun.config import dirs
 from hetrun.errors import Cancelled, ModelFileError, OptionError
 from hetrun.executor.library.model import WholeModel
 from hetrun.executor.planned_model import open_planned
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
+from hetrun.tools.bench.peer import Peer
 from tests.models import cases, foreign, tiny
 from tests.models.foreign import Foreign
 from tests.support.rig import model_file, step

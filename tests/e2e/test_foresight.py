@@ -13,15 +13,15 @@ from hetrun import LLM
 from hetrun.backend import Available, Descriptor, Floats, Pass, registry
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.functions import TABLE
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import GenerateRequest
+from hetrun.client.queries import Foreseen, Layers, PlanNow, State, WhatIf
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model
 from hetrun.errors import BudgetError, OptionError
-from hetrun.events import GenerateRequest
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvCache
-from hetrun.params import SamplingParams
-from hetrun.questions import Foreseen, Layers, PlanNow, State, WhatIf
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.tiers import exhaustive
 from tests.support.timeline import HOST, Host, Simulated

@@ -23,13 +23,13 @@ from hetrun.backend import (
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.experts import route
 from hetrun.backends.reference.functions import TABLE
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
 from hetrun.executor.autotune import autotuner as module
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
-from hetrun.loaded import Loaded
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.expert_stats import known_choices
 from hetrun.planner.two_device.balance import Link

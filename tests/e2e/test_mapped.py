@@ -14,11 +14,11 @@ from hetrun import LLM, SamplingParams
 from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp.kernels.guard import guard
 from hetrun.backends.llamacpp.kernels.paging import pager
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
-from hetrun.evaluate import compare
 from hetrun.executor.loading.load_plan import Deciding, Prepared
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
+from hetrun.tools.evaluate import compare
 from tests.models import cases_hf, hf
 from tests.support.streamed import seen
 

@@ -12,9 +12,9 @@ import pytest
 
 from hetrun import LLM
 from hetrun.backend import Floats
-from hetrun.bench.peer import Peer
 from hetrun.config import DEMO_PACKAGE, default_model
-from hetrun.evaluate import Closeness, compare, logits, perplexity
+from hetrun.tools.bench.peer import Peer
+from hetrun.tools.evaluate import Closeness, compare, logits, perplexity
 from tests.support.tiers import exhaustive
 
 TEXT = Path(__file__).parent.parent / "data" / "technical.txt"

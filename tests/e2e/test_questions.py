@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from hetrun import LLM
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import GenerateRequest
+from hetrun.client.queries import Detokenize, PlanNow, Render, SetRam, State, Tokenize, TokenizerInfo
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model
+from hetrun.engine.query_handlers import MOST_PART, PART, parts
 from hetrun.errors import OptionError
-from hetrun.events import GenerateRequest
-from hetrun.params import SamplingParams
-from hetrun.questions import Detokenize, PlanNow, Render, SetRam, State, Tokenize, TokenizerInfo
-from hetrun.replies import MOST_PART, PART, parts
 from hetrun.server.app import create_app
 
 pytestmark = pytest.mark.slow

@@ -15,15 +15,15 @@ import pytest
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Floats
 from hetrun.backends.llamacpp.kernels.product import products
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import by_option
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
 from hetrun.executor.loading.load_plan import Deciding
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Graph
-from hetrun.loaded import Loaded
 from hetrun.prefetch import ring_buffer
 from hetrun.prefetch.streamer import StreamStats
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.streamed import KIB, MIB, least, made_small, opened, seen

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from hetrun import LLM, SamplingParams
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import GenerateRequest
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError
-from hetrun.events import GenerateRequest
 from hetrun.prefetch.streamer import Streamer
 from tests.engine.asking import Answer
 from tests.models.tiny import TinyLlama, write_gguf

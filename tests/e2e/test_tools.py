@@ -14,7 +14,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from hetrun import LLM
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.config import default_model
 from hetrun.server.app import create_app
 

@@ -18,13 +18,13 @@ from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, registry
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.functions import TABLE
+from hetrun.engine.batching import Mixing
+from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.autotune import autotuner as module
 from hetrun.executor.autotune import prober
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
-from hetrun.loaded import Loaded
 from hetrun.memory.kv.cache import KvCache
-from hetrun.mixing import Mixing
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.two_device.balance import Link
 from hetrun.planner.two_device.candidates import Candidate, Ways

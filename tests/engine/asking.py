@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetrun.engine import Engine
-from hetrun.events import Event, GenerateRequest
-from hetrun.params import SamplingParams
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.engine import Engine
 
 Open = Callable[..., Engine]
 SCRIPTS = {"a": b"Hello, world", "b": b"123456789", "l": b"x" * 1000, "u": "Grüße".encode()}

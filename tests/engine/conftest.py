@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hetrun.engine import Engine
+from hetrun.engine.engine import Engine
 from tests.engine.asking import SCRIPTS, Open
 from tests.engine.fakemodel import FakeModel, loaded
 

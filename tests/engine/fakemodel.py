@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetrun.client.events import Message, Streaming
+from hetrun.client.queries import LayerPlace
+from hetrun.engine.input_processor import Renderer
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.events import Message, Streaming
 from hetrun.executor.executor import Between, Step
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from hetrun.executor.stats import Stats
-from hetrun.loaded import Loaded
 from hetrun.planner.plan import PlanSet
-from hetrun.prepare import Renderer
-from hetrun.questions import LayerPlace
 from hetrun.text.tokenizer import Tokenizer
 
 END = 256

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.engine import Engine
-from hetrun.entry import gives_way
+from hetrun.client.events import GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.admission_gate import gives_way
+from hetrun.engine.engine import Engine
+from hetrun.engine.inbox import Request
+from hetrun.engine.waiting_request import Waiting
 from hetrun.errors import DeadlineExceeded, Overloaded
-from hetrun.events import GenerateRequest
 from hetrun.executor.executor import Step
-from hetrun.inbox import Request
-from hetrun.params import SamplingParams
-from hetrun.waiting import Waiting
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel
 from tests.support.tiers import first

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import loop
+from hetrun.client.events import GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine import loop
 from hetrun.errors import ContextFull, OptionError, TemplateError
-from hetrun.events import GenerateRequest
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
-from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import END, FakeModel
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.engine import Engine
+from hetrun.client.events import Event
+from hetrun.engine.engine import Engine
+from hetrun.engine.inbox import Job
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import EngineStopped, ModelFileError
-from hetrun.events import Event
 from hetrun.executor.planned_model import Model
-from hetrun.inbox import Job
-from hetrun.loaded import Loaded
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded
 
@@ -225,9 +225,9 @@ def test_an_engine_that_breaks_answers_everybody(open_engine: Open, caplog: pyte
 
 
 AT_EXIT = """
-from hetrun.engine import Engine
-from hetrun.events import GenerateRequest
-from hetrun.params import SamplingParams
+from hetrun.engine.engine import Engine
+from hetrun.client.events import GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
 from tests.engine.fakemodel import FakeModel, loaded
 model = FakeModel({"a": b"x"}, before=FakeModel.block)
 engine = Engine(lambda: loaded(model))

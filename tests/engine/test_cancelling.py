@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from hetrun.cancellation import Gate
+from hetrun.client.events import Event
+from hetrun.engine.cancellation import Gate
 from hetrun.errors import BackendError, OptionError
-from hetrun.events import Event
 from hetrun.executor.executor import Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import END, FakeModel

@@ -14,10 +14,10 @@ import pytest
 
 from hetrun import LLM
 from hetrun.backend import Segment
+from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.loaded import Loaded
 from hetrun.planner.options import Machine
 from hetrun.planner.plan import BUCKETS
 from tests.engine import simulated

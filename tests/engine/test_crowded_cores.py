@@ -18,11 +18,11 @@ from time import perf_counter, sleep
 import pytest
 
 from hetrun import LLM
+from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.autotune.thread_count import FASTER, SPARE
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import Executor
-from hetrun.loaded import Loaded
 from hetrun.planner.plan import BUCKETS
 from tests.engine.test_crowded import planned, step
 from tests.models import tiny

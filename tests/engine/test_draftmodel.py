@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.speculation import DraftModel
-from hetrun.speculation.acceptance import Acceptance, Shared
-from hetrun.speculation.draftmodel import AT_ONCE, Drafted
-from hetrun.speculation.lookup import Lookup
+from hetrun.engine.speculation.acceptance import Acceptance, Shared
+from hetrun.engine.speculation.draft_model import AT_ONCE, Drafted, DraftModel
+from hetrun.engine.speculation.prompt_lookup import Lookup
 from tests.engine.fakemodel import FakeModel
 
 

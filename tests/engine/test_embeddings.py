@@ -7,13 +7,13 @@ import struct
 import numpy as np
 import pytest
 
-from hetrun.engine import Engine
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.engine import Engine
 from hetrun.errors import BackendError, ContextFull, OptionError
-from hetrun.events import Event, GenerateRequest
 from hetrun.executor.executor import Between, Step
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from hetrun.graph.pooling import Pooling
-from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel
 from tests.engine.test_standing_aside import LONG, Aside

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import LLM, SamplingParams, places
-from hetrun.events import Event, GenerateRequest
+from hetrun import LLM, SamplingParams
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.engine import slot_manager
+from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.loaded import Loaded
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.rig import model_file
@@ -93,7 +94,7 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody begins who can, so that memory runs out later on."""
-    monkeypatch.setattr(places, "AHEAD", 1)
+    monkeypatch.setattr(slot_manager, "AHEAD", 1)
 
 
 @pytest.fixture(scope="module")

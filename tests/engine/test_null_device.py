@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Descriptor, registry
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
-from hetrun.events import Event, GenerateRequest
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.loaded import Loaded
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.nulldevice import NullDevice

@@ -29,12 +29,12 @@ from hetrun.backend import (
     registry,
 )
 from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BackendError, Cancelled
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.loaded import Loaded
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.online import RATE
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans

@@ -18,10 +18,10 @@ import pytest
 from hetrun import LLM
 from hetrun.backend import Segment
 from hetrun.config import dirs
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.loaded import Loaded
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.switch_cost import turn
 from tests.engine.simulated import MODEL, NAMES, Clock, Speed, simulated

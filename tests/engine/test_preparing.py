@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from hetrun.engine import Engine
+from hetrun.client.events import GenerateRequest, Message
+from hetrun.client.sampling_params import SamplingParams, Structure
+from hetrun.engine.engine import Engine
+from hetrun.engine.input_processor import Renderer
 from hetrun.errors import ContextFull, EngineStopped, OptionError, TemplateError
-from hetrun.events import GenerateRequest, Message
-from hetrun.params import SamplingParams, Structure
-from hetrun.prepare import Renderer
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.sampling.interface import Constraint
 from hetrun.text.tokenizer import Tokenizer

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from hetrun import LLM, SamplingParams, UserError, loading
+from hetrun import LLM, SamplingParams, UserError
+from hetrun.client.events import GenerateRequest
+from hetrun.engine import factory
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import OptionError
-from hetrun.events import GenerateRequest
-from hetrun.loaded import Loaded
 from hetrun.memory.kv.prefix_cache import LEAST
 from tests.engine.fakemodel import FakeModel
 from tests.engine.fakemodel import loaded as fake
@@ -149,8 +150,8 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_loaded(tmp_path: 
 
 def test_what_a_library_runs_as_a_whole_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="prompts cannot be saved: a library runs this model as a whole"):
-        loading.prompts_of(fake(FakeModel()))
-    loading.remembering(None, tmp_path / "p")()
+        factory.prompts_of(fake(FakeModel()))
+    factory.remembering(None, tmp_path / "p")()
     assert os.listdir(tmp_path) == []
 
 

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from hetrun import beginning
-from hetrun.completion import completion
+from hetrun.client.completion import completion
+from hetrun.client.events import GenerateRequest, TokenLogprob
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine import sequence_factory
 from hetrun.errors import BackendError
-from hetrun.events import GenerateRequest, TokenLogprob
 from hetrun.executor.executor import Between, Step
-from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import N_VOCAB, FakeModel
 
@@ -42,7 +42,7 @@ def test_every_token_behind_the_first_has_one(open_engine: Open) -> None:
 def test_a_long_prompt_is_scored_in_pieces_of_bounded_size(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beginning, "PROMPT_ROWS", 4 * N_VOCAB * 5)
+    monkeypatch.setattr(sequence_factory, "PROMPT_ROWS", 4 * N_VOCAB * 5)
     model = FakeModel(SCRIPTS)
     answer = ask(open_engine(model), "b" * 23, prompt_logprobs=0).wait()
     assert [n for step in model.steps for _, n in step][:5] == [5, 5, 5, 5, 3]

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from hetrun.engine import Engine
+from hetrun.engine.batching import NOTICE_S
+from hetrun.engine.engine import Engine
+from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.query_handlers import MOST_PART, PART, parts, state
 from hetrun.errors import EngineStopped, OptionError
-from hetrun.loaded import Loaded
-from hetrun.mixing import NOTICE_S
-from hetrun.replies import MOST_PART, PART, parts, state
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel
 from tests.engine.test_standing_aside import LONG, Aside, at

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hetrun import LLM, SamplingParams, loading
-from hetrun.engine import Engine
+from hetrun import LLM, SamplingParams
+from hetrun.client.events import GenerateRequest, Timings
+from hetrun.engine import factory
+from hetrun.engine.engine import Engine
+from hetrun.engine.speculation import methods, speculator
+from hetrun.engine.speculation.draft_length import NOTHING, Decision
+from hetrun.engine.speculation.interface import Speculation
 from hetrun.errors import BackendError, UserError
-from hetrun.events import GenerateRequest, Timings
 from hetrun.executor.executor import Step
-from hetrun.speculation import Speculation, lookup, speculating
-from hetrun.speculation.length import NOTHING, Decision
 from hetrun.text.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded
@@ -80,7 +82,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
         able = [c.place for c in candidates if c.chances and c.most >= length][: most // length]
         return Decision(tuple(able), length, 1.0) if able else NOTHING
 
-    monkeypatch.setattr(speculating, "decide", decide)
+    monkeypatch.setattr(speculator, "decide", decide)
 
 
 SCRIPT = {tuple(key.encode()): text for key, text in SCRIPTS.items()}
@@ -209,7 +211,7 @@ def test_a_step_with_a_draft_that_fails(open_drafting: Drafting) -> None:
 def test_a_text_that_does_not_repeat_itself_pays_nothing(open_engine: Open) -> None:
     model = FakeModel({"a": bytes(range(32, 92))})
     found = loaded(model)
-    found.speculation = lookup(exact=True)
+    found.speculation = methods.lookup(exact=True)
     engine = Engine(lambda: found)
     try:
         answer = ask(engine, "aa").wait()
@@ -248,7 +250,7 @@ def test_greedy_answers_are_the_same(case: Case, backend: str, monkeypatch: pyte
     with LLM(file, **options, spec="off") as llm:
         expected = answers_of(llm, params)
     for how in (RIGHT, WRONG, PARTLY):
-        monkeypatch.setattr(loading, "speculation_of", lambda *_, how=how: guessing(expected, how))
+        monkeypatch.setattr(factory, "speculation_of", lambda *_, how=how: guessing(expected, how))
         with LLM(file, **options) as llm:
             assert answers_of(llm, params) == expected
             together = llm.generate(PROMPTS, params)
@@ -289,7 +291,7 @@ def test_whatever_follows_the_text_follows_it_token_by_token(
 ) -> None:
     params = SamplingParams(**{"max_tokens": 40, "temperature": 1.0, "seed": 3, "ignore_eos": True, **more})
     plain, answers = expected_of(params)
-    monkeypatch.setattr(loading, "speculation_of", lambda *_: guessing(answers, how))
+    monkeypatch.setattr(factory, "speculation_of", lambda *_: guessing(answers, how))
     with LLM(model_file(OWN[0]), deterministic=True) as llm:
         for prompt in PROMPTS:
             mine, its = llm.generate([prompt], params)[0], plain.generate([prompt], params)[0]
@@ -318,9 +320,9 @@ def test_draws_are_distributed_as_without(monkeypatch: pytest.MonkeyPatch) -> No
             [np.bincount([t[i] for t in found if len(t) > i], minlength=6)[:6] for i in range(1, 6)]
         )
 
-    monkeypatch.setattr(loading, "speculation_of", lambda *_: None)
+    monkeypatch.setattr(factory, "speculation_of", lambda *_: None)
     without = drawn(params[:200])
-    monkeypatch.setattr(loading, "speculation_of", lambda *_: guessing(guesses, RIGHT))
+    monkeypatch.setattr(factory, "speculation_of", lambda *_: guessing(guesses, RIGHT))
     drafted = drawn(params[200:])
     for a, b in zip(without, drafted, strict=True):
         seen = (a + b) > 0
@@ -334,7 +336,7 @@ def test_what_was_tried_and_taken_back_is_not_kept_for_the_next_prompt(
     params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
     with LLM(model_file(OWN[0]), deterministic=True, spec="off") as llm:
         answers = answers_of(llm, params)
-    monkeypatch.setattr(loading, "speculation_of", lambda *_: guessing(answers, PARTLY))
+    monkeypatch.setattr(factory, "speculation_of", lambda *_: guessing(answers, PARTLY))
     with LLM(model_file(OWN[0]), deterministic=True) as llm:
         for prompt in PROMPTS:
             first = llm.generate([prompt], params)[0]

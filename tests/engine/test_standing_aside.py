@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from hetrun.client.events import Event, GenerateRequest, Streaming
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.batching import FEW, SHORT
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped, Overloaded
-from hetrun.events import Event, GenerateRequest, Streaming
 from hetrun.executor.executor import Between, Step
-from hetrun.mixing import FEW, SHORT
-from hetrun.params import SamplingParams
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel
 

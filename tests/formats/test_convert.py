@@ -18,11 +18,6 @@ import torch
 from gguf import GGUFReader
 from safetensors.numpy import save_file
 
-from hetrun import convert as module
-from hetrun.convert import Wish, convert_model, quantise
-from hetrun.convert.recipe import by_option
-from hetrun.convert.stream import Job, convert
-from hetrun.convert.writer import MetaValue, Tensor, padded, write_model
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
 from hetrun.graph import Constant, Extent, Weight
 from hetrun.graph.quant import Bytes, QuantType, by_name
@@ -30,6 +25,11 @@ from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.hf_mapping import AddOne, Change, Interleave
 from hetrun.loader.open_model import open_model
 from hetrun.system import entry_points
+from hetrun.tools import convert as module
+from hetrun.tools.convert import Wish, convert_model, quantise
+from hetrun.tools.convert.gguf_writer import MetaValue, Tensor, padded, write_model
+from hetrun.tools.convert.quant_mixtures import by_option
+from hetrun.tools.convert.stream import Job, convert
 from tests.models import tiny
 from tests.models.hf import Row, folder
 
@@ -64,7 +64,7 @@ def run(weight: Weight, quant: QuantType, change: Change | None = None, threads:
 def test_slices_follow_each_other_in_order(
     rows: Weight, slice_weights: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrun.convert.stream.SLICE_WEIGHTS", slice_weights)
+    monkeypatch.setattr("hetrun.tools.convert.stream.SLICE_WEIGHTS", slice_weights)
     assert bytes(run(rows, F32, threads=threads)) == floats(rows).tobytes()
     assert bytes(run(rows, Q8_0, threads=threads)) == Q8_0.quantise(floats(rows)).tobytes()
 
@@ -73,7 +73,7 @@ def test_slices_follow_each_other_in_order(
 def test_heads_are_interleaved_whole(
     rows: Weight, slice_weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrun.convert.stream.SLICE_WEIGHTS", slice_weights)
+    monkeypatch.setattr("hetrun.tools.convert.stream.SLICE_WEIGHTS", slice_weights)
     wanted = tiny.interleave(floats(rows), 30)
     assert bytes(run(rows, F32, Interleave(30))) == wanted.tobytes()
     assert bytes(run(rows, Q8_0, Interleave(30))) == Q8_0.quantise(wanted).tobytes()
@@ -343,8 +343,8 @@ def test_without_ggml_the_types_of_numpy_still_work(tmp_path: Path, monkeypatch:
 MEASURE = """
 import sys
 from pathlib import Path
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import by_option
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
 
 def peak():
     with open("/proc/self/status") as lines:

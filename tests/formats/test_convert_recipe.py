@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import RECIPES, Form, by_option, can_change, choose, use_more_bits
 from hetrun.errors import OptionError
 from hetrun.graph.quant import by_name
 from hetrun.loader.formats.gguf import read_gguf
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import RECIPES, Form, by_option, can_change, choose, use_more_bits
 from tests.models.hf import Row, folder
 from tests.support.peer import llama_cpp
 from tests.support.tiers import exhaustive

@@ -23,14 +23,14 @@ from tokenizers import (
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
-from hetrun.convert import pretokenizers, tokenizer
-from hetrun.convert.pretokenizers import ROWS, SAMPLE, Row, built, cuts, recognise
-from hetrun.convert.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
-from hetrun.convert.writer import write_model
 from hetrun.errors import ModelFileError
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.hf_folder import Folder, read_folder
 from hetrun.loader.gguf_source import GGUFModel
+from hetrun.tools.convert import pretokenizers, tokenizer
+from hetrun.tools.convert.gguf_writer import write_model
+from hetrun.tools.convert.pretokenizers import ROWS, SAMPLE, Row, built, cuts, recognise
+from hetrun.tools.convert.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from tests.models.hf import Row as Model
 from tests.models.hf import folder as model_folder
 

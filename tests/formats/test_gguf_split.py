@@ -11,13 +11,13 @@ import gguf
 import numpy as np
 import pytest
 
+from hetrun.api import LLM
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import ModelFileError
-from hetrun.llm import LLM
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import parameters
 from hetrun.loader.weight_reader import FileReader
-from hetrun.params import SamplingParams
 from tests.hostile.trees import Table, parse_gguf, write_gguf
 from tests.models.cases import GQA
 from tests.support.rig import model_file

@@ -20,12 +20,6 @@ from hypothesis import strategies as st
 
 from hetrun import LLM, SamplingParams
 from hetrun.backends.llamacpp import fusion
-from hetrun.convert import Wish as Convert
-from hetrun.convert import convert_model
-from hetrun.convert import repack as module
-from hetrun.convert.recipe import by_option
-from hetrun.convert.repack import Report, Wish, repack_model
-from hetrun.convert.writer import Output
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.graph import Extent
 from hetrun.loader.architectures import build_graph
@@ -33,6 +27,12 @@ from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.gguf_file import TensorInfo
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
+from hetrun.tools.convert import Wish as Convert
+from hetrun.tools.convert import convert_model
+from hetrun.tools.convert import reorder as module
+from hetrun.tools.convert.gguf_writer import Output
+from hetrun.tools.convert.quant_mixtures import by_option
+from hetrun.tools.convert.reorder import Report, Wish, repack_model
 from tests.formats.test_gguf import write_model as of_every_type
 from tests.formats.test_gguf_split import split_llama, write_split
 from tests.models import tiny
@@ -458,7 +458,7 @@ def test_a_disk_without_room_is_found_before_the_work(
 ) -> None:
     size = model_file(GQA).stat().st_size
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("hetrun.convert.writer.disk_usage", lambda path: usage._replace(free=size))
+    monkeypatch.setattr("hetrun.tools.convert.gguf_writer.disk_usage", lambda path: usage._replace(free=size))
     with pytest.raises(OptionError, match=r"x\.gguf: needs [\d,]+ bytes, and only [\d,]+ are free there"):
         repack(model_file(GQA), tmp_path / "x.gguf")
     assert not os.listdir(tmp_path)
@@ -475,7 +475,7 @@ MEASURE = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from hetrun.convert.repack import Wish, repack_model
+from hetrun.tools.convert.reorder import Wish, repack_model
 
 def peak():
     with open("/proc/self/status") as lines:

@@ -16,16 +16,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hetrun.api import LLM
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.factory import open_tokenizer
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.graph import Weight
-from hetrun.llm import LLM
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.loader.hf_source import HfSource
 from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import parameters
-from hetrun.loading import open_tokenizer
-from hetrun.params import SamplingParams
 from tests.models import hf, tiny
 from tests.models.cases import GQA
 from tests.plugins.strangers import Register
@@ -278,7 +278,7 @@ def test_a_model_that_cannot_be_described_is_closed(folder: Path, monkeypatch: p
     def fail(*_: object) -> NoReturn:
         raise OptionError("no")
 
-    monkeypatch.setattr("hetrun.llm.describe", fail)
+    monkeypatch.setattr("hetrun.api.describe", fail)
     with pytest.raises(OptionError, match="no"):
         LLM(folder, threads=1)
     assert not [t for t in threading.enumerate() if t.name == "hetrun-engine" and t.is_alive()]

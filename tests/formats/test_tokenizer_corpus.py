@@ -16,14 +16,14 @@ from tokenizers import Tokenizer as Theirs
 from hetrun.backends.llamacpp import llama
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
 from hetrun.backends.llamacpp.vocabulary.texts import _BY_HAND
-from hetrun.convert import tokenizer as conversion
-from hetrun.convert.pretokenizers import ROWS, Row, built
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.text.detokenizer import StreamDecoder
 from hetrun.text.hf_tokenizer import HfVocabulary
 from hetrun.text.tokenizer import Tokenizer
+from hetrun.tools.convert import tokenizer as conversion
+from hetrun.tools.convert.pretokenizers import ROWS, Row, built
 from tests.formats import test_convert_tokenizer as converting
 from tests.formats import test_hf_vocabulary as folders
 from tests.support.vocabularies import CONTROL, KINDS, ODD, byte_level, corpus, written

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from hetrun.convert.writer import Tensor, write_model
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
 from hetrun.graph.quant import QUANTS, QuantType, by_name
 from hetrun.loader import weight_check
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_check import FLOATS, first_bad_value
+from hetrun.tools.convert.gguf_writer import Tensor, write_model
 from tests.hostile.checklist import write_folder
 
 F32 = by_name("F32")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import by_option
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
 from tests.hostile.trees import PARSERS, Node, Table, gguf_tree, write
 from tests.models import foreign, hf, tiny
 from tests.models.cases_hf import EXPERTS, LLAMA3, MIXED, SPARSE, TWO, YARN, longrope, rope

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetrun.api import as_options
 from hetrun.backend import Available
 from hetrun.backends import libllama
 from hetrun.backends.libllama import trial
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError
 from hetrun.executor.planned_model import open_planned
-from hetrun.llm import as_options
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import open_model

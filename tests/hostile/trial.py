@@ -21,12 +21,7 @@ from typing import Any
 import numpy as np
 
 from hetrun import LLM, SamplingParams
-from hetrun.check import check_model
-from hetrun.cli import inspection
-from hetrun.convert import describe, plan
-from hetrun.convert.recipe import by_option
-from hetrun.convert.repack import in_order, metadata
-from hetrun.convert.writer import header
+from hetrun.cli import inspect
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.executor import planned_model as models
 from hetrun.executor.executor import Chunk, Step
@@ -40,6 +35,11 @@ from hetrun.planner.options import Options, Wishes
 from hetrun.text.chat import ChatTemplate
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary
+from hetrun.tools.check_model import check_model
+from hetrun.tools.convert import describe, plan
+from hetrun.tools.convert.gguf_writer import header
+from hetrun.tools.convert.quant_mixtures import by_option
+from hetrun.tools.convert.reorder import in_order, metadata
 
 TEXT = "The engine, <|im_end|> </s> runs\n\tdéjà vu 你好 \U0001f600 \x00\x80"
 MESSAGES = ({"role": "system", "content": "Hm."}, {"role": "user", "content": "Hi!"})
@@ -197,8 +197,8 @@ def opened(source: ModelSource | None, path: Path) -> ModelSource:
 def look(source: ModelSource, path: Path) -> None:
     """What `hetrun inspect` shows, as text and as JSON."""
     found = list(entries(source))
-    json.dumps(inspection.to_json(source, found, tensors=True, full=True))
-    for line in inspection.to_text(source, found, tensors=True):
+    json.dumps(inspect.to_json(source, found, tensors=True, full=True))
+    for line in inspect.to_text(source, found, tensors=True):
         line.encode()
 
 

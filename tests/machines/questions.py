@@ -8,11 +8,11 @@ from typing import cast
 from hetrun.graph import Architecture
 from hetrun.graph.quant import by_name
 from hetrun.loader import architectures
-from hetrun.machines.clock import Clock
-from hetrun.machines.costs import Model, model_of
-from hetrun.machines.machine import Device, Disk, Link, Machine
-from hetrun.machines.placing import Setting
-from hetrun.machines.shapes import Shape, shape_of
+from hetrun.tools.simulate.costs import Model, model_of
+from hetrun.tools.simulate.evaluator import Clock
+from hetrun.tools.simulate.machine import Device, Disk, Link, Machine
+from hetrun.tools.simulate.shapes import Shape, shape_of
+from hetrun.tools.simulate.types import Setting
 
 GB = 10**9
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.machines.clock import Clock, predict
-from hetrun.machines.machine import Link
-from hetrun.machines.paths import Cost, Path, best, moves, paths
-from hetrun.machines.placing import Band, Placing, Setting, Way
-from hetrun.machines.policies.homes import every
-from hetrun.machines.policies.layer_split import on_processor
-from hetrun.machines.policies.streaming import streamed
+from hetrun.tools.simulate.evaluator import Clock, predict
+from hetrun.tools.simulate.layer_paths import Cost, Path, best, moves, paths
+from hetrun.tools.simulate.machine import Link
+from hetrun.tools.simulate.policies.common import every
+from hetrun.tools.simulate.policies.flexgen import streamed
+from hetrun.tools.simulate.policies.layer_split import on_processor
+from hetrun.tools.simulate.types import Band, Placing, Setting, Way
 from tests.machines.questions import GB, clock, machine, model
 
 LINK = Link(10.0, 0.0)

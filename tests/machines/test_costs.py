@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.errors import OptionError
-from hetrun.machines.costs import Part, decode, model_of, prefill, work
-from hetrun.machines.shapes import SHAPES, shape_of
 from hetrun.models import opt
+from hetrun.tools.simulate.costs import Part, decode, model_of, prefill, work
+from hetrun.tools.simulate.shapes import SHAPES, shape_of
 from tests.machines.questions import cpu, gpu, machine, model
 
 D = 7168  # OPT-30B's width

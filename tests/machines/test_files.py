@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.errors import OptionError, UserError
-from hetrun.machines.files import BEDS, known, open_machine, read_machine
+from hetrun.tools.simulate.machine_files import BEDS, known, open_machine, read_machine
 
 GOOD = """
 about = "a machine"

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.machines.clock import Clock, fits, predict
-from hetrun.machines.costs import Part, decode, parts_of, prefill
-from hetrun.machines.files import open_machine
-from hetrun.machines.machine import Machine
-from hetrun.machines.placing import Placing, Setting
-from hetrun.machines.policies import compare
-from hetrun.machines.policies.layer_split import layer_split
-from hetrun.machines.policies.lia import Policy, best_policy, seconds, sublayers
-from hetrun.machines.policies.ours import with_best_ways
-from hetrun.machines.policies.streaming import streamed, streaming
-from hetrun.machines.policies.twinpilots import SEVEN, balanced, table, twinpilots
+from hetrun.tools.simulate.costs import Part, decode, parts_of, prefill
+from hetrun.tools.simulate.evaluator import Clock, fits, predict
+from hetrun.tools.simulate.machine import Machine
+from hetrun.tools.simulate.machine_files import open_machine
+from hetrun.tools.simulate.policies import compare
+from hetrun.tools.simulate.policies.flexgen import streamed, streaming
+from hetrun.tools.simulate.policies.hetrun import with_best_ways
+from hetrun.tools.simulate.policies.layer_split import layer_split
+from hetrun.tools.simulate.policies.lia import Policy, best_policy, seconds, sublayers
+from hetrun.tools.simulate.policies.twinpilots import SEVEN, balanced, table, twinpilots
+from hetrun.tools.simulate.types import Placing, Setting
 from tests.machines.questions import GB, clock, machine, model
 
 # --- TwinPilots

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hetrun import LLM
-from hetrun.evaluate import compare
+from hetrun.tools.evaluate import compare
 from tests.models import cases_hf, hf, tiny
 from tests.models.cases_hf import MANY, only
 from tests.models.hf import Row

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.convert import Report, Wish, convert_model
-from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
-from hetrun.evaluate import compare, evaluate
 from hetrun.loader.hf_source import open_folder
+from hetrun.tools.convert import Report, Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
+from hetrun.tools.evaluate import compare, evaluate
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.tiny import F32

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams
+from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import ContextFull, OptionError
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph.pooling import Pooling
-from hetrun.loaded import Loaded
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, crossed, only
 from tests.models.hf import Row

@@ -14,8 +14,6 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 
 from hetrun import LLM, UserError
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import by_option
 from hetrun.errors import ModelFileError
 from hetrun.graph import Weight, stack
 from hetrun.loader.architectures import is_known
@@ -23,6 +21,8 @@ from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave
 from hetrun.loader.hf_source import find_importer
 from hetrun.models import HF_TYPES, SHARED
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
 

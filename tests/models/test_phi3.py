@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.evaluate import evaluate, least_context
 from hetrun.graph.ops import Attention, Rope
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_source import open_folder
 from hetrun.models import phi3
+from hetrun.tools.evaluate import evaluate, least_context
 from tests.models import cases_hf, hf, tiny
 from tests.models.settings import Settings
 

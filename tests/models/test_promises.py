@@ -14,11 +14,11 @@ import torch
 
 from hetrun import LLM, SamplingParams, cli
 from hetrun.backend import Segment, registry
-from hetrun.completion import prompt_request
+from hetrun.client.completion import prompt_request
 from hetrun.errors import Cancelled, ContextFull, OptionError
-from hetrun.evaluate import compare
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from hetrun.memory.kv.paged_allocator import SLACK
+from hetrun.tools.evaluate import compare
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, NAMES, crossed, only
 from tests.models.hf import Row

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hetrun import LLM
-from hetrun.evaluate import compare
+from hetrun.tools.evaluate import compare
 from tests.models import hf, tiny
 from tests.models.hf import Row
 from tests.support.tiers import exhaustive

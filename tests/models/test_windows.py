@@ -9,7 +9,7 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import registry
-from hetrun.evaluate import compare
+from hetrun.tools.evaluate import compare
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.test_sequences import backends

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun.hooks import Hooks
+from hetrun.client.hooks import Hooks
 from hetrun.system import entry_points
 from tests.models import hf
 from tests.models.hf import Row

@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun import hooked
-from hetrun.chatclient import ChatClient
-from hetrun.client import LocalClient
+from hetrun.client import hook_dispatcher
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.events import Event, GenerateRequest, ModelInfo
+from hetrun.client.hooks import hookimpl
+from hetrun.client.interface import ChatClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import BackendError
-from hetrun.events import Event, GenerateRequest, ModelInfo
-from hetrun.hooks import hookimpl
-from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
 from hetrun.system import entry_points
 from tests.plugins.strangers import Register
@@ -29,11 +29,11 @@ from tests.support.fakes import INFO, FakeEngine
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """What was loaded before was loaded without this test's plugins, and the next must not have them."""
-    hooked.plugins.cache_clear()
+    hook_dispatcher.plugins.cache_clear()
     yield
-    if listening := hooked.plugins():
+    if listening := hook_dispatcher.plugins():
         listening.close()
-    hooked.plugins.cache_clear()
+    hook_dispatcher.plugins.cache_clear()
 
 
 @pytest.fixture
@@ -208,5 +208,5 @@ async def test_routes_that_are_none(engine: FakeEngine, register: Register, plug
 
 
 def test_without_plugins_nothing_is_done() -> None:
-    assert hooked.plugins() is None
-    assert hooked.heard(GenerateRequest(SamplingParams(), text="x"), lambda: None) is None
+    assert hook_dispatcher.plugins() is None
+    assert hook_dispatcher.heard(GenerateRequest(SamplingParams(), text="x"), lambda: None) is None

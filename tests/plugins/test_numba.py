@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetrun.api import LLM
 from hetrun.backend import Backend, Descriptor, Unavailable
 from hetrun.backend.conformance.cases import CASES, Case, single
 from hetrun.backend.conformance.runner import brought_in, build, outcome, reference, threads_for, tried
 from hetrun.errors import Cancelled
 from hetrun.graph import Constant
 from hetrun.graph.ops import Attention, Rope
-from hetrun.llm import LLM
 from hetrun.planner.plan import PlanSet
 from tests.models import tiny
 from tests.plugins.strangers import PLUGINS, Register, home_with

@@ -56,7 +56,9 @@ for line in sys.stdin:
 cluster.shutdown()
 """
 # The command, which does not wait so long for somebody to come back.
-IMPATIENT = "from hetrun.batch import batch; batch.PATIENCE_S = 4; from hetrun.cli import main; main()"
+IMPATIENT = (
+    "from hetrun.tools.batch import runner; runner.PATIENCE_S = 4; from hetrun.cli import main; main()"
+)
 
 
 @dataclass(frozen=True)

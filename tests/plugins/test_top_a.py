@@ -11,10 +11,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hetrun import links
+from hetrun.client import sampler_plugins
+from hetrun.client.sampler_plugins import Link, Parameter
+from hetrun.client.sampling_params import SAMPLERS, SamplingParams
 from hetrun.errors import OptionError, PluginError
-from hetrun.links import Link, Parameter
-from hetrun.params import SAMPLERS, SamplingParams
 from hetrun.sampling.candidates import Candidates, Rule
 from hetrun.sampling.sampler import ChainSampler, make_sampler
 from tests.plugins.strangers import PLUGINS, Home, Register
@@ -132,9 +132,9 @@ def test_a_rule_that_fails_is_named_and_gets_no_other_answer(
 )
 def test_a_link_that_is_none_is_left_out(register: Register, thing: object) -> None:
     register("samplers", "bad", thing)
-    assert links.usable() == {}
+    assert sampler_plugins.usable() == {}
     with pytest.raises(PluginError, match="the sampler bad"):
-        links.link("bad")
+        sampler_plugins.link("bad")
 
 
 # --- as a stranger has it

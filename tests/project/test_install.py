@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from hetrun import wheels
+from hetrun.tools import missing_packages
 from tests.support.import_rules import ROOT
 
 BUILD = """\
@@ -296,9 +296,9 @@ def test_what_this_python_cannot_have_is_left_out_and_the_rest_installed(
     assert pip.asked[1:3] == ["wheels numpy>=1", f"wheels model>=1 numba>=0.61 ray>=2 {CHECKER}"]
     assert pip.asked[-1] == f"install -e . model>=1 {CHECKER}"
     assert capsys.readouterr().out == "Left out, as there is no wheel for Python 3.15: numba, ray.\n"
-    noted = json.loads((pip.folder / wheels.NOTES).read_text())
+    noted = json.loads((pip.folder / missing_packages.NOTES).read_text())
     assert noted == {"python": [3, 15], "without": ["numba", "ray"]}
-    assert script.NOTES == wheels.NOTES
+    assert script.NOTES == missing_packages.NOTES
 
 
 def test_without_what_hetrun_needs_there_is_one_sentence(
@@ -328,7 +328,7 @@ def test_other_failures_stay_what_they_are(
     with pytest.raises(script.PipFailed, match="C and a C" if broken else "Impossible"):
         script.install(pip, ["test"], editable=False)
     assert pip.asked == asked
-    assert not (pip.folder / wheels.NOTES).exists()
+    assert not (pip.folder / missing_packages.NOTES).exists()
 
 
 def test_an_installation_that_lacks_nothing_corrects_the_note(
@@ -336,10 +336,10 @@ def test_an_installation_that_lacks_nothing_corrects_the_note(
 ) -> None:
     pip = shop({"numba"})
     monkeypatch.setattr(pip, "install", lambda *what: pip.asked.append(" ".join(what)))
-    (pip.folder / wheels.NOTES).write_text('{"python": [3, 15], "without": ["numba"]}')
+    (pip.folder / missing_packages.NOTES).write_text('{"python": [3, 15], "without": ["numba"]}')
     script.install(pip, [], editable=False)
     assert pip.asked == ["."]
-    assert json.loads((pip.folder / wheels.NOTES).read_text())["without"] == []
+    assert json.loads((pip.folder / missing_packages.NOTES).read_text())["without"] == []
 
 
 SMALLEST = """\
@@ -396,4 +396,4 @@ def test_pip_itself(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_pat
     pip = script.Pip(Path(sys.executable), tmp_path, script.Screen(False), environ)
     script.install(pip, ["test"], editable=False)
     assert {path.name for path in site.glob("*.dist-info")} == {"hetrun-1.dist-info", "model-1.dist-info"}
-    assert json.loads((tmp_path / wheels.NOTES).read_text())["without"] == ["numba"]
+    assert json.loads((tmp_path / missing_packages.NOTES).read_text())["without"] == ["numba"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import wheels
+from hetrun.tools import missing_packages
 from tests.tools import pythons
 from tests.tools.pythons import Python, Result, Step
 
@@ -95,7 +95,7 @@ def test_tests_are_counted_in_what_is_shown(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_the_table_says_all(tmp_path: Path) -> None:
-    (tmp_path / wheels.NOTES).write_text('{"python": [3, 14], "without": ["numba", "ray"]}')
+    (tmp_path / missing_packages.NOTES).write_text('{"python": [3, 14], "without": ["numba", "ray"]}')
     good = Step("answer", True, 61.2), Step("tests", True, 700.0, {"passed": 9, "skipped": 2})
     results = [
         Result(Python((3, 12, 1), "/a"), good),

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from hetrun.params import Structure
+from hetrun.client.sampling_params import Structure
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.sampling.interface import Constraint
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 
+from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
-from hetrun.params import Structure
 from hetrun.sampling.grammar import compiler
 from hetrun.sampling.grammar import token_mask as masks
 from hetrun.sampling.grammar.token_mask import Grammars

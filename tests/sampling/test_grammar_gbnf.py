@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
-from hetrun.params import Structure
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.sampling.interface import Constraint
 from tests.support.limits import Within

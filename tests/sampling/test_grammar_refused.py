@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
-from hetrun.params import Structure
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.system.subprocesses import python
 from tests.sampling.grammars import grammars, of_schema, steps

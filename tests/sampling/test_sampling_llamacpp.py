@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hetrun.params import SamplingParams
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.sampling.candidates import Candidates
 from hetrun.sampling.sampler import ChainSampler, make_sampler
 from tests.support.peer import llama_cpp

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
+from hetrun.client.events import Event, Timings, Usage
 from hetrun.config import Settings
-from hetrun.events import Event, Timings, Usage
 from hetrun.server import body
 from hetrun.server.app import create_app
-from hetrun.server.counts import Counts
+from hetrun.server.usage import Counts
 from tests.support.fakes import ENDLESS, REFUSED, FakeEngine
 
 CHAT = "/v1/chat/completions"

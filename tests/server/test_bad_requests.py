@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.server import body
 from hetrun.server.app import create_app

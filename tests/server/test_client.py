@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import life
-from hetrun.chatclient import ChatClient
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client import worker_process
+from hetrun.client.engine_client import LocalClient, WorkerClient
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.interface import ChatClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.errors import BackendError, ContextFull, EngineStopped, HetrunError, ModelFileError
-from hetrun.events import Event, GenerateRequest
-from hetrun.params import SamplingParams
 from tests.support.fakes import ENDLESS, INFO, REFUSED, TIMINGS, FakeEngine
 from tests.support.limits import Within
 
@@ -212,7 +212,7 @@ async def test_a_native_crash_is_named_and_quoted(tmp_path: Path) -> None:
 
 
 async def test_closing_while_it_loads_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "GRACE_S", 90.0)  # longer than a test may take
+    monkeypatch.setattr(worker_process, "GRACE_S", 90.0)  # longer than a test may take
     client = WorkerClient(Settings.resolve(model=ENDLESS), engine=FAKE)
     while client.progress < 0.5:
         await asyncio.sleep(0.001)
@@ -245,7 +245,7 @@ async def test_the_worker_survives_ctrl_c() -> None:
 
 PARENT = """
 import asyncio
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
 from hetrun.config import Settings
 
 async def main():

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.events import TokenLogprob
-from hetrun.server import orders
-from hetrun.server.jsontext import json_text
-from hetrun.server.scores import Echo, Offsets, legacy
+from hetrun.client.events import TokenLogprob
+from hetrun.server import request as orders
+from hetrun.server.json_stream import json_text
+from hetrun.server.logprobs import Echo, Offsets, legacy
 from tests.server.test_api import chunks_of, error_of
 from tests.support.fakes import FakeEngine
 

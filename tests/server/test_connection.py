@@ -15,23 +15,24 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.client import LocalClient
-from hetrun.server import connection, listen
+from hetrun.client.engine_client import LocalClient
+from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.server.listen import Address
+from hetrun.server.middleware import timeouts
 from tests.server.test_api import CHAT, asking
 from tests.support.fakes import FakeEngine
 from tests.support.limits import Within
 
 LOOK_S = 0.05
-CUT_S = LOOK_S * (connection.MOST_LOOKS + 1)
+CUT_S = LOOK_S * (timeouts.MOST_LOOKS + 1)
 # A server with a scripted engine in its worker, as the command starts it.
 SERVER = """
 import sys
 from functools import partial
 from pathlib import Path
-from hetrun.cli import fronts
-from hetrun.client import WorkerClient
+from hetrun.cli import serve as fronts
+from hetrun.client.engine_client import WorkerClient
 from hetrun.config import Settings
 from hetrun.server import listen
 listen.GRACE_S = 0.3
@@ -42,7 +43,7 @@ fronts.serve_forever(Settings.resolve(environ={}, uds=Path(sys.argv[1])), {}, Fa
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LOOK_S", LOOK_S)
+    monkeypatch.setattr(timeouts, "LOOK_S", LOOK_S)
 
 
 @asynccontextmanager

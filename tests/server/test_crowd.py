@@ -10,11 +10,12 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded
-from hetrun.server import answers, body, crowd
+from hetrun.server import body, response_driver
 from hetrun.server.app import create_app
 from hetrun.server.errors import api_error
+from hetrun.server.middleware import concurrency
 from tests.server.test_api import CHAT, asking, error_of
 from tests.support.fakes import FakeEngine
 
@@ -115,7 +116,7 @@ def test_a_time_to_come_again_is_never_nothing() -> None:
 async def test_a_deadline_passes_also_where_no_engine_answers(
     http: httpx.AsyncClient, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "LATE_S", 0.0)
+    monkeypatch.setattr(response_driver, "LATE_S", 0.0)
     response = await http.post(CHAT, json=asking("silence", stream=stream, deadline_s=0.01))
     assert response.status_code == 504
     assert error_of(response)["code"] == "deadline_exceeded"
@@ -147,7 +148,7 @@ async def test_requests_beyond_so_many_are_refused_unread(engine: FakeEngine) ->
 
 
 async def test_bytes_beyond_so_many_are_refused(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowd, "MOST_BYTES", 1000)
+    monkeypatch.setattr(concurrency, "MOST_BYTES", 1000)
     async with app_client(engine) as http:
         asked = asyncio.create_task(http.post(CHAT, json=asking("forever " + "x" * 600)))
         await held(engine, 1)

@@ -13,11 +13,11 @@ import numpy as np
 import openai
 import pytest
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.events import Event, GenerateRequest
 from hetrun.errors import Overloaded
-from hetrun.events import Event, GenerateRequest
-from hetrun.server import embeddings
 from hetrun.server.app import create_app
+from hetrun.server.routes import embeddings
 from tests.support.fakes import INFO, FakeEngine
 
 PATH = "/v1/embeddings"

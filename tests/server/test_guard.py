@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
-from hetrun.server.guard import host_name
 from hetrun.server.listen import Address
+from hetrun.server.middleware.origin import host_name
 from tests.server.test_api import CHAT, asking, error_of
 from tests.support.fakes import FakeEngine
 

@@ -8,9 +8,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.events import TokenLogprob
-from hetrun.server.jsontext import PART, Long, json_text, long_text
-from hetrun.server.scores import entry
+from hetrun.client.events import TokenLogprob
+from hetrun.server.json_stream import PART, Long, json_text, long_text
+from hetrun.server.logprobs import entry
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 values = st.recursive(

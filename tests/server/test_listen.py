@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.errors import OptionError
 from hetrun.server import listen
 from hetrun.server.app import create_app

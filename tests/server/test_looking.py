@@ -7,11 +7,11 @@ import re
 import httpx
 import pytest
 
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.config import Settings
-from hetrun.server import elsewhere
 from hetrun.server.app import create_app
-from hetrun.server.metrics import Metric, label, text
+from hetrun.server.routes import unsupported
+from hetrun.server.routes.metrics import Metric, label, text
 from tests.server.test_api import CHAT, asking, error_of
 from tests.support.fakes import ENDLESS, FakeEngine
 
@@ -106,7 +106,7 @@ def test_labels_are_escaped() -> None:
     assert text([metric]).splitlines()[-1] == 'hetrun_x{model="a\\"b\\\\c\\nd"} 1.5'
 
 
-@pytest.mark.parametrize("path", list(elsewhere.REFUSED))
+@pytest.mark.parametrize("path", list(unsupported.REFUSED))
 async def test_what_others_have_is_refused_in_a_sentence(http: httpx.AsyncClient, path: str) -> None:
     path = re.sub(r"\{.*\}", "1/x" if ":path" in path else "1", path)
     for method in ("GET", "POST"):

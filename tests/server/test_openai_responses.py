@@ -21,7 +21,7 @@ from openai.types.responses import (
     ResponseTextDeltaEvent,
 )
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.server.app import create_app
 from tests.support.fakes import FakeEngine
 

@@ -11,7 +11,7 @@ import openai
 import pydantic
 import pytest
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded
 from hetrun.server.app import create_app
 from tests.support.fakes import FakeEngine

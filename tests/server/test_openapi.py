@@ -11,14 +11,15 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.sampling_params import CHECKS
 from hetrun.errors import OptionError
-from hetrun.params import CHECKS
-from hetrun.server import chat, completions, embeddings, responses, texts
 from hetrun.server.app import create_app
 from hetrun.server.openapi import document
 from hetrun.server.openapi.paths import written
 from hetrun.server.openapi.requests import SAMPLING
+from hetrun.server.responses import routes as responses
+from hetrun.server.routes import chat_completions, completions, embeddings, tokenize
 from hetrun.server.sampling import SAMPLING as READ
 from tests.support.fakes import FakeEngine
 
@@ -80,13 +81,13 @@ def test_it_has_the_routes_of_the_server_and_no_others(engine: FakeEngine) -> No
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("ChatRequest", chat.KNOWN),
+        ("ChatRequest", chat_completions.KNOWN),
         ("CompletionRequest", completions.KNOWN),
         ("ResponseRequest", tuple({*responses.KNOWN} - {*responses.CHAT_NAMES})),
         ("EmbeddingRequest", embeddings.KNOWN),
-        ("TokenizeRequest", texts.TOKENIZE),
+        ("TokenizeRequest", tokenize.TOKENIZE),
         ("DetokenizeRequest", ("model", "tokens")),
-        ("ApplyTemplateRequest", ("model", *texts.TEMPLATE)),
+        ("ApplyTemplateRequest", ("model", *tokenize.TEMPLATE)),
     ],
 )
 def test_it_has_the_fields_that_are_read(name: str, known: tuple[str, ...]) -> None:

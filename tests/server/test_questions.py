@@ -13,14 +13,11 @@ from typing import Any
 
 import pytest
 
-from hetrun import life
-from hetrun.chatclient import ChatClient
-from hetrun.client import LocalClient, WorkerClient
-from hetrun.config import Settings
-from hetrun.errors import BackendError, EngineStopped, OptionError, Overloaded
-from hetrun.events import GenerateRequest
-from hetrun.params import SamplingParams
-from hetrun.questions import (
+from hetrun.client import worker_process
+from hetrun.client.engine_client import LocalClient, WorkerClient
+from hetrun.client.events import GenerateRequest
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import (
     LANES,
     Detokenize,
     PlanNow,
@@ -31,6 +28,9 @@ from hetrun.questions import (
     Tokenize,
     TokenizerInfo,
 )
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.config import Settings
+from hetrun.errors import BackendError, EngineStopped, OptionError, Overloaded
 from tests.support.fakes import DEADLY_RAM, FakeEngine
 
 FAKE = "tests.support.fakes:FakeEngine"
@@ -127,7 +127,7 @@ async def test_a_budget_is_not_set_again() -> None:
 
 
 async def test_so_many_questions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "MOST_ASKED", 2)
+    monkeypatch.setattr(worker_process, "MOST_ASKED", 2)
     async with opened() as client:
         await client.info()
         slow = [asyncio.create_task(client.ask(SLOW)) for _ in range(2)]

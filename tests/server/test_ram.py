@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from hetrun.chatclient import ChatClient
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
+from hetrun.client.events import GenerateRequest
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import SetRam
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.wire_protocol import Patience
 from hetrun.config import Settings
 from hetrun.errors import BudgetError, EngineStopped, OptionError
-from hetrun.events import GenerateRequest
-from hetrun.params import SamplingParams
-from hetrun.questions import SetRam
 from hetrun.server.app import create_app
-from hetrun.wire import Patience
 from tests.support.fakes import DEADLY_RAM, LEAST_RAM, FakeEngine
 
 FAKE = "tests.support.fakes:FakeEngine"

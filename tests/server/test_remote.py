@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.client import LocalClient
-from hetrun.errors import OptionError, UserError
-from hetrun.events import Event, GenerateRequest
-from hetrun.params import SamplingParams
-from hetrun.questions import (
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.http_client import RemoteClient
+from hetrun.client.openai_format import THINKING, THOUGHT, read
+from hetrun.client.queries import (
     Counts,
     Detokenize,
     EngineState,
@@ -27,8 +27,8 @@ from hetrun.questions import (
     TokenizerInfo,
     WhatIf,
 )
-from hetrun.remote import RemoteClient
-from hetrun.remotewords import THINKING, THOUGHT, read
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.errors import OptionError, UserError
 from hetrun.server import listen
 from hetrun.server.app import create_app
 from tests.support.fakes import FakeEngine

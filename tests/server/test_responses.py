@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
-from hetrun.server.kept import OF_A_TURN, OVERHEAD, Archive, Kept, turn
 from hetrun.server.listen import Address
-from hetrun.server.responses import OWN
+from hetrun.server.responses.routes import OWN
+from hetrun.server.responses.store import OF_A_TURN, OVERHEAD, Archive, Kept, turn
 from tests.server.test_api import error_of
 from tests.server.test_listen import served
 from tests.support.fakes import FakeEngine

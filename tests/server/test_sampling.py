@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.client import LocalClient
-from hetrun.llm import LLM
-from hetrun.params import CHECKS, SamplingParams, Structure
+from hetrun.api import LLM
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.sampling_params import CHECKS, SamplingParams, Structure
 from hetrun.server.app import create_app
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.server.test_api import CHAT, asking, error_of

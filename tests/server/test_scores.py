@@ -9,14 +9,14 @@ import httpx
 import numpy as np
 import pytest
 
-from hetrun.client import LocalClient
-from hetrun.events import GenerateRequest
-from hetrun.llm import LLM
-from hetrun.params import SamplingParams
-from hetrun.server import several
+from hetrun.api import LLM
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.events import GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.server import parallel_sampling
 from hetrun.server.app import create_app
-from hetrun.server.orders import Order
-from hetrun.server.scores import Wanted
+from hetrun.server.logprobs import Wanted
+from hetrun.server.request import Order
 from tests.models.tiny import TinyLlama, write_gguf
 
 TEXT = "A beginning, and how it goes on"
@@ -100,7 +100,7 @@ async def test_what_choices_begin_with_is_read_once(llm: LLM, whole: bool) -> No
     params = SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
     request = GenerateRequest(params, tokens=tokens, whole=whole)
     order = Order(llm.info, (request,), "prompt", Wanted(), n=5, tried=5)
-    ends = {i: event async for i, event in several.events(LocalClient(llm), order) if event.last}
+    ends = {i: event async for i, event in parallel_sampling.events(LocalClient(llm), order) if event.last}
     assert [ends[i].kind for i in range(5)] == ["done"] * 5
     assert ends[0].usage.cached_tokens == 0
     assert all(ends[i].usage.cached_tokens > len(tokens) - 16 for i in range(1, 5))

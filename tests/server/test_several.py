@@ -9,15 +9,15 @@ from contextlib import aclosing
 import httpx
 import pytest
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import Overloaded
-from hetrun.events import Event, GenerateRequest
-from hetrun.params import SamplingParams
-from hetrun.server import several
+from hetrun.server import parallel_sampling
 from hetrun.server.app import create_app
-from hetrun.server.orders import Order
-from hetrun.server.scores import Wanted
-from hetrun.server.several import seed_of
+from hetrun.server.logprobs import Wanted
+from hetrun.server.parallel_sampling import seed_of
+from hetrun.server.request import Order
 from tests.server.test_api import CHAT, asking, chunks_of, error_of
 from tests.support.fakes import INFO, FakeEngine
 
@@ -60,7 +60,7 @@ async def test_without_usage_the_last_chunk_has_the_timings(http: httpx.AsyncCli
 
 
 async def test_the_others_come_when_the_first_has_read_the_prompt(engine: FakeEngine) -> None:
-    async with aclosing(several.events(LocalClient(engine), an_order("silence", 3))) as events:
+    async with aclosing(parallel_sampling.events(LocalClient(engine), an_order("silence", 3))) as events:
         waiting = asyncio.ensure_future(anext(events))
         while not engine.requests:
             await asyncio.sleep(0.001)
@@ -70,14 +70,14 @@ async def test_the_others_come_when_the_first_has_read_the_prompt(engine: FakeEn
         await asyncio.gather(waiting, return_exceptions=True)
     seen = [
         (index, event.kind)
-        async for index, event in several.events(LocalClient(engine), an_order("say a", 3))
+        async for index, event in parallel_sampling.events(LocalClient(engine), an_order("say a", 3))
     ]
     assert seen[0] == (0, "token")
     assert sorted(index for index, kind in seen if kind == "done") == [0, 1, 2]
 
 
 async def test_only_so_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several, "AT_ONCE", 4)
+    monkeypatch.setattr(parallel_sampling, "AT_ONCE", 4)
     running, most = 0, 0
 
     class Client(LocalClient):
@@ -93,12 +93,12 @@ async def test_only_so_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None
             yield Event("done")
             running -= 1
 
-    ends = [i async for i, event in several.events(Client(), an_order("x", 50)) if event.last]
+    ends = [i async for i, event in parallel_sampling.events(Client(), an_order("x", 50)) if event.last]
     assert (sorted(ends), most) == (list(range(50)), 4)
 
 
 async def test_who_leaves_cancels_all(engine: FakeEngine) -> None:
-    async with aclosing(several.events(LocalClient(engine), an_order("forever", 5))) as events:
+    async with aclosing(parallel_sampling.events(LocalClient(engine), an_order("forever", 5))) as events:
         async for index, _ in events:
             if index == 4:
                 break
@@ -140,7 +140,7 @@ class Crowded(LocalClient):
 @pytest.mark.parametrize("room", [1, 2, 3])
 async def test_choices_that_find_no_room_come_behind_the_others(engine: FakeEngine, room: int) -> None:
     client = Crowded(engine, room)
-    ends = [i async for i, event in several.events(client, an_order("say a", 20)) if event.last]
+    ends = [i async for i, event in parallel_sampling.events(client, an_order("say a", 20)) if event.last]
     assert sorted(ends) == list(range(20))
     assert client.refused
 
@@ -171,9 +171,11 @@ async def test_a_deadline_goes_on_while_a_choice_waits(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([100.0, 100.0, 103.0])
-    monkeypatch.setattr(several, "monotonic", lambda: next(times))
+    monkeypatch.setattr(parallel_sampling, "monotonic", lambda: next(times))
     order = an_order("say a", 2, deadline_s=5.0)
-    assert [index async for index, event in several.events(LocalClient(engine), order) if event.last] == [
+    assert [
+        index async for index, event in parallel_sampling.events(LocalClient(engine), order) if event.last
+    ] == [
         0,
         1,
     ]

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hetrun.chatclient import ChatClient
-from hetrun.client import LocalClient
-from hetrun.found import Found
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.interface import ChatClient
+from hetrun.client.model_catalog import Found
+from hetrun.client.model_pool import Shelf
 from hetrun.server.app import create_app
-from hetrun.shelf import Shelf
 from tests.support.fakes import INFO, FakeEngine
 
 GIB = 1 << 30

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
+from hetrun.client.queries import Question, TokenizerInfo
 from hetrun.errors import OptionError
-from hetrun.questions import Question, TokenizerInfo
-from hetrun.server import asking as asking_module
-from hetrun.server import texts
+from hetrun.server import query as asking_module
+from hetrun.server.routes import tokenize
 from tests.server.test_api import error_of
 from tests.support.fakes import FakeEngine
 
@@ -93,13 +93,13 @@ async def test_the_tokenizer_is_described(http: httpx.AsyncClient) -> None:
         ("/tokenize", {"content": "a", "model": 5}, "model", "invalid_type"),
         (
             "/tokenize",
-            {"content": "a" * (texts.MOST_TEXT + 1)},
+            {"content": "a" * (tokenize.MOST_TEXT + 1)},
             "content",
             "string_above_max_length",
         ),
         (
             "/tokenize",
-            {"content": "a" * (texts.MOST_SPELLED + 1), "with_pieces": True},
+            {"content": "a" * (tokenize.MOST_SPELLED + 1), "with_pieces": True},
             "content",
             "string_above_max_length",
         ),
@@ -110,7 +110,7 @@ async def test_the_tokenizer_is_described(http: httpx.AsyncClient) -> None:
         ("/detokenize", {"tokens": [True]}, "tokens[0]", "invalid_value"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]", "invalid_value"),
         ("/detokenize", {"tokens": [2**31]}, "tokens[0]", "invalid_value"),
-        ("/detokenize", {"tokens": [0] * (texts.MOST_TOKENS + 1)}, "tokens", "array_above_max_length"),
+        ("/detokenize", {"tokens": [0] * (tokenize.MOST_TOKENS + 1)}, "tokens", "array_above_max_length"),
         ("/apply-template", {}, "messages", "missing_required_parameter"),
         (
             "/apply-template",

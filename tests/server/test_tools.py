@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
 from tests.support.fakes import FakeEngine

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from starlette.types import Message, Receive, Scope, Send
 
-from hetrun.server.turns import InTurn
+from hetrun.server.middleware.fair_turns import InTurn
 
 
 async def test_bodies_that_come_together_are_worked_at_in_rounds_of_their_own() -> None:

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from hetrun.server import unread
 from hetrun.server.body import MAX_BYTES
+from hetrun.server.middleware import drain
 from tests.server.test_api import CHAT
 from tests.server.test_connection import served
 from tests.support.fakes import FakeEngine
@@ -54,7 +54,7 @@ async def test_who_sends_all_first_reads_the_refusal(
 async def test_who_never_sends_the_rest_is_not_waited_for(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:
-    monkeypatch.setattr(unread, "MOST_S", 0.2)
+    monkeypatch.setattr(drain, "MOST_S", 0.2)
     async with served(engine) as where:
         begin = time.monotonic()  # before the server's own clock
         with within(10):
@@ -66,7 +66,7 @@ async def test_who_never_sends_the_rest_is_not_waited_for(
 async def test_what_is_sent_without_end_is_not_read_without_end(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "MOST_S", 0.01)
+    monkeypatch.setattr(drain, "MOST_S", 0.01)
     async with served(engine) as where:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             await asyncio.to_thread(answer, where, CHAT, 1 << 40, "", 1 << 28)

@@ -17,15 +17,15 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun import life, supervisor
-from hetrun.client import WorkerClient
+from hetrun.client import worker_process, worker_supervisor
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import Doing, Event, GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.watchdog import Watchdog
+from hetrun.client.wire_protocol import Message, Patience, Pulse, Stuck, Unstuck
 from hetrun.config import Settings
 from hetrun.errors import BackendError
-from hetrun.events import Doing, Event, GenerateRequest
-from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
-from hetrun.watchdog import Watchdog
-from hetrun.wire import Message, Patience, Pulse, Stuck, Unstuck
 
 ENGINE = "tests.server.engines:Told"
 # A step of the fake engine is predicted to take a millisecond: it is stuck behind a fifth of a second.
@@ -36,7 +36,7 @@ LONGER_THAN_A_TEST_S = 90.0  # who waits for this hangs
 
 @pytest.fixture(autouse=True)
 def little_time_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "STACKS_S", 0.1)
+    monkeypatch.setattr(worker_process, "STACKS_S", 0.1)
 
 
 def ask(text: str) -> GenerateRequest:
@@ -105,7 +105,9 @@ async def test_a_step_that_never_ends_costs_a_restart(tmp_path: Path) -> None:
 async def test_a_call_that_keeps_the_interpreter_lock_is_noticed_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "delay_s", lambda failures: LONGER_THAN_A_TEST_S)  # to the next life
+    monkeypatch.setattr(
+        worker_supervisor, "delay_s", lambda failures: LONGER_THAN_A_TEST_S
+    )  # to the next life
     with (tmp_path / "log").open("w+b") as log:
         patience = Patience(look=0.1, silent=1.0, kill_times=1.5, kill_least=3600)
         async with opened(patience, log) as (client, http):
@@ -143,7 +145,7 @@ async def test_a_process_that_stays_stopped_is_ended() -> None:
 
 
 async def test_closing_does_not_wait_for_who_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(life, "GRACE_S", LONGER_THAN_A_TEST_S)
+    monkeypatch.setattr(worker_process, "GRACE_S", LONGER_THAN_A_TEST_S)
     client = WorkerClient(Settings(), engine=ENGINE, patience=FOREVER)
     await client.info()
     asked = asyncio.create_task(collect(client, "lock /never"))
@@ -155,9 +157,9 @@ async def test_closing_does_not_wait_for_who_is_stuck(monkeypatch: pytest.Monkey
 
 BOTH = """
 import asyncio
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
 from hetrun.config import Settings
-from hetrun.wire import Patience
+from hetrun.client.wire_protocol import Patience
 
 async def main():
     patience = Patience(look=0.05, silent=0.5, kill_times=1.0, kill_least=0.6)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import life
-from hetrun.client import WorkerClient
+from hetrun.client import worker_process
+from hetrun.client.engine_client import WorkerClient
 from hetrun.config import Settings
 from tests.support.fakes import FakeEngine
 
@@ -32,7 +32,7 @@ class Writer(FakeEngine):
 async def test_prompts_are_written_before_a_worker_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "GRACE_S", LONGER_S / 10)
+    monkeypatch.setattr(worker_process, "GRACE_S", LONGER_S / 10)
     settings = Settings.resolve(environ={}, prompt_cache=tmp_path / "prompts")
     client = WorkerClient(settings, engine=f"{__name__}:Writer")
     await client.info()

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import life, supervisor, worker
-from hetrun.client import WorkerClient
+from hetrun.client import worker_main, worker_process, worker_supervisor
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.wire_protocol import Answer, packed, unpacked
+from hetrun.client.worker_main import _arrived
 from hetrun.config import Settings
 from hetrun.errors import BackendError, EngineStopped, HetrunError, ModelFileError
-from hetrun.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
-from hetrun.params import SamplingParams
 from hetrun.server.app import create_app
-from hetrun.wire import Answer, packed, unpacked
-from hetrun.worker import _arrived
 from tests.server.engines import TOKENS
 from tests.support import lives
 from tests.support.limits import Within
@@ -75,7 +75,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(supervisor, "MOST_DELAY_S", 0.01)
+    monkeypatch.setattr(worker_supervisor, "MOST_DELAY_S", 0.01)
     return tmp_path / "script"
 
 
@@ -143,7 +143,7 @@ async def test_an_engine_that_ends_by_itself_is_a_death() -> None:
 async def test_closing_while_it_restarts_ends_all_that_waits(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "GRACE_S", LONGER_THAN_A_TEST_S)
+    monkeypatch.setattr(worker_process, "GRACE_S", LONGER_THAN_A_TEST_S)
     client = scripted(script, "ok endless")
     await client.info()
     asked = asyncio.create_task(collect(client, ask("forever", whole=True)))
@@ -232,13 +232,13 @@ async def test_it_gives_up_in_the_end(script: Path) -> None:
     with pytest.raises(EngineStopped, match="not a model any more"):
         await client.info()
     assert client.health.status == "failed"
-    assert len(lives.born(script)) == 1 + supervisor.MOST_FAILED
+    assert len(lives.born(script)) == 1 + worker_supervisor.MOST_FAILED
     await client.close()
 
 
 def test_later_and_later() -> None:
-    assert [supervisor.delay_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
-    assert supervisor.delay_s(10_000) == 30
+    assert [worker_supervisor.delay_s(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert worker_supervisor.delay_s(10_000) == 30
 
 
 async def test_who_dies_with_nothing_to_do_is_followed_all_the_same(script: Path) -> None:
@@ -318,7 +318,7 @@ def test_answers_are_the_same_on_the_other_side(key: int, events: list[Event]) -
 
 
 def test_the_time_a_request_waited_is_gone_from_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "monotonic", lambda: 104.0)
+    monkeypatch.setattr(worker_main, "monotonic", lambda: 104.0)
     request = GenerateRequest(SamplingParams(), text="x", deadline_s=10.0)
     assert _arrived(request, 100.0).deadline_s == 6
     assert _arrived(request, 64.0).deadline_s == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.wheels import not_to_be_had
+from hetrun.tools.missing_packages import not_to_be_had
 
 REASONS = {package.module: package.to_text() for package in not_to_be_had()}
 

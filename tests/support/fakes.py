@@ -34,17 +34,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from hetrun.config.values import parse_size
-from hetrun.errors import (
-    BackendError,
-    BudgetError,
-    ContextFull,
-    EngineStopped,
-    HetrunError,
-    ModelFileError,
-    OptionError,
-)
-from hetrun.events import (
+from hetrun.client.events import (
     Doing,
     Event,
     FinishReason,
@@ -55,8 +45,7 @@ from hetrun.events import (
     TokenLogprob,
     Usage,
 )
-from hetrun.planner.plan import PlanSet
-from hetrun.questions import (
+from hetrun.client.queries import (
     Counts,
     Detokenize,
     EngineState,
@@ -74,6 +63,17 @@ from hetrun.questions import (
     TokenizerInfo,
     WhatIf,
 )
+from hetrun.errors import (
+    BackendError,
+    BudgetError,
+    ContextFull,
+    EngineStopped,
+    HetrunError,
+    ModelFileError,
+    OptionError,
+)
+from hetrun.option_types import parse_size
+from hetrun.planner.plan import PlanSet
 
 INFO = ModelInfo(
     name="Fake by Nobody v2",

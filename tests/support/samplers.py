@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFWriter
 
-from hetrun.params import SAMPLERS, SamplingParams
+from hetrun.client.sampling_params import SAMPLERS, SamplingParams
 from tests.support.peer import llama_cpp
 
 Row = npt.NDArray[np.float32]

@@ -18,8 +18,8 @@ from typing import Any
 from unittest import mock
 
 from hetrun import LLM
+from hetrun.client.events import Streaming
 from hetrun.errors import BudgetError
-from hetrun.events import Streaming
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import Books, Figures, Granted
 from hetrun.prefetch import streamed_weights
@@ -202,7 +202,7 @@ _always = ExitStack()
 
 def engine(**options: Any) -> LLM:  # noqa: ANN401
     """What a worker is told to build: everything stays small until it ends."""
-    from hetrun.llm import for_conversations
+    from hetrun.api import for_conversations
 
     _always.enter_context(made_small())
     return for_conversations(**options)

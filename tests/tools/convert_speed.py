@@ -20,8 +20,8 @@ from time import perf_counter
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hetrun.convert import Wish, convert_model
-from hetrun.convert.recipe import by_option
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models.hf import write_tokenizer
 from tests.tools.make_model import SHAPES, Shape
 

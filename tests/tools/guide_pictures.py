@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.text import Text
 from textual.widgets import Input
 
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
-from hetrun.params import SamplingParams
 from hetrun.tui.app import ChatApp
 from hetrun.tui.doors import Doors
 from hetrun.tui.screens.dialogs import Choose

@@ -58,7 +58,7 @@ def worker_of(server: int) -> int | None:
     """The process in which the server's engine runs."""
     for pid in children(server):
         try:
-            if b"hetrun.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"hetrun.client.worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
         except FileNotFoundError:  # it has just ended
             pass

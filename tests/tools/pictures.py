@@ -10,9 +10,9 @@ from pathlib import Path
 
 from textual.widgets import Input, TextArea
 
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
-from hetrun.params import SamplingParams
 from hetrun.tui.app import ChatApp
 from hetrun.tui.doors import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choose

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hetrun.chatclient import ChatClient
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import Event, GenerateRequest, ModelInfo
+from hetrun.client.interface import ChatClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
-from hetrun.events import Event, GenerateRequest, ModelInfo
-from hetrun.params import SamplingParams
 from tests.support.fakes import INFO
 
 STEP_S = 0.016

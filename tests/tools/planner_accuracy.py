@@ -23,12 +23,12 @@ from typing import Protocol
 
 import numpy as np
 
-from hetrun.bench.machine import BUSY, load_average
+from hetrun.api import LLM
 from hetrun.config import Settings
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.llm import LLM
 from hetrun.planner.plan import BUCKETS, bucket_of
+from hetrun.tools.bench.memory_bandwidth import BUSY, load_average
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 BATCHES = (2, 8, 16)  # sequences, with one token each

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from hetrun.machines.clock import Clock, predict
-from hetrun.machines.costs import decode, parts_of, prefill
-from hetrun.machines.files import open_machine
-from hetrun.machines.placing import Prediction, Setting
-from hetrun.machines.policies import compare
-from hetrun.machines.policies.lia import best_policy, shown
-from hetrun.machines.policies.streaming import streaming
-from hetrun.machines.policies.twinpilots import SEVEN, balanced, table
-from hetrun.machines.report import policies_table
+from hetrun.tools.simulate.costs import decode, parts_of, prefill
+from hetrun.tools.simulate.evaluator import Clock, predict
+from hetrun.tools.simulate.machine_files import open_machine
+from hetrun.tools.simulate.policies import compare
+from hetrun.tools.simulate.policies.flexgen import streaming
+from hetrun.tools.simulate.policies.lia import best_policy, shown
+from hetrun.tools.simulate.policies.twinpilots import SEVEN, balanced, table
+from hetrun.tools.simulate.report import policies_table
+from hetrun.tools.simulate.types import Prediction, Setting
 from tests.machines.questions import model
 from tests.machines.test_policies import ON_CPU, ON_GPU
 

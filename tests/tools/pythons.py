@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetrun.wheels import NOTES
+from hetrun.tools.missing_packages import NOTES
 from tests.run import ROOT, counted
 
 VERSIONS = tuple((3, minor) for minor in range(11, 15))

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
-from hetrun.completion import Completion
-from hetrun.llm import LLM
-from hetrun.params import SamplingParams
+from hetrun.api import LLM
+from hetrun.client.completion import Completion
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.sampling.grammar import token_mask
 from tests.support.schemas import Schema, catalogue
 

@@ -24,9 +24,9 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetrun.bench.driver import Endpoint
-from hetrun.bench.servers import Server, hetrun_serve
 from hetrun.config import Settings
+from hetrun.tools.bench.serving.http_load import Endpoint
+from hetrun.tools.bench.serving.servers import Server, hetrun_serve
 from tests.tools.soak_traffic import FLOOD, MOST_S, Told, Traffic, probed
 from tests.tools.stress import MAY_GROW, Held, held, tiny_model
 

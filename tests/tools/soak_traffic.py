@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hetrun.bench.driver import CHAT, Endpoint, Gone, Reader, Refused
+from hetrun.tools.bench.serving.http_load import CHAT, Endpoint, Gone, Reader, Refused
 
 FLOOD = 200
 FLOOD_EVERY_S = 30.0

@@ -26,15 +26,16 @@ from time import perf_counter, strftime
 from typing import Any
 from unittest.mock import patch
 
-from hetrun import LLM, SamplingParams, answering
-from hetrun.answering import Choices, Drafts
+from hetrun import LLM, SamplingParams
+from hetrun.api import model_path
 from hetrun.backend import Floats
-from hetrun.bench.report import aligned
 from hetrun.config import Settings
+from hetrun.engine import output_processor
+from hetrun.engine.output_processor import Choices, Drafts
+from hetrun.engine.sequence import Running
 from hetrun.executor.executor import Step
-from hetrun.llm import model_path
-from hetrun.running import Running
 from hetrun.sampling.interface import Choice
+from hetrun.tools.bench.report import aligned
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 4096
@@ -126,14 +127,14 @@ def serve(asks: Connection, options: Mapping[str, Any]) -> None:
 
     def together(running: Sequence[Running], step: Step, drafts: Drafts, logits: Floats) -> Iterator[Choices]:
         if not scripts:
-            yield from answering.together(running, step, drafts, logits)
+            yield from output_processor.together(running, step, drafts, logits)
             return
         for r in running:
             script, at = scripts[tuple(r.tokens[: r.n_prompt])], len(r.tokens) - r.n_prompt
             rows = 1 + len(drafts.get(r.id, ()))
             yield [Choice(script[(at + i) % len(script)]) for i in range(rows)]
 
-    with patch("hetrun.loop.together", together), LLM(**options) as llm:
+    with patch("hetrun.engine.loop.together", together), LLM(**options) as llm:
         asks.send("ready")
         while (work := asks.recv()) is not None:
             scripts.clear()

@@ -22,16 +22,16 @@ from time import strftime
 
 import numpy as np
 
-from hetrun.bench import budgeted, sweep
-from hetrun.bench.budgets import Budget, SweepOptions
-from hetrun.bench.confine import confined, why_not
-from hetrun.bench.demand import demands
-from hetrun.bench.points import Point, Sweep
-from hetrun.bench.process import Process
-from hetrun.bench.report import aligned
-from hetrun.bench.sweep_report import to_json, to_table
 from hetrun.config import STREAMING, Settings
 from hetrun.loader.open_model import open_model
+from hetrun.tools.bench.process import Process
+from hetrun.tools.bench.report import aligned
+from hetrun.tools.bench.roofline import demands
+from hetrun.tools.bench.sweep import sweep, worker
+from hetrun.tools.bench.sweep.budgets import Budget, SweepOptions
+from hetrun.tools.bench.sweep.cgroup_sandbox import confined, why_not
+from hetrun.tools.bench.sweep.report import to_json, to_table
+from hetrun.tools.bench.sweep.results import Point, Sweep
 
 CONTEXT = 4096
 PERCENTS: Mapping[float, str] = {25.0: "q8_0", 50.0: "f16", 75.0: "f16", 90.0: "f16"}  # and the type of KV
@@ -148,12 +148,12 @@ def ablations(asked: Asked, details: Details) -> Iterator[Row]:
     settings = {"deterministic": True, "ctx": CONTEXT}
     with _ours(asked, None, **settings) as ours:
         prompt = _prompts(asked, 1)
-        expected = ours.ask(budgeted.Complete(prompt, asked.tokens), budgeted.Completed).tokens[0]
+        expected = ours.ask(worker.Complete(prompt, asked.tokens), worker.Completed).tokens[0]
     for way in asked.ways:
         what, case, bar = f"--streaming {way}", HALF.name, f"the same {asked.tokens} tokens"
         try:
             with _ours(asked, HALF, **settings, streaming=way) as ours:
-                found = ours.ask(budgeted.Complete(prompt, asked.tokens), budgeted.Completed)
+                found = ours.ask(worker.Complete(prompt, asked.tokens), worker.Completed)
         except Exception as error:
             yield Row(what, case, bar, str(error), False)
             continue
@@ -173,11 +173,9 @@ def batches(asked: Asked, details: Details) -> Iterator[Row]:
     """Many prompts share each pass over the weights; a few of them one by one say what that is worth."""
     with _ours(asked, HALF) as ours:
         prompts = _prompts(asked, PROMPTS)
-        ours.ask(budgeted.Complete(prompts[:1], 2), budgeted.Completed)
-        together = ours.ask(budgeted.Complete(prompts, asked.few), budgeted.Completed)
-        alone = [
-            ours.ask(budgeted.Complete([p], asked.few), budgeted.Completed) for p in _prompts(asked, 3, 1)
-        ]
+        ours.ask(worker.Complete(prompts[:1], 2), worker.Completed)
+        together = ours.ask(worker.Complete(prompts, asked.few), worker.Completed)
+        alone = [ours.ask(worker.Complete([p], asked.few), worker.Completed) for p in _prompts(asked, 3, 1)]
     rate = sum(map(len, together.tokens)) / together.seconds
     one = sum(len(a.tokens[0]) for a in alone) / sum(a.seconds for a in alone)
     details["batches"] = {"together_tok_s": rate, "alone_tok_s": one, "tokens_each": asked.few}
@@ -203,10 +201,10 @@ def _ours(asked: Asked, budget: Budget | None, **options: object) -> Iterator[Pr
     nbytes = None if budget is None else budget.of(size)
     with confined(sweep.TWICE * (nbytes or 2 * size)) as group:
         _say(f"{budget.name if budget else 'all in memory'} {options}")
-        process = budgeted.start(group.prefix)
+        process = worker.start(group.prefix)
         try:
             given = {"spec": "off"} | options | ({} if nbytes is None else {"ram": nbytes})
-            process.ask(budgeted.Open(str(asked.model), given, size), budgeted.Opened)
+            process.ask(worker.Open(str(asked.model), given, size), worker.Opened)
             yield process
         finally:
             process.close()

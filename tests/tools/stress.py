@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from hetrun import LLM, SamplingParams
-from hetrun.bench.driver import Endpoint, Gone, Refused
-from hetrun.bench.servers import Server, hetrun_serve, tree
 from hetrun.config import Settings
-from hetrun.loop import REST_S
+from hetrun.engine.loop import REST_S
+from hetrun.tools.bench.serving.http_load import Endpoint, Gone, Refused
+from hetrun.tools.bench.serving.servers import Server, hetrun_serve, tree
 from tests.tools import make_model
 
 LONGEST = 600  # tokens of a prompt, nearly

@@ -12,8 +12,8 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import OptionList, Static
 
-from hetrun.client import LocalClient
-from hetrun.params import SamplingParams
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.tui.app import ChatApp
 from hetrun.tui.doors import Doors
 from hetrun.tui.screens.chat import ChatScreen

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
 from hetrun.config import Settings
 from hetrun.tui.app import ChatApp
 from tests.support.fakes import FakeEngine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from textual.widgets import OptionList, Static
 
-from hetrun.client import LocalClient
+from hetrun.client.engine_client import LocalClient
 from hetrun.tui.commands import COMMANDS
 from hetrun.tui.doors import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choose

@@ -9,9 +9,9 @@ from tempfile import TemporaryFile
 import pytest
 from textual.widgets import Footer, ProgressBar
 
-from hetrun.client import WorkerClient
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
-from hetrun.params import SamplingParams
 from hetrun.system.terminal_text import visible
 from hetrun.tui.app import ChatApp
 from hetrun.tui.transcript.widget import Transcript

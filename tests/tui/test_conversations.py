@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from textual.widgets import Input
 
-from hetrun.params import SamplingParams
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.tui.kept.store import Store
 from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.settings import SettingsScreen

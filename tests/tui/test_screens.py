@@ -13,11 +13,11 @@ from threading import Event
 import pytest
 from textual.widgets import Input, Static, TextArea
 
-from hetrun.chatclient import ChatClient
-from hetrun.client import LocalClient, WorkerClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import State
 from hetrun.config import Settings
 from hetrun.errors import OptionError
-from hetrun.questions import State
 from hetrun.tui.app import ChatApp
 from hetrun.tui.doors import Doors, Offered, Opening, Tell
 from hetrun.tui.machine import Facts, draw, look

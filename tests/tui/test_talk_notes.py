@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.events import Event, FinishReason, Usage
+from hetrun.client.events import Event, FinishReason, Usage
 from hetrun.tui.talk import note_of
 
 

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.admission import (
+from hetrun.client.events import GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.admission import (
     FIRST_ANSWER,
     MOST_RETRY_S,
     Admission,
@@ -23,8 +25,6 @@ from hetrun.admission import (
     in_words,
     letters,
 )
-from hetrun.events import GenerateRequest
-from hetrun.params import SamplingParams
 from tests.support.tiers import in_pairs
 
 PLACES = 4

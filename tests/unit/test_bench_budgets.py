@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.bench import confine
-from hetrun.bench.asked import Asked, options_of
-from hetrun.bench.budgets import BESIDE, Budget, SweepOptions, budgets, is_sweep
-from hetrun.bench.cases import BenchOptions, Case
-from hetrun.bench.confine import VERSION_1, VERSION_2, confined, why_not
-from hetrun.bench.disk import Ceiling, Disk
-from hetrun.bench.process import Died, Process
 from hetrun.errors import OptionError, UserError
+from hetrun.tools.bench.cases import BenchOptions, Case
+from hetrun.tools.bench.disk_bandwidth import Ceiling, Disk
+from hetrun.tools.bench.options import Asked, options_of
+from hetrun.tools.bench.process import Died, Process
+from hetrun.tools.bench.sweep import cgroup_sandbox
+from hetrun.tools.bench.sweep.budgets import BESIDE, Budget, SweepOptions, budgets, is_sweep
+from hetrun.tools.bench.sweep.cgroup_sandbox import VERSION_1, VERSION_2, confined, why_not
 
 GIB = 1 << 30
 
@@ -121,7 +121,7 @@ NAMES = {
 class Kernel:
     """A tree of control groups in an ordinary folder: a new group has its files, and goes with them."""
 
-    def __init__(self, root: Path, version: confine.Version, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path, version: cgroup_sandbox.Version, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self._version = root, version
         self.mount = root / "sys/fs/cgroup"
         self.mine = self.mount / "a/mine"
@@ -265,7 +265,7 @@ def test_the_kernel_kills_who_wants_more() -> None:
 
 
 def told(code: str) -> Process:
-    return Process("somebody", "from hetrun.bench.process import obey; " + code)
+    return Process("somebody", "from hetrun.tools.bench.process import obey; " + code)
 
 
 def test_what_it_answers_comes_back_and_so_do_errors() -> None:
@@ -297,9 +297,10 @@ def test_its_death_is_an_error_that_says_how() -> None:
 
 IN_A_SESSION = """
 from pathlib import Path
-from hetrun.bench.process import Process
+from hetrun.tools.bench.process import Process
 Path("/proc/self/autogroup").write_text("5")
-process = Process("x", "from hetrun.bench.process import obey; obey({pipe}, 'x', lambda order: [order])")
+obeying = "from hetrun.tools.bench.process import obey; obey({pipe}, 'x', lambda order: [order])"
+process = Process("x", obeying)
 process.ask(1, int)
 print(Path(f"/proc/{process.pid}/autogroup").read_text())
 process.close()

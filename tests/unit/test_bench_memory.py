@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.bench import machine, readers
-from hetrun.bench.cases import Case
-from hetrun.bench.demand import Demands, Experts, Traffic
-from hetrun.bench.machine import Memory, bandwidth, last_caches, memory, rounded, usual
-from hetrun.bench.readers import LINE, Block, InC, Reader, Work, by_search, side_by_side
+from hetrun.tools.bench import memory_bandwidth, read_kernels
+from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.memory_bandwidth import Memory, bandwidth, last_caches, memory, rounded, usual
+from hetrun.tools.bench.read_kernels import LINE, Block, InC, Reader, Work, by_search, side_by_side
+from hetrun.tools.bench.roofline import Demands, Experts, Traffic
 
 GIGA = 1e9
 
@@ -24,11 +24,11 @@ GIGA = 1e9
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST", "TRIED", "READ"):
-        monkeypatch.setattr(machine, name, 1 << 20)
+        monkeypatch.setattr(memory_bandwidth, name, 1 << 20)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("way", [*readers.readers(), by_search])
+@pytest.mark.parametrize("way", [*read_kernels.readers(), by_search])
 def test_every_way_reads_in_every_round(way: Reader, threads: int) -> None:
     with Block(Work(threads, 64 * LINE, 3)) as block:
         assert block.work.nbytes == threads * 3 * 64 * LINE
@@ -41,7 +41,7 @@ def test_every_way_reads_in_every_round(way: Reader, threads: int) -> None:
 
 def test_more_to_read_takes_longer() -> None:
     with Block(Work(1, 64 * LINE)) as small, Block(Work(1, 64 * LINE, 2000)) as large:
-        for way in (*readers.readers(), by_search):
+        for way in (*read_kernels.readers(), by_search):
             assert min(way(large, 3)) > 10 * min(way(small, 3))
 
 
@@ -57,20 +57,20 @@ def test_memory_can_be_read(threads: int, nbytes: int) -> None:
 def test_without_the_library_the_c_librarys_search_reads(
     found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    readers.readers.cache_clear()
+    read_kernels.readers.cache_clear()
     if found == "nothing":
-        monkeypatch.setattr(readers, "__file__", str(tmp_path / "readers.py"))
+        monkeypatch.setattr(read_kernels, "__file__", str(tmp_path / "readers.py"))
     else:
-        monkeypatch.setattr(readers, "VERSION", -1)
+        monkeypatch.setattr(read_kernels, "VERSION", -1)
     try:
-        assert readers.readers() == (by_search,)
+        assert read_kernels.readers() == (by_search,)
         assert 1e7 < bandwidth(2, 1 << 20, rounds=2) < 1e13
     finally:
-        readers.readers.cache_clear()
+        read_kernels.readers.cache_clear()
 
 
 def test_the_library_knows_ways_for_every_processor() -> None:
-    ways = readers.readers()
+    ways = read_kernels.readers()
     if ways == (by_search,):
         pytest.skip("there was no C compiler when hetrun was installed")
     assert len(ways) >= 3
@@ -106,23 +106,23 @@ def test_the_fastest_way_counts_and_the_best_quarter_of_its_rounds(monkeypatch: 
         return read
 
     monkeypatch.setattr(
-        machine, "readers", lambda: (way("slow", 3.0), way("fast", 2.0, 9.0), way("odd", 8.0))
+        memory_bandwidth, "readers", lambda: (way("slow", 3.0), way("fast", 2.0, 9.0), way("odd", 8.0))
     )
-    monkeypatch.setattr(machine, "TRIED", 5 * machine.LEAST)
-    monkeypatch.setattr(machine, "READ", 0)
-    found = bandwidth(2, machine.LEAST, rounds=8, tries=4)
+    monkeypatch.setattr(memory_bandwidth, "TRIED", 5 * memory_bandwidth.LEAST)
+    monkeypatch.setattr(memory_bandwidth, "READ", 0)
+    found = bandwidth(2, memory_bandwidth.LEAST, rounds=8, tries=4)
     assert asked == ["slow5", "fast5", "odd5", "fast8"]
-    assert found == pytest.approx(machine.LEAST / 2.0)
+    assert found == pytest.approx(memory_bandwidth.LEAST / 2.0)
     with Block(Work(1, LINE)) as block:
         assert usual(way("w", 5.0, 1.0, 2.0, 3.0, 9.0, 9.0, 9.0, 9.0), block, 8) == 1.5
 
 
 def test_the_most_that_was_measured_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([3.0, 1.0, 5.0, 2.0])
-    monkeypatch.setattr(machine, "_most", {})
-    monkeypatch.setattr(machine, "bandwidth", lambda n, nbytes: next(found))
-    assert [machine._bandwidth(1, 8) for _ in range(3)] == [3.0, 3.0, 5.0]
-    assert machine._bandwidth(2, 8) == 2.0
+    monkeypatch.setattr(memory_bandwidth, "_most", {})
+    monkeypatch.setattr(memory_bandwidth, "bandwidth", lambda n, nbytes: next(found))
+    assert [memory_bandwidth._bandwidth(1, 8) for _ in range(3)] == [3.0, 3.0, 5.0]
+    assert memory_bandwidth._bandwidth(2, 8) == 2.0
 
 
 @given(st.floats(0, 1e12))
@@ -140,8 +140,8 @@ def test_a_block_that_a_cache_holds_has_two_numbers(monkeypatch: pytest.MonkeyPa
         measured.append((n, nbytes))
         return n * (20 * GIGA if nbytes > 10**8 else 30 * GIGA if nbytes > 10**6 else 5 * GIGA)
 
-    monkeypatch.setattr(machine, "_bandwidth", measure)
-    monkeypatch.setattr(machine, "_large", lambda: 10**9)
+    monkeypatch.setattr(memory_bandwidth, "_bandwidth", measure)
+    monkeypatch.setattr(memory_bandwidth, "_large", lambda: 10**9)
     small = memory(2, 98.4e6)
     assert small == Memory(2, 98_000_000, 60 * GIGA, 40 * GIGA)
     assert small.cached
@@ -158,10 +158,10 @@ def test_a_block_that_a_cache_holds_has_two_numbers(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_block_without_a_cache_is_larger_than_two_of_all_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "last_caches", lambda: [3 << 30, 1 << 30])
+    monkeypatch.setattr(memory_bandwidth, "last_caches", lambda: [3 << 30, 1 << 30])
     for free, size in ((1 << 40, 8 << 30), (16 << 30, 4 << 30), (1 << 30, 512 << 20)):
-        monkeypatch.setattr(machine, "available_memory", lambda free=free: free)
-        assert machine._large() == size
+        monkeypatch.setattr(memory_bandwidth, "available_memory", lambda free=free: free)
+        assert memory_bandwidth._large() == size
 
 
 def write_cache(cpus: Path, core: int, *caches: tuple[int, str, str]) -> None:

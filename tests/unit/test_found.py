@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hetrun.client.model_catalog import find_models
 from hetrun.errors import UserError
-from hetrun.found import find_models
 
 
 def write(path: Path, nbytes: int = 3) -> Path:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import BackendError
 from hetrun.graph.top_logits import Best, Greatest
-from hetrun.params import SamplingParams
 from hetrun.sampling.interface import Sampler
 from hetrun.sampling.sampler import make_sampler
 from tests.support.examples import examples

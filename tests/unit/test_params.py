@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
-from hetrun.params import SamplingParams
 
 
 @pytest.mark.parametrize(

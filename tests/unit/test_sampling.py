@@ -15,8 +15,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from hetrun.client.sampling_params import SAMPLERS, SamplingParams
 from hetrun.errors import BackendError, OptionError
-from hetrun.params import SAMPLERS, SamplingParams
 from hetrun.sampling import native
 from hetrun.sampling import top_k as pruning
 from hetrun.sampling.batch import choose

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hetrun.client.sampling_params import SAMPLERS, SamplingParams
 from hetrun.errors import BackendError, OptionError
-from hetrun.params import SAMPLERS, SamplingParams
 from hetrun.sampling.interface import Sampler
 from hetrun.sampling.logprobs import of_prompt
 from hetrun.sampling.sampler import ChainSampler, make_sampler

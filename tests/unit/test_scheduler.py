@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.scheduler import Shares, last_in_line, share_out, split
+from hetrun.engine.scheduler import Shares, last_in_line, share_out, split
 
 
 @dataclass(eq=False)

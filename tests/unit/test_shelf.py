@@ -11,13 +11,13 @@ from typing import TypeVar, cast
 
 import pytest
 
-from hetrun.chatclient import ChatClient, Health
+from hetrun.client.events import Event, GenerateRequest, ModelInfo
+from hetrun.client.interface import ChatClient, Health
+from hetrun.client.model_catalog import Found
+from hetrun.client.model_pool import PROCESS, OnDemand, Shelf
+from hetrun.client.queries import Question, SetRam, State
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import BudgetError, EngineStopped, ModelFileError
-from hetrun.events import Event, GenerateRequest, ModelInfo
-from hetrun.found import Found
-from hetrun.params import SamplingParams
-from hetrun.questions import Question, SetRam, State
-from hetrun.shelf import PROCESS, OnDemand, Shelf
 from tests.support.fakes import INFO
 
 A = TypeVar("A")

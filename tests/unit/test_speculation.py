@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.speculation import costs, lookup
-from hetrun.speculation.acceptance import Acceptance, Shared
-from hetrun.speculation.costs import Costs
-from hetrun.speculation.length import NOTHING, PATIENCE, Candidate, Decision, decide
-from hetrun.speculation.lookup import AT_ONCE, Lookup
-from hetrun.speculation.speculating import Promise
+from hetrun.engine.speculation import cost, methods
+from hetrun.engine.speculation.acceptance import Acceptance, Shared
+from hetrun.engine.speculation.cost import Costs
+from hetrun.engine.speculation.draft_length import NOTHING, PATIENCE, Candidate, Decision, decide
+from hetrun.engine.speculation.prompt_lookup import AT_ONCE, Lookup
+from hetrun.engine.speculation.speculator import Promise
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=80)
 
@@ -212,7 +212,7 @@ def test_steps_that_take_longer_than_predicted_end_it_and_are_tried_again_much_l
         found.saw([1], 1, 7, 20.0)
         found.saw([1], 0, 0, 1.0)
     assert decide(one, [1], found, 8).length < 7
-    for _ in range(8 * costs.FORGOTTEN):
+    for _ in range(8 * cost.FORGOTTEN):
         found.saw([1], 0, 0, 1.0)
     assert decide(one, [1], found, 8).length == 7
 
@@ -236,6 +236,6 @@ def test_one_slow_step_is_no_news_of_the_others() -> None:
 
 
 def test_what_was_asked_for() -> None:
-    assert lookup(exact=True).exact
-    assert isinstance(lookup(exact=False).proposer([1, 2], 2), Lookup)
+    assert methods.lookup(exact=True).exact
+    assert isinstance(methods.lookup(exact=False).proposer([1, 2], 2), Lookup)
     assert Decision() == NOTHING

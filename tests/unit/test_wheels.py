@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import doctor, wheels
-from hetrun.doctor import Finding
-from hetrun.wheels import Missing
+from hetrun.tools import doctor, missing_packages
+from hetrun.tools.doctor import Finding
+from hetrun.tools.missing_packages import Missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ IPEX = Missing("intel-extension-for-pytorch", ("ipex",))
 def test_what_this_python_cannot_have(
     python: tuple[int, int], without: list[str], found: list[Missing]
 ) -> None:
-    assert wheels.unavailable(REQUIRES, without, python) == found
+    assert missing_packages.unavailable(REQUIRES, without, python) == found
 
 
 @pytest.mark.parametrize(
@@ -48,33 +48,33 @@ def test_what_this_python_cannot_have(
     [("< '3.12'", False), ("<= '3.12'", True), ('>= "3.12"', True), ("> '3.12'", False), ("> '3.9'", True)],
 )
 def test_versions_are_compared_as_numbers(marker: str, holds: bool) -> None:
-    found = wheels.unavailable([f"x; python_version {marker} and extra == 'test'"], [], (3, 12))
+    found = missing_packages.unavailable([f"x; python_version {marker} and extra == 'test'"], [], (3, 12))
     assert (found == []) == holds
 
 
 def test_each_marker_of_our_own_is_understood() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for extra, requirements in project["optional-dependencies"].items():
-        assert extra in wheels.LOST
+        assert extra in missing_packages.LOST
         for requirement in requirements:
             marker = requirement.partition(";")[2]
-            assert wheels.MARKER.sub("", marker).strip() == "", requirement
+            assert missing_packages.MARKER.sub("", marker).strip() == "", requirement
 
 
 def test_what_the_installation_left_out_holds_for_the_python_that_it_was_for(tmp_path: Path) -> None:
-    assert wheels.noted(tmp_path) == []
-    notes = tmp_path / wheels.NOTES
-    notes.write_text(json.dumps({"python": list(wheels.HERE), "without": ["numba"]}))
-    assert wheels.noted(tmp_path) == ["numba"]
+    assert missing_packages.noted(tmp_path) == []
+    notes = tmp_path / missing_packages.NOTES
+    notes.write_text(json.dumps({"python": list(missing_packages.HERE), "without": ["numba"]}))
+    assert missing_packages.noted(tmp_path) == ["numba"]
     notes.write_text(json.dumps({"python": [3, 9], "without": ["numba"]}))
-    assert wheels.noted(tmp_path) == []
+    assert missing_packages.noted(tmp_path) == []
     for text in ("", "[]", '{"without": 7}', "{"):
         notes.write_text(text)
-        assert wheels.noted(tmp_path) == []
+        assert missing_packages.noted(tmp_path) == []
 
 
 def test_one_line_says_which_and_what_is_lost() -> None:
-    version = re.escape(".".join(map(str, wheels.HERE)))
+    version = re.escape(".".join(map(str, missing_packages.HERE)))
     said = Missing("torch", ("amx", "test")).to_text()
     assert re.fullmatch(f"torch has no wheel for Python {version}: no backend amx; tests .* skipped", said)
     assert Missing("cupy-cuda13x", ()).module == "cupy_cuda13x"

@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hetrun.events import Event
-from hetrun.wire import SMALL, Answer, Channel, Message, packed, unpacked
+from hetrun.client.events import Event
+from hetrun.client.wire_protocol import SMALL, Answer, Channel, Message, packed, unpacked
 from tests.support.limits import Within
 
 Pair = tuple[Channel, Channel]

@@ -11,9 +11,9 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Footer, OptionList, Static
 from textual.worker import Worker, WorkerState
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.events import ModelInfo
+from hetrun.client.interface import ChatClient
 from hetrun.errors import HetrunError
-from hetrun.events import ModelInfo
 from hetrun.system.terminal_text import visible
 from hetrun.tui.answering import Answering
 from hetrun.tui.doors import Doors

@@ -9,9 +9,9 @@ from typing import cast
 from textual import on, work
 from textual.widgets import Input
 
+from hetrun.client.events import GenerateRequest, Message
+from hetrun.client.queries import Render
 from hetrun.errors import HetrunError, UserError
-from hetrun.events import GenerateRequest, Message
-from hetrun.questions import Render
 from hetrun.tui.answering import Answering
 from hetrun.tui.commands import command_of, is_command
 from hetrun.tui.kept import exchange

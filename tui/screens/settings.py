@@ -13,8 +13,8 @@ from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static, TextArea
 
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
-from hetrun.params import SamplingParams
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.talk import Talk, parsed_value
 

@@ -11,11 +11,11 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.worker import Worker, WorkerState
 
-from hetrun.chatclient import ChatClient
-from hetrun.config.values import parse_size
+from hetrun.client.events import Message, ModelInfo
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import SetRam
 from hetrun.errors import HetrunError, UserError
-from hetrun.events import Message, ModelInfo
-from hetrun.questions import SetRam
+from hetrun.option_types import parse_size
 from hetrun.tui.doors import Doors, Offered, Opening
 from hetrun.tui.machine import Facts
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose

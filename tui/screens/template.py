@@ -11,10 +11,10 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static, TextArea
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.events import Message
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import Render, Tokenize, TokenizerInfo
 from hetrun.errors import HetrunError
-from hetrun.events import Message
-from hetrun.questions import Render, Tokenize, TokenizerInfo
 from hetrun.system.terminal_text import visible
 
 

@@ -20,11 +20,11 @@ from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.events import GenerateRequest, TokenLogprob
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import Render
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
-from hetrun.events import GenerateRequest, TokenLogprob
-from hetrun.params import SamplingParams
-from hetrun.questions import Render
 from hetrun.system.terminal_text import visible
 
 ALTERNATIVES = 8

@@ -13,9 +13,9 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import Button, Input, Label, Static
 
-from hetrun.chatclient import ChatClient
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import Foreseen, WhatIf
 from hetrun.errors import HetrunError
-from hetrun.questions import Foreseen, WhatIf
 from hetrun.system.terminal_text import visible
 
 # Name, what it is, and what the arrow keys do to it.

@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import ProgressBar, Static
 
-from hetrun.events import ModelInfo
+from hetrun.client.events import ModelInfo
 from hetrun.system.terminal_text import visible
 
 

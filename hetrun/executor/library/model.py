@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Descriptor, Floats
 from hetrun.backend.library_model import WholeRunner
+from hetrun.client.events import Streaming
+from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError, OptionError
-from hetrun.events import Streaming
 from hetrun.executor.executor import Between, Chunk, Step
 from hetrun.executor.library.plan import prepare
 from hetrun.executor.stats import Key, Stats
@@ -21,7 +22,6 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.paged_allocator import too_long
 from hetrun.planner.options import Options
 from hetrun.planner.plan import bucket_of
-from hetrun.questions import LayerPlace
 from hetrun.system.progress import Progress
 
 log = logging.getLogger(__name__)

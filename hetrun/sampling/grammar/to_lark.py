@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetrun.params import Structure
+from hetrun.client.sampling_params import Structure
 from hetrun.sampling.grammar.composed import lark_of_parts
 from hetrun.sampling.grammar.error_messages import Fault, refuse
 from hetrun.sampling.grammar.gbnf import TokenOf, is_gbnf

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
-from hetrun.params import Structure
 from hetrun.sampling.grammar.compiler import compile_spelled, make_tokenizer
 from hetrun.sampling.grammar.error_messages import fault_of
 from hetrun.sampling.grammar.sandbox import STACK, try_out

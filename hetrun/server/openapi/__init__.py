@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hetrun import __version__
-from hetrun.server.jsontext import json_text
-from hetrun.server.openapi import replies, requests
+from hetrun.server.json_stream import json_text
+from hetrun.server.openapi import requests, responses
 from hetrun.server.openapi.paths import RESPONSES, paths
 from hetrun.server.openapi.schemas import Json
 from hetrun.server.service import Service
@@ -26,16 +26,16 @@ SCHEMAS: Json = {
     "ApplyTemplateRequest": requests.APPLY_TEMPLATE,
     "RamRequest": requests.RAM,
     "WhatIfRequest": requests.WHAT_IF,
-    "ChatAnswer": replies.CHAT,
-    "CompletionAnswer": replies.COMPLETION,
-    "Response": replies.RESPONSE,
-    "Embeddings": replies.EMBEDDINGS,
-    "Models": replies.MODELS,
-    "Health": replies.HEALTH,
-    "Error": replies.ERROR,
-    "Usage": replies.USAGE,
-    "Timings": replies.TIMINGS,
-    "Model": replies.MODEL,
+    "ChatAnswer": responses.CHAT,
+    "CompletionAnswer": responses.COMPLETION,
+    "Response": responses.RESPONSE,
+    "Embeddings": responses.EMBEDDINGS,
+    "Models": responses.MODELS,
+    "Health": responses.HEALTH,
+    "Error": responses.ERROR,
+    "Usage": responses.USAGE,
+    "Timings": responses.TIMINGS,
+    "Model": responses.MODEL,
 }
 
 

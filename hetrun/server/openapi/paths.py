@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hetrun.server import elsewhere
-from hetrun.server.openapi import replies
+from hetrun.server.openapi import responses as replies
 from hetrun.server.openapi.schemas import STRING, Json, ref
+from hetrun.server.routes import unsupported
 
 JSON = "application/json"
 # What can go wrong: the names of responses, by status.
@@ -177,11 +177,11 @@ def paths() -> Json:
     for operation in OPERATIONS:
         for path in operation.paths:
             found.setdefault(path, _parameters(path))[operation.method] = _described(operation, path)
-    for path, why in elsewhere.REFUSED.items():
+    for path, why in unsupported.REFUSED.items():
         path = written(path)
         refusal: Json = {"summary": why, "deprecated": True, "responses": _failures((501,))}
         found[path] = _parameters(path)
-        for method in map(str.lower, elsewhere.ANY):
+        for method in map(str.lower, unsupported.ANY):
             found[path][method] = refusal | {"operationId": _id(method, path)}
     return dict(found)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from hetrun.params import (
+from hetrun.client.queries import KNOBS
+from hetrun.client.sampling_params import (
     LEAST_TEMPERATURE,
     MOST,
     MOST_BIAS,
@@ -18,9 +19,8 @@ from hetrun.params import (
     SAMPLERS,
     SPELLINGS,
 )
-from hetrun.questions import KNOBS
-from hetrun.server import embeddings, fields, responses, texts
-from hetrun.server.completions import MOST_TOKENS, PROMPT
+from hetrun.server import fields
+from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
 from hetrun.server.messages import MOST_ID, ROLES, THOUGHTS
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
@@ -40,10 +40,12 @@ from hetrun.server.openapi.schemas import (
     string,
     struct,
 )
-from hetrun.server.orders import MOST_CHOICES
+from hetrun.server.request import MOST_CHOICES
+from hetrun.server.responses import routes
+from hetrun.server.routes import embeddings, tokenize
+from hetrun.server.routes.completions import MOST_TOKENS, PROMPT
 from hetrun.server.sampling import LIMITS, UNLIMITED
-from hetrun.server.scores import MOST_LEGACY_TOP, MOST_TOP
-from hetrun.server.toolschemas import CHOICES, MOST_TOOLS
+from hetrun.server.tools import CHOICES, MOST_TOOLS
 
 MOST_TOKEN = 2**31 - 1
 # What a field may say that asks for nothing.
@@ -170,7 +172,7 @@ _MESSAGES = array(ref("Message"), 1)
 _TEMPLATE: dict[str, Json] = {
     "chat_template_kwargs": {"type": "object"},
     "add_generation_prompt": BOOLEAN,
-    **{name: _NEUTRAL[name] for name in texts.TEMPLATE if name in _NEUTRAL},
+    **{name: _NEUTRAL[name] for name in tokenize.TEMPLATE if name in _NEUTRAL},
 }
 
 CHAT = _body(
@@ -201,14 +203,14 @@ COMPLETION = _body(
         }
     ),
 )
-_NOT_THERE = {*responses.MOVED, "n"}
+_NOT_THERE = {*routes.MOVED, "n"}
 _ITEMS = array(
     either(struct({"type": STRING}), struct({"role": STRING, "content": either(STRING, array(ANYTHING))}))
 )
 RESPONSE = _body(
     {},
     {name: schema for name, schema in _with_hints(_COMMON).items() if name not in _NOT_THERE}
-    | {name: NOTHING for name in responses.NEVER}
+    | {name: NOTHING for name in routes.NEVER}
     | {
         "input": described(either(STRING, _ITEMS), "a text, or messages, calls and their results"),
         "instructions": STRING,
@@ -219,7 +221,7 @@ RESPONSE = _body(
         "store": BOOLEAN,
         "metadata": {"type": "object", "additionalProperties": STRING},
         "truncation": const("disabled"),
-        "include": array(enum(*responses.INCLUDES)),
+        "include": array(enum(*routes.INCLUDES)),
         "top_logprobs": integer(0, MOST_TOP),
         "max_tool_calls": integer(1, MOST_TOKEN),
         "chat_template_kwargs": {"type": "object"},
@@ -242,23 +244,23 @@ EMBEDDING = _body(
     ),
 )
 _SOURCES: dict[str, Json] = {
-    "content": string(0, texts.MOST_TEXT),
-    "prompt": string(0, texts.MOST_TEXT),
+    "content": string(0, tokenize.MOST_TEXT),
+    "prompt": string(0, tokenize.MOST_TEXT),
     "messages": _MESSAGES,
 }
-_SPELLED = f"at most {texts.MOST_SPELLED} characters then"
+_SPELLED = f"at most {tokenize.MOST_SPELLED} characters then"
 TOKENIZE = _body(
     {},
     {
         "model": STRING,
         **_SOURCES,
-        **{name: BOOLEAN for name in (*texts.ADD, "parse_special")},
+        **{name: BOOLEAN for name in (*tokenize.ADD, "parse_special")},
         **{name: described(BOOLEAN, _SPELLED) for name in ("with_pieces", "return_token_strs")},
         **_TEMPLATE,
     },
     anyOf=[{"required": [name]} for name in _SOURCES],
 )
-DETOKENIZE = _body({"tokens": array(integer(0, MOST_TOKEN), 0, texts.MOST_TOKENS)}, {"model": STRING})
+DETOKENIZE = _body({"tokens": array(integer(0, MOST_TOKEN), 0, tokenize.MOST_TOKENS)}, {"model": STRING})
 APPLY_TEMPLATE = _body({"messages": _MESSAGES}, {"model": STRING, **_TEMPLATE})
 _WRITTEN = described(either(STRING, integer(0)), "as on the command line")
 WHAT_IF = struct({}, {"model": STRING, **dict.fromkeys(KNOBS, _WRITTEN)}) | {"additionalProperties": False}

@@ -16,9 +16,9 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from hetrun.address import address
-from hetrun.batch.places import Place, Wanted
+from hetrun.client.address import address
 from hetrun.errors import BackendUnavailable, OptionError
+from hetrun.tools.batch.worker import Place, Wanted
 
 WHERE = re.compile(r"auto|(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
 

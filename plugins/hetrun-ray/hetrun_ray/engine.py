@@ -19,12 +19,12 @@ from typing import IO
 
 import psutil
 
-from hetrun.address import address
-from hetrun.batch.asks import Ask
-from hetrun.batch.places import Away
-from hetrun.batch.workers import Worker
+from hetrun.client.address import address
 from hetrun.errors import printable
 from hetrun.system import subprocesses
+from hetrun.tools.batch.http_worker import Worker
+from hetrun.tools.batch.request_lines import Ask
+from hetrun.tools.batch.worker import Away
 from hetrun_ray.serving import SOCKET
 from hetrun_ray.words import Answer, Gone
 

@@ -12,11 +12,11 @@ from contextlib import suppress
 from subprocess import Popen
 from typing import IO
 
-from hetrun.batch.asks import Ask
-from hetrun.batch.places import Away, Place
-from hetrun.batch.results import Reply
 from hetrun.errors import BackendUnavailable, printable
 from hetrun.system import subprocesses
+from hetrun.tools.batch.request_lines import Ask
+from hetrun.tools.batch.result_lines import Reply
+from hetrun.tools.batch.worker import Away, Place
 from hetrun_ray.words import (
     Answer,
     Answered,

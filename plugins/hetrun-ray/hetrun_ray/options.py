@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hetrun.batch.places import Wanted
 from hetrun.errors import OptionError
+from hetrun.tools.batch.worker import Wanted
 from hetrun_ray.words import Begin
 
 # Where a server listens and what it offers is ours to say, and requests bring their own.

@@ -1,0 +1,394 @@
+"""`LLM`: a model in this process, for programs and for the command line."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar, cast
+
+import numpy as np
+
+from hetrun.backend import Floats, Precision
+from hetrun.client.completion import (
+    Completion,
+    Prompt,
+    as_prompts,
+    completion,
+    embedding_request,
+    prompt_request,
+)
+from hetrun.client.events import Doing, Event, GenerateRequest, Message, Streaming
+from hetrun.client.hook_dispatcher import heard
+from hetrun.client.queries import Foreseen, Question
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.config import OPTIONS, Settings, default_model
+from hetrun.engine.counters import Held
+from hetrun.engine.engine import Engine, OnEvent
+from hetrun.engine.factory import describe, load, prompts_of, template_of
+from hetrun.engine.input_processor import Renderer
+from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.query_handlers import answered
+from hetrun.errors import OptionError
+from hetrun.executor import planned_model as models
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.interface import look, set_ram
+from hetrun.executor.stats import Stats
+from hetrun.executor.what_if import changed, foresee
+from hetrun.graph.pooling import Pooling, read_vector
+from hetrun.loader.open_model import open_model
+from hetrun.planner.options import Options, Wishes
+from hetrun.planner.plan import PlanSet
+from hetrun.system.progress import Progress
+from hetrun.text.chat import ChatTemplate
+from hetrun.text.chat.renderer import TemplateWorker
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class LLM:
+    """A loaded model. Every native call is made by one thread; methods may be called from any."""
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        progress: Progress | None = None,
+        eager: bool = False,
+        **options: object,
+    ) -> None:
+        """Options are those of the command line, with the same names: ctx, ram, threads, backends, ubatch,
+        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` hears how much is loaded.
+        `eager` loads all that pays in the long run now, and not when the first long prompt comes."""
+        name = None if model is None else str(model)
+        self._open(Settings.resolve(environ=None, model=name, **options), progress, eager=eager)
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        progress: Progress | None = None,
+        *,
+        chatting: bool = False,
+        eager: bool = False,
+        most_waiting: int | None = None,
+    ) -> LLM:
+        """The model of settings that were resolved already.
+
+        `chatting` says that messages will come soon; `most_waiting` bounds the requests that wait.
+        """
+        llm = cls.__new__(cls)
+        llm._open(settings, progress, chatting, eager, most_waiting)
+        return llm
+
+    def _open(
+        self,
+        settings: Settings,
+        progress: Progress | None,
+        chatting: bool = False,
+        eager: bool = False,
+        most_waiting: int | None = None,
+    ) -> None:
+        self.settings = settings
+        source = open_model(model_path(settings))
+        self._templates = templates = TemplateWorker(template_of(source, settings))
+        with ExitStack() as undo:
+            undo.callback(templates.close)
+            if chatting:
+                templates.warm()  # a process begins while the model is loaded
+            options = as_options(settings, eager)
+            self._engine = Engine(lambda: load(source, templates, settings, options, progress, most_waiting))
+            undo.callback(self._engine.close)
+            self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
+            self.render: Renderer | None = self._engine.call(lambda loaded: loaded.render)
+            undo.pop_all()
+
+    @property
+    def plan(self) -> PlanSet:
+        """What runs where, and why."""
+        return self.call(lambda loaded: loaded.model.plans)
+
+    @property
+    def stats(self) -> Stats:
+        """What was measured so far."""
+        return self.call(lambda loaded: look(loaded.model))
+
+    @property
+    def doing(self) -> Doing | None:
+        """What the engine thread is in the middle of; None while it waits. From any thread, at once."""
+        return self._engine.doing
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """What passes are like that read weights from disk, as of the last; None: all weights are in memory.
+        From any thread, at once."""
+        return self._engine.streaming
+
+    @property
+    def n_vocab(self) -> int:
+        """Logits of a token."""
+        return self.info.n_vocab
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Continue one or several prompts, which run together. A prompt is a text or a list of token ids."""
+        return self._complete([prompt_request(p, self._params(params)) for p in as_prompts(prompts)])
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation, through the model's chat template."""
+        return self._complete([GenerateRequest(self._params(params), messages=tuple(messages))])[0]
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalise: bool = True
+    ) -> Floats:
+        """A vector for each text or list of token ids, float32 [n_texts, width]: of the hidden states of its
+        tokens the "mean", the "last" or the first ("cls"), where nothing is given what the model's file says;
+        of length 1 unless `normalise` is off."""
+        kind = self.info.pooling if pooling is None else pooling
+        found = self._collect([embedding_request(text, kind) for text in as_prompts(texts)])
+        return np.stack([read_vector(vector_of(events[-1]), normalise) for events in found])
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
+        """The events of one prompt as they come; leaving the loop stops the model."""
+        return self.stream_request(prompt_request(prompt, self._params(params)))
+
+    def stream_request(self, request: GenerateRequest) -> Iterator[Event]:
+        """The events of a request as they come; an error is raised."""
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        hearing = heard(request, lambda: self.info)
+        request_id = self.submit(request, events.put)
+        try:
+            while True:
+                event = events.get()
+                if hearing:
+                    hearing.event(event)
+                if event.kind == "error":
+                    raise reason_of(event)
+                yield event
+                if event.kind == "done":
+                    return
+        finally:
+            self.cancel(request_id)
+            if hearing:
+                hearing.end()
+
+    def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
+        """Begin a request and return; `on_event` is called on the engine thread and must be quick."""
+        return self._engine.submit(request, on_event)
+
+    def cancel(self, request_id: int) -> None:
+        """Stop a request, also in the middle of a step; nothing happens if it is over."""
+        self._engine.cancel(request_id)
+
+    def logits(self, tokens: Sequence[int]) -> Floats:
+        """The logits behind each token, float32 [n_tokens, n_vocab]."""
+        return self.call(lambda loaded: all_logits(loaded, tokens))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a text, as a prompt is tokenised."""
+        return self.call(lambda loaded: tokenizer_of(loaded).encode(text))
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens."""
+        return self.call(lambda loaded: tokenizer_of(loaded).decode(list(tokens)))
+
+    def save_prompts(self, path: str | PathLike[str]) -> int:
+        """Write the prompts that were computed to a file, for `load_prompts` or --prompt-cache of another
+        process, and say how many those were."""
+        return self.call(lambda loaded: prompts_of(loaded).save(Path(path)))
+
+    def load_prompts(self, path: str | PathLike[str]) -> int:
+        """Read prompts that were saved, and say how many those were. UserError if it cannot be used: the file
+        of another model, of other options, or a damaged one."""
+        return self.call(lambda loaded: prompts_of(loaded).load(Path(path)))
+
+    def set_ram(self, ram: int | str) -> PlanSet:
+        """Take at most so much memory from now on, as 1.5GiB or in bytes; what runs where then.
+
+        It happens between two steps, and no answer is lost by it. BudgetError says that what runs now needs
+        more, and how much; nothing has changed then.
+        """
+        nbytes = OPTIONS["ram"].parse(ram, "ram")
+
+        def change(loaded: Loaded) -> PlanSet:
+            set_ram(loaded.model, nbytes, loaded.prefixes)
+            look(loaded.model)
+            return loaded.model.plans
+
+        plans = self.call(change)
+        self.settings = replace(self.settings, ram=nbytes)
+        return plans
+
+    def foresee(self, changes: Mapping[str, object]) -> Foreseen:
+        """What other options would mean for memory and speed; nothing is changed."""
+        options = as_options(changed(self.settings, changes))
+        source = open_model(model_path(self.settings))
+        kv_type = self.settings.kv_type
+
+        def look(loaded: Loaded) -> Foreseen:
+            found, model = foresee(loaded.model, source, options, kv_type), loaded.model
+            # What was not named is decided anew each time, by what is free; but it was decided.
+            now = replace(found, context=model.context, threads=model.plans.plan(1).threads)
+            return found if changes else now
+
+        return self.aside(look)
+
+    @property
+    def held(self) -> Held:
+        """What the engine has to do, and what it has done; from any thread, at once."""
+        return self._engine.held
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template in use."""
+        return self._templates.template
+
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question about the model that runs; waits for it."""
+        return cast("A", answered(self, question))
+
+    def aside(self, work: Callable[[Loaded], R]) -> R:
+        """Call a function that leaves the model alone on the engine thread, maybe in the middle of a pass."""
+        return self._engine.call(work, aside=True)
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """What takes how much memory now, in bytes by name; `limit` and `left` as well."""
+        return self.call(lambda loaded: loaded.model.bill())
+
+    def check_template(self) -> None:
+        """Raise what is wrong with the chat template, as far as it shows before there are messages."""
+        self._templates.check()
+
+    def call(self, work: Callable[[Loaded], R]) -> R:
+        """Call a function with the loaded model on the engine thread."""
+        return self._engine.call(work)
+
+    def close(self) -> None:
+        """Stop the engine and give the memory back."""
+        self._templates.close()
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _params(self, params: SamplingParams | None) -> SamplingParams:
+        s = self.settings
+        return params or SamplingParams(max_tokens=s.max_tokens, temperature=s.temperature, seed=s.seed)
+
+    def _complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        return [completion(events) for events in self._collect(requests)]
+
+    def _collect(self, requests: Sequence[GenerateRequest]) -> list[list[Event]]:
+        """Run requests together. The caller is woken once for each, not for each token: that costs speed."""
+        collected: list[list[Event]] = [[] for _ in requests]
+        over: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+        def collector(i: int) -> OnEvent:
+            hearing = heard(requests[i], lambda: self.info)
+
+            def on_event(event: Event) -> None:
+                collected[i].append(event)
+                if event.last:
+                    if hearing:
+                        hearing.event(event)
+                    over.put(i)
+
+            return on_event
+
+        ids = [self.submit(request, collector(i)) for i, request in enumerate(requests)]
+        try:
+            for _ in requests:
+                last = collected[over.get()][-1]
+                if last.kind == "error":
+                    raise reason_of(last)
+        finally:
+            for request_id in ids:
+                self.cancel(request_id)
+        return collected
+
+
+def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
+    """A model whose first message must not wait: what fronts run in a process of its own."""
+    settings = Settings.resolve(environ=None, **options)
+    # Only here: others who ask too much do not know of each other, and must be told.
+    llm = LLM.of(settings, progress, chatting=True, eager=True, most_waiting=settings.queue)
+    try:
+        llm.check_template()
+    except BaseException:
+        llm.close()
+        raise
+    return llm
+
+
+def reason_of(event: Event) -> Exception:
+    """The error of an error event."""
+    return event.error or RuntimeError("the engine gave no reason")
+
+
+def vector_of(event: Event) -> bytes:
+    """The vector of the last event of an embedding."""
+    assert event.embedding is not None, "it ended as it should, and not with an error"
+    return event.embedding
+
+
+def model_path(settings: Settings) -> Path:
+    """The model's file or folder."""
+    if settings.model is None:
+        return default_model()
+    path = Path(settings.model).expanduser()
+    if os.path.exists(path):  # which says no to what cannot be a path, too
+        return path
+    from hetrun.loader.hub.resolve import find  # on use: most name a file
+
+    return find(settings.model, not settings.offline)
+
+
+def as_options(settings: Settings, eager: bool = False) -> Options:
+    """The part of the settings that a model is made with."""
+    wishes = Wishes(settings.threads, settings.ubatch, settings.plan, settings.deterministic)
+    return Options(
+        wishes,
+        settings.backends or None,
+        ctx=settings.ctx,
+        kv_type=settings.kv_type,
+        ram=settings.ram,
+        vram=settings.vram,
+        precision=cast("Precision", settings.precision),
+        planner=settings.planner,
+        streaming=settings.streaming,
+        eager=eager,
+    )
+
+
+def make_plan(settings: Settings) -> PlanSet:
+    """The plan for the settings' model, without reading its weights."""
+    return models.describe(open_model(model_path(settings)), as_options(settings))
+
+
+def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:
+    """The logits of every token of a text that has not been seen before."""
+    model, ids = loaded.model, np.asarray(tokens, np.int64)
+    if not len(ids) or ids.min() < 0 or ids.max() >= model.n_vocab:
+        raise OptionError(f"logits need at least one token, each from 0 to {model.n_vocab - 1}")
+    if len(ids) > model.context:
+        raise OptionError(
+            f"{len(ids)} tokens do not fit into the context of {model.context}; ask for more with ctx"
+        )
+    seq = (loaded.prefixes or model).alloc()
+    try:
+        return model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
+    finally:
+        model.free(seq)

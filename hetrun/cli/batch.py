@@ -1,0 +1,317 @@
+"""`hetrun run -f`: a file of requests, its results as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import stat
+import sys
+from collections import deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import ModuleType
+from typing import Literal, TypeVar
+
+from hetrun.cli import in_json, say
+from hetrun.cli.progress import Row, rows
+from hetrun.cli.serve import loaded
+from hetrun.cli.workers import elsewhere
+from hetrun.client import sampler_plugins
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.events import ModelInfo
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import State, StepSeconds
+from hetrun.config import Settings
+from hetrun.errors import HetrunError, OptionError, UserError
+from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
+from hetrun.tools.batch.line_reader import Lines
+from hetrun.tools.batch.output_file import Output, OutputFile
+from hetrun.tools.batch.reorder_buffer import Held, waiting_beside
+from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, ForAll, Reader
+from hetrun.tools.batch.resume import Done
+from hetrun.tools.batch.runner import Batch, Ends, StaysFull, Tally
+from hetrun.tools.batch.worker import Brought, Place
+
+T = TypeVar("T")
+
+SOME_FAILED = 3  # exit code
+KINDS: Mapping[str, Literal["text", "json"]] = {
+    **{".txt": "text", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
+}
+POLL_S = 0.1
+RECENT_S = 20.0  # over which the speed is measured
+# Before there is a result: what a request may be like.
+GUESSED_PROMPT, GUESSED_ANSWER = 64, 256
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is read, what is written, and how."""
+
+    source: str  # "-": standard input
+    output: Path | None = None
+    resume: bool = False
+    unordered: bool = False
+    workers: tuple[str, ...] = ()
+
+
+def run_file(
+    settings: Settings,
+    files: Files,
+    sampling: Mapping[str, object],
+    *,
+    raw: bool,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Answer every line of a file; the exit code."""
+    if files.resume and files.output is None:
+        raise OptionError("--resume goes on with a file of results: name it with -o")
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in sampling:
+            raise OptionError(f"{name} is for single prompts: a line of a file says by itself what it wants")
+    began = monotonic()
+    with reading(files.source) as lines, writing(files) as (output, held):
+        ends = Ends(lines, output, Done(output if files.resume else None), held)
+        try:
+            tally = asyncio.run(_until_told(_run(settings, files, ends, dict(sampling), raw)))
+        except StaysFull as full:
+            say(str(full))
+            return SOME_FAILED
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            if files.output:
+                say(f"stopped; {files.output} has whole lines only, and --resume goes on with it")
+            raise KeyboardInterrupt from None
+    seconds = monotonic() - began
+    if as_json and files.output:
+        print(in_json(summary(tally, seconds)))
+    elif verbose or tally.failed or sys.stderr.isatty():
+        say(in_words(tally, seconds))
+    return SOME_FAILED if tally.failed else 0
+
+
+async def _until_told(work: Coroutine[object, object, T]) -> T:
+    """The work's result; SIGTERM ends it as Ctrl-C does."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+@contextmanager
+def reading(source: str) -> Iterator[Lines]:
+    """The lines of a file, or of standard input."""
+    if source == "-":
+        if sys.stdin.isatty():
+            say("reading requests from the terminal, one a line (Ctrl-D ends)")
+        yield Lines(sys.stdin.fileno(), "standard input")
+        return
+    try:
+        fd = os.open(Path(source).expanduser(), os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise UserError(f"-f {source} cannot be opened: {getattr(error, 'strerror', error)}") from None
+    try:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise UserError(f"-f {source} is a folder: give a file with a request in each line")
+        yield Lines(fd, source)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def writing(files: Files) -> Iterator[tuple[Output, Held]]:
+    """Where results go, and where they wait."""
+    if files.output is None:
+        yield Output(sys.stdout.fileno(), "standard output"), Held()
+        return
+    source = None if files.source == "-" else Path(files.source)
+    with OutputFile(files.output, files.resume, source) as output:
+        with waiting_beside(output, files.resume) as file:
+            yield output, Held(file)
+
+
+async def _run(settings: Settings, files: Files, ends: Ends, sampling: dict[str, object], raw: bool) -> Tally:
+    kind = KINDS.get(Path(files.source).suffix.lower())
+    if files.workers:
+        async with elsewhere(files.workers, settings) as places:
+            starts = any(isinstance(place, Brought) for place in places)
+            for_all = said_of_all(settings, sampling, raw, None, starts)
+            return await _shown(ends, Reader(for_all, kind), places, files, settings, None)
+    client = WorkerClient(settings)
+    try:
+        _server()  # imported while the worker loads
+        await loaded(client, asyncio.Event())
+        info = await client.info()
+        place = await _here(client, settings)
+        reader = Reader(said_of_all(settings, sampling, raw, info), kind)
+        return await _shown(ends, reader, [place], files, settings, client)
+    finally:
+        await client.close()
+
+
+def _server() -> ModuleType:
+    from hetrun.server import app
+
+    return app
+
+
+async def _here(client: ChatClient, settings: Settings) -> Place:
+    from hetrun.tools.batch.local_worker import Here
+
+    places = (await client.ask(State())).places
+    app = _server().create_app(
+        client,
+        strict=settings.strict,
+        tool_parser=settings.tool_parser,
+        reasoning_format=settings.reasoning_format,
+    )
+    # Some wait for a place, so that none is ever empty.
+    return Here(app, places + min(max(2, places // 4), settings.queue))
+
+
+def said_of_all(
+    settings: Settings,
+    sampling: dict[str, object],
+    raw: bool,
+    info: ModelInfo | None,
+    starts: bool = False,
+) -> ForAll:
+    """What the command line says of every request. `starts`: places start engines as it says."""
+    from hetrun.server import sampling as fields
+    from hetrun.server.routes import chat_completions, completions
+
+    body = dict(sampling)
+    chosen = {"max_tokens": settings.max_tokens, "temperature": settings.temperature}
+    body |= {name: value for name, value in chosen.items() if value is not None}
+    own: dict[str, object] = {}
+    if info and info.temperature is None and "temperature" not in body:
+        own["temperature"] = DEFAULT_TEMPERATURE  # as of a single prompt
+    brought = tuple(sampler_plugins.parameters())  # by samplers of packages
+    known = {CHAT: (*chat_completions.KNOWN, *brought), COMPLETIONS: (*completions.KNOWN, *brought)}
+    seed = 0 if settings.seed is None and settings.deterministic else settings.seed
+    identity = [body, own, seed, raw, settings.system, *_of_the_model(settings, info, starts)]
+    return ForAll(
+        known,
+        limits=fields.LIMITS,
+        forms=fields.FORMS,
+        body=body,
+        own=own,
+        system=settings.system,
+        raw=raw,
+        seed=random_seed() if seed is None else seed,
+        digest=hashlib.blake2b(json.dumps(identity, default=str).encode(), digest_size=16).digest(),
+    )
+
+
+def _of_the_model(settings: Settings, info: ModelInfo | None, starts: bool) -> list[object]:
+    numbers = (settings.precision, settings.kv_type, settings.deterministic)
+    if info is None:
+        return [settings.model, *numbers] if starts else []
+    return [info.name, info.architecture, info.file_bytes, info.template_origin, *numbers]
+
+
+# --- what people see
+
+
+async def _shown(
+    ends: Ends,
+    reader: Reader,
+    places: Sequence[Place],
+    files: Files,
+    settings: Settings,
+    client: ChatClient | None,
+) -> Tally:
+    batch = Batch(ends, reader, places, in_order=not files.unordered, same=settings.deterministic)
+    running = asyncio.ensure_future(batch.run())
+    try:
+        with rows("answers") as show:
+            if show is None:
+                return await running
+            outlook = Outlook(client, settings.max_tokens, sum(place.lanes for place in places))
+            while not (await asyncio.wait((running,), timeout=POLL_S))[0]:
+                show(outlook.row(batch.tally, ends.lines))
+                await outlook.ask()
+        return running.result()
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError, HetrunError):
+            await running
+
+
+class Outlook:
+    """How fast a batch is, and when it will be over: by the planner's word first, then by what was seen."""
+
+    def __init__(self, client: ChatClient | None, most_tokens: int | None, together: int) -> None:
+        self._client, self._together = client, together
+        self._answer = min(GUESSED_ANSWER, most_tokens or GUESSED_ANSWER)
+        self._seen: deque[tuple[float, int, int]] = deque([(monotonic(), 0, 0)])
+        self._predicted: float | None = None  # seconds of a request, of which several run at a time
+        self._asked = client is None
+
+    async def ask(self) -> None:
+        """Ask the planner, once."""
+        if self._asked or self._client is None:
+            return
+        self._asked = True
+        answers = tuple([(1, GUESSED_PROMPT + self._answer / 2)] * self._together)
+        with suppress(HetrunError):  # an outlook is no reason to end what it is of
+            step = await self._client.ask(StepSeconds(answers))
+            prompt = await self._client.ask(StepSeconds(((GUESSED_PROMPT, 0.0),)))
+            if step is not None and prompt is not None:
+                self._predicted = self._answer * step / self._together + prompt
+
+    def row(self, tally: Tally, lines: Lines) -> Row:
+        """What the bar shows now."""
+        now = monotonic()
+        self._seen.append((now, tally.answered, tally.answer_tokens))
+        while len(self._seen) > 2 and now - self._seen[0][0] > RECENT_S:
+            self._seen.popleft()
+        then, answered, tokens = self._seen[0]
+        seconds, answered, tokens = now - then, tally.answered - answered, tally.answer_tokens - tokens
+        each = seconds / answered if answered >= self._together // 2 else self._predicted
+        if each is None and answered:
+            each = seconds / answered
+        total, left = _total(tally, lines), None
+        if each is not None and total is not None:
+            left = each * max(0, total - tally.before - tally.answered)
+        return Row(tally.before + tally.answered, total, _remarks(tally, tokens / seconds), left)
+
+
+def _total(tally: Tally, lines: Lines) -> int | None:
+    """How many requests there are; by their sizes, as long as not all are read."""
+    if tally.complete or not lines.size or not lines.at:
+        return tally.read if tally.complete else None
+    return max(tally.read, round(tally.read * lines.size / lines.at))
+
+
+def _remarks(tally: Tally, rate: float) -> str:
+    failed = f", {tally.failed} failed" if tally.failed else ""
+    return tally.waits_for or f"{rate:.0f} tokens/s{failed}"
+
+
+def summary(tally: Tally, seconds: float) -> dict[str, object]:
+    """What `run -f -o --json` prints."""
+    return {
+        "requests": tally.read,
+        "answered_before": tally.before,
+        "answered": tally.answered,
+        "failed": tally.failed,
+        "prompt_tokens": tally.prompt_tokens,
+        "completion_tokens": tally.answer_tokens,
+        "seconds": seconds,
+    }
+
+
+def in_words(tally: Tally, seconds: float) -> str:
+    """One line on how it went."""
+    before = f", {tally.before} were there before" if tally.before else ""
+    rate = tally.answer_tokens / seconds
+    said = f"{tally.answered} results in {seconds:.1f} s{before}; {rate:.0f} tokens/s with loading"
+    if not tally.failed:
+        return said
+    return f"{said}; {tally.failed} of {tally.answered} failed, the first: {tally.first_failure}"

@@ -1,0 +1,228 @@
+"""`hetrun inspect`: everything a model says of itself, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetrun.cli import in_json
+from hetrun.errors import printable
+from hetrun.loader import tensor_list
+from hetrun.loader.formats.gguf_file import StringArray, Value
+from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.hf_mapping import Setting
+from hetrun.loader.hf_source import HfSource
+from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
+from hetrun.loader.tensor_list import Entry
+from hetrun.text.chat import ChatTemplate
+from hetrun.tools import model_summary
+from hetrun.tools.model_summary import PARTS, LayerSize, Memory
+
+WIDTH = 80
+SHOWN = 64  # elements of an array that JSON has, unless all are asked for
+
+
+def print_model(path: Path, tensors: bool, full: bool, as_json: bool) -> None:
+    """What a file or folder says."""
+    source = open_model(path)
+    found = list(tensor_list.entries(source))
+    if as_json:
+        print(in_json(to_json(source, found, tensors, full), indent=1))
+    else:
+        print("\n".join(to_text(source, found, tensors)))
+
+
+# --- facts
+
+
+def to_json(source: ModelSource, found: Sequence[Entry], tensors: bool, full: bool) -> dict[str, Any]:
+    """Everything, for programs."""
+    total = sum(e.nbytes for e in found) or 1
+    memory = model_summary.memory(source)
+    facts = summary(source, found) | {
+        "types": {
+            t.type: {"tensors": t.tensors, "bytes": t.nbytes, "share": t.nbytes / total}
+            for t in model_summary.by_type(found)
+        },
+        "parts": {layer.name: dict(layer.parts) for layer in model_summary.by_layer(found)},
+        "memory": {"weights": total, "kv": {str(c): dict(kv) for c, kv in memory.kv.items()}},
+        "metadata": {key: _plain(value, full) for key, value in metadata(source).items()},
+    }
+    if memory.note:
+        facts["memory"]["note"] = memory.note
+    if tensors:
+        facts["tensors"] = [
+            {"name": e.name, "type": e.type, "shape": list(e.shape), "offset": e.offset, "bytes": e.nbytes}
+            for e in found
+        ]
+    return facts
+
+
+def summary(source: ModelSource, found: Sequence[Entry]) -> dict[str, Any]:
+    """The facts that people ask for first."""
+    gguf = source.file if isinstance(source, GGUFModel) else None
+    weights = sum(e.weights for e in found)
+    return {
+        "path": str(source.path),
+        "name": source.name,
+        "architecture": source.architecture,
+        "runs": model_summary.who_runs(source),
+        "parameters": weights,
+        "bytes": source.nbytes,
+        "bits_per_weight": round(8 * sum(e.nbytes for e in found) / max(1, weights), 3),
+        "format": f"GGUF {gguf.version}" if gguf else "safetensors",
+        "files": len(gguf.paths) if gguf else len({e.path for e in found} - {""}),
+        "layers": source.get_int("block_count", 0, 0, 1 << 31),
+        "width": source.get_int("embedding_length", 0, 0, 1 << 31),
+        "context": source.get_int("context_length", 0, 0, 1 << 31),
+        "vocabulary": _vocabulary(source),
+        "tokenizer": _tokenizer(source),
+        "template": ChatTemplate.of_model(source).origin,
+    }
+
+
+def _vocabulary(source: ModelSource) -> int:
+    if isinstance(source, GGUFModel) and source.vocabulary:
+        tokens = source.file.get_strings("tokenizer.ggml.tokens")
+        return len(tokens) if tokens else 0
+    table = source.find("token_embd.weight")
+    return table.shape[0] if table else 0
+
+
+def _tokenizer(source: ModelSource) -> str:
+    if isinstance(source, GGUFModel) and source.vocabulary:
+        kind, cuts = (source.file.get_str(f"tokenizer.ggml.{key}", "") for key in ("model", "pre"))
+        return f"{kind or 'none'} ({cuts})" if cuts else kind or "none"
+    return source.vocabulary or "none"
+
+
+def metadata(source: ModelSource) -> Mapping[str, Value | Setting]:
+    """A file's keys; of a folder what its settings are in GGUF's words."""
+    if isinstance(source, GGUFModel):
+        return source.file.metadata
+    assert isinstance(source, HfSource)
+    settings = {**source.imported.settings, **source.imported.layout}
+    return {f"{source.architecture}.{key}": value for key, value in settings.items()}
+
+
+def _plain(value: Value | Setting, full: bool) -> object:
+    """As JSON has it; of long arrays the beginning and the length."""
+    if isinstance(value, StringArray | np.ndarray | tuple):
+        first = [_plain(v, full) for v in _items(value, None if full else SHOWN)]
+        return first if len(first) == len(value) else {"count": len(value), "first": first}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _items(value: StringArray | np.ndarray[Any, Any] | tuple[Any, ...], most: int | None) -> list[Any]:
+    n = len(value) if most is None else min(most, len(value))
+    if isinstance(value, StringArray):
+        return [value.raw(i).decode("utf-8", "replace") for i in range(n)]
+    return value[:n].tolist() if isinstance(value, np.ndarray) else list(value[:n])
+
+
+# --- text
+
+
+def to_text(source: ModelSource, found: Sequence[Entry], tensors: bool) -> Iterator[str]:
+    """80 columns."""
+    yield from _heading(summary(source, found))
+    yield from _types(found)
+    yield from _parts(model_summary.by_layer(found))
+    yield from _memory(sum(e.nbytes for e in found), model_summary.memory(source))
+    yield from ("", "metadata")
+    for key, value in metadata(source).items():
+        yield _cut(f"  {printable(key):<42} {_line(value)}")
+    if tensors:
+        yield from ("", f"{'tensors':<41} {'type':<8} {'shape':<18} {'bytes':>10}")
+        for e in found:
+            shape = " x ".join(map(str, e.shape))
+            yield f"  {printable(e.name):<39} {e.type:<8} {shape:<18} {size(e.nbytes):>10}"
+
+
+def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
+    files = f" in {facts['files']} files" if facts["files"] != 1 else ""
+    rows = {
+        "model": facts["name"],
+        "path": facts["path"],
+        "format": f"{facts['format']}{files}, {size(facts['bytes'])}",
+        "architecture": f"{facts['architecture']}, {facts['runs']}",
+        "parameters": f"{facts['parameters']:,}, {facts['bits_per_weight']:.2f} bits each",
+        "shape": f"{facts['layers']} layers, width {facts['width']:,}, context {facts['context']:,}",
+        "tokenizer": f"{facts['tokenizer']}, {facts['vocabulary']:,} tokens",
+        "template": facts["template"],
+    }
+    for name, value in rows.items():
+        yield f"{name:<14} {printable(str(value))}"
+
+
+def _types(found: Sequence[Entry]) -> Iterator[str]:
+    total = sum(e.nbytes for e in found) or 1
+    yield from ("", f"{'types':<14} {'tensors':>9} {'bytes':>10} {'share':>7}")
+    for t in model_summary.by_type(found):
+        yield f"  {t.type:<12} {t.tensors:>9,} {size(t.nbytes):>10} {100 * t.nbytes / total:>6.1f}%"
+
+
+def _parts(layers: Sequence[LayerSize]) -> Iterator[str]:
+    """Layers that follow each other and are alike are one line: what each of them has, and all together."""
+    used = [part for part in PARTS if any(layer.parts.get(part) for layer in layers)]
+    yield from (
+        "",
+        f"{'parts':<14}" + "".join(f" {part:>10}" for part in used) + f" {'each':>10} {'all':>10}",
+    )
+    for parts, group in groupby(layers, lambda layer: dict(layer.parts)):
+        alike = list(group)
+        name = alike[0].name + (f"-{alike[-1].name[4:]}" if len(alike) > 1 else "")
+        cells = "".join(f" {size(parts[p]) if p in parts else '':>10}" for p in used)
+        each = sum(parts.values())
+        yield f"  {printable(name):<12}{cells} {size(each):>10} {size(each * len(alike)):>10}"
+
+
+def _memory(weights: int, memory: Memory) -> Iterator[str]:
+    if memory.kv:
+        kinds = list(next(iter(memory.kv.values())))
+        heads = "".join(f" {f'KV {kind}':>12} {'with it':>10}" for kind in kinds)
+        yield from ("", f"{'memory':<6} {'context':>7} {'weights':>10}{heads}")
+        for context, kv in memory.kv.items():
+            cells = "".join(f" {size(kv[kind]):>12} {size(weights + kv[kind]):>10}" for kind in kinds)
+            yield f"{context:>14,} {size(weights):>10}{cells}"
+    else:
+        yield from ("", "memory")
+    if memory.note:
+        yield f"  {printable(memory.note)}"
+
+
+def _line(value: Value | Setting) -> str:
+    if isinstance(value, StringArray | np.ndarray | tuple):
+        first = ", ".join(repr(v) if isinstance(v, str) else f"{v:g}" for v in _items(value, 8))
+        return printable(f"{len(value):,}: {first}{', ...' if len(value) > 8 else ''}")
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str):
+        return printable(value)
+    return str(value).lower()
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+
+
+def size(n: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB"):
+        if n < 999.5:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{_three(n)} {unit}"
+        n /= 1000
+    return f"{_three(n)} GB"
+
+
+def _three(n: float) -> str:
+    """Three digits that count."""
+    return f"{n:.{max(0, 2 - int(math.log10(n)))}f}" if n else "0"

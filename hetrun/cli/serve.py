@@ -1,0 +1,127 @@
+"""`hetrun serve`: the server over engines in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hetrun.cli import say
+from hetrun.cli.progress import OPENING, loading
+from hetrun.client.engine_client import WorkerClient
+from hetrun.client.interface import ChatClient
+from hetrun.client.model_catalog import Found, find_models
+from hetrun.client.model_pool import Shelf
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.config import Settings
+from hetrun.errors import OptionError
+from hetrun.system.garbage_collection import all_of_this_lasts
+
+BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
+POLL_S = 0.1  # how often the bar looks at how far loading has come
+
+
+def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: bool) -> None:
+    """Bind first, so that a wrong address is said before a model is loaded."""
+    from hetrun.server import listen
+
+    address = listen.Address(settings.host, settings.port, settings.uds)
+    listen.check_exposure(address, settings.api_key)
+    with listen.listening(address) as bound:
+        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), verbose))
+
+
+async def _serve(
+    settings: Settings,
+    sampling: Mapping[str, object],
+    bound: socket.socket,
+    hosts: Iterable[str] | None,
+    verbose: bool,
+) -> None:
+    shelf = shelf_of(settings)
+    try:
+        if shelf.only:
+            shelf.only.begin()
+        # Imported while the worker loads.
+        from hetrun.server import listen
+        from hetrun.server.app import create_app
+
+        stop = asyncio.Event()
+        listen.stop_on_signals(stop)
+        if shelf.only:
+            await loaded(shelf.only, stop)
+            if stop.is_set():
+                return
+            info = await shelf.only.info()
+            SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
+        app = create_app(
+            shelf.only or shelf,
+            strict=settings.strict,
+            api_key=settings.api_key,
+            sampling=sampling,
+            most_requests=settings.queue + BESIDE,
+            hosts=hosts,
+            origins=settings.cors_origins,
+            tool_parser=settings.tool_parser,
+            reasoning_format=settings.reasoning_format,
+        )
+
+        def started() -> None:
+            all_of_this_lasts()
+            what = info.id if shelf.only else f"{len(shelf.models)} models ({', '.join(shelf.models)})"
+            say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
+            if shelf.only:
+                say(f"chat template: {info.template_origin}")
+
+        await listen.serve(app, bound, stop, started, access_log=verbose)
+    finally:
+        await shelf.close()
+
+
+def shelf_of(settings: Settings) -> Shelf:
+    """The models that are offered: one, or several that are loaded on demand within one budget."""
+    if not settings.models:
+        named = settings.model or "the default model"
+
+        def alone(found: Found, ram: int | None) -> ChatClient:
+            return WorkerClient(settings if ram is None else _for(settings, settings.model, ram))
+
+        return Shelf([Found(named, Path(named), 0)], alone, idle_s=settings.sleep_idle)
+    from hetrun.memory.ledger import granted  # numpy comes with it
+
+    if settings.prompt_cache:
+        raise OptionError("--prompt-cache is a file of one model: it does not go with --models")
+    models = find_models([*([settings.model] if settings.model else []), *settings.models])
+
+    def one_of_several(found: Found, ram: int | None) -> ChatClient:
+        return WorkerClient(_for(settings, str(found.path), ram))
+
+    ram = granted(settings.ram).nbytes
+    return Shelf(
+        models.values(), one_of_several, ram=ram, most_loaded=settings.models_max, idle_s=settings.sleep_idle
+    )
+
+
+def _for(settings: Settings, model: str | None, ram: int | None) -> Settings:
+    """The same for a model that may take so much."""
+    origins = {**settings.origins, "model": "explicit", "ram": "explicit"}
+    return replace(settings, model=model, ram=ram, origins=origins)
+
+
+async def loaded(client: ChatClient, stop: asyncio.Event) -> None:
+    """Wait with a bar until the model is loaded, or until somebody asks to stop."""
+    ready = asyncio.ensure_future(client.info())
+    asked = asyncio.ensure_future(stop.wait())
+    try:
+        with loading(OPENING) as tell:
+            while not ready.done() and not asked.done():
+                await asyncio.wait((ready, asked), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if tell:
+                    tell(client.progress)
+        if ready.done():
+            ready.result()
+    finally:
+        ready.cancel()
+        asked.cancel()

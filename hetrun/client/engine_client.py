@@ -1,0 +1,196 @@
+"""The one contract between fronts and engines, and two ways to fulfil it.
+
+`LocalClient` has the engine in this process; `WorkerClient` in a process of its own, so that a native crash
+costs a restart instead of the front, and the front's event loop does not share the interpreter lock with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
+from time import monotonic
+from typing import BinaryIO, TypeVar
+
+from hetrun.client.events import Event, GenerateRequest, ModelInfo
+from hetrun.client.hook_dispatcher import heard, overheard
+from hetrun.client.interface import Health as Health
+from hetrun.client.mailbox import Mailbox, Posts
+from hetrun.client.queries import Question
+from hetrun.client.wire_protocol import Load, Patience
+from hetrun.client.worker_main import ENGINE, Answerer
+from hetrun.client.worker_process import Died, Life
+from hetrun.client.worker_supervisor import Supervisor
+from hetrun.config import Settings
+from hetrun.errors import BackendError, EngineStopped, HetrunError
+
+A = TypeVar("A")
+
+MOST_DEATHS = 3  # a request that ran when so many workers died is not tried again
+
+
+def _overheard(
+    request: GenerateRequest, events: AsyncGenerator[Event, None], info: Callable[[], ModelInfo | None]
+) -> AsyncGenerator[Event, None]:
+    """The events, of which plugins hear, if there are any."""
+    hearing = heard(request, info)
+    return overheard(events, hearing) if hearing else events
+
+
+class LocalClient:
+    """An engine in this process."""
+
+    def __init__(self, engine: Answerer) -> None:
+        self._engine = engine
+        self._posts = Posts()
+
+    @property
+    def progress(self) -> float:
+        return 1.0
+
+    @property
+    def health(self) -> Health:
+        return Health("ok", streaming=self._engine.streaming)
+
+    async def info(self) -> ModelInfo:
+        return self._engine.info
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        return _overheard(request, self._stream(request), lambda: self._engine.info)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        box = Mailbox(self._posts.here())
+        try:
+            request_id = self._engine.submit(request, lambda event: box.put((event,)))
+        except HetrunError as error:
+            # One way for fronts to learn of it, whether the engine refuses at once or later.
+            yield Event("error", error=error)
+            return
+        ended = False
+        try:
+            while not ended:
+                event = await box.get()
+                ended = event.last
+                yield event
+        finally:
+            if not ended:
+                self._engine.cancel(request_id)
+
+    async def ask(self, question: Question[A]) -> A:
+        return await asyncio.to_thread(self._engine.ask, question)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._engine.close)
+
+
+class WorkerClient:
+    """An engine in a worker process, which starts to load at once, and again whenever it dies.
+
+    The worker's standard output and error go to `log`, or else to our standard error; a front that owns the
+    screen gives a file, and the end of what was written there is quoted when the worker dies.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        log: BinaryIO | None = None,
+        engine: str = ENGINE,
+        patience: Patience | None = None,
+    ) -> None:
+        # Only what was chosen somewhere: the child finds the same defaults.
+        options = {name: getattr(settings, name) for name in settings.origins}
+        self._supervisor = Supervisor(Load(engine, options, patience or Patience()), log)
+        self._posts = Posts()
+
+    @property
+    def progress(self) -> float:
+        return self._supervisor.progress
+
+    @property
+    def health(self) -> Health:
+        return self._supervisor.health
+
+    @property
+    def pid(self) -> int:
+        """The worker's process: another one after each death."""
+        return self._supervisor.pid
+
+    async def info(self) -> ModelInfo:
+        return await self._supervisor.info()
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        return _overheard(request, self._stream(request), lambda: self._supervisor.known)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Asked again of the next worker when one dies before anything of the answer was sent on.
+
+        All that ran when a worker died are suspects, for nobody knows whose fault it was. Before its last try
+        a suspect waits until no other one runs: who dies then has itself to blame, or bad luck.
+        """
+        post, asked, deaths, sent = self._posts.here(), monotonic(), 0, False
+        while True:
+            with ExitStack() as turn:
+                if deaths == MOST_DEATHS - 1:
+                    await post.suspects.acquire()
+                    turn.callback(post.suspects.release)
+                box = Mailbox(post, turn.close)  # a reader that is slow does not hold up the next suspect
+                try:
+                    life, key = await self._submit(request, asked, box)
+                except Exception as error:
+                    yield Event("error", error=error)
+                    return
+                over = False
+                try:
+                    while not over:
+                        event = await box.get()
+                        if not sent and box.newest and isinstance(box.newest.error, Died):
+                            event = box.newest  # what came before it comes again
+                        if isinstance(event.error, Died):
+                            over, death = True, event.error
+                        else:
+                            over, sent = event.last, True
+                            yield event
+                            if over:
+                                return
+                finally:
+                    if not over:
+                        life.cancel(key)
+            deaths += 1
+            if sent or deaths == MOST_DEATHS:
+                yield Event("error", error=self._farewell(death, sent))
+                return
+
+    async def ask(self, question: Question[A]) -> A:
+        """Asked again of the next worker when one dies, if it may be."""
+        deaths = 0
+        while True:
+            try:
+                return await self._supervisor.ask(question)
+            except Died as death:
+                deaths += 1
+                if self._supervisor.failed is not None:
+                    raise self._supervisor.failed from death
+                if not question.repeatable:
+                    raise EngineStopped(f"{death}. It starts again as it was before") from death
+                if deaths == MOST_DEATHS:
+                    raise self._farewell(death, sent=False) from death
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._supervisor.close)
+
+    def _farewell(self, death: Died, sent: bool) -> Exception:
+        """What a request hears that is not tried again."""
+        if self._supervisor.failed is not None:
+            return self._supervisor.failed
+        if sent:
+            return EngineStopped(f"{death}. It starts again, but the rest of this answer is lost: ask again")
+        return BackendError(
+            f"{death}. {MOST_DEATHS} processes ended while they had this request, so it is not tried again"
+        )
+
+    async def _submit(self, request: GenerateRequest, asked: float, box: Mailbox) -> tuple[Life, int]:
+        while True:
+            life = await self._supervisor.ready()
+            if (key := life.submit(request, asked, box.put)) is not None:
+                return life, key

@@ -1,0 +1,285 @@
+"""The client contract over a running server with OpenAI's interface: ours, llama.cpp's, Ollama's.
+
+One connection for each request: closing it is how a server learns that nobody wants the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+import h11
+
+from hetrun.client.address import Address, address
+from hetrun.client.events import Event, GenerateRequest, ModelInfo
+from hetrun.client.interface import Health
+from hetrun.client.openai_format import asked_for, echoed, failure, info_of, last_of, number, piece_of, read
+from hetrun.client.queries import (
+    EngineState,
+    Foreseen,
+    LayerPlace,
+    Layers,
+    PlanNow,
+    Question,
+    Render,
+    SetRam,
+    State,
+    Tokenize,
+    TokenizerFacts,
+    TokenizerInfo,
+    WhatIf,
+)
+from hetrun.errors import HetrunError, UserError
+from hetrun.system.strict_json import parsed
+
+A = TypeVar("A")
+Json = Mapping[str, Any]
+Events = AsyncIterator[h11.Event]
+
+CHUNK = 1 << 16
+MOST_BODY = 64 << 20  # bytes of an answer that comes whole
+MOST_LINE = 4 << 20  # characters of a line of a stream
+LOOK_S = 30.0  # for an answer that needs no model
+AGAIN_S = 0.3  # between two looks at a server that loads
+
+
+class Broken(UserError):
+    """The server is not there, or says what nobody understands."""
+
+
+class RemoteClient:
+    """A server's model; the server stays what it is."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
+        self._where = address(url, "--url")
+        self._key = api_key
+        self._model = model
+        self._health = Health("loading", 0.0)
+        self._info: ModelInfo | None = None
+
+    @property
+    def progress(self) -> float:
+        return self._health.progress
+
+    @property
+    def health(self) -> Health:
+        return self._health
+
+    async def info(self) -> ModelInfo:
+        """Waits while the server loads its model."""
+        while self._info is None:
+            status, said = await self._json("GET", "/health")
+            if status == 503 and said.get("status") == "loading":
+                self._health = Health("loading", number(said.get("progress")))
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self._info = await self._first_model()
+            self._health = Health("ok")
+        return self._info
+
+    async def _first_model(self) -> ModelInfo:
+        status, said = await self._json("GET", "/v1/models")
+        models = said.get("data")
+        if status != 200 or not isinstance(models, list):
+            raise failure(self._where.url, status, said)
+        known = [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        named = [model for model in known if self._model in (None, model["id"])]
+        if not named:
+            some = ", ".join([model["id"] for model in known[:5]]) or "none"
+            raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")
+        self._model = named[0]["id"]
+        return info_of(named[0], self._where.url)
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """As a server sends it; whatever goes wrong is the last event."""
+        try:
+            async with aclosing(self._stream(request)) as events:
+                async for event in events:
+                    yield event
+        except HetrunError as error:
+            yield Event("error", error=error)
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        path, body = asked_for(request, (await self.info()).id)
+        if request.echo:
+            status, said = await self._json("POST", path, body, limit_s=None)
+            if status != 200:
+                raise failure(self._where.url, status, said)
+            for event in echoed(said):
+                yield event
+            return
+        begun, first, count, thinking = monotonic(), 0.0, 0, False
+        end: dict[str, Any] = {}
+        async with aclosing(self._lines(path, body)) as lines:
+            async for line in lines:
+                if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+                    continue
+                said = self._parsed(data)
+                if "error" in said:
+                    raise failure(self._where.url, 200, said)
+                end |= {name: said[name] for name in ("usage", "timings") if said.get(name)}
+                piece = piece_of(said, thinking)
+                thinking = piece.thinking
+                end |= {"finish_reason": piece.finish_reason} if piece.finish_reason else {}
+                if piece.text:
+                    count += 1
+                    first = first or monotonic()
+                    yield Event("token", piece.text, logprob=piece.logprob)
+        if "finish_reason" not in end:
+            raise Broken(f"{self._where.url} broke off in the middle of its answer; ask again")
+        yield last_of(end, count, begun, first, monotonic(), thinking)
+
+    async def ask(self, question: Question[A]) -> A:
+        """Of those that the server has routes for."""
+        return cast(A, await self._answer(question))
+
+    async def _answer(self, question: Question[Any]) -> object:
+        info = await self.info()
+        match question:
+            case Tokenize(text, add_special, parse_special):
+                body = {"content": text, "add_special": add_special, "parse_special": parse_special}
+                return (await self._asked("POST", "/tokenize", body)).get("tokens", [])
+            case Render(messages, options):
+                body = {"messages": list(messages)}
+                body |= {"chat_template_kwargs": dict(options)} if options else {}
+                return str((await self._asked("POST", "/apply-template", body)).get("prompt", ""))
+            case TokenizerInfo():
+                said = await self._asked("GET", "/props")
+                template = str(said.get("chat_template", ""))
+                return TokenizerFacts(info.n_vocab, None, None, False, "", "", template, info.template_origin)
+            case PlanNow():
+                return await self._asked("GET", "/plan")
+            case State():
+                return await self._machine("state", EngineState)
+            case Layers():
+                return await self._machine("layers", tuple[LayerPlace, ...])
+            case WhatIf(changes):
+                return self._read(Foreseen, await self._asked("POST", "/what-if", dict(changes)))
+            case SetRam(nbytes):
+                return (await self._asked("POST", "/v1/ram", {"ram": nbytes})).get("memory", {})
+        raise UserError(f"{self._where.url} does not offer that")
+
+    async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
+        said = (await self._asked("GET", "/machine")).get(part)
+        if said is None:
+            raise UserError(f"{self._where.url} sleeps until somebody asks it something")
+        return self._read(kind, said)
+
+    def _read(self, kind: Any, said: object) -> object:  # noqa: ANN401 - the same
+        try:
+            return read(kind, said)
+        except ValueError as error:
+            raise Broken(f"{self._where.url} sends what is not understood: {error}; is it as new?") from None
+
+    async def close(self) -> None:
+        """Nothing is kept open."""
+
+    # --- HTTP
+
+    async def _asked(self, method: str, path: str, body: Json | None = None) -> Json:
+        status, said = await self._json(method, path, body)
+        if status == 404:
+            raise UserError(f"{self._where.url} does not offer {path}: it may be no hetrun")
+        if status != 200:
+            raise failure(self._where.url, status, said)
+        return said
+
+    async def _json(
+        self, method: str, path: str, body: Json | None = None, limit_s: float | None = LOOK_S
+    ) -> tuple[int, Json]:
+        """A status and an object; an empty one where the answer is none."""
+        parts: list[bytes] = []
+        status = size = 0
+        try:
+            async with asyncio.timeout(limit_s), self._exchange(method, path, body) as events:
+                async for event in events:
+                    if isinstance(event, h11.Response):
+                        status = event.status_code
+                    elif isinstance(event, h11.Data):
+                        parts.append(bytes(event.data))
+                        size += len(event.data)
+                        if size > MOST_BODY:
+                            raise Broken(f"{self._where.url} answers with more than {MOST_BODY >> 20} MiB")
+        except TimeoutError:
+            raise Broken(f"{self._where.url} does not answer within {limit_s:g} s") from None
+        try:
+            said = parsed(b"".join(parts))
+        except (ValueError, RecursionError):
+            said = None
+        return status, said if isinstance(said, dict) else {"data": said} if isinstance(said, list) else {}
+
+    async def _lines(self, path: str, body: Json) -> AsyncGenerator[str, None]:
+        """Of a stream of events."""
+        rest, failed, status = b"", list[bytes](), 200
+        async with self._exchange("POST", path, body) as events:
+            async for event in events:
+                if isinstance(event, h11.Response):
+                    status = event.status_code
+                elif isinstance(event, h11.Data) and status != 200:
+                    failed.append(bytes(event.data))
+                    if sum(map(len, failed)) > MOST_LINE:
+                        break
+                elif isinstance(event, h11.Data):
+                    *lines, rest = (rest + bytes(event.data)).split(b"\n")
+                    if len(rest) > MOST_LINE:
+                        raise Broken(f"{self._where.url} sends a line without an end")
+                    for line in lines:
+                        yield line.decode("utf-8", "replace").rstrip("\r")
+        if status != 200:
+            raise failure(
+                self._where.url, status, self._parsed(b"".join(failed).decode("utf-8", "replace"), {})
+            )
+
+    def _parsed(self, text: str, otherwise: Json | None = None) -> Json:
+        try:
+            said = parsed(text.encode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            said = otherwise
+        if not isinstance(said, dict):
+            raise Broken(f"{self._where.url} sends what is no JSON object: {text[:60]!r}")
+        return said
+
+    @asynccontextmanager
+    async def _exchange(self, method: str, path: str, body: Json | None) -> AsyncIterator[Events]:
+        """What comes for one request over a connection of its own, which ends with it."""
+        where = self._where
+        try:
+            reader, writer = await where.connected()
+        except OSError as error:
+            raise Broken(f"{where.url} cannot be reached: {error}; is the server running?") from None
+        try:
+            yield _events(reader, writer, where, _request(where, method, path, body, self._key))
+        except (OSError, EOFError, h11.ProtocolError) as error:
+            raise Broken(f"{where.url} broke off: {str(error) or 'it hung up'}; ask again") from None
+        finally:
+            writer.close()
+
+
+def _request(where: Address, method: str, path: str, body: Json | None, key: str | None) -> list[h11.Event]:
+    content = b"" if body is None else json.dumps(body).encode()
+    headers = [("Host", where.header), ("Content-Type", "application/json"), ("Accept", "*/*")]
+    headers += [("Content-Length", str(len(content))), ("Connection", "close")]
+    headers += [("Authorization", f"Bearer {key}")] if key else []
+    request = h11.Request(method=method, target=where.path + path, headers=headers)
+    return [request, h11.Data(content), h11.EndOfMessage()]
+
+
+async def _events(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: Address, request: list[h11.Event]
+) -> AsyncIterator[h11.Event]:
+    http = h11.Connection(h11.CLIENT)
+    for part in request:
+        writer.write(http.send(part) or b"")
+    await writer.drain()
+    while True:
+        event = http.next_event()
+        if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+            return
+        if isinstance(event, h11.Event):
+            yield event
+        else:
+            http.receive_data(await reader.read(CHUNK))

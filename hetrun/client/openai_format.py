@@ -1,0 +1,205 @@
+"""Requests and events in the words of OpenAI's interface, for a server that somebody else runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+
+from hetrun.client.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.errors import HetrunError, UserError
+
+Json = Mapping[str, Any]
+
+THINKING, THOUGHT = "<think>\n", "\n</think>\n\n"
+REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled"}
+MOST_SAID = 500  # characters of a server's reason
+# Those that have another name there, or a place of their own.
+MOST = 1 << 62  # of a number
+MOST_SCORES = 5  # alternatives of a token that OpenAI's completions give
+_APART = ("logprobs", "prompt_logprobs", "max_tokens", "logit_bias")
+
+
+def asked_for(request: GenerateRequest, model: str) -> tuple[str, Json]:
+    """The route and the body of a request."""
+    params = request.params
+    body: dict[str, Any] = {"model": model, "stream": not request.echo}
+    body |= {name: value for name, value in _differing(params) if name not in _APART}
+    if params.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if params.max_tokens is not None:
+        body["max_tokens"] = params.max_tokens
+    if not request.echo:
+        body["stream_options"] = {"include_usage": True}
+    if request.messages is not None:
+        if params.logprobs is not None:
+            body |= {"logprobs": True, "top_logprobs": params.logprobs}
+        if request.template_options:
+            body["chat_template_kwargs"] = dict(request.template_options)
+        return "/v1/chat/completions", body | {"messages": list(request.messages)}
+    most = params.prompt_logprobs if request.echo else params.logprobs
+    body |= {"logprobs": min(most, MOST_SCORES)} if most is not None else {}
+    body |= {"echo": True} if request.echo else {}
+    prompt = request.text if request.text is not None else list(request.tokens or ())
+    return "/v1/completions", body | {"prompt": prompt}
+
+
+def _differing(params: SamplingParams) -> Iterator[tuple[str, Any]]:
+    """What is not as it is where nobody says anything; other servers know few of these names."""
+    usual = SamplingParams()
+    yield from params.more.items()
+    for field in fields(params):
+        value = getattr(params, field.name)
+        if field.name == "more":
+            continue
+        if value != getattr(usual, field.name):
+            yield field.name, list(value) if isinstance(value, tuple) else value
+
+
+class Piece(NamedTuple):
+    """One event of a stream."""
+
+    text: str
+    thinking: bool  # what comes next is thought
+    finish_reason: str = ""
+    logprob: TokenLogprob | None = None
+
+
+def piece_of(said: Json, thinking: bool) -> Piece:
+    """Text and thoughts in one, as the model wrote them."""
+    choices = said.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    inner = choice.get("delta")
+    delta: Json = inner if isinstance(inner, dict) else choice
+    thought = next((t for n in ("reasoning_content", "reasoning") if isinstance(t := delta.get(n), str)), "")
+    text = next((t for n in ("content", "text") if isinstance(t := delta.get(n), str)), "")
+    if thought and not thinking:
+        thought, thinking = THINKING + thought, True
+    elif text and thinking and not thought:
+        text, thinking = THOUGHT + text, False
+    reason, score = choice.get("finish_reason"), _score(choice.get("logprobs"))
+    return Piece(thought + text, thinking, reason if isinstance(reason, str) else "", score)
+
+
+def _score(said: object) -> TokenLogprob | None:
+    """Of the first token; a stream has one in each piece."""
+    match said:
+        case {"content": [{"token": str(token), "logprob": int() | float() as logprob, **more}, *_]}:
+            top = more.get("top_logprobs")
+            known = [t for t in top if isinstance(t, dict)] if isinstance(top, list) else []
+            pairs = [(str(t.get("token", "")), float(t.get("logprob", 0.0))) for t in known]
+            return _scored(token, float(logprob), pairs)
+    return None
+
+
+def _scored(token: str, logprob: float, top: list[tuple[str, float]]) -> TokenLogprob:
+    """Tokens have no numbers there."""
+    pieces = tuple(text.encode() for text, _ in top)
+    return TokenLogprob(-1, logprob, tuple((-1, p) for _, p in top), token.encode(), pieces)
+
+
+def echoed(said: Json) -> Iterator[Event]:
+    """A prompt with its log-probabilities, as completions echo it."""
+    match said.get("choices"):
+        case [{"logprobs": {"tokens": [*tokens], "token_logprobs": [*scores], **more}}, *_]:
+            tops = more.get("top_logprobs")
+            found: list[TokenLogprob] = []
+            for i, (token, score) in enumerate(zip(tokens, scores, strict=False)):
+                if isinstance(token, str) and isinstance(score, int | float):
+                    top = tops[i] if isinstance(tops, list) and i < len(tops) else None
+                    pairs = [(str(t), float(p)) for t, p in top.items()] if isinstance(top, dict) else []
+                    found.append(_scored(token, float(score), sorted(pairs, key=lambda pair: -pair[1])))
+            yield Event("prompt", prompt_logprobs=tuple(found))
+            yield Event("done", finish_reason="length")
+        case _:
+            raise UserError("the server gives no log-probabilities of prompts")
+
+
+def last_of(end: Json, count: int, begun: float, first: float, now: float, thinking: bool) -> Event:
+    """The last event: what the server says of itself, else what was seen from here."""
+    usage, timings = end.get("usage"), end.get("timings")
+    known: Json = usage if isinstance(usage, dict) else {}
+    times: Json = timings if isinstance(timings, dict) else {}
+    details = known.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    tokens = number(known.get("completion_tokens")) or count
+    seen = (count - 1) / (now - first) if count > 1 and now > first else 0.0
+    return Event(
+        "done",
+        THOUGHT.rstrip() if thinking else "",
+        finish_reason=REASONS.get(str(end.get("finish_reason")), "stop"),
+        usage=Usage(int(number(known.get("prompt_tokens"))), int(tokens), int(number(cached))),
+        timings=Timings(
+            ttft_s=first - begun if first else 0.0,
+            prompt_tok_s=number(times.get("prompt_per_second")),
+            decode_tok_s=number(times.get("predicted_per_second")) or seen,
+        ),
+    )
+
+
+def info_of(model: Json, url: str) -> ModelInfo:
+    """What a server says of a model; what it does not say is nothing."""
+    meta = model.get("meta")
+    known: Json = meta if isinstance(meta, dict) else {}
+
+    def count(*names: str) -> int:
+        return next((int(n) for name in names if (n := number(known.get(name)))), 0)
+
+    def text(name: str) -> str:
+        return str(known.get(name) or "")
+
+    return ModelInfo(
+        name=text("name") or str(model["id"]),
+        path=str(model["id"]),
+        architecture=text("architecture") or f"at {url}",
+        n_vocab=count("n_vocab"),
+        context=count("n_ctx", "n_ctx_train"),
+        parameters=count("n_params"),
+        file_bytes=count("size"),
+        template_origin=text("chat_template") or "the server",
+        load_s=0.0,
+    )
+
+
+def read(kind: Any, said: object) -> Any:  # noqa: ANN401 - of the kind that is asked for
+    """Plain data of ours as a server wrote it in JSON; a ValueError says what is not as it should be. What
+    is missing has its usual value, if it has one."""
+    inner, parts = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(said, dict):
+        kinds = get_type_hints(kind)
+        known = {f.name: read(kinds[f.name], said[f.name]) for f in fields(kind) if f.name in said}
+        try:
+            return cast("Callable[..., object]", kind)(**known)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+    if inner is UnionType:
+        return None if said is None else read(next(part for part in parts if part is not NoneType), said)
+    if inner is tuple and isinstance(said, list):
+        return tuple(read(parts[0], one) for one in said)
+    if inner is Mapping and isinstance(said, dict):
+        return {str(name): read(parts[1], one) for name, one in said.items()}
+    if inner is Literal and said in parts:
+        return said
+    if kind is float and isinstance(said, int | float) and not isinstance(said, bool) and abs(said) < MOST:
+        return float(said)
+    if kind is int and type(said) is int and abs(said) < MOST:
+        return said
+    if kind in (str, bool) and type(said) is kind:
+        return said
+    raise ValueError(f"{str(said)[:40]!r} is no {getattr(kind, '__name__', kind)}")
+
+
+def failure(url: str, status: int, said: Json) -> HetrunError:
+    """Why a server did not do it, in its own words where it has some."""
+    error = said.get("error")
+    why = error.get("message") if isinstance(error, dict) else error
+    told = str(why or said.get("detail") or f"it answers with status {status}")[:MOST_SAID]
+    hint = "; give its key with --api-key" if status in (401, 403) else ""
+    return UserError(f"{url}: {told}{hint}")
+
+
+def number(value: object) -> float:
+    """A number, or 0 for what is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

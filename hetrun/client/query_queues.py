@@ -1,0 +1,47 @@
+"""In the engine's process: questions on threads of their own, so that no request waits behind one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hetrun.client.queries import LANES, Question
+from hetrun.client.wire_protocol import Ask, Reply, portable
+
+
+class Answerer(Protocol):
+    """Whoever knows the answers."""
+
+    def ask(self, question: Question[Any]) -> object:
+        """The answer; waits for it, and is called from several threads."""
+        ...
+
+
+class Lanes:
+    """A queue for each kind of question; one that a single thread serves keeps their order."""
+
+    def __init__(self, engine: Answerer, send: Callable[[Reply], None]) -> None:
+        self._engine = engine
+        self._send = send
+        self._queues = {lane: queue.SimpleQueue[Ask]() for lane in LANES}
+        for lane, count in LANES.items():
+            for i in range(count):
+                name = f"hetrun-lane-{lane}-{i}"
+                threading.Thread(
+                    target=self._serve, args=(self._queues[lane],), name=name, daemon=True
+                ).start()
+
+    def put(self, order: Ask) -> None:
+        """Have it answered when its turn comes."""
+        self._queues[order.question.lane].put(order)
+
+    def _serve(self, orders: queue.SimpleQueue[Ask]) -> None:
+        while True:
+            order = orders.get()
+            try:
+                reply = Reply(order.key, self._engine.ask(order.question))
+            except Exception as error:
+                reply = Reply(order.key, None, portable(error))
+            self._send(reply)

@@ -1,0 +1,269 @@
+"""What crosses the pipe between a front and the engine's process, and how.
+
+The parent sends one `Load`, then any number of `Submit`, `Cancel` and `Ask`, then `Close`. The child
+answers with `Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, a `Reply` to each
+`Ask`, and a `Pulse` from time to time.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import queue
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+from hetrun.client.events import Event, GenerateRequest, ModelInfo, Streaming
+from hetrun.client.queries import Question
+from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded, UserError
+
+log = logging.getLogger(__name__)
+
+# A step gives its tokens one by one, over a millisecond or so: one message carries them all.
+LINGER_S = 0.002
+SMALL = 16 << 10  # bytes; a pipe that has room at all has room for so many
+ASK_FOR_STACKS = signal.SIGUSR1  # the one message that needs no pipe
+_PLAIN = Event("token")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a worker may take or be silent, in seconds. Tests have less of it."""
+
+    look: float = 1.0  # between two looks at what it does
+    times: float = 20.0  # a step is stuck when it takes so many times what was predicted
+    least: float = 5.0  # but not before: a busy machine may be that slow
+    unknown: float = 60.0  # where nothing was predicted
+    silent: float = 10.0  # a process without a pulse for so long is stuck as a whole
+    kill_times: float = 3.0  # what stays stuck so many times longer is ended
+    kill_least: float = 30.0
+
+    def limit(self, expected_s: float | None) -> float:
+        """When a step counts as stuck."""
+        return self.unknown if expected_s is None else max(self.times * expected_s, self.least)
+
+    def end(self, limit: float) -> float:
+        """When a worker is ended that is stuck since `limit`."""
+        return max(self.kill_times * limit, self.kill_least)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Build the engine: `engine` is "module:callable", called with `options` and `progress`."""
+
+    engine: str
+    options: Mapping[str, object]
+    patience: Patience = Patience()
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    key: int
+    request: GenerateRequest
+    asked: float  # time.monotonic of when it came, which is the same clock in all processes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Finish: cancel what runs and exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Loading has come this far, from 0 to 1."""
+
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Loading failed, or the engine ended by itself later; the process ends."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question that is not for the model."""
+
+    key: int
+    question: Question[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Its answer, of the type that the question says, or why there is none."""
+
+    key: int
+    answer: object
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """The process is alive."""
+
+    streaming: Streaming | None = None  # what its last passes were like that read weights from disk
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A step takes much longer than it should; said again and again until it ends."""
+
+    what: str  # the segment
+    seconds: float
+    expected_s: float | None
+    limit_s: float  # it counts as stuck since then
+
+
+@dataclass(frozen=True, slots=True)
+class Unstuck:
+    """The step has ended after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The next events of a request; they arrive together or not at all."""
+
+    key: int
+    events: tuple[Event, ...]
+
+
+ToWorker = Load | Submit | Cancel | Ask | Close
+FromWorker = Progress | Ready | Failed | Answer | Reply | Pulse | Stuck | Unstuck
+Message = ToWorker | FromWorker
+
+
+class Channel:
+    """Messages over a pipe, both ways.
+
+    Sending never makes its caller wait, for a front's event loop and the engine's thread are the callers.
+    What is small and finds the pipe empty is written at once: behind the call the caller computes, and a
+    thread that has to wake up first would wait for a core. The rest queues, and a thread writes all that is
+    pending in one go.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.linger_s = 0.0  # how long a message waits for others
+        self._connection = connection
+        self._pending: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._unsent = 0  # messages that are pending or being written by the thread
+        self._lock = threading.Lock()  # of the senders: what is sent first arrives first
+        self._room = select.poll()
+        self._room.register(connection.fileno(), select.POLLOUT)
+        self._writer = threading.Thread(target=self._write, name="hetrun-pipe-writer", daemon=True)
+        self._writer.start()
+
+    def send(self, message: Message) -> None:
+        with self._lock:
+            if self.linger_s or self._unsent or not self._sent_at_once(message):
+                self._unsent += 1
+                self._pending.put(message)
+
+    def _sent_at_once(self, message: Message) -> bool:
+        """Whether a message could be written without waiting for the other side."""
+        data = pickle.dumps([packed(message)], pickle.HIGHEST_PROTOCOL)
+        if len(data) > SMALL or not self._room.poll(0):
+            return False
+        with suppress(OSError):  # as in the thread
+            self._connection.send_bytes(data)
+        return True
+
+    def receive(self) -> Sequence[Message]:
+        """Wait for the next messages; EOFError or OSError when the other side is gone."""
+        return [unpacked(message) for message in pickle.loads(self._connection.recv_bytes())]
+
+    def close(self) -> None:
+        """Write what is pending, then hang up."""
+        self._pending.put(None)
+        # A peer that no longer reads must not keep us; the thread is a daemon.
+        self._writer.join(timeout=2)
+        self._connection.close()
+
+    def _write(self) -> None:
+        last = False
+        while not last and (first := self._pending.get()) is not None:
+            if self.linger_s:
+                time.sleep(self.linger_s)
+            batch = [packed(first)]
+            while not self._pending.empty() and not last:
+                if (message := self._pending.get()) is None:
+                    last = True
+                else:
+                    batch.append(packed(message))
+            try:
+                # Not `Connection.send`, whose pickler looks everything up twice.
+                self._connection.send_bytes(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
+            except OSError:
+                # The reader of this side sees the end of the pipe and says so; nothing is lost that mattered.
+                return
+            with self._lock:
+                self._unsent -= len(batch)
+
+
+def packed(message: Message) -> object:
+    """An answer without the names and defaults of its events, which would be most of its bytes."""
+    if isinstance(message, Answer):
+        return (message.key, *map(_packed_event, message.events))
+    return message
+
+
+def unpacked(message: object) -> Message:
+    if isinstance(message, tuple):
+        return Answer(message[0], tuple(map(_unpacked_event, message[1:])))
+    return cast("Message", message)
+
+
+def _packed_event(event: Event) -> Event | tuple[int | None, str]:
+    plain = (
+        event.kind == "token"
+        and event.logprob is None
+        and event.usage is _PLAIN.usage
+        and event.timings is _PLAIN.timings
+        and event.finish_reason is None
+        and event.error is None
+        and not event.prompt_logprobs
+        and not event.echo
+        and not event.opened
+    )
+    return (event.token, event.text) if plain else event
+
+
+def _unpacked_event(packed: Event | tuple[int | None, str]) -> Event:
+    return Event("token", packed[1], packed[0]) if isinstance(packed, tuple) else packed
+
+
+def portable(error: Exception) -> Exception:
+    """The error as it can cross the pipe; one that is our fault carries its traceback as a note."""
+    ours = not isinstance(error, (UserError, Overloaded, DeadlineExceeded))
+    if ours and not getattr(error, "__notes__", None):
+        error.add_note("".join(traceback.format_exception(error)))
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception as problem:
+        log.debug("%s cannot be pickled: %s", type(error).__name__, problem)
+        copy = None
+    if isinstance(copy, Exception):
+        return copy
+    plain = HetrunError(f"{type(error).__name__}: {error}")
+    for note in getattr(error, "__notes__", ()):
+        plain.add_note(note)
+    return plain

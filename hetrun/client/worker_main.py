@@ -1,0 +1,205 @@
+"""The engine's process: what runs in it. Its other end is `life.py`, what crosses the pipe `wire.py`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+from typing import Protocol, TypeVar
+
+from hetrun.client.events import Doing, Event, GenerateRequest, ModelInfo, Streaming
+from hetrun.client.queries import Question
+from hetrun.client.query_queues import Lanes
+from hetrun.client.watchdog import Watchdog, write_stacks
+from hetrun.client.wire_protocol import (
+    LINGER_S,
+    Answer,
+    Ask,
+    Cancel,
+    Channel,
+    Close,
+    Failed,
+    Load,
+    Message,
+    Progress,
+    Pulse,
+    Ready,
+    Submit,
+    portable,
+)
+from hetrun.errors import EngineStopped
+from hetrun.system.garbage_collection import all_of_this_lasts
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+
+ENGINE = "hetrun.api:for_conversations"
+# The first token of an answer has some way to go, through the front to whoever asked. If the next step began
+# at once, on all cores, they would wait for one: 8 ms on two cores, 2 with ours left to them for a moment.
+HEAD_START_S = 0.002
+
+
+class Answerer(Protocol):
+    """The part of `LLM` that fronts use. `on_event` is called on the engine's thread and must be quick."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def doing(self) -> Doing | None:
+        """What the engine is in the middle of; None while it waits, or between two steps."""
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """What its last passes were like that read weights from disk; from any thread, at once."""
+
+    def submit(self, request: GenerateRequest, on_event: Callable[[Event], None]) -> int: ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+    def ask(self, question: Question[A]) -> A:
+        """The answer to a question; waits for it, and is called from any thread."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def main(descriptor: int) -> None:
+    """The child's whole life; `descriptor` is its end of the pipe."""
+    # Ctrl-C reaches the whole foreground group, and the parent decides. Until here the signal was blocked.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # some send it to all processes of a service
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    write_stacks()
+    os.set_inheritable(descriptor, False)  # a child of ours must not keep the pipe open when we are gone
+    channel = Channel(Connection(descriptor))
+    orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(channel, orders), name="hetrun-pipe-reader", daemon=True).start()
+    load = orders.get()
+    if isinstance(load, Load):
+        _work(channel, orders, load)
+    channel.close()
+
+
+def _read(channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
+    """Pass orders on; a thread of its own, so that the end of the parent is noticed while a model loads."""
+    try:
+        while True:
+            for message in channel.receive():
+                orders.put(message)
+    except (EOFError, OSError):
+        # The parent is gone: nobody waits for anything, and no other thread may hold the exit up.
+        os._exit(0)
+
+
+def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> None:
+    try:
+        engine = _build(load, channel)
+        all_of_this_lasts()
+        channel.send(Ready(engine.info))
+    except Exception as error:
+        channel.send(Failed(portable(error)))
+        return
+    closed = threading.Event()
+    watchdog = Watchdog(lambda: engine.doing, load.patience, channel.send, lambda: Pulse(engine.streaming))
+    threading.Thread(target=watchdog.run, args=(closed,), name="hetrun-watchdog", daemon=True).start()
+    try:
+        _serve(engine, channel, orders, Lanes(engine, channel.send))
+    finally:
+        closed.set()
+        engine.close()
+
+
+def _build(load: Load, channel: Channel) -> Answerer:
+    reported = -1.0
+
+    def progress(fraction: float) -> None:
+        nonlocal reported
+        if fraction >= reported + 0.01 or fraction >= 1.0 > reported:
+            reported = fraction
+            channel.send(Progress(fraction))
+
+    module, _, name = load.engine.partition(":")
+    build: Callable[..., Answerer] = getattr(import_module(module), name)
+    return build(**load.options, progress=progress)
+
+
+def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message], lanes: Lanes) -> None:
+    running: dict[int, int] = {}
+    begun: set[int] = set()  # those of which a part was sent
+    patient: dict[int, float] = {}  # how long their events may wait for others
+
+    def answer(key: int, *events: Event) -> None:
+        """Runs on the engine's thread."""
+        last = events[-1]
+        if isinstance(last.error, EngineStopped):
+            # The engine has ended without being asked to: as good as dead, and the parent knows what to do.
+            orders.put(Failed(last.error))
+            return
+        if last.last:
+            # Through the queue, because `submit` below may not have returned the engine's number yet.
+            orders.put(Answer(key, ()))
+        if last.error is not None:
+            events = (*events[:-1], replace(last, error=portable(last.error)))
+        channel.send(Answer(key, events))
+        if last.last:
+            begun.discard(key)
+        elif key not in begun:
+            begun.add(key)
+            channel.linger_s = _linger_s(running, begun, patient)
+            if len(running) <= 1:
+                sleep(HEAD_START_S)
+
+    def collect(key: int, so_far: list[Event], event: Event) -> None:
+        """The same for a request that wants nothing before its end: until then it can be asked again."""
+        so_far.append(event)
+        if event.last:
+            answer(key, *so_far)
+
+    while True:
+        match orders.get():
+            case Submit(key, request, asked):
+                on_event = partial(collect, key, []) if request.whole else partial(answer, key)
+                patient[key] = request.linger_s
+                try:
+                    running[key] = engine.submit(_arrived(request, asked), on_event)
+                except Exception as error:
+                    answer(key, Event("error", error=error))
+            case Cancel(key) if key in running:
+                engine.cancel(running[key])
+            case Ask() as order:
+                lanes.put(order)
+            case Answer(key):
+                running.pop(key, None)
+                patient.pop(key, None)
+            case Failed(error):
+                channel.send(Failed(portable(error)))
+                return
+            case Close():
+                return
+            case _:
+                pass  # cancelling what has just ended
+        channel.linger_s = _linger_s(running, begun, patient)
+
+
+def _linger_s(running: Collection[int], begun: Collection[int], patient: Mapping[int, float]) -> float:
+    """Several at once have events at the same time; who looks at a screen sees no single token."""
+    if len(running) > 1:
+        return LINGER_S
+    return max([patient.get(key, 0.0) for key in tuple(begun)], default=0.0)
+
+
+def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:
+    """The request as it is now: a part of its time has passed since somebody asked, if it waited for us."""
+    if request.deadline_s is None:
+        return request
+    return replace(request, deadline_s=max(request.deadline_s - (monotonic() - asked), 0.0))

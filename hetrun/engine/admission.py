@@ -1,0 +1,312 @@
+"""Whether one more request may come in: a bounded queue, and a prediction of what would become of it.
+
+The engine's thread asks here before it does anything for a request, and tells what its steps took. Nothing is
+simulated. The engine never rests while there is work, so what stands before a request is a sum: the prompts
+before it, and the steps until a place is free, each at the speed that was seen last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
+from itertools import accumulate
+
+from hetrun.client.events import GenerateRequest
+from hetrun.errors import Overloaded
+
+RECENT = 1 / 8  # weight of the newest time in a mean
+RECENT_REQUESTS = 32  # that count in a mean over requests
+FIRST_ANSWER = 256.0  # tokens, before any answer has ended
+FIRST_PROMPT = 256.0
+SEED_DEPTH = 256.0  # tokens behind which the planner is asked what a step of answers takes
+SEED_PROMPTS = (16, 64, 256, 1024)
+FIRST_TOKENS_A_LETTER = 1 / 4
+LEAST_RETRY_S, MOST_RETRY_S = 1.0, 60.0  # who comes back after a minute is predicted anew
+
+Predict = Callable[[Sequence[tuple[int, float]]], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is left to do for a request."""
+
+    prompt: int  # tokens that are to be read before the next one can be given
+    answer: float  # tokens still to come, as far as one can tell
+    running: bool = False  # it has a place
+    priority: int = 0
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds from now."""
+
+    place_s: float  # until it may begin
+    first_s: float  # until its first token
+    end_s: float  # if nobody else comes
+
+
+class Times:
+    """Seconds by size, as they were seen: a mean for each power of two, and straight lines between them.
+
+    Behind the ends sizes and seconds grow alike. For sizes below the least one that says too little, on
+    purpose: a request that is refused for a guess would never be measured.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, tuple[float, float]] = {}  # bits of the size -> size, seconds
+        self._sizes: list[float] | None = None
+        self._seconds: list[float] = []
+
+    def saw(self, size: int, seconds: float) -> None:
+        """Something of this size took so long."""
+        old_size, old_seconds = self._means.get(size.bit_length(), (float(size), seconds))
+        self._means[size.bit_length()] = (
+            old_size + RECENT * (size - old_size),
+            old_seconds + RECENT * (seconds - old_seconds),
+        )
+        self._sizes = None
+
+    def seed(self, size: int, seconds: float) -> None:
+        """The same as a prediction, which counts until something was seen."""
+        if size.bit_length() not in self._means:
+            self.saw(size, seconds)
+
+    def at(self, size: float) -> float | None:
+        """Seconds of this size; never less than those of a smaller one. None: nothing was seen yet."""
+        if not self._means:
+            return None
+        if self._sizes is None:
+            points = [self._means[bits] for bits in sorted(self._means)]
+            self._sizes = [size for size, _ in points]
+            self._seconds = list(accumulate((seconds for _, seconds in points), max))
+        sizes, seconds = self._sizes, self._seconds
+        i = bisect_left(sizes, size)
+        if i == 0:
+            return seconds[0] * size / sizes[0]
+        if i == len(sizes):
+            return seconds[-1] * size / sizes[-1]
+        part = (size - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
+        return seconds[i - 1] + part * (seconds[i] - seconds[i - 1])
+
+
+class Mean:
+    """Of the last requests; what it is before the first one is a guess."""
+
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        self._seen = 0
+
+    def saw(self, value: float) -> None:
+        """One more."""
+        self._seen = min(self._seen + 1, RECENT_REQUESTS)
+        self.value += (value - self.value) / self._seen
+
+
+class Admission:
+    """Counts, predicts and refuses; on the engine's thread only.
+
+    `places`: sequences that run together. `most_waiting`: requests beyond those; None: as many as come.
+    `predict`: the planner's seconds of a step, which count until steps were seen. `aside`: the share of the
+    time that running answers keep while prompts are read beside them.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        most_waiting: int | None = None,
+        predict: Predict = lambda chunks: None,
+        aside: float = 0.0,
+    ) -> None:
+        self.places = places
+        self.most_waiting = most_waiting
+        self._predict = predict
+        self._aside = aside
+        self._seeded = False
+        self._steps = Times()  # of running answers, by their number
+        self._prompts = Times()  # by their tokens
+        self._answer = Mean(FIRST_ANSWER)
+        self._prompt = Mean(FIRST_PROMPT)
+        self._tokens_a_letter = Mean(FIRST_TOKENS_A_LETTER)
+        self._sent_away = 0  # requests refused for a full queue, less those that have ended since
+
+    # --- what the loop tells
+
+    def saw_step(self, answers: int, prompt_tokens: int, seconds: float) -> None:
+        """A step with so many running answers and so many tokens of prompts took so long.
+
+        A step that others ran inside of counts without these, which are told by themselves.
+        """
+        if not prompt_tokens and answers:
+            self._steps.saw(answers, seconds)
+        elif prompt_tokens and not answers:
+            self._prompts.saw(prompt_tokens, seconds)
+        elif prompt_tokens:
+            steps, prompts = self._steps.at(answers), self._prompts.at(prompt_tokens)
+            if not steps or not prompts:
+                return  # nobody can tell them apart; the next step with one kind can
+            part = steps / (steps + prompts)
+            self._steps.saw(answers, part * seconds)
+            self._prompts.saw(prompt_tokens, (1 - part) * seconds)
+
+    def finished(self, prompt_tokens: int, answer_tokens: int | None) -> None:
+        """An answer has come to its end (not: its client has left). None: no tokens were wanted."""
+        self._prompt.saw(prompt_tokens)
+        if answer_tokens is not None:
+            self._answer.saw(answer_tokens)
+        self._sent_away = max(self._sent_away - 1, 0)
+
+    def saw_prompt(self, letters: int, tokens: int) -> None:
+        """A prompt of so many characters has so many tokens that must be read; the others were cached."""
+        if letters:
+            self._tokens_a_letter.saw(tokens / letters)
+
+    # --- what the loop asks
+
+    def expected_prompt(self, letters: int) -> int:
+        """About how many tokens of a text must be read, before anybody has tokenised it."""
+        return 1 + int(letters * self._tokens_a_letter.value)
+
+    def expected_answer(self, generated: int, limit: int, certain: bool = False) -> float:
+        """Tokens that an answer still gets, at most up to `limit`; `certain`: it does not end before that.
+
+        An answer that is as long as most are is not over for that: of lengths that are spread evenly from
+        nothing to twice the mean, what is left on average falls half as fast as the answer grows.
+        """
+        left = max(limit - generated, 0)
+        if certain:
+            return left
+        mean = self._answer.value
+        return min(left, max(mean - generated / 2, mean / 4))
+
+    def refuse_arrival(self, held: int, running: Iterable[Work]) -> Overloaded | None:
+        """Why a request may not even wait, where `held` run or wait already; before any work is done for it.
+
+        `running`: the work of those that run. Everybody who is sent away is given a later time, so that they
+        do not all come back at once.
+        """
+        if held <= self.places:
+            self._sent_away = 0
+        if self.most_waiting is None or held < self.places + self.most_waiting:
+            return None
+        retry_s = LEAST_RETRY_S
+        room, turn = self.forecast(Work(0, 0), running), self._turn_s()
+        if room and turn:
+            retry_s = min(max(room.place_s + self._sent_away * turn, LEAST_RETRY_S), MOST_RETRY_S)
+        self._sent_away += 1
+        many = held - self.places
+        waits = "1 request waits" if many == 1 else f"{many} requests wait"
+        return Overloaded(
+            f"the queue is full: {waits} already (--queue); ask again in {in_words(retry_s)}", retry_s
+        )
+
+    def refuse(
+        self, own: Work, others: Iterable[Work], deadline_left_s: float | None, *, whole: bool = False
+    ) -> Overloaded | None:
+        """Why a request need not wait: it would come behind its deadline.
+
+        `others`: all that run and wait, in the order in which they are served. `whole`: the answer must be
+        complete by then, not only have begun. A request that finds nobody else is never refused: what it
+        takes is measured then, so that a wrong prediction does not refuse for ever.
+        """
+        if deadline_left_s is None or not (others := list(others)):
+            return None
+        forecast = self.forecast(own, others)
+        if forecast is None:
+            return None
+        seconds, what = (forecast.end_s, "end") if whole else (forecast.first_s, "first token")
+        late_s = seconds - deadline_left_s
+        if late_s <= 0:
+            return None
+        retry_s = min(max(late_s, LEAST_RETRY_S), MOST_RETRY_S)
+        return Overloaded(
+            f"the answer's {what} is expected in {in_words(seconds)}, and wanted within "
+            f"{in_words(max(deadline_left_s, 0))} (deadline_s); ask again in {in_words(retry_s)}, "
+            "or give it more time",
+            retry_s,
+        )
+
+    def forecast(self, own: Work, others: Iterable[Work]) -> Forecast | None:
+        """When a new request gets its place, its first token and its end. None: nothing is known yet."""
+        self._seed()
+        before = in_front(own, others)
+        step = self._steps.at(min(len(before) + 1, self.places))
+        # Together: short prompts share a pass, so many cost less than as many times one.
+        tokens = sum(work.prompt for work in before)
+        theirs, prompts = self._read_s(tokens), self._read_s(tokens + own.prompt)
+        if step is None or theirs is None or prompts is None:
+            return None
+        free = [0.0] * self.places  # steps until each place is free: a heap
+        for work in before:  # each takes the first free place
+            heapreplace(free, free[0] + work.answer)
+        wait = free[0] * step
+        answers = max((work.answer for work in before if work.running), default=0.0) * step
+        first = max(
+            wait + prompts,  # every place is taken: all of that comes before
+            self._beside(prompts, answers),  # places are free, but answers go on
+        )
+        return Forecast(wait + theirs if wait else 0.0, first, first + own.answer * step)
+
+    # --- how
+
+    def _read_s(self, tokens: int) -> float | None:
+        return self._prompts.at(tokens) if tokens else 0.0
+
+    def _beside(self, prompts_s: float, answers_s: float) -> float:
+        """Reading prompts takes longer while answers go on beside it, until these are over."""
+        return min(prompts_s / (1 - self._aside), prompts_s + answers_s)
+
+    def _turn_s(self) -> float | None:
+        """Seconds from one end of an answer to the next while every place is taken."""
+        step, prompt = self._steps.at(self.places), self._prompts.at(self._prompt.value)
+        if step is None or prompt is None:
+            return None
+        return prompt + self._answer.value * step / self.places
+
+    def _seed(self) -> None:
+        """Take the planner's word for sizes of which nothing was seen; once, as soon as it has one."""
+        if self._seeded:
+            return
+        rows = sorted({1 << i for i in range(self.places.bit_length())} | {self.places})
+        asked = [(self._steps, n, [(1, SEED_DEPTH)] * n) for n in rows]
+        for times, size, chunks in [*asked, *((self._prompts, n, [(n, 0.0)]) for n in SEED_PROMPTS)]:
+            seconds = self._predict(chunks)
+            if seconds is None:
+                return
+            times.seed(size, seconds)
+        self._seeded = True
+
+
+def in_front(own: Work, others: Iterable[Work]) -> list[Work]:
+    """Those of the others that are served before: who has a place, then who waits and comes first.
+
+    Clients take turns: a client's third waiting request comes behind three of each other's, not behind all.
+    """
+    others = list(others)
+    alike = [w for w in others if not w.running and (w.client, w.priority) == (own.client, own.priority)]
+    turn = len(alike) + 1  # its own among its client's
+    seen: Counter[str] = Counter()
+    waiting: list[Work] = []
+    for w in others:
+        if w.running or w.priority > own.priority:
+            continue
+        if w.priority == own.priority:
+            seen[w.client] += 1
+        if w.priority < own.priority or seen[w.client] <= turn:
+            waiting.append(w)
+    return [w for w in others if w.running] + waiting
+
+
+def letters(request: GenerateRequest) -> int:
+    """Characters of a prompt that is text."""
+    messages = request.messages or ({"content": request.text},)
+    texts = (message.get("content") for message in messages)
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def in_words(seconds: float) -> str:
+    """Two digits are more than a prediction is worth."""
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"

@@ -1,0 +1,105 @@
+"""Who is let in: what admission counts and predicts, from the engine's own lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+from hetrun.client.events import GenerateRequest
+from hetrun.engine.admission import Admission, Work, letters
+from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.scheduler import A
+from hetrun.engine.sequence import Running
+from hetrun.engine.step_time import STRETCH
+from hetrun.engine.waiting_request import Waiting
+from hetrun.errors import Overloaded
+
+
+class Entry:
+    """Refuses requests that came for nothing, and learns from those that did not.
+
+    The lists are the engine's: those that run, those that gave up their places, and those that wait.
+    """
+
+    def __init__(
+        self, loaded: Loaded, running: list[Running], displaced: list[Running], waiting: list[Waiting]
+    ) -> None:
+        self._model = loaded.model
+        self._running = running
+        self._displaced = displaced
+        self._waiting = waiting
+        # A pass that stands aside lets answers have their step whenever it ran for STRETCH - 1 of these.
+        aside = 1 / STRETCH if loaded.model.stands_aside else 0.0
+        model = loaded.model
+        self._admission = Admission(model.max_sequences, loaded.most_waiting, model.predict, aside)
+
+    def full(self) -> Overloaded | None:
+        """Why one more request cannot wait, unless another one gives way."""
+        self._admission.places = self._model.max_sequences
+        held = len(self._running) + len(self._displaced) + len(self._waiting)
+        return self._admission.refuse_arrival(held, self._begun())
+
+    def refuse(self, w: Waiting) -> Overloaded | None:
+        """Why a waiting request, whose text is known by now, would wait in vain."""
+        request = w.asked.request
+        if request.deadline_s is None:
+            return None
+        self._admission.places = self._model.max_sequences  # which another budget may have changed
+        others = [*self._begun(), *(self._ahead(o) for o in self._waiting if o is not w)]
+        left_s = request.deadline_s - (perf_counter() - w.arrived)
+        whole = request.whole or request.most_tokens is not None
+        return self._admission.refuse(self._ahead(w), others, left_s, whole=whole)
+
+    def began(self, r: Running, w: Waiting) -> None:
+        """A request has its place, and what was cached of it."""
+        self._admission.saw_prompt(_letters(w), r.missing)
+
+    def saw(self, chosen: Sequence[tuple[Running, int]], seconds: float) -> None:
+        """A step, of which its sequences do not know yet, took so long without the steps inside of it."""
+        answers = sum(r.answers for r, _ in chosen)
+        self._admission.saw_step(answers, sum(n for _, n in chosen) - answers, seconds)
+
+    def saw_answers(self, answers: int, seconds: float) -> None:
+        """So many answers got a token each in that time, on an average of a step that gave several."""
+        self._admission.saw_step(answers, 0, seconds)
+
+    def ended(self, r: Running) -> None:
+        """An answer is complete."""
+        self._admission.finished(r.n_prompt, None if r.pooled else r.generated)
+
+    def _begun(self) -> Iterator[Work]:
+        """Those that gave their places up are the first to get one."""
+        for r in (*self._running, *self._displaced):
+            answer = self._answer(r.request, r.generated, r.limit)
+            yield Work(max(r.missing - 1, 0), answer, True, r.priority, r.client)
+
+    def _ahead(self, w: Waiting) -> Work:
+        """The whole work of a request without a place."""
+        request = w.asked.request
+        if w.running:
+            prompt = w.running.missing
+        elif request.tokens is not None:
+            prompt = len(request.tokens)
+        else:
+            prompt = self._admission.expected_prompt(_letters(w))
+        limit = request.most_tokens
+        answer = self._answer(request, 0, self._model.context if limit is None else limit)
+        return Work(prompt, answer, False, w.priority, w.client)
+
+    def _answer(self, request: GenerateRequest, generated: int, limit: int) -> float:
+        certain = request.params.ignore_eos and request.params.max_tokens is not None
+        return self._admission.expected_answer(generated, limit, certain)
+
+
+def gives_way(new: A, waiting: Sequence[A]) -> A:
+    """Who is turned away where the queue is full: of the highest priority number, of the client that has most
+    requests in it, the youngest. So one client's flood does not keep the others out."""
+    everybody = [*waiting, new]
+    many = Counter(w.client for w in everybody)
+    return max(everybody, key=lambda w: (w.priority, many[w.client], w.arrived))
+
+
+def _letters(w: Waiting) -> int:
+    text = w.prepared.text if w.prepared else None
+    return letters(w.asked.request) if text is None else len(text)

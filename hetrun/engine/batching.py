@@ -1,0 +1,106 @@
+"""What goes into a step: running answers, prompts, or both; and what runs while a long pass stands aside.
+
+Texts of which an embedding is wanted go through the model by themselves, for nobody of the others could do
+without logits. They take turns with prompts as prompts do among each other, and stand aside for answers;
+where a pass cannot do that, they take turns with answers as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from hetrun.engine.scheduler import Shares, share_out, split
+from hetrun.engine.sequence import Chosen, Running
+from hetrun.engine.step_time import STRETCH, Pace
+from hetrun.executor.planned_model import Model
+
+FEW = 16  # tokens of prompts that never need a pass of their own
+SHORT = 128  # tokens; so short a prompt may be computed beside answers while a long pass stands aside
+BESIDE = (64, 32, 16)  # of these so many at a time
+ALONE_S = 0.1  # how long that may take where no answer waits for it
+NOTICE_S = 0.01  # how often a long pass looks whether somebody came
+
+
+class Mixing:
+    """Keeps answers smooth and prompts in passes as large as that allows."""
+
+    def __init__(self, model: Model, shares: Shares, pace: Pace) -> None:
+        self._model = model
+        self._shares = shares
+        self._pace = pace
+        self._embedded = False  # the last step was one of embeddings
+
+    def next(self, running: Sequence[Running]) -> tuple[Chosen, bool]:
+        """The next step, and whether it is a long pass that is to stand aside for the others."""
+        answers, prompts = split(_generating(running))
+        if embeddings := self._whose_turn(running, bool(answers), prompts):
+            return embeddings, self._model.stands_aside
+        budget = self._model.plans.ubatch
+        if not prompts or len(answers) >= budget:
+            return share_out(answers, prompts, budget), False
+        prompts = self._shares.ordered(prompts)
+        together = share_out(answers, prompts, budget)
+        if answers and self._smooth(answers, together):
+            return together, False
+        if self._model.stands_aside:
+            return share_out((), prompts, budget), True
+        if not answers and self._model.streaming():  # a pass reads as much, however few tokens it has
+            return together, False
+        return self._with_few(answers, prompts, (budget, *BESIDE)), False
+
+    def _whose_turn(self, running: Sequence[Running], answering: bool, prompts: Sequence[Running]) -> Chosen:
+        """A step of embeddings, if these are next; else an empty one."""
+        waited, self._embedded = self._embedded, False
+        embeddings = self._shares.ordered(r for r in running if r.pooled)
+        if not embeddings or self._shares.ordered([*prompts, *embeddings])[0].pooled is None:
+            return []
+        if waited and answering and not self._model.stands_aside:
+            return []
+        self._embedded = True
+        budget = self._model.plans.ubatch
+        if self._model.stands_aside or self._model.streaming():
+            return share_out((), embeddings, budget)
+        return self._with_few((), embeddings, (budget, *BESIDE))
+
+    def beside(self, running: Sequence[Running], standing: Collection[int]) -> Chosen:
+        """A step of those who are not in the pass that stands aside; it may be empty."""
+        answers, prompts = split(_generating(r for r in running if r.id not in standing))
+        short = [r for r in self._shares.ordered(prompts) if r.missing <= SHORT]
+        if not short:
+            return share_out(answers, (), self._model.plans.ubatch)
+        return self._with_few(answers, short, BESIDE)
+
+    def patience(self, running: Sequence[Running], standing: Collection[int]) -> float:
+        """How long a pass may go on before it stands aside once more."""
+        others = _generating(r for r in running if r.id not in standing)
+        if not others:
+            return NOTICE_S
+        joining = _generating(r for r in running if r.id in standing)
+        # Many who join together are not held up by the few who have begun.
+        return (STRETCH - 1) * self._pace.quiet(others, joining if len(joining) > len(others) else ())
+
+    def _smooth(self, answers: Sequence[Running], together: Chosen) -> bool:
+        """Whether a step of answers and prompts is short enough for the answers."""
+        if sum(n for _, n in together) <= len(answers) + FEW:
+            return True
+        joining = [r for r, _ in together[len(answers) :]]
+        seconds = self._pace.seconds(together)
+        return seconds is not None and seconds <= STRETCH * self._pace.quiet(answers, joining)
+
+    def _with_few(
+        self, answers: Sequence[Running], prompts: Sequence[Running], sizes: Sequence[int]
+    ) -> Chosen:
+        """All answers, and as much of prompts as their next tokens can wait for."""
+        budget = self._model.plans.ubatch
+        quiet = self._pace.quiet(answers, prompts[:1]) if answers else 0.0
+        limit = STRETCH * quiet if answers else ALONE_S
+        for n in sizes:
+            chosen = share_out(answers, prompts, min(budget, len(answers) + n))
+            if (self._pace.seconds(chosen) or self._pace.guessed(chosen, quiet)) <= limit:
+                return chosen
+        return share_out(answers, prompts, min(budget, len(answers) + FEW))
+
+
+def _generating(running: Iterable[Running]) -> list[Running]:
+    """Those of which tokens are wanted."""
+    return [r for r in running if r.pooled is None]

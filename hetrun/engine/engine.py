@@ -1,0 +1,175 @@
+"""The engine: one thread that owns the model; others send it work through a queue.
+
+Every native call is made by this thread, for ever: ggml and torch keep a pool of workers per calling thread
+and stop spinning for good once there are more of them than cores.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from itertools import count
+from time import perf_counter
+from typing import Any, TypeVar
+
+from hetrun.client.events import Doing, GenerateRequest, Streaming
+from hetrun.client.events import OnEvent as OnEvent
+from hetrun.engine.cancellation import Gate
+from hetrun.engine.counters import Held, Tally
+from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Request
+from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loop import Loop
+from hetrun.errors import EngineStopped
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+CLOSED = "the model was closed; open it again with LLM(...)"
+
+
+class Engine:
+    """Starts the thread, gives it work, and stops it."""
+
+    def __init__(self, load: Callable[[], Loaded], meanwhile: Callable[[], object] = lambda: None) -> None:
+        """`load` runs on the new thread, and `meanwhile` on this one, which would only wait."""
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._ids = count(1)
+        self._ready = threading.Event()
+        self._failed: BaseException | None = None
+        self._loaded: Loaded | None = None
+        self._gate = Gate()
+        self._tally = Tally()
+        self._loop: Loop | None = None
+        self._thread = threading.Thread(target=self._main, args=(load,), name="hetrun-engine", daemon=True)
+        try:
+            self._thread.start()
+            meanwhile()
+            self._ready.wait()
+        except BaseException:  # Ctrl-C while it loads: the thread ends itself when it comes so far
+            self._stop()
+            raise
+        if self._failed:
+            raise self._failed
+        # The interpreter must not go away under a native call.
+        atexit.register(self.close)
+
+    @property
+    def thread_id(self) -> int | None:
+        """The thread that makes every native call."""
+        return self._thread.ident
+
+    @property
+    def busy(self) -> bool:
+        """Whether the model computes now."""
+        return self._gate.busy
+
+    @property
+    def doing(self) -> Doing | None:
+        """What the engine thread is in the middle of; from any thread."""
+        return self._gate.doing
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """What the last passes were like that read weights from disk; from any thread."""
+        loaded = self._loaded
+        return loaded.model.stats.streaming if loaded else None
+
+    @property
+    def held(self) -> Held:
+        """What there is to do, and what was done; from any thread, at once."""
+        loaded, loop = self._loaded, self._loop
+        if loaded is None:
+            raise EngineStopped(CLOSED)
+        requests = loop.requests if loop else ((), (), ())
+        return Held(loaded.model, self._tally.counts(loaded.model.stats), *requests)
+
+    def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
+        """Begin a request; `on_event` is called on the engine thread."""
+        new = next(self._ids)
+        self._put(Request(new, request, self._tally.counting(on_event), perf_counter()))
+        return new
+
+    def cancel(self, request_id: int) -> None:
+        """End a request, also in the middle of a step. One that is over already is left alone."""
+        with self._gate.lock:
+            if not self._gate.stopped:
+                self._inbox.put(Cancel(request_id))
+                self._gate.cancel(request_id)
+
+    def call(self, work: Callable[[Loaded], R], *, aside: bool = False) -> R:
+        """Call a function on the engine thread, between two steps, and wait for it.
+
+        `aside`: also while a pass stands aside, because the function does nothing to the model.
+        """
+        if threading.current_thread() is self._thread and self._loaded:
+            return work(self._loaded)  # from inside another call, or from an event
+        job = (Aside if aside else Job)(next(self._ids), work)
+        try:
+            self._put(job)
+            job.done.wait()
+        except BaseException:  # Ctrl-C
+            job.abandoned = True
+            self.cancel(job.id)
+            raise
+        if job.error:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # set when there is no error
+
+    def close(self) -> None:
+        """Stop; running requests get an error event."""
+        self._stop()
+        atexit.unregister(self.close)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _put(self, item: Job[Any] | Request) -> None:
+        with self._gate.lock:  # so that nothing comes in behind the thread's last look
+            if self._gate.stopped:
+                raise EngineStopped(CLOSED)
+            self._inbox.put(item)
+
+    def _stop(self) -> None:
+        with self._gate.lock:
+            if not self._gate.stopped:
+                self._inbox.put(Close())
+                self._gate.stop()
+
+    # --- on the engine thread
+
+    def _main(self, load: Callable[[], Loaded]) -> None:
+        start = perf_counter()
+        try:
+            loaded = self._loaded = load()
+            loaded.load_s = perf_counter() - start
+            self._gate.model = loaded.model
+        except BaseException as e:
+            self._failed = e
+            self._gate.stopped = True
+            return
+        finally:
+            self._ready.set()
+        loop = self._loop = Loop(loaded, self._inbox, self._gate)
+        try:
+            loop.run()
+        except BaseException as e:
+            log.exception("the engine failed")
+            loop.end(EngineStopped(f"the engine failed ({type(e).__name__}: {e}); please report it"))
+        else:
+            loop.keep()
+            loop.end(EngineStopped("the model was closed before the answer was complete"))
+        finally:
+            try:
+                loaded.ending()
+            except Exception:
+                log.exception("the model's last duties failed")
+            # Whoever keeps the engine does not keep the model's memory.
+            self._loaded = self._loop = self._gate.model = None
+            loaded.model.close()
+            if loaded.speculation:
+                loaded.speculation.close()
+            if loaded.tokenizer:
+                loaded.tokenizer.close()

@@ -1,0 +1,196 @@
+"""From a model's files and settings to what the engine runs: model, tokenizer, template, known prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hetrun.client.events import Message, ModelInfo
+from hetrun.config import Settings
+from hetrun.engine.input_processor import Renderer
+from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.prefix_store import Prompts, check_place
+from hetrun.engine.speculation.draft_model import DraftModel
+from hetrun.engine.speculation.interface import Speculation
+from hetrun.engine.speculation.methods import drafted, lookup
+from hetrun.errors import ModelFileError, OptionError, UserError
+from hetrun.executor import planned_model as models
+from hetrun.executor.library.model import WholeModel
+from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
+from hetrun.loader.tensor_list import parameters
+from hetrun.memory.kv.prefix_cache import CACHED, Prefixes
+from hetrun.planner.options import Options, Wishes
+from hetrun.system.progress import Progress
+from hetrun.text.chat import ChatTemplate, checked_messages
+from hetrun.text.chat.messages import checked_objects
+from hetrun.text.chat.reasoning import mark_of
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.chat.tool_prompt import needs_telling, told
+from hetrun.text.tokenizer import Tokenizer, open_vocabulary
+from hetrun.text.tool_parsers.formats import family
+
+NOT_SAVED = "a library runs this model as a whole, and its keys and values cannot be read"
+
+log = logging.getLogger(__name__)
+
+
+def load(
+    source: ModelSource,
+    templates: TemplateWorker,
+    settings: Settings,
+    options: Options,
+    progress: Progress | None,
+    most_waiting: int | None = None,
+) -> Loaded:
+    """Everything that runs; called on the engine thread."""
+    if settings.prompt_cache:
+        check_place(settings.prompt_cache)
+    tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
+    with ExitStack() as undo:
+        if tokenizer:
+            undo.callback(tokenizer.close)
+        speculation = speculation_of(settings, options, tokenizer)
+        if speculation:
+            undo.callback(speculation.close)
+        model = models.open_planned(source, options, progress)
+        undo.pop_all()
+    temperature = settings.temperature if settings.temperature is not None else source.temperature
+    render = renderer(templates, tokenizer)
+    most_tokens = model.most_cached if isinstance(model, models.PlannedModel) else None
+    prefixes = Prefixes(model, most_kept(model), most_tokens)
+    prompts = Prompts(model, prefixes, options) if isinstance(model, models.PlannedModel) else None
+    return Loaded(
+        model,
+        tokenizer,
+        render,
+        temperature,
+        diagnose=lambda: bad_weights(source),
+        most_waiting=most_waiting,
+        prefixes=prefixes,
+        prompts=prompts,
+        speculation=speculation,
+        ending=remembering(prompts, settings.prompt_cache),
+    )
+
+
+def speculation_of(settings: Settings, options: Options, tokenizer: Tokenizer | None) -> Speculation | None:
+    """How tokens are guessed. What nobody asked for by name changes no text, and neither does anything with
+    --deterministic."""
+    kind, _, path = settings.spec.partition(":")
+    if kind == "off":
+        return None
+    exact = kind == "auto" or settings.deterministic
+    return drafted(draft_model(Path(path).expanduser(), options, tokenizer), exact) if path else lookup(exact)
+
+
+def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> DraftModel:
+    """A model that guesses for another one. It is opened first, so that the other's books count it."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; --spec draft:MODEL takes a .gguf file or a folder")
+    source = open_model(path)
+    own = open_tokenizer(source)
+    if own is None or tokenizer is None:
+        raise UserError(f"{path} cannot be the draft model: both models need a vocabulary, to be compared")
+    try:
+        if own.pieces() != tokenizer.pieces():
+            raise UserError(f"{path} cannot be the draft model: its vocabulary is another one")
+        n_tokens = own.n_tokens
+    finally:
+        own.close()
+    wishes = Wishes(options.wishes.threads)
+    small = replace(options, wishes=wishes, ram=None, planner="static", streaming="off", eager=False)
+    return DraftModel(models.open_planned(source, small), n_tokens)
+
+
+def remembering(prompts: Prompts | None, path: Path | None) -> Callable[[], None]:
+    """Read the file of prompts that was asked for; what is to be done with it at the end."""
+    if path is None:
+        return lambda: None
+    if prompts is None:
+        log.warning("%s is not used: %s", path, NOT_SAVED)
+        return lambda: None
+    prompts.begin(path)
+    return partial(prompts.end, path)
+
+
+def prompts_of(loaded: Loaded) -> Prompts:
+    """What is kept of prompts, for files."""
+    if loaded.prompts is None:
+        raise OptionError(f"prompts cannot be saved: {NOT_SAVED}")
+    return loaded.prompts
+
+
+def most_kept(model: models.Model) -> int:
+    """How many prompts stay in the KV cache; a library has as many places as sequences that run."""
+    return model.max_sequences if isinstance(model, WholeModel) else CACHED
+
+
+def bad_weights(source: ModelSource) -> UserError:
+    """What is wrong with the weights, whose results are no numbers."""
+    from hetrun.loader.weight_check import first_bad_value  # on use: it reads the whole file
+
+    too_large = (
+        "every weight is finite, but the results are no numbers: weights so large that they overflow; "
+        "get or convert it again (and if another program can run it, please report that)"
+    )
+    try:
+        return first_bad_value(source) or ModelFileError(source.path, too_large)
+    except UserError as error:  # the file has changed meanwhile, which explains enough
+        return error
+
+
+def template_of(source: ModelSource, settings: Settings) -> ChatTemplate:
+    """The chat template in use, which knows where it comes from."""
+    if settings.chat_template:
+        return ChatTemplate.named(settings.chat_template)
+    return ChatTemplate.of_model(source)
+
+
+def renderer(templates: TemplateWorker, tokenizer: Tokenizer | None) -> Renderer:
+    """Messages to text by the template in use."""
+
+    # Asked for here, because these are native calls.
+    bos, eos = (tokenizer.bos_text, tokenizer.eos_text) if tokenizer else ("", "")
+
+    def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+        if "messages" in options:
+            raise OptionError("messages is no variable that can be given to a template beside the messages")
+        variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos, **options}
+        if needs_telling(templates.template, variables.get("tools")):
+            tools = checked_objects("tools", variables.pop("tools", None))
+            return templates.render(told(checked_messages(messages), tools), **variables)
+        return templates.render(messages, **variables)
+
+    return render
+
+
+def open_tokenizer(source: ModelSource) -> Tokenizer | None:
+    """The model's tokenizer; None where it has none, or where nothing is installed that could read it."""
+    vocabulary = open_vocabulary(source)
+    return Tokenizer(vocabulary) if vocabulary else None
+
+
+def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> ModelInfo:
+    """What fronts show of a model."""
+    return ModelInfo(
+        name=source.name,
+        path=source.path,
+        architecture=source.architecture,
+        n_vocab=loaded.model.n_vocab,
+        context=loaded.model.context,
+        parameters=parameters(source),
+        file_bytes=source.nbytes,
+        template_origin=template.origin,
+        load_s=loaded.load_s,
+        temperature=loaded.temperature,
+        width=loaded.model.width,
+        pooling=source.pooling,
+        tool_format=family((template.for_tools or template).source),
+        thought_mark=mark_of(template.source),
+    )

@@ -1,0 +1,109 @@
+"""What a request needs before the model can take it: its messages as text, its grammar compiled.
+
+Templates and grammars come from strangers and may take long, so this runs on threads of its own and nobody's
+answer stops meanwhile. Nothing here calls ggml or torch: that is the engine thread's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+from hetrun.client.events import GenerateRequest, Message
+from hetrun.errors import OptionError
+from hetrun.sampling.interface import Constraint
+from hetrun.text.chat.reasoning import opened_in, within_thought
+
+if TYPE_CHECKING:
+    from hetrun.sampling.grammar.token_mask import Grammars
+    from hetrun.text.tokenizer import Tokenizer
+
+GRAMMARS = 2  # threads that compile: one hostile grammar then does not hold up the others
+
+
+class Renderer(Protocol):
+    """Messages to text; `options` are further variables of the template, such as `tools`."""
+
+    def __call__(self, messages: tuple[Message, ...], options: Mapping[str, object]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a request became: the text of its messages, and what its answer must look like."""
+
+    text: str | None = None
+    constraint: Constraint | None = None
+    opened: str = ""  # the mark of a thought that the text has begun
+
+
+class Preparer:
+    """Prepares requests beside the engine."""
+
+    def __init__(self, render: Renderer | None, tokenizer: Tokenizer | None) -> None:
+        self._render = render
+        self._tokenizer = tokenizer
+        # Apart, so that no message waits for grammars. One text is rendered at a time anyway.
+        self._rendering = ThreadPoolExecutor(1, "hetrun-render")
+        self._compiling = ThreadPoolExecutor(GRAMMARS, "hetrun-compile")
+
+    def begin(
+        self, request: GenerateRequest, then: Callable[[Prepared | Exception], None]
+    ) -> Future[None] | None:
+        """Prepare a request and call `then`, here if there is nothing to do, else on another thread.
+
+        While it waits for one, the future can be cancelled. Called on the engine thread: what each token is,
+        only native calls say.
+        """
+        structure = request.structure
+        if request.messages is None and structure is None:
+            then(Prepared())
+            return None
+        try:
+            grammars = self._grammars if structure else None
+        except Exception as error:
+            then(error)
+            return None
+        pool = self._compiling if grammars else self._rendering
+        return pool.submit(self._finish, request, grammars, then)
+
+    def close(self) -> None:
+        """Nothing more is asked for; what runs ends by its own limits."""
+        for pool in (self._rendering, self._compiling):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from hetrun.sampling.grammar.token_mask import Grammars  # on use: most requests have no grammar
+
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise OptionError("an answer of a given form needs a tokenizer, and this model has none")
+        return Grammars(tokenizer.pieces(), tokenizer.control, tokenizer.ends)
+
+    def _finish(
+        self,
+        request: GenerateRequest,
+        grammars: Grammars | None,
+        then: Callable[[Prepared | Exception], None],
+    ) -> None:
+        try:
+            text = self._text(request)
+            opened = opened_in(text or "") if request.messages is not None else ""
+            structure = request.structure
+            if structure and structure.kind == "parts" and opened:
+                structure = replace(structure, text=within_thought(opened, structure.text))
+            constraint = grammars.constraint(structure) if grammars and structure else None
+            then(Prepared(text, constraint, opened))
+        except Exception as error:
+            then(error)
+
+    def _text(self, request: GenerateRequest) -> str | None:
+        if request.messages is None:
+            return None
+        if self._render is None:
+            raise OptionError("this model takes no messages; give it a text or tokens")
+        tools = {"tools": request.tools} if request.tools else {}
+        return self._render(request.messages, {**request.template_options, **tools})

@@ -1,0 +1,67 @@
+"""What the engine runs: a model with its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetrun.client.events import GenerateRequest
+from hetrun.engine.input_processor import Renderer
+from hetrun.engine.prefix_store import Prompts
+from hetrun.engine.speculation.interface import Speculation
+from hetrun.errors import ContextFull, OptionError, TemplateError
+from hetrun.executor.planned_model import Model
+from hetrun.memory.kv.prefix_cache import Prefixes
+from hetrun.text.tokenizer import Tokenizer
+
+MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What the engine runs."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    render: Renderer | None
+    temperature: float | None  # the model's own default
+    load_s: float = 0.0
+    most_waiting: int | None = None  # requests beyond those that run; None: as many as come
+    prefixes: Prefixes | None = None  # None: nothing is kept, and every prompt is computed
+    prompts: Prompts | None = None  # None: they cannot be saved
+    ending: Callable[[], None] = lambda: None  # what is to be done before the model goes
+    speculation: Speculation | None = None  # None: a step gives each sequence one token
+    # Looks for what is wrong with the weights, when their results are no numbers.
+    diagnose: Callable[[], Exception | None] = lambda: None
+
+
+def tokenizer_of(loaded: Loaded) -> Tokenizer:
+    """The tokenizer, which must be there."""
+    if loaded.tokenizer is None:
+        raise OptionError(
+            "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
+        )
+    return loaded.tokenizer
+
+
+def prompt_tokens(loaded: Loaded, request: GenerateRequest, messages: str | None) -> list[int]:
+    """The tokens of a request's prompt; `messages` is the text of its messages."""
+    if request.tokens is not None:
+        tokens = list(request.tokens)
+        for i, token in enumerate(tokens):
+            if not 0 <= token < loaded.model.n_vocab:
+                last = loaded.model.n_vocab - 1
+                raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
+    else:
+        text = messages or request.text or ""
+        if len(text) > MOST_LETTERS * loaded.model.context:
+            raise ContextFull(
+                f"the prompt has {len(text)} characters, far more than {loaded.model.context} tokens hold; "
+                "shorten it"
+            )
+        tokens = tokenizer_of(loaded).encode(text)
+    if not tokens and messages is not None:
+        raise TemplateError("the chat template writes nothing for these messages; use --chat-template FILE")
+    if not tokens:
+        raise OptionError("the prompt is empty; give at least one token")
+    return tokens

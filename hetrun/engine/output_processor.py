@@ -1,0 +1,167 @@
+"""From rows of logits to events: the next token of each sequence, its text, and whether it was the last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from hetrun.backend import Floats, Greatest, Rows
+from hetrun.client.events import Event, FinishReason, TokenLogprob
+from hetrun.engine.inbox import Request
+from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.sequence import Running
+from hetrun.errors import BackendError, HetrunError
+from hetrun.executor.executor import Between, Step
+from hetrun.executor.planned_model import Chooses
+from hetrun.sampling.batch import choose
+from hetrun.sampling.interface import Choice
+from hetrun.sampling.logprobs import of_prompt
+
+log = logging.getLogger(__name__)
+
+Draft = Sequence[int]  # guesses that were tried
+Drafts = Mapping[int, Draft]  # by request
+Choices = Sequence[Choice | None]
+Ending = FinishReason | Literal["gone"]  # gone: whoever asked does not listen any more
+
+
+class Answering:
+    """Tells whoever asked what the model says."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        self._chooses = self._model if isinstance(self._model, Chooses) else None
+
+    def rows(self, step: Step, running: Sequence[Running], between: Between | None) -> Rows:
+        """What the model says to a step, as much of it as somebody looks at."""
+        if self._chooses and (k := enough(running, self._model.n_vocab)):
+            return self._chooses.choose(step, k, between)
+        return self._model.step(step, between)
+
+    def began(self, r: Running) -> None:
+        """A request has its place: say what its prompt's tokens stand for, where that is wanted."""
+        if r.request.echo:
+            piece = tokenizer_of(self._loaded).piece
+            tell(r, Event("prompt", echo=tuple(piece(token) for token in r.tokens)))
+
+    def took(
+        self, r: Running, n: int, rows: Rows, now: float, choices: Choices = (None,), draft: Draft = ()
+    ) -> Ending | None:
+        """A step has seen n more tokens of a sequence, and a draft; how the request ends by the rows it gave.
+
+        `choices`: the token that follows each, where those were found for all together.
+        """
+        if r.pooled:
+            assert not isinstance(rows, Greatest)  # whoever wants whole rows gets them
+            r.first, r.last = r.first or now, now
+            r.pooled.add(rows)
+            return None if r.missing else "stop"
+        if r.wants_scores and not isinstance(rows, Greatest) and not self._score(r, n, rows):
+            return "gone"
+        if r.missing:
+            return None
+        if not r.limit:
+            return "length"
+        for row, choice, guess in zip(rows[-1 - len(draft) :], choices, (*draft, None), strict=True):
+            choice = choice or r.sampler.sample(row)
+            ending = self._next(r, choice, now)
+            if ending or choice.token != guess:
+                return ending
+            r.computed += 1  # the next row is the one behind this token
+            r.accepted += 1
+        return None
+
+    def _score(self, r: Running, n: int, rows: Floats) -> bool:
+        """How probable the prompt's own tokens were behind each other."""
+        begin = r.computed - n
+        told = max(0, r.scored - begin)  # before it gave its place up
+        followed = r.tokens[begin + told + 1 : min(r.computed + 1, r.n_prompt)]
+        top = r.request.params.prompt_logprobs or 0
+        found = of_prompt(rows[told : told + len(followed)], followed, top) if followed else []
+        scores = (self._logprob(token, *score) for token, score in zip(followed, found, strict=True))
+        r.scored = max(r.scored, min(r.computed, r.n_prompt))
+        return tell(r, Event("prompt", prompt_logprobs=tuple(scores)))
+
+    def _next(self, r: Running, choice: Choice, now: float) -> Ending | None:
+        """Take the next token of a sequence and say so."""
+        r.first, r.last = r.first or now, now
+        event = self._take(r, choice)
+        if event is None:
+            return "stop"
+        if not tell(r, event):
+            return "gone"
+        if r.decoder.stopped is not None or r.sampler.finished:
+            return "stop"
+        return "length" if r.generated >= r.limit else None
+
+    def _take(self, r: Running, choice: Choice) -> Event | None:
+        """The next token; None where the model says that it has finished."""
+        tokenizer = self._loaded.tokenizer
+        r.sampler.accept(choice.token)
+        score = None if choice.logprob is None else self._logprob(choice.token, choice.logprob, choice.top)
+        if tokenizer and not r.request.params.ignore_eos and tokenizer.is_end(choice.token):
+            r.end = score
+            return None
+        text = r.decoder.push(tokenizer.piece(choice.token)) if tokenizer else ""
+        r.tokens.append(choice.token)
+        opened = r.opened if r.generated == 1 else ""
+        return Event("token", text, choice.token, score, opened=opened)
+
+    def _logprob(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
+        tokenizer = self._loaded.tokenizer
+        if tokenizer is None:
+            return TokenLogprob(token, logprob, tuple(top))
+        pieces = tuple(tokenizer.piece(t) for t, _ in top)
+        return TokenLogprob(token, logprob, tuple(top), tokenizer.piece(token), pieces)
+
+    def finish(self, r: Running, reason: FinishReason) -> None:
+        """Say that a request is over, with the rest of its text."""
+        text, timings = r.decoder.flush(), r.timings(self._loaded.load_s)
+        vector = r.pooled.vector if r.pooled else None
+        tell(r, Event("done", text, None, r.end, reason, r.usage(), timings, embedding=vector))
+
+    def fail(self, r: Running, error: Exception) -> None:
+        """Say why a request ends too early."""
+        tell(r, Event("error", usage=r.usage(), timings=r.timings(self._loaded.load_s), error=logged(error)))
+
+    def explained(self, error: Exception) -> Exception:
+        """Logits that are no numbers come from weights that are none, mostly."""
+        return (isinstance(error, BackendError) and self._loaded.diagnose()) or error
+
+
+def enough(running: Sequence[Running], n_vocab: int) -> int:
+    """How many of the greatest logits of each row all of them can do with; 0: somebody wants whole rows."""
+    wanted = [0 if r.pooled or r.wants_scores else r.sampler.enough for r in running]
+    return max(wanted) if all(wanted) and max(wanted) < n_vocab else 0
+
+
+def together(running: Sequence[Running], step: Step, drafts: Drafts, logits: Rows) -> Iterator[Choices]:
+    """The next tokens of each sequence, where samplers can look at all rows of a step at once."""
+    counts = [1 + len(drafts.get(r.id, ())) for r in running]
+    found: Choices = (None,) * sum(counts)
+    answers = all([len(chunk.wanted) == n for chunk, n in zip(step.chunks, counts, strict=True)])
+    if len(logits) > 1 and answers and not step.hidden:
+        found = choose([r.sampler for r, n in zip(running, counts, strict=True) for _ in range(n)], logits)
+    at = 0
+    for n in counts:
+        yield found[at : at + n]
+        at += n
+
+
+def tell(r: Running | Request, event: Event) -> bool:
+    """Call back; a receiver that fails is its own fault and must not end the others."""
+    try:
+        r.on_event(event)
+    except Exception:
+        log.exception("the receiver of request %d failed on a %s event", r.id, event.kind)
+        return False
+    return True
+
+
+def logged(error: Exception) -> Exception:
+    """The error; one that was not raised on purpose leaves its traceback in the log."""
+    if not isinstance(error, HetrunError):
+        log.error("a request failed", exc_info=error)
+    return error

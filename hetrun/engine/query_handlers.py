@@ -1,0 +1,217 @@
+"""Answers to what fronts ask besides answers of the model; `questions.py` says what may be asked.
+
+Vocabularies are native code, so the engine's thread makes their calls (ADR 0005), between two steps or where
+a long pass stands aside. A long text is cut into tokens part by part: answers wait for one of these at most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+from hetrun.client.queries import (
+    Detokenize,
+    EngineState,
+    Foreseen,
+    Layers,
+    PlanNow,
+    Question,
+    Render,
+    SetRam,
+    Slot,
+    State,
+    StepSeconds,
+    Tokenize,
+    TokenizerFacts,
+    TokenizerInfo,
+    WhatIf,
+)
+from hetrun.engine.counters import Held
+from hetrun.engine.input_processor import Renderer
+from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.sequence import Running
+from hetrun.engine.waiting_request import Waiting
+from hetrun.errors import OptionError
+from hetrun.memory.ledger import kernel_figures
+from hetrun.planner.plan import PlanSet
+from hetrun.system.core_sets import CoreSet
+from hetrun.system.cpu_topology import this_machine
+from hetrun.system.thread_affinity import chosen
+from hetrun.text.chat.template import ChatTemplate
+from hetrun.text.tokenizer import Tokenizer, whole
+
+R = TypeVar("R")
+
+PART = 1 << 14  # characters, or tokens, at a time: a few milliseconds
+MOST_PART = 1 << 17  # characters where a text has no place to be cut
+# Before such a space a token ends, where the vocabulary says so (`Vocabulary.cuts_at_spaces`).
+_BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
+
+
+class Asked(Protocol):
+    """The part of `LLM` that answers are made of."""
+
+    @property
+    def template(self) -> ChatTemplate: ...
+
+    @property
+    def render(self) -> Renderer | None: ...
+
+    @property
+    def plan(self) -> PlanSet: ...
+
+    @property
+    def held(self) -> Held: ...
+
+    def set_ram(self, ram: int) -> PlanSet: ...
+
+    def foresee(self, changes: Mapping[str, object]) -> Foreseen: ...
+
+    def aside(self, work: Callable[[Loaded], R]) -> R:
+        """Call a function on the engine's thread, that does nothing to the model."""
+        ...
+
+
+def answered(llm: Asked, question: Question[Any]) -> object:
+    """The answer, which has the type that the question says; waits for it."""
+    match question:
+        case Tokenize():
+            return _tokens(llm, question)
+        case Detokenize(tokens):
+            return [piece for part in _parts_of(tokens) for piece in _pieces(llm, part)]
+        case TokenizerInfo():
+            return llm.aside(lambda loaded: _facts(tokenizer_of(loaded), llm.template))
+        case Render(messages, options):
+            if llm.render is None:
+                raise OptionError("this model takes no messages; give it a text or tokens")
+            return llm.render(messages, options)
+        case WhatIf(changes):
+            return llm.foresee(changes)
+        case PlanNow():
+            return plan_json(llm.plan)
+        case StepSeconds(chunks):
+            return llm.aside(lambda loaded: loaded.model.predict(chunks))
+        case SetRam(nbytes):
+            return dict(llm.set_ram(nbytes).memory)
+        case Layers():
+            return llm.held.model.places
+        case State():
+            return state(llm.held)
+    raise OptionError(f"the engine does not know what {type(question).__name__} is")
+
+
+# --- texts
+
+
+def _tokens(llm: Asked, question: Tokenize) -> list[int]:
+    text, tokens = whole(question.text), list[int]()
+    cuts = llm.aside(lambda loaded: tokenizer_of(loaded).cuts_at_spaces)
+    for i, part in enumerate(parts(text, cuts)):
+        add = question.add_special and i == 0
+        tokens += llm.aside(_encode(part, add, question.parse_special))
+    return tokens
+
+
+def _encode(part: str, add_special: bool, parse_special: bool) -> Callable[[Loaded], list[int]]:
+    return lambda loaded: tokenizer_of(loaded).encode_as(part, add_special, parse_special)
+
+
+def parts(text: str, cuts_at_spaces: bool) -> Iterator[str]:
+    """A text in parts whose tokens, one behind the other, are those of the whole."""
+    at = 0
+    while True:
+        space = _BETWEEN_WORDS.search(text, at + PART) if cuts_at_spaces else None
+        end = space.start() if space else len(text)
+        if end - at > MOST_PART:
+            raise OptionError(
+                f"{end - at} characters would have to be cut into tokens in one go, while others wait, and "
+                f"hetrun cuts up to {MOST_PART} so: send less at a time"
+            )
+        yield text[at:end]
+        if space is None:
+            return
+        at = end
+
+
+def _parts_of(tokens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for at in range(0, len(tokens), PART):
+        yield tokens[at : at + PART]
+
+
+def _pieces(llm: Asked, tokens: tuple[int, ...]) -> list[bytes]:
+    return llm.aside(lambda loaded: [tokenizer_of(loaded).piece(token) for token in tokens])
+
+
+def _facts(tokenizer: Tokenizer, template: ChatTemplate) -> TokenizerFacts:
+    return TokenizerFacts(
+        n_tokens=tokenizer.n_tokens,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+        add_bos=tokenizer.add_bos,
+        bos_text=tokenizer.bos_text,
+        eos_text=tokenizer.eos_text,
+        template=template.source,
+        template_origin=template.origin,
+    )
+
+
+# --- the engine
+
+
+def plan_json(plans: PlanSet) -> dict[str, Any]:
+    """Plans in JSON, and the cores that they run on."""
+    some = cores_of(plans)
+    cores = {"cores": [some[n].to_json() for n in sorted(some)]} if some else {}
+    return plans.to_json() | cores
+
+
+def cores_of(plans: PlanSet) -> Mapping[int, CoreSet]:
+    """Where so many threads run, unless the system puts them anywhere or there is one for each CPU."""
+    used = {plan.threads: chosen().of(plan.threads) for plan in plans.plans.values()}
+    return {n: cores for n, cores in used.items() if cores.cpus != this_machine().cpus}
+
+
+def state(held: Held) -> EngineState:
+    """What the engine has and did, without asking its thread."""
+    now, model = perf_counter(), held.model
+    slots = [
+        *(_running(r, now, displaced=False) for r in held.running),
+        *(_running(r, now, displaced=True) for r in held.displaced),
+        *(_waiting(w, now) for w in held.waiting),
+    ]
+    return EngineState(
+        held.counts,
+        tuple(slots),
+        places=model.max_sequences,
+        context=model.context,
+        budget=model.plans.memory.get("limit"),
+        streaming=model.stats.streaming,
+        memory=dict(model.plans.memory),
+        in_use=dict(model.in_use),
+        used=kernel_figures().total,
+        reason=model.plans.reason,
+        devices={name: dict(bill) for name, bill in model.plans.devices.items()},
+        crossed=dict(model.crossed),
+        waited_s=model.stats.wait_seconds,
+        at=now,
+    )
+
+
+def _running(r: Running, now: float, *, displaced: bool) -> Slot:
+    computed = min(r.computed, r.n_prompt)
+    return Slot(
+        r.id,
+        "displaced" if displaced else "answer" if computed == r.n_prompt else "prompt",
+        now - r.arrived,
+        prompt_tokens=r.n_prompt,
+        prompt_computed=computed,
+        cached_tokens=r.cached,
+        answer_tokens=r.generated,
+        answer_limit=r.limit,
+    )
+
+
+def _waiting(w: Waiting, now: float) -> Slot:
+    return Slot(w.id, "waiting", now - w.arrived, prompt_tokens=w.running.n_prompt if w.running else 0)

@@ -1,0 +1,114 @@
+"""A request that has begun: its tokens, its place in the model, and what became of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetrun.client.events import GenerateRequest, OnEvent, Timings, TokenLogprob, Usage
+from hetrun.executor.executor import Chunk
+from hetrun.graph.pooling import Pooled
+from hetrun.memory.kv.radix_tree import Tokens
+from hetrun.sampling.interface import Sampler
+from hetrun.text.detokenizer import StreamDecoder
+
+LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
+NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class Running:
+    """A request that has, or had, a place in the KV cache."""
+
+    id: int
+    request: GenerateRequest
+    on_event: OnEvent
+    tokens: list[int]  # prompt and answer
+    prompt: Tokens  # of these the first, as the prefix cache wants them
+    limit: int  # tokens of the answer
+    most: int  # tokens that a step may have of it
+    sampler: Sampler
+    decoder: StreamDecoder
+    arrived: float
+    opened: str = ""  # the mark of a thought that the prompt has begun
+    began: float = 0.0  # when it first got a place
+    seq: int = -1  # its place in the model; -1: it gave it up
+    computed: int = 0
+    cached: int = 0  # tokens of the prompt that need not be computed
+    scored: int = 0  # tokens of the prompt whose log-probabilities were told
+    turn: int = 0  # grows whenever a sequence has its turn
+    first: float = 0.0  # when the first token came
+    last: float = 0.0
+    drafted: int = 0  # tokens of the answer that were guessed and tried
+    accepted: int = 0  # of these, so many were right
+    end: TokenLogprob | None = None  # the token with which the model ended, where such are wanted
+    pooled: Pooled | None = None  # an embedding: not a token is wanted, but what this becomes
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
+
+    @property
+    def client(self) -> str:
+        """Who asks."""
+        return self.request.client
+
+    @property
+    def priority(self) -> int:
+        """Lower ones go first."""
+        return self.request.priority
+
+    @property
+    def missing(self) -> int:
+        """Tokens that the model has not seen yet."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def answers(self) -> bool:
+        """Whether it lacks one token only, as a running answer does."""
+        return self.pooled is None and len(self.tokens) - self.computed == 1
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether the prompt's own tokens still want their log-probabilities."""
+        return self.request.params.prompt_logprobs is not None and self.scored < self.n_prompt
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer."""
+        return len(self.tokens) - self.n_prompt
+
+    def chunk(self, n: int, draft: Sequence[int] = ()) -> Chunk:
+        """The next n tokens, as the model takes them; behind the last one a draft of what may follow."""
+        if draft:
+            return Chunk(self.seq, np.array([self.tokens[-1], *draft], np.int64), np.arange(1 + len(draft)))
+        tokens = np.array(self.tokens[self.computed : self.computed + n], np.int64)
+        if self.pooled:
+            return Chunk(self.seq, tokens, self.pooled.wanted(self.computed, n))
+        if self.wants_scores:
+            return Chunk(self.seq, tokens, np.arange(n))
+        if n < self.missing:
+            return Chunk(self.seq, tokens, NOTHING)
+        return Chunk(self.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64))
+
+    def usage(self) -> Usage:
+        """Tokens counted."""
+        return Usage(self.n_prompt, self.generated, self.cached)
+
+    def timings(self, load_s: float) -> Timings:
+        """Rates measured."""
+        prompt_s, decode_s = self.first - self.began, self.last - self.first
+        return Timings(
+            load_s=load_s,
+            ttft_s=self.first - self.arrived if self.first else 0.0,
+            prompt_tok_s=(self.n_prompt - self.cached) / prompt_s if prompt_s > 0 else 0.0,
+            decode_tok_s=(self.generated - 1) / decode_s if self.generated > 1 and decode_s > 0 else 0.0,
+            drafted=self.drafted,
+            accepted=self.accepted,
+        )
+
+
+Chosen = list[tuple[Running, int]]  # what goes into a step: requests, and so many tokens of each

@@ -1,0 +1,77 @@
+"""A request that is prepared becomes one that can run: its tokens, its sampler, what its answer may take."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.inbox import Request
+from hetrun.engine.input_processor import Prepared
+from hetrun.engine.loaded_model import Loaded, prompt_tokens, tokenizer_of
+from hetrun.engine.sequence import Running
+from hetrun.errors import ContextFull, OptionError
+from hetrun.graph.pooling import Pooled
+from hetrun.sampling.interface import Constraint, Sampler
+from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, make_sampler
+from hetrun.text.detokenizer import StreamDecoder
+
+PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
+
+
+def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
+    """A request as it will run; an error says why it cannot."""
+    model = loaded.model
+    tokens = prompt_tokens(loaded, asked.request, prepared.text)
+    if asked.request.echo:
+        tokenizer_of(loaded)  # or an error, while it can be one of this request
+    params = asked.request.params
+    params.check_vocabulary(model.n_vocab)
+    pooling = asked.request.pooling
+    if pooling and not model.width:
+        raise OptionError("this model gives no embeddings: a library runs it as a whole")
+    room = model.context - len(tokens)
+    most = asked.request.most_tokens
+    if room < (most != 0):
+        what, beside = ("text", "") if pooling else ("prompt", " with the answer")
+        raise ContextFull(
+            f"the {what} has {len(tokens)} tokens, but the context holds {model.context}{beside}; "
+            "shorten it, or ask for more with --ctx"
+        )
+    return Running(
+        id=asked.id,
+        request=asked.request,
+        on_event=asked.on_event,
+        tokens=tokens,
+        prompt=np.array(tokens, np.int32),
+        limit=room if most is None else min(most, room),
+        most=most_tokens(params, model.n_vocab),
+        sampler=_sampler(loaded, params, tokens, prepared.constraint),
+        decoder=StreamDecoder(tuple(params.stop)),
+        arrived=asked.arrived,
+        pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
+        opened=prepared.opened,
+    )
+
+
+def _sampler(
+    loaded: Loaded, params: SamplingParams, prompt: list[int], constraint: Constraint | None
+) -> Sampler:
+    own, tokenizer = loaded.temperature, loaded.tokenizer
+    return make_sampler(
+        params,
+        DEFAULT_TEMPERATURE if own is None else own,
+        prompt=prompt,
+        context=loaded.model.context,
+        pieces=tokenizer.pieces if tokenizer else None,
+        encode=tokenizer.encode_plain if tokenizer else None,
+        constraint=constraint,
+    )
+
+
+def most_tokens(params: SamplingParams, n_vocab: int) -> int:
+    """How many tokens of one sequence a step may have."""
+    if params.prompt_logprobs is None:
+        return sys.maxsize
+    return max(PROMPT_ROWS // (4 * n_vocab), 1)

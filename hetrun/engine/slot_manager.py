@@ -1,0 +1,105 @@
+"""Who has a place in the model's memory: begun with what is cached, given up when there is too little."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.scheduler import last_in_line
+from hetrun.engine.sequence import Chosen, Running
+from hetrun.errors import BudgetError
+
+AHEAD = 64  # tokens that everybody should have room for when somebody begins
+
+
+class Places:
+    """Gives sequences to requests and takes them back.
+
+    When memory for keys and values runs out, first cached prompts go, the one that was not used for longest
+    first; then the youngest request of the highest priority number gives up what is its, and computes it once
+    more when there is room.
+    """
+
+    def __init__(self, loaded: Loaded, running: list[Running], displaced: list[Running]) -> None:
+        """Requests go from `running` to `displaced` when they give their places up."""
+        self._model = loaded.model
+        self._prefixes = loaded.prefixes
+        self._running = running
+        self._displaced = displaced
+
+    def begin(self, r: Running) -> bool:
+        """A sequence for a request, with as much of its tokens as is known; False: there is no room now."""
+        try:
+            self._place(r)
+        except BudgetError:
+            if not self._running:
+                raise
+            return False
+        needed = [(s.seq, s.missing + AHEAD) for s in (*self._running, r)]
+        while self._running and not self._model.fits(needed):
+            if not self._drop_cached():
+                self._free(r)
+                return False
+        if not r.generated:  # else it has been told
+            r.cached = r.computed
+        return True
+
+    def _place(self, r: Running) -> None:
+        if r.pooled:  # each of its rows is wanted, and nothing of it is kept
+            r.seq, r.computed = (self._prefixes or self._model).alloc(), 0
+        elif self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
+            tokens = r.tokens if r.generated else r.prompt
+            r.seq, r.computed = self._prefixes.begin(tokens, reuse=not r.wants_scores)
+        else:
+            r.seq, r.computed = self._model.alloc(), 0
+
+    def make_room(self, chosen: Chosen, standing: Collection[int]) -> Chosen:
+        """What of a step there is room for, after the last in line gave theirs up if need be.
+
+        `standing`: requests in the middle of a step, which cannot give anything up.
+        """
+        while chosen and not self._model.fits([(r.seq, n) for r, n in chosen]):
+            if self._drop_cached():
+                continue
+            others = [r for r in self._running if r.id not in standing]
+            victim = last_in_line(others)
+            if victim is None or (len(others) == 1 and not standing):
+                return chosen  # nobody is left who could: the model will say what is wrong
+            self.give_up(victim)
+            chosen = [(r, n) for r, n in chosen if r is not victim]
+        return chosen
+
+    def give_up(self, r: Running) -> None:
+        """A request loses its place, but not what it is."""
+        self._free(r)
+        self._running.remove(r)
+        self._displaced.append(r)
+
+    def end(self, r: Running, keep: bool = True) -> None:
+        """A request is over; what the model knows of it may be of use to the next."""
+        if keep and self._prefixes and not r.pooled:
+            self._prefixes.keep(r.seq, r.tokens[: r.computed])
+            r.seq = -1
+        else:
+            self._free(r)
+
+    def saw(self, r: Running) -> None:
+        """A step has computed more of a request's tokens."""
+        if self._prefixes:
+            self._prefixes.progress(r.seq, r.computed)
+
+    def awaits(self, r: Running) -> bool:
+        """Whether somebody computes right now what a request begins with."""
+        if self._prefixes is None or r.wants_scores or r.pooled:
+            return False
+        computing = [s.seq for s in self._running if s.missing > 1]
+        return bool(computing) and self._prefixes.soon(r.prompt, computing)
+
+    def _free(self, r: Running) -> None:
+        """What a request has computed is gone, but not what it is."""
+        owner = self._model if r.pooled else self._prefixes or self._model
+        owner.free(r.seq)
+        r.seq, r.computed = -1, 0
+
+    def _drop_cached(self) -> bool:
+        return self._prefixes is not None and self._prefixes.drop_one()

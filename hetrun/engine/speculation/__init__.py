@@ -1,0 +1,1 @@
+"""Several tokens a pass: guesses are verified together, where that is faster than one by one (ADR 0034)."""

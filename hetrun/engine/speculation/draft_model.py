@@ -1,0 +1,169 @@
+"""A small model that guesses for a large one, greedily, where a text does not say by itself how it goes on.
+
+It has keys and values of its own, for a few sequences. Before it guesses it takes in what was appended
+meanwhile, and takes back what it guessed wrongly. All of that is time that a step takes longer, and what it
+takes is measured and charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from hetrun.backend import Floats
+from hetrun.engine.speculation.interface import Proposer
+from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.planned_model import Model
+
+AT_ONCE = 256  # tokens that it takes in between two steps of the large one: everybody waits for them
+MOST_SEQUENCES = 8  # that it guesses for; of others only their own text knows
+SMOOTHING = 0.1
+FIRST_RATE = 0.6  # of guesses that are right, before any was seen
+FORGIVING = 1 / 256  # as much is a rate forgiven for each token that it was not tried for
+UNKNOWN_S = 0.01
+SURE = 0.8  # where a text's own guess is as likely, nobody else is asked
+
+
+class DraftModel:
+    """The model, its sequences, and what it takes to have it guess."""
+
+    def __init__(self, model: Model, n_vocab: int) -> None:
+        """It guesses tokens of a vocabulary of so many, the same as its own, which may have more rows."""
+        self._model, self._n_vocab = model, n_vocab
+        self._held: dict[int, list[int]] = {}  # the tokens of each sequence
+        self.rate = FIRST_RATE  # how many guesses were right, if all before them were
+        self.seconds = UNKNOWN_S  # for one guess
+        self._warm = False
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it can begin one more sequence."""
+        return len(self._held) < min(MOST_SEQUENCES, self._model.max_sequences)
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+        return self._model.context
+
+    def begin(self) -> int:
+        """A new sequence."""
+        seq = self._model.alloc()
+        self._held[seq] = []
+        return seq
+
+    def end(self, seq: int) -> None:
+        """A sequence is over."""
+        del self._held[seq]
+        self._model.free(seq)
+
+    def take_in(self, seq: int, tokens: Sequence[int]) -> bool:
+        """A part of a long text; whether that was all but what a guess takes in itself."""
+        same = self._keep(seq, tokens)
+        if len(tokens) - same > AT_ONCE:
+            self._step(seq, tokens[same : same + AT_ONCE])
+        return len(tokens) - len(self._held[seq]) <= AT_ONCE
+
+    def propose(self, seq: int, tokens: Sequence[int], n: int) -> list[int]:
+        """What it would say next."""
+        start, same = perf_counter(), self._keep(seq, tokens)
+        found: list[int] = []
+        new = tokens[same:]
+        while len(found) < n:
+            rows = self._step(seq, new)
+            new = [int(rows[-1, : self._n_vocab].argmax())]
+            found += new
+        if self._warm and len(tokens) - same <= n + 1:  # else it took in a prompt, or was compiled
+            self.seconds += SMOOTHING * ((perf_counter() - start) / n - self.seconds)
+        self._warm = True
+        return found
+
+    def _keep(self, seq: int, tokens: Sequence[int]) -> int:
+        """Take back what is not in the text; how much of it is held."""
+        held = self._held[seq]
+        same = _common(held, tokens)
+        if same < len(held):
+            self._model.truncate(seq, same)
+            del held[same:]
+        return same
+
+    def _step(self, seq: int, new: Sequence[int]) -> Floats:
+        """Some more tokens; the row of logits behind them."""
+        rows = self._model.step(Step((Chunk(seq, np.array(new, np.int64), np.array([len(new) - 1])),)))
+        self._held[seq] += new
+        return rows
+
+    def close(self) -> None:
+        """Give its memory back."""
+        self._model.close()
+
+    def judged(self, right: bool) -> None:
+        """A guess was right or not, behind others that were."""
+        self.rate += SMOOTHING * (right - self.rate)
+
+    def rested(self) -> None:
+        """A token came for which it was not asked."""
+        self.rate += FORGIVING * max(0.0, FIRST_RATE - self.rate)
+
+
+def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens a sequence may keep: one is computed anew in any case, for the logits behind it."""
+    most = min(len(held), len(tokens) - 1)
+    if list(held[:most]) == list(tokens[:most]):
+        return most
+    return next(i for i in range(most) if held[i] != tokens[i])
+
+
+class Drafted:
+    """Guesses for one sequence: of its own text where those are likely, else of the model."""
+
+    def __init__(self, own: Proposer, tokens: list[int], model: DraftModel) -> None:
+        self._own, self._tokens, self._model = own, tokens, model
+        self._seq: int | None = None
+        self._asks = False  # the model, and not the text
+        self._guessed: list[int] = []  # by the model, behind so many tokens:
+        self._behind = len(tokens)
+
+    @property
+    def seconds(self) -> float:
+        """For one guess of those whose chances were asked for last."""
+        return self._model.seconds if self._asks else 0.0
+
+    def follow(self) -> None:
+        """Whether guesses were right, and what is new."""
+        came = self._tokens[self._behind :]
+        for guess, token in zip(self._guessed, came, strict=False):
+            self._model.judged(guess == token)
+            if guess != token:
+                break
+        if came and not self._guessed:
+            self._model.rested()
+        self._guessed, self._behind = [], len(self._tokens)
+        self._own.follow()
+
+    def chances(self, n: int) -> Sequence[float]:
+        """Of those who are likelier to be right."""
+        own = self._own.chances(n)
+        likelier = (own[0] if own else 0.0) < min(SURE, self._model.rate)
+        self._asks = likelier and self._may_ask(n)
+        return [self._model.rate ** (i + 1) for i in range(n)] if self._asks else own
+
+    def propose(self, n: int) -> list[int]:
+        """What they say; nothing while the model still has to read."""
+        if not self._asks:
+            return self._own.propose(n)
+        if self._seq is None:
+            self._seq = self._model.begin()
+        if self._model.take_in(self._seq, self._tokens):
+            self._guessed = self._model.propose(self._seq, self._tokens, n)
+        return self._guessed
+
+    def close(self) -> None:
+        """The sequence has ended."""
+        if self._seq is not None:
+            self._model.end(self._seq)
+
+    def _may_ask(self, n: int) -> bool:
+        has = self._seq is not None or self._model.has_place
+        return has and len(self._tokens) + n <= self._model.context

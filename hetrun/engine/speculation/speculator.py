@@ -1,0 +1,161 @@
+"""Adds drafts to a step of answers, and learns what became of them.
+
+A draft is tried in the step that computes the token before it: the sequence's chunk is that token and the
+draft, and every row is wanted. Rows are then taken one by one, as if each came from a step of its own
+(`answering.py`), as long as the token chosen is the one that was guessed; the rest is taken back. So there is
+nothing that a sampler, a grammar, a stop string or a limit would have to know, and the text is the one that
+would have come without.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from hetrun.engine.output_processor import Drafts
+from hetrun.engine.sequence import Chosen, Running
+from hetrun.engine.speculation.cost import Costs
+from hetrun.engine.speculation.draft_length import NOTHING, Candidate, Decision, decide
+from hetrun.engine.speculation.interface import LONGEST, Proposer, Speculation
+from hetrun.executor.planned_model import Model
+
+log = logging.getLogger(__name__)
+
+NONE: Drafts = {}
+TRUST = 4.0  # tokens; fewer say nothing
+LASTING = 0.95  # what a step counts when the next one with drafts has come
+FORGIVING = 1 / 256
+IDLE = 16  # looks
+LOOK_S = 5e-5  # that a look takes for each sequence, about, between two steps that have emptied the caches
+WORTH = 0.004  # of the time of a step: so much may looks take that find nothing
+MOST_RESTS = 8  # one of so many steps is looked at in any case
+MOST_CLOSE = 64  # tokens of a step where rows need not have the very bits that they have alone
+
+
+class Promise:
+    """Tokens that drafts were predicted to give, and those that they gave."""
+
+    def __init__(self) -> None:
+        self._made = self._kept = TRUST
+
+    @property
+    def trust(self) -> float:
+        """Which part of a prediction to believe."""
+        return min(1.0, self._kept / self._made)
+
+    def made(self, tokens: float) -> None:
+        """The next step is to give so many more than without drafts."""
+        if tokens:
+            self._made = LASTING * self._made + tokens
+            self._kept *= LASTING
+        else:  # what is not tried any more is forgiven
+            self._kept += FORGIVING * (self._made - self._kept)
+
+    def kept(self, tokens: int) -> None:
+        """It gave so many."""
+        self._kept += tokens
+
+
+class Speculating:
+    """All that the engine's loop knows of speculation."""
+
+    def __init__(self, model: Model, speculation: Speculation | None) -> None:
+        self._model = model
+        self._speculation = speculation
+        self._costs = Costs(model.predict)
+        self._proposers: dict[int, Proposer] = {}  # by request
+        self._drafting = False
+        self._idle = 0  # looks in a row that found nothing worth a try
+        self._turn = 0
+        self._looked = False  # before the last step
+        self._promise = Promise()
+        self._plans: object = None
+        self._most = 0  # tokens of a step, by these plans
+
+    def add(self, chosen: Chosen) -> tuple[Chosen, Drafts]:
+        """A step, those with drafts first, and their drafts."""
+        if self._speculation is None or not chosen or self._rests(chosen):
+            return chosen, NONE
+        if (most := self._most_tokens()) <= 1:
+            return chosen, NONE
+        proposers = [self._proposer(r) for r, _ in chosen]
+        for proposer in proposers:
+            proposer.follow()
+        if most <= len(chosen) or not all(n == r.missing == 1 and not r.wants_scores for r, n in chosen):
+            return chosen, NONE
+        candidates = [
+            Candidate(i, proposer.chances(LONGEST), self._room(r), proposer.seconds)
+            for i, ((r, _), proposer) in enumerate(zip(chosen, proposers, strict=True))
+        ]
+        depths = [r.computed for r, _ in chosen]
+        found = decide(
+            candidates, depths, self._costs, most - len(chosen), self._drafting, self._promise.trust
+        )
+        if found is not NOTHING and not self._fits(chosen, found):
+            found = NOTHING
+        self._drafting = found is not NOTHING
+        self._idle = 0 if self._drafting else self._idle + 1
+        guesses = {chosen[i][0].id: proposers[i].propose(found.length) for i in found.places}
+        drafts = {i: draft for i, draft in guesses.items() if draft}
+        self._promise.made(found.gain if drafts else 0.0)
+        first = [chosen[i] for i in found.places if chosen[i][0].id in drafts]
+        return first + [c for c in chosen if c[0].id not in drafts], drafts
+
+    def saw(self, chosen: Chosen, drafts: Drafts, seconds: float) -> None:
+        """A step took so long; its sequences do not know of it yet."""
+        if not self._looked or not all(n == r.missing == 1 for r, n in chosen):
+            return
+        length = max(map(len, drafts.values()), default=0)
+        self._costs.saw([r.computed for r, _ in chosen], len(drafts), length, seconds)
+
+    def took(self, tokens: int) -> None:
+        """So many guesses of the last step were right."""
+        self._promise.kept(tokens)
+
+    def ended(self, r: Running) -> None:
+        """A request is over."""
+        if proposer := self._proposers.pop(r.id, None):
+            proposer.close()
+
+    def _rests(self, chosen: Chosen) -> bool:
+        """Where nothing was worth a try for a while, not every short step is looked at: a look takes time for
+        each sequence, and the next one finds what came meanwhile. Steps of embeddings never are."""
+        self._looked = self._speculation is not None and not any([r.pooled for r, _ in chosen])
+        if self._looked and self._idle >= IDLE and all([r.missing == 1 for r, _ in chosen]):
+            n = len(chosen)
+            every = int(1 + n * LOOK_S / (WORTH * self._costs.plain(n)))
+            self._turn = (self._turn + 1) % min(MOST_RESTS, every)
+            self._looked = not self._turn
+        return not self._looked
+
+    def _fits(self, chosen: Chosen, found: Decision) -> bool:
+        """Whether there is memory: nobody gives any up for a guess."""
+        drafting = frozenset(found.places)
+        return self._model.fits(
+            [(r.seq, 1 + found.length * (i in drafting)) for i, (r, _) in enumerate(chosen)]
+        )
+
+    def _proposer(self, r: Running) -> Proposer:
+        assert self._speculation is not None
+        found = self._proposers.get(r.id)
+        if found is None:
+            found = self._proposers[r.id] = self._speculation.proposer(r.tokens, r.n_prompt)
+        return found
+
+    def _room(self, r: Running) -> int:
+        """Tokens of a draft that can be of use: one more comes in any case."""
+        return min(r.limit - r.generated - 1, r.most - 1)
+
+    def _most_tokens(self) -> int:
+        """Of a step: more would not give the tokens that come without drafts."""
+        if (plans := self._model.plans) is not self._plans:
+            exact = self._speculation is not None and self._speculation.exact
+            alike = self._model.alike
+            before, self._plans = self._plans, plans
+            self._most = min(plans.ubatch, alike if exact or not alike else MOST_CLOSE)
+            if before is None and self._most <= 1:
+                log.info(
+                    "no speculation: several tokens at once would not give the same text as one by one"
+                    if alike
+                    else "no speculation: a library runs this model as a whole"
+                )
+        return self._most

@@ -1,0 +1,172 @@
+"""Log-probabilities: what a request asks for, and the shapes that they are answered in."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hetrun.client.events import TokenLogprob
+from hetrun.server.errors import ApiError, wrong_type
+from hetrun.server.fields import Body, count, flag
+from hetrun.server.json_stream import Long
+
+CHAT_NAMES = ("logprobs", "top_logprobs", "prompt_logprobs", "n_probs")
+COMPLETION_NAMES = ("logprobs", "n_probs")
+MOST_TOP = 20
+MOST_LEGACY_TOP = 5
+LEAST_LOGPROB = -9999.0  # OpenAI's word for what cannot be; minus infinity is not JSON
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How many alternatives are wanted for each token; None: no log-probabilities at all."""
+
+    answer: int | None = None
+    prompt: int | None = None
+
+
+def of_chat(body: Body) -> Wanted:
+    """OpenAI's two fields, llama.cpp's one, and vLLM's for the prompt."""
+    wanted = flag(body, "logprobs")
+    top = count(body, "top_logprobs", 0, MOST_TOP)
+    if top is not None and not wanted:
+        raise ApiError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
+    probs = count(body, "n_probs", 0, MOST_TOP)
+    answer = (top or 0) if wanted else probs or None
+    prompt = count(body, "prompt_logprobs", 0, MOST_TOP)
+    if prompt is not None and flag(body, "stream"):
+        # Its answer has no form for a stream.
+        raise ApiError("prompt_logprobs needs stream: false", "prompt_logprobs", "invalid_value")
+    return Wanted(answer, prompt)
+
+
+def of_completion(body: Body, echo: bool) -> Wanted:
+    """The older endpoint says with one number how many, and has those of the prompt where it is echoed."""
+    if isinstance(body.get("logprobs"), bool):
+        raise wrong_type("logprobs", f"an integer from 0 to {MOST_LEGACY_TOP}", body["logprobs"])
+    if body.get("prompt_logprobs") is not None:
+        message = "prompt_logprobs is for chat completions; here echo: true with logprobs gives the same"
+        raise ApiError(message, "prompt_logprobs", "unsupported_parameter")
+    answer = count(body, "logprobs", 0, MOST_LEGACY_TOP)
+    if answer is None:
+        answer = count(body, "n_probs", 0, MOST_TOP) or None
+    return Wanted(answer, answer if echo else None)
+
+
+def finite(logprob: float) -> float:
+    """A log-probability as JSON can say it."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+# --- chat
+
+
+def entry(scored: TokenLogprob) -> Json:
+    """A token of an answer, as OpenAI's chat has it."""
+    pieces = scored.top_pieces or (None,) * len(scored.top)
+    top = [_token(token, score, piece) for (token, score), piece in zip(scored.top, pieces, strict=True)]
+    return _token(scored.token, scored.logprob, scored.piece) | {"top_logprobs": top}
+
+
+def _token(token: int, logprob: float, piece: bytes | None) -> Json:
+    """One token; its text may be part of a character, which only the bytes can tell."""
+    if piece is None:
+        return {"token": f"token_id:{token}", "logprob": finite(logprob), "bytes": None}
+    return {"token": piece.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(piece)}
+
+
+def ranked(scored: TokenLogprob) -> Json:
+    """One token of the prompt and the best there, by their ids, as vLLM says it."""
+    ranks = {token: rank for rank, (token, _) in enumerate(scored.top, 1)}
+    pieces = dict(zip(ranks, scored.top_pieces, strict=False)) | {scored.token: scored.piece}
+    scores = {scored.token: scored.logprob} | dict(scored.top)
+    return {
+        str(token): {
+            "logprob": finite(score),
+            "rank": ranks.get(token),
+            "decoded_token": None if (piece := pieces.get(token)) is None else piece.decode(errors="replace"),
+        }
+        for token, score in scores.items()
+    }
+
+
+# --- the older endpoint
+
+
+@dataclass
+class Offsets:
+    """Where in a text each of its tokens begins, in characters; the next one begins at `at`."""
+
+    at: int = 0
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    )
+
+    def of(self, piece: bytes) -> int:
+        """A token with these bytes comes next."""
+        begins = self.at
+        self.at += len(self._decoder.decode(piece))
+        return begins
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The tokens of a prompt that is echoed as a text, and their scores; nothing comes before the first."""
+
+    text: str
+    pieces: Sequence[bytes]
+    scores: Sequence[TokenLogprob]
+
+    def offsets(self) -> Iterator[int]:
+        """Where each begins. What a tokenizer puts in front (a blank, a token) is no part of the text."""
+        length, offsets = len(self.text), Offsets()
+        ahead = max(len(b"".join(self.pieces).decode(errors="replace")) - length, 0)
+        for piece in self.pieces:
+            yield min(max(offsets.of(piece) - ahead, 0), length)
+
+
+def legacy(echo: Echo | None, answer: Sequence[TokenLogprob], offsets: Offsets, top: int) -> Json:
+    """A prompt, if it is echoed, and an answer as four lists; without alternatives their list is null."""
+    echo = echo or Echo("", (), ())
+    first = [None] if echo.pieces else []
+    scored = (*first, *echo.scores, *answer)
+    assert len(scored) == len(echo.pieces) + len(answer), "a token of the prompt has no score"
+    # Each list is made by itself while it is written, so each names its tokens.
+    return {
+        "tokens": Long(_names(echo, answer)),
+        "token_logprobs": Long(None if one is None else finite(one.logprob) for one in scored),
+        "top_logprobs": Long(map(_top, scored, _names(echo, answer))) if top else None,
+        "text_offset": Long(echo.offsets(), (offsets.of(one.piece or b"") for one in answer)),
+    }
+
+
+def _names(echo: Echo, answer: Sequence[TokenLogprob]) -> Iterator[str]:
+    yield from map(piece_text, echo.pieces)
+    yield from (_name(one.token, one.piece) for one in answer)
+
+
+def _top(scored: TokenLogprob | None, text: str) -> dict[str, float] | None:
+    """A token and the best in its place."""
+    if scored is None:
+        return None
+    pieces = scored.top_pieces or (None,) * len(scored.top)
+    top: dict[str, float] = {}
+    for (token, score), piece in zip(scored.top, pieces, strict=True):
+        top.setdefault(_name(token, piece), finite(score))  # the better one of two that look alike
+    top.setdefault(text, finite(scored.logprob))
+    return top
+
+
+def _name(token: int, piece: bytes | None) -> str:
+    return f"token_id:{token}" if piece is None else piece_text(piece)
+
+
+def piece_text(piece: bytes) -> str:
+    """A token's text; of one that is a part of a character its bytes, as OpenAI writes them."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

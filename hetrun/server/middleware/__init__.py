@@ -1,0 +1,1 @@
+"""What every request passes before its endpoint: keys, limits, turns, counters, timeouts."""

@@ -1,0 +1,37 @@
+"""What endpoints have in common that ask the engine's process something other than answers of the model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from starlette.middleware import Middleware
+
+from hetrun.client.queries import Question
+from hetrun.server.errors import FINAL, ApiError
+from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.service import Service
+
+A = TypeVar("A")
+
+MOST_ASKING = 64  # held at a time by one endpoint
+MOST_BYTES = 64 * 2**20  # of their bodies
+ANSWER_S = 60.0  # behind a long pass, or while a worker starts again
+LOOK_S = 5.0  # for what is answered at once
+
+
+async def asked(service: Service, question: Question[A], within_s: float = ANSWER_S) -> A:
+    """The engine's answer, which nobody waits for without end; a model that loads is waited for first."""
+    await service.info()  # says why there is no engine, where there will be none
+    try:
+        async with asyncio.timeout(within_s):
+            return await service.client.ask(question)
+    except TimeoutError:
+        message = f"the engine did not answer within {within_s:g} s"
+        code, kind = "deadline_exceeded", "server_error"
+        raise ApiError(message, code=code, status=504, kind=kind, headers=FINAL) from None
+
+
+def few() -> list[Middleware]:
+    """For a route whose requests ask the engine."""
+    return [Middleware(Crowd, most_requests=MOST_ASKING, most_bytes=MOST_BYTES)]

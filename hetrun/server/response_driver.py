@@ -1,0 +1,209 @@
+"""From the events of a request's choices to its answer, whole or in chunks: what both endpoints share."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hetrun import __version__
+from hetrun.client.events import Event, ModelInfo, TokenLogprob
+from hetrun.errors import DeadlineExceeded
+from hetrun.server import parallel_sampling
+from hetrun.server.disconnect import unless_gone
+from hetrun.server.json_stream import json_response, json_text
+from hetrun.server.parallel_sampling import Numbered
+from hetrun.server.request import Order
+from hetrun.server.service import Service
+from hetrun.server.sse import EventStream
+from hetrun.server.tool_output import ChoiceReader
+from hetrun.server.usage import Counts
+from hetrun.text.tool_parsers.parts import Piece
+
+LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
+
+Json = dict[str, object]
+Events = AsyncGenerator[Numbered, None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is the same in every chunk of one answer."""
+
+    info: ModelInfo
+    kind: str
+    prefix: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    token: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    def body(self, choices: list[Json], **more: object) -> Json:
+        """The answer, or a chunk of it."""
+        head = {"id": f"{self.prefix}-{self.token}", "object": self.kind, "created": self.created}
+        head |= {"model": self.info.id, "system_fingerprint": f"hetrun-{__version__}"}
+        return head | {"choices": choices} | more
+
+
+@dataclass
+class Prompt:
+    """What the first choice of a prompt was told of it."""
+
+    pieces: tuple[bytes, ...] = ()
+    scores: list[TokenLogprob] = field(default_factory=list)
+
+    def saw(self, event: Event) -> None:
+        """An event of that choice."""
+        self.pieces = event.echo or self.pieces
+        self.scores += event.prompt_logprobs
+
+
+@dataclass
+class Choice:
+    """One answer as it comes."""
+
+    prompt: Prompt
+    texts: list[str] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    end: Event | None = None
+    reader: ChoiceReader | None = None
+    pieces: list[Piece] = field(default_factory=list)  # that the reader found
+
+    def saw(self, event: Event) -> None:
+        """An event of this choice."""
+        if event.kind == "prompt":
+            self.prompt.saw(event)
+            return
+        if self.reader:
+            self.pieces += self.reader.saw(event)
+        else:
+            self.texts.append(event.text)
+        if event.kind == "done":
+            self.end = event
+        elif event.logprob is not None:
+            self.scores.append(event.logprob)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended."""
+        return finish_reason(self.end or Event("done"))
+
+
+@dataclass
+class Whole:
+    """All choices of an answer, complete, by their numbers."""
+
+    choices: list[Choice]
+    counts: Counts
+
+    def totals(self) -> Json:
+        """What the answer took."""
+        return {"usage": self.counts.usage(), "timings": self.counts.timings()}
+
+
+MakeWhole = Callable[[Order, Whole], Json]
+MakeChunks = Callable[[Order, Events], AsyncGenerator[str, None]]
+
+
+async def respond(
+    request: Request, service: Service, order: Order, whole: MakeWhole, chunks: MakeChunks
+) -> Response:
+    """The response to an order, in the shape that the two functions give it."""
+
+    async def in_one(events: Events) -> Response:
+        return await json_response(whole(order, await gathered(order, events)))
+
+    return await answered(request, service, order, in_one, lambda events: EventStream(chunks(order, events)))
+
+
+async def answered(
+    request: Request,
+    service: Service,
+    order: Order,
+    whole: Callable[[Events], Coroutine[Any, Any, Response]],
+    stream: Callable[[Events], EventStream],
+) -> Response:
+    """The response to an order, made of its events when all are there, or as they come."""
+    events = parallel_sampling.events(service.client, order)
+    try:
+        # What is wrong with a request shows before its first token, while a status can still be sent.
+        first = await unless_gone(request.receive, _first(events, order))
+        if order.stream:
+            return stream(_behind(first, events))
+        return await unless_gone(request.receive, whole(_behind(first, events)))
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+async def _first(events: Events, order: Order) -> Numbered:
+    """The first event. The engine watches deadlines itself, unless it is just being started again."""
+    deadline_s = order.prompts[0].deadline_s
+    try:
+        async with asyncio.timeout(None if deadline_s is None else deadline_s + LATE_S):
+            index, event = await anext(events)
+    except TimeoutError:
+        late = DeadlineExceeded(f"the engine gave no sign within {deadline_s:g} s (deadline_s)")
+        raise order.failure(late) from None
+    if event.kind == "error":
+        raise order.failure(event.error)
+    return index, event
+
+
+async def _behind(first: Numbered, rest: Events) -> Events:
+    """All events; closing it closes the rest."""
+    try:
+        yield first
+        async for numbered in rest:
+            yield numbered
+    finally:
+        await rest.aclose()
+
+
+async def gathered(order: Order, events: Events) -> Whole:
+    """All that comes; an error of one choice is that of all."""
+    prompts = [Prompt() for _ in order.prompts]
+    found = Whole([Choice(prompts[i // order.tried]) for i in range(order.choices)], Counts(order.tried))
+    if order.reading:
+        for choice in found.choices:
+            choice.reader = order.reading.reader()
+    try:
+        async for index, event in events:
+            if event.kind == "error":
+                raise order.failure(event.error)
+            found.choices[index].saw(event)
+            if order.reading:
+                await asyncio.sleep(0)  # all events may be here already, and others have their turn
+            if event.kind == "done":
+                found.counts.ended(index, event)
+    finally:
+        await events.aclose()
+    return found
+
+
+def finish_reason(event: Event) -> str:
+    """Why an answer ended, in OpenAI's words."""
+    # "cancelled" is no word of OpenAI's; nobody but us reads the end of an answer that was cancelled.
+    return "length" if event.finish_reason == "length" else "stop"
+
+
+class Template:
+    """A chunk in which only one text changes: what stands around it is written once."""
+
+    def __init__(self, chunk: Json, field: str) -> None:
+        # Quotes within a JSON string are escaped, so this can only be the field.
+        self._before, self._after = json_text(chunk).split(f'"{field}":""')
+        self._field = field
+
+    def with_text(self, text: str) -> str:
+        """The chunk as JSON."""
+        return f'{self._before}"{self._field}":{json_text(text)}{self._after}'

@@ -1,0 +1,1 @@
+"""The endpoints under `/v1/responses`: input, output, and what is stored."""

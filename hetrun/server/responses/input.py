@@ -1,0 +1,146 @@
+"""The input of a request for a response: a text, or items, read as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from reprlib import repr as short
+
+from hetrun.client.events import Message
+from hetrun.server import messages as chat
+from hetrun.server.errors import ApiError, wrong_type
+from hetrun.server.messages import MOST_ID, SENSES, required_text
+
+FIELD = "input"
+ROLES = tuple(role for role in chat.ROLES if role != "tool")  # whose answers are items
+TEXTS = ("input_text", "output_text", "text", "refusal")  # parts of messages that hold a text
+
+
+def messages(value: object) -> list[Message]:
+    """What an input says."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise wrong_type(FIELD, "a string or a list of items", value)
+    if not value:
+        raise ApiError(f"{FIELD} is empty: there is nothing to answer", FIELD, "empty_array")
+    found = _Found()
+    for i, item in enumerate(value):
+        found.add(item, f"{FIELD}[{i}]")
+    return list(found.messages)
+
+
+def with_instructions(instructions: str | None, said: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with instructions before them.
+
+    Messages of the system that begin a conversation become one: most templates know of no second one.
+    """
+    leading = 0
+    while leading < len(said) and said[leading]["role"] == "system":
+        leading += 1
+    texts = [] if instructions is None else [instructions]
+    texts += [str(message["content"]) for message in said[:leading]]
+    system: list[Message] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
+    return (*system, *said[leading:])
+
+
+class _Found:
+    """The messages of some items. Thoughts and calls are items of their own here, and parts of an assistant's
+    message for templates."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, object]] = []
+        self._thought = ""  # that belongs to what comes next
+
+    def add(self, item: object, where: str) -> None:
+        """The next item."""
+        if not isinstance(item, dict):
+            raise wrong_type(where, "an object", item)
+        thought, self._thought = self._thought, ""
+        match item.get("type"):
+            case None | "message":
+                message = _message(item, where)
+                if thought and message["role"] == "assistant":
+                    message["reasoning_content"] = thought
+                self.messages.append(message)
+            case "reasoning":
+                self._thought = thought + _thought(item, where)
+            case "function_call":
+                self._call(_call(item, where), thought)
+            case "function_call_output":
+                self.messages.append(_answer(item, where))
+            case "item_reference":
+                why = f"{where} is a reference, but single items are not kept here: send the item itself"
+                raise ApiError(why, f"{where}.type", "unsupported_parameter")
+            case kind:
+                known = "message, reasoning, function_call or function_call_output"
+                why = f"{where}.type must be {known}, not {short(kind)}"
+                raise ApiError(why, f"{where}.type", "invalid_value")
+
+    def _call(self, call: Message, thought: str) -> None:
+        """One message has all calls that come together, and the text before them."""
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != "assistant" or thought:
+            last = {"role": "assistant"}
+            if thought:
+                last["reasoning_content"] = thought
+            self.messages.append(last)
+        calls = last.setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append(call)
+
+
+def _thought(item: dict[str, object], where: str) -> str:
+    """What a model thought; a summary of it, or what only OpenAI can read, is of no use here."""
+    content = item.get("content")
+    return "" if content is None else content_text(content, f"{where}.content", ("reasoning_text",))
+
+
+def _call(item: dict[str, object], where: str) -> Message:
+    name = required_text(item, "name", where, MOST_ID)
+    function = {"name": name, "arguments": required_text(item, "arguments", where)}
+    return {"type": "function", "id": required_text(item, "call_id", where, MOST_ID), "function": function}
+
+
+def _answer(item: dict[str, object], where: str) -> dict[str, object]:
+    call_id = required_text(item, "call_id", where, MOST_ID)
+    content = content_text(item.get("output"), f"{where}.output")
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def _message(item: dict[str, object], where: str) -> dict[str, object]:
+    role = item.get("role")
+    if role is None:
+        raise ApiError(f"{where}.role is missing", f"{where}.role", "missing_required_parameter")
+    if role not in ROLES:
+        raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role", "invalid_value")
+    content = content_text(item.get("content"), f"{where}.content")
+    # "developer" is OpenAI's newer word for the same thing, and no template knows it.
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def content_text(content: object, where: str, kinds: Sequence[str] = TEXTS) -> str:
+    """A text, or the texts of its parts, as one."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise ApiError(f"{where} is missing", where, "missing_required_parameter")
+    if not isinstance(content, list):
+        raise wrong_type(where, "a string or a list of parts", content)
+    return "\n".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
+
+
+def _part(part: object, where: str, kinds: Sequence[str]) -> str:
+    if not isinstance(part, dict):
+        raise wrong_type(where, "an object", part)
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in SENSES:
+        message = f"{where}.type is {kind}, but this server reads text only: it takes no {SENSES[kind]}"
+        raise ApiError(message, f"{where}.type", "invalid_value")
+    if kind not in kinds:
+        message = f"{where}.type must be {' or '.join(kinds[:2])}, not {short(kind)}"
+        raise ApiError(message, f"{where}.type", "invalid_value")
+    name = "refusal" if kind == "refusal" else "text"
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise wrong_type(f"{where}.{name}", "a string", text)
+    return text

@@ -1,0 +1,198 @@
+"""What is answered to a request for a response: the response, whole or as the events of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from hetrun.client.events import Event, TokenLogprob, Usage
+from hetrun.client.events import Message as Said
+from hetrun.server import logprobs
+from hetrun.server.errors import ApiError
+from hetrun.server.json_stream import json_text
+from hetrun.server.request import Order
+from hetrun.server.response_driver import Events, Json, finish_reason
+from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
+from hetrun.server.usage import Counts
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+
+# The words that OpenAI has for what ends a response; what else went wrong was the prompt.
+CODES = {"server_error": "server_error", "rate_limit_error": "rate_limit_exceeded"}
+
+Keep = Callable[[bytes, Said], None]  # what is to be done with a complete response, and with what it says
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a response says from its first event to its last."""
+
+    fields: Json
+
+    def text(self, status: str, output: Sequence[str] = (), **more: object) -> str:
+        """The response as JSON."""
+        return with_list(self.fields | {"status": status} | more, "output", output)
+
+
+class Output:
+    """What a response holds, as it comes."""
+
+    def __init__(self, order: Order, telling: Telling) -> None:
+        self._reader = order.reading.reader() if order.reading else None
+        self._telling = telling
+        self._items: list[Item] = []
+        self._scores: list[str] = []  # of tokens of which no text is certain yet
+        self._tokens = 0
+        self._thought = 0  # so many of them were thoughts
+
+    def saw(self, event: Event) -> None:
+        """The next thing that happened."""
+        if event.kind == "token":
+            self._tokens += 1
+            if event.logprob is not None:
+                self._scores.append(json_text(entry(event.logprob)))
+        for piece in self._pieces(event):
+            self._take(piece)
+
+    def ended(self, head: Head, end: Event) -> str:
+        """The response as JSON when it is complete, or as complete as it will be."""
+        if self._scores and self._items and isinstance(self._items[-1], Message):
+            self._add("")
+        if not self._items:
+            self._begin(Message(0))
+        status = "incomplete" if finish_reason(end) == "length" else "completed"
+        self._close(status)
+        counts = Counts(1)
+        counts.ended(0, end)
+        more: Json = {"usage": usage(end.usage, self._thought), "timings": counts.timings()}
+        if status == "completed":
+            more["completed_at"] = int(time.time())
+        else:
+            more["incomplete_details"] = {"reason": "max_output_tokens"}
+        body = head.text(status, [item.json() for item in self._items], **more)
+        self._telling.tell(f"response.{status}", {}, response=body)
+        return body
+
+    def said(self) -> Said:
+        """It as a message of a conversation."""
+        calls = [
+            {
+                "type": "function",
+                "id": item.call_id,
+                "function": {"name": item.name, "arguments": item.text},
+            }
+            for item in self._items
+            if isinstance(item, Call)
+        ]
+        texts = "".join(item.text for item in self._items if isinstance(item, Message))
+        thoughts = "".join(item.text for item in self._items if isinstance(item, Reasoning))
+        message: Json = {"role": "assistant"}
+        if texts or not calls:
+            message["content"] = texts
+        if calls:
+            message["tool_calls"] = calls
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        return message
+
+    def _pieces(self, event: Event) -> list[Piece]:
+        if self._reader:
+            return self._reader.saw(event)
+        return [Text(event.text)] if event.text else []
+
+    def _take(self, piece: Piece) -> None:
+        last = self._items[-1] if self._items else None
+        match piece:
+            case Begin(_, name):
+                # A reader begins calls, so there is one.
+                self._begin(Call(len(self._items), name, self._reader.new_id() if self._reader else ""))
+                self._scores.clear()
+                return
+            case Text():
+                if not isinstance(last, Message):
+                    self._begin(Message(len(self._items)))
+            case Thought():
+                if not isinstance(last, Reasoning):
+                    self._begin(Reasoning(len(self._items)))
+            case Arguments():
+                pass
+        self._add(piece.text)
+
+    def _begin(self, item: Item) -> None:
+        self._close("completed")
+        self._items.append(item)
+        item.begin(self._telling)
+
+    def _add(self, text: str) -> None:
+        """Scores are of what became text: those of calls and thoughts are not asked for."""
+        self._items[-1].add(self._telling, text, self._scores)
+        self._scores.clear()
+
+    def _close(self, status: str) -> None:
+        if not self._items:
+            return
+        last = self._items[-1]
+        if isinstance(last, Reasoning):
+            self._thought = self._tokens
+        last.end(self._telling, status)
+
+
+def entry(scored: TokenLogprob) -> Json:
+    """A token with its log-probability; the bytes of one that stands for none are none."""
+    found = logprobs.entry(scored)
+    return found if scored.piece is not None else found | {"bytes": []}
+
+
+def usage(counted: Usage, thought: int) -> Json:
+    """OpenAI's object; every prompt is kept for others that begin with it, and nobody pays for that."""
+    return {
+        "input_tokens": counted.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": counted.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": counted.prompt_tokens + counted.completion_tokens,
+    }
+
+
+async def whole(head: Head, order: Order, events: Events, keep: Keep) -> bytes:
+    """The response in one piece."""
+    output, body = Output(order, Telling(False)), b""
+    async with aclosing(events):
+        async for _, event in events:
+            if event.kind == "error":
+                raise order.failure(event.error)
+            output.saw(event)
+            if event.kind == "done":
+                body = output.ended(head, event).encode()
+                keep(body, output.said())
+            await asyncio.sleep(0)  # all events may be here already, and others have their turn
+    return body
+
+
+async def chunks(head: Head, order: Order, events: Events, keep: Keep) -> AsyncGenerator[str, None]:
+    """The response in pieces."""
+    telling = Telling(True)
+    output, begun = Output(order, telling), head.text("in_progress")
+    telling.tell("response.created", {}, response=begun)
+    telling.tell("response.in_progress", {}, response=begun)
+    async with aclosing(events):
+        async for _, event in events:
+            if event.kind == "error":
+                _fail(telling, head, order.failure(event.error))
+            else:
+                output.saw(event)
+            if event.kind == "done":
+                keep(output.ended(head, event).encode(), output.said())
+            for told in telling.taken():
+                yield told
+
+
+def _fail(telling: Telling, head: Head, error: ApiError) -> None:
+    """The last events of what went wrong: OpenAI sends the error, and the response that it ends."""
+    said = error.error
+    telling.tell("error", {name: said[name] for name in ("code", "message", "param")})
+    code = CODES.get(str(said["type"]), "invalid_prompt")
+    failed = head.text("failed", error={"code": code, "message": said["message"]})
+    telling.tell("response.failed", {}, response=failed)

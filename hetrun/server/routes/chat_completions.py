@@ -1,0 +1,172 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo, TokenLogprob
+from hetrun.server import logprobs as scores
+from hetrun.server import request as orders
+from hetrun.server import tools as toolschemas
+from hetrun.server.body import json_object
+from hetrun.server.client_id import asker
+from hetrun.server.errors import ApiError
+from hetrun.server.json_stream import Long, json_text
+from hetrun.server.logprobs import Wanted
+from hetrun.server.messages import messages, template_options
+from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.request import Order
+from hetrun.server.response_driver import (
+    Answer,
+    Choice,
+    Events,
+    Json,
+    Template,
+    Whole,
+    finish_reason,
+    respond,
+)
+from hetrun.server.routes.models import meant
+from hetrun.server.sampling import form_field, sampling_params
+from hetrun.server.service import Service
+from hetrun.server.tool_output import ChoiceReader, Reading, parts, reading
+from hetrun.server.usage import Counts
+
+KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
+
+
+def routes(service: Service) -> list[Route]:
+    async def complete(request: Request) -> Response:
+        body = await json_object(request)
+        here = await meant(body, service)
+        order = chat_order(body, await here.info(), here, asker(request, body))
+        return await respond(request, here, order, whole, chunks)
+
+    crowd = Middleware(Crowd, most_requests=service.most_requests)
+    paths = ("/v1/chat/completions", "/chat/completions")
+    return [Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths]
+
+
+def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, client: str = "") -> Order:
+    """Read a request of this client; ApiError names the field that is wrong."""
+    orders.check(body, info, service, KNOWN, built=toolschemas.NAMES)
+    wanted = scores.of_chat(body)
+    prompt, how = asked(body, info, service, wanted, messages(body))
+    order = orders.order(body, info, client, [prompt], wanted, "messages")
+    return orders.bounded(replace(order, reading=how))
+
+
+def asked(
+    body: Mapping[str, object], info: ModelInfo, service: Service, wanted: Wanted, said: tuple[Message, ...]
+) -> tuple[GenerateRequest, Reading]:
+    """What the engine is asked to answer to these messages, and how its answers are read."""
+    tools = toolschemas.tools_of(body)
+    params = sampling_params(body, info, service.sampling, wanted)
+    if tools.all and params.structure and params.json_schema is None:
+        form = form_field(body)
+        message = f"{form} and tools are both given: an answer cannot follow both"
+        raise ApiError(message, form, "invalid_value")
+    options = template_options(body)
+    how = reading(tools, info, service, params)
+    prompt = GenerateRequest(
+        params,
+        messages=said,
+        template_options=options,
+        tools=tuple(tool.given for tool in tools.all),
+        parts=parts(how, params, thinks=options.get("enable_thinking") is not False),
+    )
+    return prompt, how
+
+
+def whole(order: Order, found: Whole) -> Json:
+    """The answer in one piece."""
+    choices = [_choice(i, choice, order) for i, choice in enumerate(found.choices)]
+    more = found.totals()
+    if order.wanted.prompt is not None:
+        # Nothing comes before the first token.
+        more["prompt_logprobs"] = Long([None], map(scores.ranked, found.choices[0].prompt.scores))
+    return Answer(order.info, "chat.completion", "chatcmpl").body(choices, **more)
+
+
+def _choice(index: int, choice: Choice, order: Order) -> Json:
+    message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reader:
+        message = choice.reader.message(choice.pieces)
+    logprobs = None if order.wanted.answer is None else _content(choice.scores)
+    return {
+        "index": index,
+        "message": message,
+        "finish_reason": _reason(choice.finish_reason, choice.reader),
+        "logprobs": logprobs,
+    }
+
+
+def _reason(reason: str, reader: ChoiceReader | None) -> str:
+    """An answer that was cut off says so, whatever calls it has."""
+    return "tool_calls" if reason == "stop" and reader and reader.calls else reason
+
+
+def _read(reader: ChoiceReader, event: Event) -> Iterator[tuple[Json, Json | None]]:
+    """What an event adds to a choice, as deltas; the first has the token's log-probability."""
+    logprobs = None if event.kind != "token" or event.logprob is None else _content([event.logprob])
+    deltas = [reader.delta(piece) for piece in reader.saw(event)]
+    for delta in deltas or ([{}] if logprobs else []):
+        yield delta, logprobs
+        logprobs = None
+
+
+def _content(found: list[TokenLogprob]) -> Json:
+    return {"content": Long(map(scores.entry, found)), "refusal": None}
+
+
+async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
+    """The answer in pieces, of each choice: the role, texts, the reason for the end; then what it took.
+
+    Pieces are JSON already: there is one for each token.
+    """
+    answer, counts = Answer(order.info, "chat.completion.chunk", "chatcmpl"), Counts(order.tried)
+    templates: dict[int, Template] = {}
+    readers = [order.reading.reader() if order.reading else None for _ in range(order.choices)]
+    usage: Json = {"usage": None} if order.include_usage else {}
+
+    def chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:
+        choice: Json = {"index": index, "delta": delta, "finish_reason": None, "logprobs": logprobs}
+        return answer.body([choice], **usage)
+
+    def end(index: int, event: Event) -> Json:
+        reason = _reason(finish_reason(event), readers[index])
+        choice: Json = {"index": index, "delta": {}, "finish_reason": reason, "logprobs": None}
+        last = counts.ended(index, event) == order.choices and not order.include_usage
+        return answer.body([choice], **usage, **({"timings": counts.timings()} if last else {}))
+
+    async with aclosing(events):
+        async for index, event in events:
+            if event.kind == "error":
+                raise order.failure(event.error)
+            if index not in templates:
+                templates[index] = Template(chunk(index, {"content": ""}), "content")
+                # Whether there will be any text is not known yet, where there may be calls.
+                begin = "" if readers[index] is None else None
+                yield json_text(chunk(index, {"role": "assistant", "content": begin}))
+            if reader := readers[index]:
+                for delta, logprobs in _read(reader, event):
+                    text = delta.get("content")
+                    if logprobs is None and isinstance(text, str):
+                        yield templates[index].with_text(text)
+                    else:
+                        yield json_text(chunk(index, delta, logprobs))
+            elif event.kind == "token" and event.logprob is not None:
+                yield json_text(chunk(index, {"content": event.text}, _content([event.logprob])))
+            elif event.text:
+                yield templates[index].with_text(event.text)
+            if event.kind == "done":
+                yield json_text(end(index, event))
+    if order.include_usage:
+        yield json_text(answer.body([], usage=counts.usage(), timings=counts.timings()))

@@ -1,0 +1,203 @@
+"""POST /v1/completions: OpenAI's older endpoint, which continues texts and scores them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hetrun.client.events import Event, GenerateRequest, ModelInfo, TokenLogprob
+from hetrun.server import logprobs as scores
+from hetrun.server import request as orders
+from hetrun.server.body import json_object
+from hetrun.server.client_id import asker
+from hetrun.server.errors import ApiError
+from hetrun.server.fields import count, flag
+from hetrun.server.inputs import Field, texts
+from hetrun.server.json_stream import json_text, long_text
+from hetrun.server.logprobs import Echo, Offsets, Wanted, legacy
+from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
+from hetrun.server.response_driver import (
+    Answer,
+    Choice,
+    Events,
+    Json,
+    Prompt,
+    Template,
+    Whole,
+    finish_reason,
+    respond,
+)
+from hetrun.server.routes.models import meant
+from hetrun.server.sampling import limit_field, sampling_params
+from hetrun.server.service import Service
+from hetrun.server.usage import Counts
+
+MOST_TOKENS = 16  # of an answer, where the request does not say: OpenAI's
+STRICT_BEST_OF = 20
+PROMPT = Field("prompt", "prompt", "continue", MOST_TOGETHER, blank=True)
+KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, PROMPT.name, "suffix", "echo", "best_of")
+
+
+def routes(service: Service) -> list[Route]:
+    async def complete(request: Request) -> Response:
+        body = await json_object(request)
+        here = await meant(body, service)
+        order = completion_order(body, await here.info(), here, asker(request, body))
+        return await respond(request, here, order, whole, chunks)
+
+    crowd = Middleware(Crowd, most_requests=service.most_requests)
+    paths = ("/v1/completions", "/completions")
+    return [Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths]
+
+
+def completion_order(
+    body: Mapping[str, object], info: ModelInfo, service: Service, client: str = ""
+) -> Order:
+    """Read a request of this client; ApiError names the field that is wrong."""
+    orders.check(body, info, service, KNOWN)
+    if body.get("suffix"):
+        message = "suffix is not supported: this server continues texts, it does not fill gaps in them"
+        raise ApiError(message, "suffix", "unsupported_parameter")
+    echo = flag(body, "echo")
+    wanted = scores.of_completion(body, echo)
+    params = sampling_params(body, info, service.sampling, _computed(body, wanted, echo), MOST_TOKENS)
+    requests = [
+        GenerateRequest(params, text=prompt, echo=echo)
+        if isinstance(prompt, str)
+        else GenerateRequest(params, tokens=prompt, echo=echo)
+        for prompt in texts(body, info, PROMPT)
+    ]
+    return _tried(
+        body, orders.order(body, info, client, requests, wanted, PROMPT.name), strict=service.strict
+    )
+
+
+def _computed(body: Mapping[str, object], wanted: Wanted, echo: bool) -> Wanted:
+    """What the engine is asked for: without an answer it computes nothing but the prompt's scores, and who is
+    to choose the best answer needs theirs."""
+    limit = limit_field(body)
+    if echo and limit is not None and body[limit] == 0 and wanted.prompt is None:
+        wanted = replace(wanted, prompt=0)
+    if body.get("best_of") is not None and wanted.answer is None:
+        wanted = replace(wanted, answer=0)
+    return wanted
+
+
+def _tried(body: Mapping[str, object], order: Order, strict: bool) -> Order:
+    best_of = count(body, "best_of", 1, STRICT_BEST_OF if strict else MOST_CHOICES)
+    if best_of is None:
+        return orders.bounded(order)
+    if best_of < order.n:
+        message = f"best_of must be at least n: of {best_of} answers nobody can choose the best {order.n}"
+        raise ApiError(message, "best_of", "invalid_value")
+    if best_of > order.n and order.stream:
+        message = "best_of above n needs stream: false: which answer is best shows when all are complete"
+        raise ApiError(message, "best_of", "invalid_value")
+    return orders.bounded(replace(order, tried=best_of), field="best_of")
+
+
+def whole(order: Order, found: Whole) -> Json:
+    """The answer in one piece: of each prompt, in order, the best of what was tried."""
+    chosen = [
+        (choice, prompt)
+        for p, prompt in enumerate(order.prompts)
+        for choice in best(found.choices[p * order.tried : (p + 1) * order.tried], order.n)
+    ]
+    choices = [_choice(i, choice, prompt, order) for i, (choice, prompt) in enumerate(chosen)]
+    return Answer(order.info, "text_completion", "cmpl").body(choices, **found.totals())
+
+
+def best(tried: list[Choice], n: int) -> list[Choice]:
+    """The n of the highest mean log-probability of a token, the best first; all: in their own order."""
+    if n == len(tried):
+        return tried
+    return sorted(tried, key=_mean, reverse=True)[:n]
+
+
+def _mean(choice: Choice) -> float:
+    found = _with_end(choice)
+    return sum(scored.logprob for scored in found) / len(found) if found else 0.0
+
+
+def _with_end(choice: Choice) -> list[TokenLogprob]:
+    """An answer's scores; the token with which the model ended is one of them here, as others have it."""
+    end = choice.end.logprob if choice.end else None
+    return choice.scores if end is None else [*choice.scores, end]
+
+
+def _choice(index: int, choice: Choice, prompt: GenerateRequest, order: Order) -> Json:
+    echoed = prompt_text(prompt, choice.prompt)
+    logprobs = None
+    if order.wanted.answer is not None:
+        echo = Echo(echoed, choice.prompt.pieces, choice.prompt.scores) if prompt.echo else None
+        answer = [] if order.params.max_tokens == 0 else _with_end(choice)
+        logprobs = legacy(echo, answer, Offsets(len(echoed)), order.wanted.answer)
+    return _as_json(index, echoed + choice.text, logprobs, choice.finish_reason)
+
+
+def _as_json(index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
+    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+
+
+def prompt_text(request: GenerateRequest, prompt: Prompt) -> str:
+    """What an echoed prompt looks like; nothing where none is echoed."""
+    if not request.echo:
+        return ""
+    if request.text is not None:
+        return request.text
+    return b"".join(prompt.pieces).decode(errors="replace")
+
+
+async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
+    """The answer in pieces, of each choice: its prompt where it is echoed, texts, the reason for the end."""
+    answer, counts = Answer(order.info, "text_completion", "cmpl"), Counts(order.tried)
+    prompts = [Prompt() for _ in order.prompts]
+    offsets: dict[int, Offsets] = {}
+    templates: dict[int, Template] = {}
+    usage: Json = {"usage": None} if order.include_usage else {}
+
+    def chunk(index: int, text: str, logprobs: Json | None = None) -> Json:
+        return answer.body([_as_json(index, text, logprobs, None)], **usage)
+
+    def echo(index: int) -> Json:
+        request, prompt = order.prompts[index // order.tried], prompts[index // order.tried]
+        text, logprobs = prompt_text(request, prompt), None
+        offsets[index] = Offsets(len(text))
+        if order.wanted.answer is not None:
+            echoed = Echo(text, prompt.pieces, prompt.scores)
+            logprobs = legacy(echoed, (), offsets[index], order.wanted.answer)
+        return chunk(index, text, logprobs)
+
+    def end(index: int, event: Event) -> Json:
+        choice = _as_json(index, "", None, finish_reason(event))
+        last = counts.ended(index, event) == order.choices and not order.include_usage
+        return answer.body([choice], **usage, **({"timings": counts.timings()} if last else {}))
+
+    async with aclosing(events):
+        async for index, event in events:
+            if event.kind == "error":
+                raise order.failure(event.error)
+            if event.kind == "prompt":
+                prompts[index // order.tried].saw(event)
+                continue
+            if index not in templates:
+                templates[index] = Template(chunk(index, ""), "text")
+                offsets[index] = Offsets()
+                if order.prompts[0].echo:
+                    yield await long_text(echo(index))
+            if event.logprob is not None and order.wanted.answer is not None:
+                logprobs = legacy(None, (event.logprob,), offsets[index], order.wanted.answer)
+                yield json_text(chunk(index, event.text, logprobs))
+            elif event.text:
+                yield templates[index].with_text(event.text)
+            if event.kind == "done":
+                yield json_text(end(index, event))
+    if order.include_usage:
+        yield json_text(answer.body([], usage=counts.usage(), timings=counts.timings()))

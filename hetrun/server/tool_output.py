@@ -1,0 +1,179 @@
+"""Calls of tools and thoughts: how answers are made to hold them, and how they are told of."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetrun.client.events import Event, ModelInfo
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.server.errors import ApiError
+from hetrun.server.service import Service
+from hetrun.server.tools import Tools
+from hetrun.text.chat.answer_parser import AnswerReader
+from hetrun.text.chat.reasoning import MARKS, ThoughtSplitter
+from hetrun.text.tool_parsers import forced_calls
+from hetrun.text.tool_parsers.formats import FORMATS
+from hetrun.text.tool_parsers.parser import CallReader
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+
+Json = dict[str, object]
+
+SHORT = string.ascii_letters + string.digits
+FAULT = re.compile(r"parts(?: at anyOf\[(\d+)\]\.?(\S*))?: (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How answers are read; nothing in them where there are neither calls nor thoughts to look for."""
+
+    tools: Tools = field(default_factory=Tools)
+    format: str = ""  # of calls; empty: they stay text
+    thought: str = ""  # the mark of thoughts; empty: they stay text
+
+    def __bool__(self) -> bool:
+        return bool(self.format or self.thought)
+
+    def reader(self) -> ChoiceReader:
+        """For one choice."""
+        calls = None
+        if self.format:
+            most = None if self.tools.parallel else 1
+            calls = CallReader(FORMATS[self.format], self.tools.schemas, most)
+        thoughts = ThoughtSplitter(self.thought) if self.thought else None
+        short_ids = bool(self.format) and FORMATS[self.format].short_ids
+        return ChoiceReader(AnswerReader(thoughts, calls), short_ids)
+
+    def fault(self, message: str) -> ApiError | None:
+        """The answer to a request whose calls cannot be forced, if the engine says that with this message."""
+        found = FAULT.fullmatch(message)
+        if not found:
+            return None
+        place, inner, reason = found.groups()
+        wanted, where = self.tools.wanted, "tools"
+        if place is not None and forced_calls.in_order(self.format):
+            if int(place) >= len(wanted):  # of the form that the answer has where it is no call
+                return None
+            where = f"{wanted[int(place)].place}.function.parameters"
+        said = f"{where}.{inner}" if inner and where != "tools" else where
+        return ApiError(f"{said}: {reason}", where, "invalid_function_parameters")
+
+
+PLAIN = Reading()
+
+
+def reading(tools: Tools, info: ModelInfo, service: Service, params: SamplingParams) -> Reading:
+    """How the answers to a request are read."""
+    chosen = info.tool_format if service.tool_parser == "auto" else service.tool_parser
+    format = chosen if tools.all and chosen != "none" else ""
+    if tools.choice == "required" and not format:
+        message = "tool_choice cannot be followed: this server was started with --tool-parser none"
+        raise ApiError(message, "tool_choice", "unsupported_parameter")
+    thought = ""
+    # What must have a form has it from its first token on: nothing is thought before.
+    if service.reasoning_format != "none" and params.structure is None:
+        thought = info.thought_mark
+        if service.reasoning_format == "deepseek" and not thought:
+            thought = MARKS[0][0]
+    return Reading(tools, format, thought)
+
+
+def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
+    """What the answer must look like for the sake of its calls; None where it need not.
+
+    Where calls are not required, an answer may be a call or have the form that is asked for; and the calls of
+    strict functions have their form, once they have begun, where a family's calls begin with a mark.
+    """
+    tools = how.tools
+    if not how.format:
+        return None
+    schemas = {tool.name: tool.parameters for tool in tools.wanted}
+    if tools.choice == "required":
+        return forced_calls.calls(how.format, schemas, tools.parallel, how.thought if thinks else "")
+    if params.json_schema is not None:
+        schema = json.loads(str(params.json_schema))
+        if schema is False:  # which nothing fits: said where it is compiled by itself
+            return None
+        calls = forced_calls.calls(how.format, schemas, tools.parallel)
+        form = json.dumps({"json": {} if schema is True else schema}, ensure_ascii=False)
+        return f'{{"any": [{calls}, {form}]}}'
+    if params.structure is None and any(tool.strict for tool in tools.all):
+        loose: Mapping[str, Any] = {"additionalProperties": True}
+        checked = {tool.name: tool.parameters if tool.strict else loose for tool in tools.all}
+        return forced_calls.when_begun(how.format, checked, tools.parallel)
+    return None
+
+
+class ChoiceReader:
+    """What one choice says, event by event."""
+
+    def __init__(self, answer: AnswerReader, short_ids: bool) -> None:
+        self._answer = answer
+        self._short_ids = short_ids
+
+    @property
+    def calls(self) -> int:
+        """Calls so far."""
+        return self._answer.calls
+
+    def saw(self, event: Event) -> list[Piece]:
+        """What became certain with an event."""
+        if event.opened:
+            self._answer.open()
+        pieces = self._answer.push(event.text)
+        return pieces + self._answer.finish() if event.kind == "done" else pieces
+
+    def new_id(self) -> str:
+        """An id for a call; some templates refuse to render others than theirs."""
+        if self._short_ids:
+            return "".join(secrets.choice(SHORT) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+    def delta(self, piece: Piece) -> Json:
+        """A piece as a chunk of a stream tells it."""
+        match piece:
+            case Text(text):
+                return {"content": text}
+            case Thought(text):
+                return {"reasoning_content": text}
+            case Begin(index, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": self.new_id(), "type": "function", "function": function}
+                return {"tool_calls": [call]}
+            case Arguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    def message(self, pieces: Iterable[Piece]) -> Json:
+        """All pieces as one message."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[tuple[str, list[str]]] = []
+        for piece in pieces:
+            match piece:
+                case Text(text):
+                    texts.append(text)
+                case Thought(text):
+                    thoughts.append(text)
+                case Begin(_, name):
+                    calls.append((name, []))
+                case Arguments(_, text):
+                    calls[-1][1].append(text)
+        message: Json = {"role": "assistant", "content": "".join(texts), "refusal": None}
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["content"] = "".join(texts) or None
+            message["tool_calls"] = [self._call(name, "".join(arguments)) for name, arguments in calls]
+        return message
+
+    def _call(self, name: str, arguments: str) -> Json:
+        return {
+            "id": self.new_id(),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }

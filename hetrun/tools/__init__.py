@@ -1,0 +1,1 @@
+"""What people run beside serving: benchmarks, conversion, batch files, checks, evaluation, simulation."""

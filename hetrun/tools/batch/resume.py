@@ -1,0 +1,69 @@
+"""What an earlier run has answered already."""
+
+from __future__ import annotations
+
+from array import array
+
+from hetrun.errors import UserError
+from hetrun.tools.batch.output_file import Output
+from hetrun.tools.batch.request_lines import Ask
+from hetrun.tools.batch.result_lines import request_of
+
+# A result is written at most so many requests before one that came earlier: a number that is further away is
+# no request's, and no reason to take memory for all those before it.
+FAR = 1 << 20
+ANSWERED = 1 << 63  # beside the digest, which may be 0
+
+
+class Done:
+    """The requests whose results are in a file, by number: eight bytes for each."""
+
+    def __init__(self, output: Output | None = None) -> None:
+        """Reads a file of results, whose unfinished last line it takes away."""
+        self.count = self._met = 0
+        self._digests = array("Q")
+        self._waiting: dict[int, int] = {}  # answered and not written
+        self._where = output.name if output else ""
+        for number, line in enumerate(output.lines() if output else (), 1):
+            if (found := request_of(line)) is None:
+                raise UserError(
+                    f"line {number} of {self._where} is no result of a batch: name another file with -o"
+                )
+            self._add(*found)
+
+    def _add(self, index: int, digest: str) -> None:
+        if index >= self.count + FAR:
+            raise UserError(f"{self._where} has a result of request {index}, which there cannot be yet")
+        self._digests.extend([0] * (index + 1 - len(self._digests)))
+        if self._digests[index]:
+            raise UserError(f"{self._where} has two results of request {index}: take one of them out")
+        self._digests[index] = ANSWERED | int(digest, 16)
+        self.count += 1
+
+    def wait(self, index: int, digest: str) -> bool:
+        """A result waits to be written; False: it is there."""
+        if self.is_written(index) or index in self._waiting:
+            return False
+        self._waiting[index] = ANSWERED | int(digest, 16)
+        return True
+
+    def is_written(self, index: int) -> bool:
+        """Whether a request's result is in the file."""
+        return index < len(self._digests) and self._digests[index] != 0
+
+    def has(self, ask: Ask) -> bool:
+        """Whether a request was answered. UserError: another one has its number."""
+        kept = self._digests[ask.index] if self.is_written(ask.index) else self._waiting.get(ask.index)
+        if kept and kept != ANSWERED | int(ask.digest, 16):
+            raise UserError(
+                f"line {ask.line} is not what {self._where} has the result of: the file was changed, or the "
+                "model, or what the command line says; name another file with -o"
+            )
+        self._met += bool(kept)
+        return bool(kept)
+
+    def check_all_met(self) -> None:
+        """At the end of the requests: nothing was answered that is not asked any more."""
+        if self._met < self.count + len(self._waiting):
+            left = self.count + len(self._waiting) - self._met
+            raise UserError(f"{self._where} has {left} results of requests that the file has no more")

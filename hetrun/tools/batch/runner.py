@@ -1,0 +1,280 @@
+"""Requests from lines, several at a time, and their results to a file: each once, and none lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import TypeVar
+
+from hetrun.errors import EngineStopped, UserError
+from hetrun.tools.batch.line_reader import Line, Lines
+from hetrun.tools.batch.output_file import NoRoom, Output
+from hetrun.tools.batch.prefix_order import by_beginnings
+from hetrun.tools.batch.reorder_buffer import Held
+from hetrun.tools.batch.request_lines import Ask, Reader
+from hetrun.tools.batch.result_lines import Result, refused, result
+from hetrun.tools.batch.resume import Done
+from hetrun.tools.batch.worker import Away, Place
+
+T = TypeVar("T")
+
+BLOCK = 512  # lines that are put in order together
+FIRST, GROWTH = 1, 8  # requests at a time before there is a result, and how many more each result brings
+# Results that wait for earlier ones: behind so many, or so many bytes, nothing new is read.
+MOST_HELD, MOST_HELD_BYTES = 8192, 64 << 20
+MOST_TRIES = 3  # of a request over which places broke off
+PATIENCE_S = 120.0  # without any place that answers
+REST_S, MOST_REST_S = 0.5, 15.0  # of a place that does not answer
+FULL_S, LOOK_S = 60.0, 1.0  # how long a full disk is waited for, and how often looked at
+
+
+class StaysFull(UserError):
+    """Nobody has made room for the results that are left."""
+
+
+@dataclass
+class Tally:
+    """What has become of a batch so far."""
+
+    read: int = 0  # requests
+    before: int = 0  # of these answered by an earlier run
+    answered: int = 0
+    failed: int = 0
+    written: int = 0
+    answer_tokens: int = 0
+    prompt_tokens: int = 0
+    complete: bool = False  # all lines are read
+    first_failure: str = ""  # of those in the file
+    first_failed_line: int = 0
+    waits_for: str = ""  # what is in the way
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where requests come from, and where results go."""
+
+    lines: Lines
+    output: Output
+    done: Done
+    held: Held
+
+
+@dataclass
+class _State:
+    """Of a place."""
+
+    failing_since: float | None = None
+    rest_s: float = REST_S
+    back_at: float = 0.0
+
+
+class Batch:
+    """One run over a file."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        reader: Reader,
+        places: Sequence[Place],
+        *,
+        in_order: bool = True,
+        same: bool = False,
+    ) -> None:
+        """`same`: nothing is written that differs from run to run."""
+        self.tally = Tally()
+        self._lines, self._output, self._done, self._held = ends.lines, ends.output, ends.done, ends.held
+        self._reader = reader
+        self._places = {place: _State() for place in places}
+        self._in_order, self._same = in_order, same
+        self._todo: deque[Ask] = deque()
+        self._most_todo = sum(place.lanes for place in places)
+        self._flying = 0
+        self._tries: Counter[int] = Counter()
+        self._came = 0  # results, of this run and of those before
+        self._next_index = 0
+        self._pulse = asyncio.Event()
+
+    async def run(self) -> Tally:
+        """Until every request has its result."""
+        for index, line in self._held.take(self._done):
+            self._hold(index, line, keep=False)
+        lanes = [self._lane(p, n) for p in self._places for n in range(p.lanes)]
+        tasks = [asyncio.ensure_future(work) for work in (self._feed(), self._write(), *lanes)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._output.sync()
+        self._done.check_all_met()
+        return self.tally
+
+    # --- from lines to requests
+
+    async def _feed(self) -> None:
+        while block := await in_thread(lambda: self._lines.some(BLOCK)):
+            await self._feed_block(block)
+            # Only between blocks: what earlier results wait for is on its way then.
+            await self._until(lambda: len(self._held) < MOST_HELD and self._held.nbytes < MOST_HELD_BYTES)
+        self.tally.complete = True
+        self._changed()
+
+    async def _feed_block(self, block: Sequence[Line]) -> None:
+        asks = [ask for line in block if (ask := self._reader.read(line)) is not None]
+        fresh = [ask for ask in asks if not self._done.has(ask)]
+        self.tally.read += len(asks)
+        self.tally.before += len(asks) - len(fresh)
+        self._changed()
+        for number in by_beginnings([ask.text for ask in fresh]):
+            ask = fresh[number]
+            if ask.fault:
+                self._ended(ask, refused(ask, ask.fault))
+                continue
+            await self._until(lambda: len(self._todo) < self._most_todo)
+            self._todo.append(ask)
+            self._changed()
+
+    # --- from requests to results
+
+    async def _lane(self, place: Place, number: int) -> None:
+        """Answers one request after the other."""
+        # At first one: its result comes soon, and tells whether all is well.
+        await self._until(lambda: number < FIRST + GROWTH * self.tally.answered or self._over)
+        state = self._places[place]
+        while (ask := await self._next(state)) is not None:
+            try:
+                found = result(ask, await place.answer(ask), self._same)
+            except Away as away:
+                self._put_back(ask, away, state)
+                continue
+            finally:
+                self._flying -= 1
+            state.failing_since, state.rest_s = None, REST_S
+            self._ended(ask, found)
+
+    async def _next(self, state: _State) -> Ask | None:
+        """The next request; None: there will be none."""
+        while True:
+            if (rest := state.back_at - monotonic()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(rest):
+                        await self._until(lambda: self._over)
+            await self._until(lambda: bool(self._todo) or self._over)
+            if not self._todo:
+                return None
+            if state.back_at <= monotonic():
+                self._flying += 1
+                return self._todo.popleft()
+
+    @property
+    def _over(self) -> bool:
+        return self.tally.complete and not self._todo and not self._flying
+
+    def _put_back(self, ask: Ask, away: Away, state: _State) -> None:
+        """A place did not answer: another one may, or this one later."""
+        now = monotonic()
+        state.failing_since = state.failing_since or now
+        state.back_at = now + (state.rest_s if away.after_s is None else away.after_s)
+        state.rest_s = min(MOST_REST_S, 2 * state.rest_s)
+        self._tries[ask.index] += not away.blameless
+        if self._tries[ask.index] >= MOST_TRIES:
+            self._ended(ask, refused(ask, f"{MOST_TRIES} times there was no answer to it; the last: {away}"))
+            return
+        if all(s.failing_since and now - s.failing_since > PATIENCE_S for s in self._places.values()):
+            raise EngineStopped(
+                f"there was no answer for {PATIENCE_S:g} s: {away}. What is written stays; --resume goes on"
+            )
+        self._todo.appendleft(ask)
+        self._changed()
+
+    def _ended(self, ask: Ask, found: Result) -> None:
+        tally = self.tally
+        tally.answered += 1
+        tally.failed += found.failed
+        tally.answer_tokens += found.answer_tokens
+        tally.prompt_tokens += found.prompt_tokens
+        if found.failed and not 0 < tally.first_failed_line < ask.line:
+            tally.first_failed_line, tally.first_failure = ask.line, found.said
+        self._tries.pop(ask.index, None)
+        self._hold(ask.index, found.line, keep=self._in_order and ask.index != self._next_index)
+        self._changed()
+
+    def _hold(self, index: int, line: bytes, keep: bool) -> None:
+        """A result waits for its turn: that of its request, or of the order in which results came."""
+        self._came += 1
+        self._held.push(index if self._in_order else self._came, line, keep)
+
+    # --- from results to the file
+
+    async def _write(self) -> None:
+        while True:
+            await self._until(lambda: self._is_due() or (self._over and not self._held))
+            if not self._is_due():
+                return
+            self._next_index = 1 + (self._held.next or 0)
+            line = self._held.pop()
+            await self._written(line)
+            self._held.wrote(line)
+            self.tally.written += 1
+            self._changed()
+
+    def _is_due(self) -> bool:
+        if not self._in_order:
+            return len(self._held) > 0
+        while self._done.is_written(self._next_index):
+            self._next_index += 1
+        return self._held.next == self._next_index
+
+    async def _written(self, line: bytes) -> None:
+        """Have it in the file. A disk that is full is waited for: somebody may make room."""
+        since = monotonic()
+        while True:
+            try:
+                await in_thread(lambda: self._output.write(line))
+                self.tally.waits_for = ""
+                return
+            except NoRoom as full:
+                self.tally.waits_for = str(full)
+                if monotonic() - since > FULL_S:
+                    raise StaysFull(
+                        f"{full}. The results before are whole: make room, and go on with --resume"
+                    ) from None
+            await asyncio.sleep(LOOK_S)
+
+    # --- waiting
+
+    def _changed(self) -> None:
+        self._pulse.set()
+        self._pulse = asyncio.Event()
+
+    async def _until(self, so: Callable[[], bool]) -> None:
+        while not so():
+            await self._pulse.wait()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """What a function gives that may block for ever. Its thread holds nobody up who wants to end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def deliver(put: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if done.done() else put())
+
+    def run() -> None:
+        try:
+            found = work()
+        except Exception as error:
+            deliver(partial(done.set_exception, error))
+        else:
+            deliver(partial(done.set_result, found))
+
+    threading.Thread(target=run, name="hetrun batch", daemon=True).start()
+    return await done

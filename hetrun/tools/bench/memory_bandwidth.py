@@ -1,0 +1,133 @@
+"""What memory gives on this machine, and what else the machine does at the moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from hetrun.system.memory_info import available_memory
+from hetrun.tools.bench.read_kernels import LINE, Block, Reader, Work, readers
+
+BYTES = (
+    512 << 20
+)  # of a block that lies in no cache, unless the last cache is told to be larger than half of it
+LEAST = 32 << 20  # bytes that a round reads: what is shorter says more of how it begins than of memory
+TRIES = 3  # rounds with each way to read, or as many as read TRIED bytes
+ROUNDS = 12  # more with the fastest one, or as many as read READ bytes
+TRIED, READ = 2 << 30, 8 << 30  # so long that the system has found a core for each thread
+BUSY = 0.5  # load average above which numbers are not to be trusted
+CACHED = 1.1  # so much faster than from DRAM is a block that lies in a cache in part
+DIGITS = 2  # of a block's size that count
+CPUS = Path("/sys/devices/system/cpu")
+_most: dict[tuple[int, int], float] = {}  # bytes per second, by threads and size of the block
+
+
+def load_average() -> float:
+    """Of the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What memory gives to so many threads that read a block together, again and again."""
+
+    threads: int
+    block: int  # bytes
+    rate: float  # bytes per second
+    dram: float  # the same of a block that is too large for any cache
+
+    @property
+    def cached(self) -> bool:
+        """Whether some of the block comes from a cache."""
+        return self.rate > CACHED * self.dram
+
+    def to_json(self) -> dict[str, float]:
+        """For `bench -o json`."""
+        return {
+            "threads": self.threads,
+            "block_bytes": self.block,
+            "bytes_per_s": self.rate,
+            "dram_bytes_per_s": self.dram,
+        }
+
+    @property
+    def text(self) -> str:
+        """`memory gives 37.0 GB/s to 2 threads`, and from where, where that is not plain."""
+        gives = f"memory gives {self.rate / 1e9:.1f} GB/s to {threads(self.threads)}"
+        if not self.cached:
+            return gives
+        return (
+            f"{gives} for blocks of {self.block / 1e6:.0f} MB (in part from a cache), "
+            f"{self.dram / 1e9:.1f} from DRAM"
+        )
+
+
+def threads(n: int) -> str:
+    """So many, in words."""
+    return "1 thread" if n == 1 else f"{n} threads"
+
+
+def memory(n: int, nbytes: float) -> Memory:
+    """What it gives to n threads that read so many bytes in each step. Nothing else may run meanwhile."""
+    block, large = rounded(nbytes), _large()
+    dram = _bandwidth(n, large)
+    # A small block is never further away than a large one.
+    rate = dram if block >= large else max(dram, _bandwidth(n, block))
+    return Memory(n, block, rate, dram)
+
+
+def rounded(nbytes: float) -> int:
+    """The size of a block, so that steps that read nearly as much are held against the same measurement."""
+    return int(float(f"{max(nbytes, 1.0):.{DIGITS - 1}e}"))
+
+
+def _bandwidth(n: int, nbytes: int) -> float:
+    """The most that was measured so far: whatever else ran meanwhile took some of it."""
+    found = _most[n, nbytes] = max(bandwidth(n, nbytes), _most.get((n, nbytes), 0.0))
+    return found
+
+
+def bandwidth(n: int, nbytes: int, rounds: int = ROUNDS, tries: int = TRIES) -> float:
+    """Bytes per second that so many threads get when they read a block together."""
+    part = max(LINE, nbytes // n // LINE * LINE)
+    work = Work(n, part, max(1, LEAST // (n * part)))
+    with Block(work) as block:
+        ways = readers()
+        few, many = max(tries, TRIED // work.nbytes), max(rounds, READ // work.nbytes)
+        fastest = ways[0] if len(ways) == 1 else min(ways, key=lambda way: usual(way, block, few))
+        return work.nbytes / usual(fastest, block, many)
+
+
+def usual(way: Reader, block: Block, rounds: int) -> float:
+    """Seconds of a round: the middle of the best quarter. Others slow most rounds down, and a few are too
+    good to be true."""
+    times = sorted(way(block, rounds))
+    return median(times[: max(1, rounds // 4)])
+
+
+def _large() -> int:
+    """The size of a block of which next to nothing lies in a cache."""
+    return max(BYTES, min(2 * sum(last_caches()), available_memory() // 4))
+
+
+def last_caches(cpus: Path = CPUS) -> list[int]:
+    """The sizes of the last caches of the cores that we may use, each once; none where nobody tells."""
+    found: dict[str, int] = {}
+    for core in os.sched_getaffinity(0):
+        level, shared, size = max(_caches(cpus / f"cpu{core}" / "cache"), default=(0, "", 0))
+        if level:
+            found[shared] = size
+    return list(found.values())
+
+
+def _caches(folder: Path) -> Iterator[tuple[int, str, int]]:
+    """Of one core: level, which cores share it, bytes."""
+    for index in sorted(folder.glob("index*")):
+        with suppress(OSError, ValueError):
+            size = (index / "size").read_text().strip()
+            level, shared = int((index / "level").read_text()), (index / "shared_cpu_list").read_text()
+            yield level, shared.strip(), int(size.removesuffix("K")) << 10

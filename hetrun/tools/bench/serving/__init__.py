@@ -1,0 +1,1 @@
+"""`hetrun bench --serve`: servers under load, ours and the peer's."""

@@ -1,0 +1,271 @@
+"""`hetrun bench --ram 1GiB,2GiB,50%`: answers in one budget after the other.
+
+Each budget has processes of its own. Ours runs in a group of twice the budget, so that nothing but itself
+keeps it inside; the peer maps the model and runs in a group of just the budget, which its page cache shares.
+What the disk gives is measured right before and right behind each of our samples.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+from hetrun.api import model_path
+from hetrun.config import Settings
+from hetrun.errors import HetrunError, UserError
+from hetrun.loader.open_model import open_model
+from hetrun.loader.tensor_list import entries
+from hetrun.system.memory_info import available_memory
+from hetrun.tools.bench import interleave
+from hetrun.tools.bench.disk_bandwidth import Disk
+from hetrun.tools.bench.hetrun_side import spec_of
+from hetrun.tools.bench.io_counters import disk_bytes
+from hetrun.tools.bench.memory_bandwidth import load_average
+from hetrun.tools.bench.peer import Mapped, Peer, check_peer
+from hetrun.tools.bench.process import Died, Process
+from hetrun.tools.bench.sweep import worker
+from hetrun.tools.bench.sweep.budgets import Budget, SweepOptions
+from hetrun.tools.bench.sweep.cgroup_sandbox import Group, confined, why_not
+from hetrun.tools.bench.sweep.results import Point, Sweep, Theirs, Turn
+from hetrun.tools.bench.sweep.worker import NAME, Sample, State
+
+SAMPLE_S = 10.0  # a sample has as many tokens as come in about that time
+LEAST = 4  # tokens of a sample
+TWICE = 2  # the group that ours runs in, in budgets
+SPARE = 1 << 30  # bytes that must be left where the whole model is to be in memory
+MORE = 1.25  # so much more than its weights a model takes in memory
+KILLED = "killed for memory"
+
+Tell = Callable[[int, int, str], None]
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Side:
+    """One side in its budget, until it fails: how it ends is a result."""
+
+    group: Group | None
+    failed: str | None = None
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """What it gives; None once it has failed."""
+        if self.failed is not None:
+            return None
+        try:
+            return work()
+        except Died as error:
+            by_kernel = self.group is not None and error.code == -signal.SIGKILL and self.group.killed
+            self.failed = KILLED if by_kernel else str(error)
+        except HetrunError as error:
+            self.failed = str(error)
+        return None
+
+
+@dataclass(slots=True)
+class _Progress:
+    tell: Tell | None
+    total: int
+    done: int = 0
+    where: str = ""
+
+    def say(self, what: str, over: bool = False) -> None:
+        self.done += over
+        if self.tell:
+            self.tell(self.done, self.total, f"{self.where}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What is the same for every budget."""
+
+    path: Path
+    settings: Settings
+    options: SweepOptions
+    disk: Disk
+    weights: int
+    groups: bool  # whether ours runs in one
+    progress: _Progress = field(compare=False)
+
+    def opened(self, ram: int | None) -> worker.Open:
+        """The order that loads the model in so much memory."""
+        settings = self.settings
+        given = {n: getattr(settings, n) for n in settings.origins if n not in ("model", "ram")}
+        given["spec"] = spec_of(settings)
+        return worker.Open(str(self.path), given | ({} if ram is None else {"ram": ram}), self.weights)
+
+    def steps(self, rate: float) -> int:
+        """Tokens of a sample where so many steps fit into a second."""
+        return max(min(LEAST, self.options.generate), min(self.options.generate, round(SAMPLE_S * rate)))
+
+
+def run(settings: Settings, options: SweepOptions, tell: Tell | None = None) -> Sweep:
+    """Measure everything that was asked for. A budget that is refused is a result, as is a side that is
+    killed."""
+    path, load = model_path(settings), load_average()
+    source = open_model(path)
+    files = {Path(e.path) for e in entries(source)}
+    refusal = why_not()
+    if options.vs is not None:
+        check_peer(options.vs, path)
+        if refusal:
+            raise UserError(f"--vs in a sweep needs the peer to have the budget and no more: {refusal}")
+    weights = sum(e.nbytes for e in entries(source))
+    each = options.rounds * (1 if options.vs is None else 2)
+    progress = _Progress(tell, each * (len(options.budgets) + 1))
+    bench = _Bench(
+        *(path, settings, options, Disk(sorted(files)), weights, refusal is None, progress),
+    )
+    room = options.control and available_memory() > MORE * weights + SPARE
+    points = [_resident(bench)] if room else []
+    for budget in options.budgets:
+        progress.done = each * (1 + options.budgets.index(budget))
+        points.append(_point(bench, budget, budget.of(source.nbytes)))
+    return Sweep(
+        *(path.stem, source.nbytes, options.case, tuple(points)),
+        load=(load, load_average()),
+        kv_type=settings.kv_type,
+        groupless=refusal,
+    )
+
+
+def _resident(bench: _Bench) -> Point:
+    """All weights in memory: what computing takes."""
+    bench.progress.where = "all in memory"
+    with ExitStack() as stack:
+        ours = _Ours(bench, stack, None, None)
+        rate = ours.prepare()
+        turns = [ours.sample(rate, n) for n in range(bench.options.rounds)] if rate else []
+        return ours.point(None, None, turns)
+
+
+def _point(bench: _Bench, budget: Budget, nbytes: int) -> Point:
+    """Both sides in turn."""
+    bench.progress.where = budget.name
+    bench.disk.forget()
+    with ExitStack() as stack:
+        group = stack.enter_context(confined(TWICE * nbytes)) if bench.groups else None
+        ours = _Ours(bench, stack, group, nbytes)
+        theirs = _Theirs(bench, stack, nbytes) if bench.options.vs else None
+        rate = ours.prepare()
+        their_rate = theirs.prepare() if theirs else None
+        turns: list[Turn | None] = []
+        pairs: list[float] = []
+        for n in range(bench.options.rounds):
+            # A B B A, so that a machine that gets slower or faster favours nobody.
+            for side in ("ours", "theirs") if n % 2 == 0 else ("theirs", "ours"):
+                time.sleep(interleave.PAUSE_S)
+                if side == "ours" and rate:
+                    if theirs:
+                        theirs.rest()
+                    turns.append(ours.sample(rate, n))
+                elif side == "theirs" and theirs and their_rate:
+                    theirs.sample(their_rate, n)
+        found = [t for t in turns if t]
+        point = ours.point(budget, nbytes, found)
+        if theirs is None:
+            return point
+        peer = theirs.result()
+        pairs = [t.sample.tok_s / s for t, s in zip(found, peer.samples, strict=False)]
+        return replace(point, peer=peer, ratio=median(pairs) if pairs else None)
+
+
+class _Ours:
+    """hetrun in its budget."""
+
+    def __init__(self, bench: _Bench, stack: ExitStack, group: Group | None, nbytes: int | None) -> None:
+        self._bench, self._side, self._group = bench, _Side(group), group
+        bench.progress.say(f"{NAME} loads")
+        self._process: Process = worker.start(group.prefix if group else ())
+        stack.callback(self._process.close)
+        order = bench.opened(nbytes)
+        self._opened = self._side.attempt(lambda: self._process.ask(order, worker.Opened))
+
+    def prepare(self) -> float | None:
+        """Steps per second."""
+        self._bench.progress.say(f"{NAME} warms up")
+        return self._side.attempt(lambda: self._process.ask(worker.Begin(self._bench.options.case), float))
+
+    def sample(self, rate: float, seed: int) -> Turn | None:
+        """One, with the disk's ceiling beside it."""
+        self._bench.progress.say(NAME)
+        case = replace(self._bench.options.case, tokens=self._bench.steps(rate))
+        self._bench.disk.forget()
+        before = self._bench.disk.ceiling()
+        sample = self._side.attempt(lambda: self._process.ask(worker.Run(case, seed), Sample))
+        after = self._bench.disk.ceiling()
+        self._bench.progress.say(NAME, over=True)
+        if sample is None:
+            return None
+        return Turn(sample, tuple(c for c in (before, after) if c))
+
+    def point(self, budget: Budget | None, nbytes: int | None, turns: Sequence[Turn | None]) -> Point:
+        """What it all came to."""
+        order = worker.Look(self._bench.options.case)
+        state = self._side.attempt(lambda: self._process.ask(order, State))
+        return Point(
+            *(budget, nbytes, self._bench.options.batch, self._opened.context if self._opened else 0),
+            *(tuple(t for t in turns if t), state, self._group.peak if self._group else None),
+            failed=self._side.failed,
+        )
+
+
+class _Theirs:
+    """The peer in its budget."""
+
+    def __init__(self, bench: _Bench, stack: ExitStack, nbytes: int) -> None:
+        self._bench = bench
+        self._group = stack.enter_context(confined(nbytes))
+        self._side = _Side(self._group)
+        self._threads = 0
+        self._samples: list[float] = []
+        self._per_step: list[float] = []
+        bench.progress.say("llama.cpp loads")
+        mapped = Mapped(self._group.prefix, bench.settings.kv_type)
+        self._peer = self._side.attempt(lambda: Peer(bench.path, bench.options.vs_threads, mapped))
+        if self._peer:
+            stack.callback(self._peer.close)
+
+    def prepare(self) -> float | None:
+        """Steps per second."""
+        peer, case = self._peer, self._bench.options.case
+        if peer is None:
+            return None
+        self._bench.progress.say(f"{peer.name} warms up")
+        self._side.attempt(lambda: peer.prepare(case))
+        self._threads = self._side.attempt(lambda: peer.threads(case)) or 0
+        rate = self._side.attempt(lambda: peer.sample(case, 0, worker.TRIAL))
+        return rate and rate / case.batch
+
+    def rest(self) -> None:
+        """Nobody shall find in memory what it has read."""
+        self._group.empty()
+
+    def sample(self, rate: float, seed: int) -> None:
+        """One, after a token that has its memory fill up again."""
+        peer, steps = self._peer, self._bench.steps(rate)
+        if peer is None:
+            return
+        self._bench.progress.say(peer.name)
+        self._side.attempt(lambda: peer.sample(self._bench.options.case, seed, 1))
+        before = disk_bytes(peer.pid)
+        found = self._side.attempt(lambda: peer.sample(self._bench.options.case, seed, steps))
+        if found:
+            self._samples.append(found)
+            self._per_step.append((disk_bytes(peer.pid) - before) / steps)
+        self._bench.progress.say(peer.name, over=True)
+
+    def result(self) -> Theirs:
+        """What it all came to."""
+        peer, failed, peak = self._peer, self._side.failed, self._group.peak
+        if peer is None:
+            return Theirs("llama.cpp", peak=peak, failed=failed)
+        return Theirs(
+            *(peer.name, peer.version, self._threads, tuple(self._samples)),
+            *(median(self._per_step) if self._per_step else 0.0, peak, failed),
+        )

@@ -1,0 +1,200 @@
+"""Our side of a sweep: hetrun with one budget, in a process of its own, so that its peaks are its own.
+
+It loads once and then waits on its pipe: nothing of it runs while others are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from hetrun.api import LLM
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.errors import OptionError
+from hetrun.executor.stats import Stats
+from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.hetrun_side import Watch, answer, backends_of
+from hetrun.tools.bench.io_counters import Counters, Held, count, held
+from hetrun.tools.bench.process import Process, obey
+
+NAME = "hetrun"
+TRIAL = 2  # steps that say how many a sample may have
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Load a model with these options; answered with `Opened`."""
+
+    path: str
+    options: Mapping[str, object]
+    weights: int  # bytes of all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    context: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Warm up for a case; answered with steps per second."""
+
+    case: Case
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Measure the case, with so many tokens; answered with `Sample`."""
+
+    case: Case
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Answered with `State`."""
+
+    case: Case
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Answer these prompts together, greedily; answered with `Completed`."""
+
+    prompts: Sequence[tuple[int, ...]]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some steps, one behind the other, and what they took."""
+
+    tok_s: float
+    steps: int
+    seconds: float
+    streamed: int  # bytes that our readers brought
+    read: int  # bytes that the kernel fetched from disks
+
+    @property
+    def per_step(self) -> float:
+        """Bytes of weights that a step took from disk."""
+        return self.streamed / self.steps
+
+    @property
+    def disk_rate(self) -> float:
+        """Bytes per second that came from disk."""
+        return self.streamed / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What it holds, and how it computes."""
+
+    held: Held
+    threads: int
+    plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    tokens: tuple[tuple[int, ...], ...]
+    seconds: float
+
+
+Order = Open | Begin | Run | Look | Complete
+
+
+class Noting:
+    """Counts when it begins and when it ends; both on the engine's thread."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._loaded = llm.call(lambda loaded: loaded)
+        self.first, self.last = Counters(), Counters()
+
+    def begin(self) -> None:
+        """From now on."""
+        self.first = count(self._loaded)
+
+    def end(self) -> None:
+        """Until now."""
+        self.last = count(self._loaded)
+
+
+class Measured:
+    """A model that was opened, in its own process."""
+
+    def __init__(self, path: str, options: Mapping[str, object], weights: int) -> None:
+        begin = perf_counter()
+        self._weights = weights
+        self._llm = LLM(path, progress=None, eager=False, **options)
+        self.opened = Opened(self._llm.info.context, perf_counter() - begin)
+
+    def begin(self, case: Case) -> float:
+        """Steps per second of a few, behind the case's prompts."""
+        if case.context > self._llm.info.context:
+            raise OptionError(
+                f"{case.name} needs a context of {case.context} tokens and the model has "
+                f"{self._llm.info.context} here; measure less, or ask for more with --ctx"
+            )
+        return self.run(replace(case, tokens=TRIAL), 0).steps / self._seconds
+
+    def run(self, case: Case, seed: int) -> Sample:
+        """Once."""
+        stats: Stats = self._llm.stats
+        noting = Noting(self._llm)
+        watch = Watch(stats, case.batch, case.tokens + 1, noting)
+        answer(self._llm, case, seed, watch)
+        first, last = noting.first, noting.last
+        self._seconds = last.at - first.at
+        return Sample(
+            *(watch.rate, case.tokens, self._seconds, last.streamed - first.streamed, last.read - first.read)
+        )
+
+    def look(self, case: Case) -> State:
+        """What it holds now, and the plan of the case's steps."""
+        plan = self._llm.plan.plan(case.batch)
+        found = self._llm.call(lambda loaded: held(loaded, self._weights))
+        return State(found, plan.threads, backends_of(plan))
+
+    def complete(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> Completed:
+        """Whole answers, prompts included."""
+        begin = perf_counter()
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        found = self._llm.generate([list(p) for p in prompts], params)
+        return Completed(tuple(tuple(c.tokens) for c in found), perf_counter() - begin)
+
+    def close(self) -> None:
+        """Its process ends now."""
+        self._llm.close()
+
+
+def main(descriptor: int) -> None:
+    """The process's whole life; it ends when the other end of the pipe does."""
+    opened: list[Measured] = []
+    try:
+        obey(descriptor, NAME, lambda order: _answers(opened, order))
+    finally:
+        for model in opened:
+            model.close()
+
+
+def _answers(opened: list[Measured], order: object) -> Iterator[object]:
+    match order:
+        case Open(path, options, weights):
+            opened.append(Measured(path, options, weights))
+            yield opened[0].opened
+        case Begin(case):
+            yield opened[0].begin(case)
+        case Run(case, seed):
+            yield opened[0].run(case, seed)
+        case Look(case):
+            yield opened[0].look(case)
+        case Complete(prompts, tokens):
+            yield opened[0].complete(prompts, tokens)
+
+
+def start(prefix: Sequence[str] = ()) -> Process:
+    """Such a process; nothing is loaded yet."""
+    return Process(NAME, "from hetrun.tools.bench.sweep.worker import main; main({pipe})", prefix)

@@ -1,0 +1,155 @@
+"""Whether a model can be opened: everything that loading would find wrong with it, without loading it.
+
+Native libraries read a stranger's vocabulary in a process of its own here, which may crash, and has limits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hetrun.errors import BackendUnavailable
+from hetrun.executor.library.plan import MOST_CONTEXT, backend_for, needs
+from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
+from hetrun.loader.tensor_list import entries
+from hetrun.loader.weight_check import first_bad_value
+from hetrun.planner.static import LARGEST_UBATCH
+from hetrun.system import subprocesses
+from hetrun.system.file_identity import Stamp, unchanged
+from hetrun.text.chat import ChatTemplate
+from hetrun.text.chat.renderer import TemplateWorker
+from hetrun.text.tokenizer import Tokenizer, open_vocabulary
+
+READER = "the library that reads vocabularies"
+READER_S = 30.0  # that it has for one
+READER_BYTES = 4 << 30  # of address space: the largest in use take some hundred megabytes
+HELLO = "Hello, how are you? \u4f60\u597d \U0001f642"
+PIECE = 1 << 20  # bytes that are hashed in one go
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a child says of one; no tokens: there is none."""
+
+    tokens: int = 0
+    bos: str = ""
+    eos: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A model that was found good, and what it is."""
+
+    architecture: str
+    parameters: int
+    type: str  # that most of its bytes are of
+    tensors: int
+    vocabulary: int  # tokens; 0: it has none
+    template: bool  # whether it has one of its own
+    files: Mapping[str, Stamp]  # those with its weights
+    unchecked: tuple[str, ...]  # what could not be looked at here
+
+
+def check_model(path: Path, weights: bool = False, progress: Progress | None = None) -> Checked:
+    """Look at everything, at each weight only if asked to; a UserError says what is wrong."""
+    source = open_model(path)
+    unchecked = [*_check_settings(source)]
+    vocabulary = Vocabulary()
+    with TemplateWorker(ChatTemplate.of_model(source)) as worker:
+        if source.chat_templates:
+            worker.warm()  # it starts while the vocabulary is read
+        try:
+            vocabulary = _check_vocabulary(source)
+        except BackendUnavailable as e:
+            unchecked.append(f"its vocabulary ({e})")
+        if source.chat_templates:
+            _check_template(worker, vocabulary)
+    if weights and (bad := first_bad_value(source, progress)):
+        raise bad
+    found = list(entries(source))
+    types: Counter[str] = Counter()
+    for entry in found:
+        types[entry.type] += entry.nbytes
+    return Checked(
+        architecture=source.architecture,
+        parameters=sum(entry.weights for entry in found),
+        type=max(types, key=lambda kind: types[kind], default="no type"),
+        tensors=len(found),
+        vocabulary=vocabulary.tokens,
+        template=bool(source.chat_templates),
+        files=source.stamps,
+        unchecked=tuple(unchecked),
+    )
+
+
+def _check_settings(source: ModelSource) -> tuple[str, ...]:
+    """Everything that is decided from settings and the tensors' shapes; what nobody here could judge."""
+    _ = source.name, source.temperature  # of a wrong type they would be refused later
+    if is_known(source.architecture):
+        build_graph(source)
+        source.require_int("context_length", 1, MOST_CONTEXT)
+        return ()
+    needs(source, "f16", LARGEST_UBATCH)
+    source.require_int("context_length", 1, MOST_CONTEXT)
+    backend = backend_for(source, None)
+    assert backend is not None
+    assert backend.whole is not None
+    backend.whole.look(source.stamps)
+    return (f"the shapes of its tensors, which only {backend.name} knows",)
+
+
+def _check_vocabulary(source: ModelSource) -> Vocabulary:
+    if not source.vocabulary:
+        return Vocabulary()
+    with unchanged(source.stamps):
+        said = subprocesses.ask(
+            "from hetrun.tools.check_model import main; main()", source.path, READER_S, READER
+        )
+    return Vocabulary(**json.loads(said))
+
+
+def main() -> NoReturn:
+    """The child that reads a vocabulary."""
+    resource.setrlimit(resource.RLIMIT_AS, (READER_BYTES, READER_BYTES))
+    subprocesses.answer(_read_vocabulary)
+
+
+def _read_vocabulary(path: str) -> str:
+    vocabulary = open_vocabulary(open_model(Path(path)))
+    if vocabulary is None:
+        raise BackendUnavailable("nothing is registered that reads it; reinstall hetrun")
+    tokenizer = Tokenizer(vocabulary)
+    tokenizer.decode(tokenizer.encode(HELLO))
+    return json.dumps(asdict(Vocabulary(tokenizer.n_tokens, tokenizer.bos_text, tokenizer.eos_text)))
+
+
+def _check_template(worker: TemplateWorker, vocabulary: Vocabulary) -> None:
+    """Have a short conversation written."""
+    messages = [{"role": "user", "content": HELLO}]
+    worker.render(messages, bos_token=vocabulary.bos, eos_token=vocabulary.eos)
+
+
+def digests(files: Mapping[str, Stamp], progress: Progress | None = None) -> dict[str, str]:
+    """The sha256 of files that were checked."""
+    total, done, out = sum(stamp.size for stamp in files.values()) or 1, 0, {}
+    with unchanged(files):
+        for path in files:
+            digest = hashlib.sha256()
+            with open(path, "rb") as file:
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+                    done += len(piece)
+                    if progress:
+                        progress(min(1.0, done / total))
+            out[path] = digest.hexdigest()
+    return out

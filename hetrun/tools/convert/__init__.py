@@ -1,0 +1,262 @@
+"""A folder of Hugging Face, or a GGUF file of floats, to one GGUF file of another type.
+
+recipe.py says which type each tensor gets, stream.py converts, writer.py writes, tokenizer.py translates the
+vocabulary. Memory does not depend on the size of the tensors: a few slices of rows are under way at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+
+from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
+from hetrun.graph import Weight
+from hetrun.graph.quant import Bytes, Floats, QuantType
+from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.formats.gguf_file import StringArray, shown
+from hetrun.loader.gguf_source import GGUFModel
+from hetrun.loader.hf_mapping import Change, Setting
+from hetrun.loader.hf_source import HfSource
+from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
+from hetrun.system import entry_points
+from hetrun.text.tokenizer import open_vocabulary
+from hetrun.tools.convert import quant_mixtures as recipes
+from hetrun.tools.convert import tokenizer
+from hetrun.tools.convert.gguf_writer import (
+    ALIGNMENT_KEY,
+    MetaValue,
+    Tensor,
+    check_target,
+    target_path,
+    write_model,
+)
+from hetrun.tools.convert.quant_mixtures import Form, Recipe, Shape
+from hetrun.tools.convert.stream import Job, convert
+
+QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
+HEEDS_WINDOWS = ("gemma3",)  # the architectures whose sliding window llama.cpp heeds, of ours
+FLOATS = ("F32", "F16", "BF16")
+MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody asked for."""
+
+    source: Path
+    recipe: Recipe
+    output: Path | None = None
+    threads: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done; `notes` are sentences for the user."""
+
+    path: Path
+    recipe: str
+    bytes_before: int
+    bytes_after: int
+    bits_per_weight: float
+    seconds: float
+    types: Mapping[str, int]  # tensors of each type
+    notes: tuple[str, ...]
+
+
+def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -> Report:
+    """Convert a model; the file is complete when this returns, and not there when it raises."""
+    begin = perf_counter()
+    source = open_model(wish.source)
+    if is_known(source.architecture):
+        build_graph(source)  # settings and tensors that do not fit together make no model of any type
+    path = target(wish, source)
+    check_target(path, wish.force)
+    jobs, tensors = plan(source, wish.recipe)
+    metadata, notes = describe(source, wish.recipe)
+    threads = wish.threads or len(os.sched_getaffinity(0))
+    with closing(convert(jobs, threads, quantise, progress)) as pieces:
+        size = write_model(path, metadata, tensors, pieces, wish.force)
+    notes += _compare(path, source)
+    weights = sum(job.weight.shape[0] * job.weight.shape[1] for job in jobs)
+    return Report(
+        path,
+        wish.recipe.name,
+        source.nbytes,
+        size,
+        8 * sum(t.nbytes for t in tensors) / weights,
+        perf_counter() - begin,
+        dict(Counter(t.quant.name for t in tensors)),
+        tuple(notes),
+    )
+
+
+def target(wish: Wish, source: ModelSource) -> Path:
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name[:MOST_NAME])
+    return target_path(wish.output, f"{name.strip('.-') or 'model'}-{wish.recipe.name}.gguf")
+
+
+def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
+    """What becomes of each weight."""
+    changes: Mapping[str, Change] = {}
+    if isinstance(source, HfSource):
+        changes = source.imported.changes
+        if reason := source.settings.get_str("gguf.inexpressible", ""):
+            raise ModelFileError(source.path, f"cannot be converted: {reason}; hetrun runs it as it is")
+    weights = {w.name: w for w in source.weights()}
+    shapes = {name: _shape(source, weight) for name, weight in weights.items()}
+    chosen = recipes.choose(recipe, form(source), {n: (shapes[n], w.quant) for n, w in weights.items()})
+    for name, weight in weights.items():
+        if weight.quant.name not in FLOATS and weight.quant is not chosen[name]:
+            raise OptionError(
+                f"{source.path} is quantised already ({shown(name)} is {weight.quant.name}), and would lose "
+                "precision twice; convert the original model, or a GGUF of F32, F16 or BF16"
+            )
+    jobs = [Job(weight, chosen[name], changes.get(name)) for name, weight in weights.items()]
+    return jobs, [Tensor(name, shapes[name], chosen[name]) for name in weights]
+
+
+def _shape(source: ModelSource, weight: Weight) -> Shape:
+    """Rows first: a vector has no rows, experts have a dimension of their own."""
+    if isinstance(source, GGUFModel):
+        return source.file.tensors[weight.name].shape
+    rows, cols = weight.shape
+    if "_exps." in weight.name:
+        n = source.require_int("expert_count", 1, rows)
+        return (n, rows // n, cols)
+    return (cols,) if rows == 1 else (rows, cols)
+
+
+def form(source: ModelSource) -> Form:
+    """What the mixtures look at."""
+    layers = source.get_int("block_count", 0, 0, 1 << 16)
+    heads = _first(source, "attention.head_count", layers)
+    return Form(
+        architecture=source.architecture,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=_first(source, "attention.head_count_kv", layers) or heads,
+        n_experts=source.get_int("expert_count", 0, 0, 1 << 16),
+    )
+
+
+def _first(source: ModelSource, key: str, layers: int) -> int:
+    """A number that some architectures have for each layer: the first layer's."""
+    found = source.get_numbers(key, layers) if layers else None
+    return int(found[0]) if found else 0
+
+
+def describe(source: ModelSource, recipe: Recipe) -> tuple[dict[str, MetaValue], list[str]]:
+    """The new file's metadata, and what there is to say about it."""
+    kinds: dict[str, MetaValue] = {
+        "general.file_type": recipe.number,
+        "general.quantization_version": QUANTIZATION_VERSION,
+    }
+    if isinstance(source, GGUFModel):
+        note = "from a GGUF file: its metadata is copied, its weights are converted again"
+        return {**_copied(source), **kinds}, [note]
+    assert isinstance(source, HfSource)
+    vocabulary = tokenizer.convert(source.folder, source.require_int("vocab_size", 1, 1 << 24))
+    metadata: dict[str, MetaValue] = {
+        "general.architecture": source.architecture,
+        "general.type": "model",
+        "general.name": _name(source.name, vocabulary.keys),
+        **kinds,
+    }
+    if source.temperature is not None:
+        metadata["general.sampling.temp"] = source.temperature
+    for key, value in source.imported.settings.items():
+        metadata[f"{source.architecture}.{key}"] = _setting(value)
+    metadata |= vocabulary.keys
+    metadata |= _templates(source.chat_templates)
+    return metadata, [*vocabulary.notes, *_ignored(source)]
+
+
+def _templates(named: Mapping[str, str]) -> dict[str, MetaValue]:
+    """Chat templates under the keys that GGUF has for them."""
+    key = "tokenizer.chat_template"
+    others = {re.sub(r"\W", "_", name): text for name, text in named.items() if name != "default"}
+    keys: dict[str, MetaValue] = {f"{key}.{name}": text for name, text in others.items()}
+    if others:
+        keys[f"{key}s"] = list(others)
+    return {key: named["default"], **keys} if "default" in named else keys
+
+
+def _name(name: str, vocabulary: Mapping[str, MetaValue]) -> str:
+    """llama.cpp looks for Phi-3's tokens where the name says so, and loads no such file without them."""
+    texts = vocabulary.get("tokenizer.ggml.tokens", ())
+    if isinstance(texts, list) and {"</s>", "<unk>", "<s>", "<|endoftext|>"} <= {*texts}:
+        return name
+    return re.sub("(phi)-?3", r"\1 3", name, flags=re.IGNORECASE)
+
+
+def _ignored(source: ModelSource) -> list[str]:
+    """What the file says and llama.cpp does not heed."""
+    window = source.get_int("attention.sliding_window", 0, 0, 1 << 31)
+    matters = 0 < window < source.get_int("context_length", 0, 0, 1 << 31)
+    if source.architecture in HEEDS_WINDOWS or not matters:
+        return []
+    return [
+        f"the model sees {window} tokens at a time in some layers; hetrun heeds that, llama.cpp's "
+        f"{source.architecture} does not: with longer texts it answers differently"
+    ]
+
+
+def _setting(value: Setting) -> MetaValue:
+    if not isinstance(value, tuple):
+        return value
+    kind = "|b1" if isinstance(value[0], bool) else "<i4" if isinstance(value[0], int) else "<f4"
+    return np.array(value, kind)
+
+
+def _copied(source: GGUFModel) -> dict[str, MetaValue]:
+    """A file's metadata, without what speaks of how that file is laid out."""
+    out: dict[str, MetaValue] = {}
+    for key, value in source.file.metadata.items():
+        if not key.startswith("split.") and key != ALIGNMENT_KEY:
+            out[key] = [value.raw(i) for i in range(len(value))] if isinstance(value, StringArray) else value
+    return out
+
+
+def quantise(quant: QuantType, x: Floats) -> Bytes:
+    """Float32 rows as rows of a type: by ggml's own routine where it is installed."""
+    service = entry_points.named("services", "quantise")
+    if service is not None and quant.name != "F32":
+        out = np.empty((x.shape[0], quant.row_bytes(x.shape[1])), np.uint8)
+        try:
+            cast("Callable[[int, Floats, Bytes], None]", service)(quant.ggml_id, x, out)
+            return out
+        except BackendUnavailable:
+            if quant.pack is None:
+                raise
+    return quant.quantise(x)
+
+
+def _compare(path: Path, source: ModelSource) -> Sequence[str]:
+    """Whether llama.cpp reads the new vocabulary as the folder's own library does."""
+    if not isinstance(source, HfSource) or not source.vocabulary:
+        return ()
+    try:
+        with ExitStack() as stack:
+            opened = []
+            for model in (open_model(path), source):
+                if (vocabulary := open_vocabulary(model)) is None:
+                    return ()
+                stack.callback(vocabulary.close)
+                opened.append(vocabulary)
+            text = tokenizer.difference(*opened)
+    except BackendUnavailable:
+        return ()
+    if text is None:
+        return ()
+    return (f"llama.cpp reads some texts as other tokens than the original tokenizer, for one {text[:60]!r}",)

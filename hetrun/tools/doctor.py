@@ -1,0 +1,350 @@
+"""What is installed and what works here; what does not, with the line that mends it.
+
+People ask when something is broken. So no check may end another, nothing heavy is imported, and backends are
+asked in a process of their own: a library that does not fit may end it, or never answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from hetrun import __version__
+from hetrun.config import Settings, config_file, default_model, dirs
+from hetrun.errors import HetrunError, PluginError
+from hetrun.loader.hub.cache import cache_folder
+from hetrun.loader.hub.stores import stored
+from hetrun.system.cgroups import memory_limit
+from hetrun.system.cpu_topology import this_machine
+from hetrun.system.subprocesses import ending, python
+from hetrun.system.sysfs import lines_of
+from hetrun.system.units import size_in_words
+from hetrun.tools.missing_packages import Missing, not_to_be_had
+
+State = Literal["ok", "note", "warning", "error"]
+
+OLDEST = (3, 11)
+PROBING_S = 30.0  # of all backends that do not hang; a slow disk counted
+SPARE = 5 << 30  # bytes of a disk with less than which no model fits
+SECRETS = ("api_key",)
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "sve", "i8mm")
+NAME = re.compile(r"[A-Za-z0-9._-]+")
+WORD = re.compile(r"[A-Za-z0-9._-]+(?:\[[\w-]+\])?")
+ROW = {"name", "ok", "text", "whole"}
+# What a shell takes; a package without quotes has a dash in its name, which no word of a sentence has.
+INSTALL = re.compile(r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z]+)+))+")
+REINSTALL = "pip install --force-reinstall hetrun"
+PASSWORD = re.compile(r"//[^/@]*@")
+# What a child says of each backend; its own imports are the first thing that may fail there.
+CHILD = "from hetrun.tools.doctor import tell_of_backends; tell_of_backends({skipped!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    group: str
+    name: str
+    state: State
+    text: str
+    mend: str = ""  # what to do about it, if anything
+
+
+def examine() -> Iterator[Finding]:
+    """Everything, as it is found."""
+    absent = not_to_be_had()
+    for group, check in CHECKS:
+        try:
+            for finding in check():
+                yield possible(finding, absent)
+        except Exception as error:  # whatever is broken here, the rest is still worth knowing
+            said = str(error) if isinstance(error, HetrunError) else f"{type(error).__name__}: {error}"
+            yield Finding(group, check.__name__.strip("_"), "error", said)
+
+
+# --- hetrun
+
+
+def _itself() -> Iterator[Finding]:
+    here = Path(__file__).parent
+    yield Finding("hetrun", "hetrun", "ok", f"{__version__} in {here}")
+    version = platform.python_version()
+    if sys.version_info[:2] < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        yield Finding(
+            "hetrun", "Python", "error", f"{version} is older than {oldest}", f"use {oldest} or newer"
+        )
+    else:
+        yield Finding("hetrun", "Python", "ok", f"{version}, {sys.executable}")
+    system, machine = platform.system(), platform.machine()
+    if system == "Linux" and machine in ("x86_64", "aarch64"):
+        yield Finding("hetrun", "system", "ok", f"{system} {platform.release()} on {machine}")
+    else:
+        yield Finding("hetrun", "system", "warning", f"{system} on {machine} is not what hetrun is tested on")
+
+
+def _packages() -> Iterator[Finding]:
+    """Those that hetrun requires, by its own metadata."""
+    found, missing = [], []
+    for requirement in metadata.requires("hetrun") or ():
+        match = NAME.match(requirement)
+        if "extra ==" in requirement or not match:
+            continue
+        try:
+            found.append(f"{match[0]} {metadata.version(match[0])}")
+        except metadata.PackageNotFoundError:
+            missing.append(requirement.replace(" ", ""))
+    yield Finding("hetrun", "packages", "ok", ", ".join(found))
+    for requirement in missing:
+        yield Finding(
+            "hetrun", "packages", "error", f"{requirement} is missing", f"pip install '{requirement}'"
+        )
+    for package in not_to_be_had():
+        yield Finding("hetrun", "packages", "note", package.to_text())
+
+
+def possible(finding: Finding, absent: Iterable[Missing]) -> Finding:
+    """The same, without the advice to install what this Python cannot have."""
+    words = set(WORD.findall(finding.mend))
+    for package in absent:
+        if package.name in words or words & {f"hetrun[{extra}]" for extra in package.extras}:
+            text = finding.text.partition(f": {finding.mend}")[0]
+            return replace(finding, text=f"{text}: {package.to_text()}", mend="")
+    return finding
+
+
+# --- the machine
+
+
+def _cores() -> Iterator[Finding]:
+    lines = lines_of(Path("/proc/cpuinfo"))
+    fields = dict(_pair(line) for line in reversed(lines) if ":" in line)
+    model = fields.get("model name") or platform.processor() or "a CPU that says no name"
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    known = [feature for feature in FEATURES if feature in flags]
+    yield Finding("machine", "CPU", "ok", f"{model}: {', '.join(known) or 'nothing that speeds products up'}")
+    yield Finding("machine", "cores", "ok", this_machine().to_text())
+
+
+def _pair(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name.strip(), value.strip()
+
+
+def _memory() -> Iterator[Finding]:
+    lines = dict(_pair(line) for line in lines_of(Path("/proc/meminfo")))
+    whole, free = (1024 * int(lines.get(name, "0 kB").split()[0]) for name in ("MemTotal", "MemAvailable"))
+    yield Finding(
+        "machine", "memory", "ok", f"{size_in_words(whole)}, of which {size_in_words(free)} are free"
+    )
+    if (limit := memory_limit()) and limit.limit < whole:
+        left, most = size_in_words(limit.left), size_in_words(limit.limit)
+        yield Finding("machine", "container", "note", f"may have {most} of it, of which {left} are left")
+
+
+# --- backends
+
+
+def _backends() -> Iterator[Finding]:
+    works, skipped = False, list[str]()
+    while True:
+        ended, said = _asked(skipped)
+        asked = [str(row["asked"]) for row in said if "asked" in row]
+        for row in said:
+            if "package" in row:
+                yield _of_plugin(row)
+            elif "name" in row:
+                ok, text = row["ok"] is True, str(row["text"])
+                works |= ok and not row["whole"]
+                yield Finding(
+                    "backends", str(row["name"]), "ok" if ok else "note", text, "" if ok else _mend(text)
+                )
+        if not ended:
+            break
+        if not asked:
+            yield Finding(
+                "backends",
+                "all",
+                "error",
+                f"to ask them {ended}; see what this says: "
+                f"{sys.executable} -c 'import hetrun.backend.registry'",
+                REINSTALL,
+            )
+            return
+        yield Finding(
+            "backends", asked[-1], "error", f"to ask it {ended}", "reinstall what it needs, or remove it"
+        )
+        skipped += asked
+    if not works:
+        yield Finding("backends", "all", "error", "none works", REINSTALL)
+
+
+def _of_plugin(row: dict[str, object]) -> Finding:
+    """What a package registered besides backends."""
+    name, package = str(row["name"]), str(row["package"])
+    if row["ok"] is True:
+        return Finding("plugins", name, "ok", str(row["text"]))
+    mend = f"pip install --upgrade {package}, or: pip uninstall {package}"
+    return Finding("plugins", name, "warning", str(row["text"]), mend if NAME.fullmatch(package) else "")
+
+
+def _mend(text: str) -> str:
+    """The line in what a backend says of itself that installs what it needs, and no word behind it."""
+    found = INSTALL.search(text)
+    return found[0] if found else ""
+
+
+def _asked(skipped: list[str]) -> tuple[str, list[dict[str, object]]]:
+    """How the child ended, if not well, and what it said before."""
+    with tempfile.TemporaryFile() as out:
+        try:
+            code = subprocess.run(
+                python(CHILD.format(skipped=skipped)),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.DEVNULL,
+                timeout=PROBING_S,
+                check=False,
+            ).returncode
+            ended = "" if code == 0 else f"{ending(code)}"
+        except subprocess.TimeoutExpired:
+            ended = f"took more than {PROBING_S:.0f} s"
+        out.seek(0)
+        return ended, [row for line in out if (row := _row(line))]
+
+
+def _row(line: bytes) -> dict[str, object] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None  # a library that prints
+    return row if isinstance(row, dict) and ("asked" in row or ROW <= row.keys()) else None
+
+
+def tell_of_backends(skipped: Iterable[str]) -> None:
+    """The child's part: whom it asks, and then a line for each of its backends. One after the other: whoever
+    ends this process has said nothing, and the others are asked in the next one."""
+    from hetrun.backend import Available, registry
+    from hetrun.system import entry_points
+
+    _tell_of_plugins(skipped)
+    for point in sorted(entry_points.points("backends")):
+        if point in skipped:
+            continue
+        print(json.dumps({"asked": point}), flush=True)
+        for descriptor in registry.backends_of(point):
+            try:
+                probe = descriptor.probe()
+                ok = isinstance(probe, Available)
+                text = probe.detail if isinstance(probe, Available) else probe.reason
+            except Exception as error:  # a plugin's
+                ok, text = False, f"{type(error).__name__}: {error}"
+            row = {"name": descriptor.name, "ok": ok, "text": text, "whole": descriptor.whole is not None}
+            print(json.dumps(row), flush=True)
+
+
+def _tell_of_plugins(skipped: Iterable[str]) -> None:
+    """The same of what other packages registered besides backends."""
+    from hetrun.system import entry_points
+
+    others = [p for p in entry_points.everything() if not p.is_ours and p.group != "backends"]
+    for point in sorted(others, key=lambda p: (p.package, p.group, p.name)):
+        asked = f"{point.group}:{point.name}"
+        if asked in skipped:
+            continue
+        print(json.dumps({"asked": asked}), flush=True)
+        try:
+            entry_points.load(point)
+            ok, text = True, f"{entry_points.KINDS.get(point.group, point.group)} of {point.whose}"
+        except PluginError as error:
+            ok, text = False, str(error)
+        row = {"name": point.name, "ok": ok, "text": text, "whole": False, "package": point.package}
+        print(json.dumps(row), flush=True)
+
+
+# --- models and settings
+
+
+def _models() -> Iterator[Finding]:
+    try:
+        yield Finding("models", "default", "ok", str(default_model()))
+    except HetrunError as error:
+        text, _, mend = str(error).partition(", or run: ")
+        yield Finding("models", "default", "note", text, mend)
+    troubles: list[str] = []
+    found = stored(troubles.append)
+    yield Finding("models", "here", "ok", f"{len(found)} by name; hetrun list shows them")
+    for trouble in troubles:
+        yield Finding("models", "here", "warning", trouble)
+    folder = cache_folder()
+    free = shutil.disk_usage(_existing(folder)).free
+    text = f"Hugging Face's cache, {folder}: {size_in_words(free)} of the disk are free"
+    yield Finding("models", "cache", "ok" if free > SPARE else "warning", text)
+
+
+def _settings() -> Iterator[Finding]:
+    path = config_file()
+    there = "is read" if path.is_file() else "there is none"
+    yield Finding("settings", "file", "ok", f"{path}: {there}")
+    settings = Settings.resolve(environ=None)
+    for name, origin in sorted(settings.origins.items()):
+        value = PASSWORD.sub("//(not shown)@", repr(getattr(settings, name)))
+        value = "(not shown)" if name in SECRETS else value
+        yield Finding("settings", name, "ok", f"{value}, from {origin}")
+
+
+def _folders() -> Iterator[Finding]:
+    found = dirs()
+    for name, folder, use in (
+        ("config", found.config, "config.toml"),
+        ("cache", found.cache, "what was measured on this machine"),
+        ("data", found.data, "models of your own, in models/"),
+    ):
+        size = size_in_words(_bytes(folder)) if folder.is_dir() else "not there yet"
+        above, text = _existing(folder), f"{folder}, for {use}"
+        if not above.is_dir():
+            yield Finding("folders", name, "warning", f"{text}: {above} is a file", "move it away")
+        elif not os.access(above, os.W_OK):
+            yield Finding("folders", name, "warning", f"{text}: may not be written", f"chmod u+w '{above}'")
+        else:
+            yield Finding("folders", name, "ok", f"{text}: {size}")
+
+
+def _existing(path: Path) -> Path:
+    """A folder, or the nearest above it that is there."""
+    return next(above for above in (path, *path.parents) if above.exists())
+
+
+def _bytes(folder: Path) -> int:
+    paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
+    return sum(map(_size, paths))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:  # gone meanwhile
+        return 0
+
+
+CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+    ("hetrun", _itself),
+    ("hetrun", _packages),
+    ("machine", _cores),
+    ("machine", _memory),
+    ("backends", _backends),
+    ("models", _models),
+    ("settings", _settings),
+    ("folders", _folders),
+)
