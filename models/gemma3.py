@@ -11,7 +11,7 @@ from hetrun.graph.ops import Rope, Scale, Softcap
 from hetrun.loader.hf_mapping import AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
 from hetrun.models.decoder import count_layers, read_heads
-from hetrun.models.importing import (
+from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
     HEAD_NORMS,

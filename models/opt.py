@@ -14,7 +14,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
 from hetrun.graph.ops import NONE, Attrs, Gelu, Positions
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.importing import Tensors, not_in_gguf, refuse_embedders
+from hetrun.models.hf_import import Tensors, not_in_gguf, refuse_embedders
 
 name = "opt"
 

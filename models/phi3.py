@@ -6,7 +6,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
-from hetrun.models.importing import NORMS, Tensors, decoder_settings, head_dim_of, not_in_gguf
+from hetrun.models.hf_import import NORMS, Tensors, decoder_settings, head_dim_of, not_in_gguf
 from hetrun.models.rope import LONG_FACTORS, default, longrope, rope_from_hf
 
 name = "phi3"

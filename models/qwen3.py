@@ -6,7 +6,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
-from hetrun.models.importing import (
+from hetrun.models.hf_import import (
     ATTENTION,
     decoder_settings,
     decoder_weights,

@@ -12,10 +12,10 @@ from textual.driver import Driver
 from hetrun.client.interface import ChatClient
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
-from hetrun.tui.doors import Doors
-from hetrun.tui.kept.store import Store
+from hetrun.tui.conversation import Talk
+from hetrun.tui.host import Doors
 from hetrun.tui.screens.chat import ChatScreen
-from hetrun.tui.talk import Talk
+from hetrun.tui.store.store import Store
 
 THEME = "textual-dark"
 

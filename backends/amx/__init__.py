@@ -74,7 +74,7 @@ def instructions() -> tuple[str, ...]:
 
 def _creates(name: str, way: Way) -> Callable[[], Backend]:
     def create() -> Backend:
-        from hetrun.backends.amx.device import AmxBackend
+        from hetrun.backends.amx.backend import AmxBackend
 
         return AmxBackend(name, way)
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from hetrun.backend import Ints, Pass, SequencePart
-from hetrun.backends.amx.products import BF16
-from hetrun.backends.amx.stored import spans
+from hetrun.backends.amx.bf16_matmul import BF16
+from hetrun.backends.amx.weight_slices import spans
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvCache, KvTable

@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hetrun.backend import Buffer
-from hetrun.backends.amx.products import Inside, Product
+from hetrun.backends.amx.bf16_matmul import Inside, Product
 from hetrun.errors import BackendError
 
 B = TypeVar("B")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hetrun.backend import Floats, Ints
-from hetrun.backends.amx.products import BF16, Activation
+from hetrun.backends.amx.bf16_matmul import BF16, Activation
 from hetrun.graph import Op
 from hetrun.graph.ops import Gelu, LayerNorm, RmsNorm, Rope
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hetrun.backends.amx.bf16_matmul import BF16, Inside, Product, activate
 from hetrun.backends.amx.buffers import Experts
-from hetrun.backends.amx.products import BF16, Inside, Product, activate
 from hetrun.graph.ops import Moe
 
 

@@ -13,13 +13,13 @@ import torch
 
 from hetrun.backend import FINISHED, Buffers, Done, Pass, PassShape, Segment
 from hetrun.backends.amx.attention import passing_bytes
-from hetrun.backends.amx.emit import Emitter, Frame
+from hetrun.backends.amx.lowering import Emitter, Frame
 from hetrun.graph import Value
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
-    from hetrun.backends.amx.device import AmxBackend
+    from hetrun.backends.amx.backend import AmxBackend
 
 
 class AmxRunner:

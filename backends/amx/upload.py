@@ -7,11 +7,11 @@ import torch
 
 from hetrun.backend import Buffer, ReadInto, WeightUse
 from hetrun.backends.amx import Way
+from hetrun.backends.amx.bf16_matmul import LeanProduct, PackedProduct, Product, Scratch
 from hetrun.backends.amx.buffers import Experts, Vector
-from hetrun.backends.amx.int8_product import Int8Product
-from hetrun.backends.amx.products import LeanProduct, PackedProduct, Product, Scratch
+from hetrun.backends.amx.int8_matmul import Int8Product
 from hetrun.backends.amx.sizes import way_of
-from hetrun.backends.amx.stored import StoredRows, floats, spans
+from hetrun.backends.amx.weight_slices import StoredRows, floats, spans
 from hetrun.graph import Weight
 
 
@@ -36,7 +36,7 @@ def _product(weight: Weight, way: Way, read: ReadInto, scratch: Scratch) -> Prod
     if way == "int8":
         return Int8Product.upload(weight, read)
     if way == "ipex":
-        from hetrun.backends.amx.ipex_product import IpexProduct
+        from hetrun.backends.amx.ipex_matmul import IpexProduct
 
         return IpexProduct(weight, read)
     return PackedProduct(weight, read)

@@ -56,10 +56,10 @@ def _found(driver: ctypes.CDLL, number: int) -> Probe:
 
 def create(number: int = 0) -> Backend:
     """A GPU."""
-    from hetrun.backends.cuda.device import CudaBackend
+    from hetrun.backends.cuda.backend import CudaBackend
     from hetrun.backends.cuda.driver import Driver
     from hetrun.backends.cuda.gpu import Gpu
-    from hetrun.backends.cuda.library import HasPrograms
+    from hetrun.backends.cuda.kernel_cache import HasPrograms
     from hetrun.backends.cuda.programs import Programs
 
     def open_() -> tuple[Driver, HasPrograms]:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from hetrun.backend import OwnMemory, WeightUse
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Driver
-from hetrun.backends.cuda.emit import SMALL, THREADS
-from hetrun.backends.cuda.library import HasPrograms, Library, at, long
+from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
+from hetrun.backends.cuda.kv_mirror import Part, Slabs
+from hetrun.backends.cuda.lowering import SMALL, THREADS
 from hetrun.backends.cuda.memory import PACKED, WORD, Memory, Workplaces
 from hetrun.backends.cuda.result import Result
-from hetrun.backends.cuda.ring import Ring
-from hetrun.backends.cuda.rotation import Rotations
-from hetrun.backends.cuda.slabs import Part, Slabs
+from hetrun.backends.cuda.rope import Rotations
+from hetrun.backends.cuda.weight_ring import Ring
 from hetrun.backends.cuda.weights import Loading, device_bytes
 from hetrun.errors import BackendError, BudgetError
 from hetrun.memory.kv.cache import KvCache

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetrun.backend import FLOAT_BYTES, Done, Floats, Pass, PassShape, Segment
-from hetrun.backends.cuda import choosing
-from hetrun.backends.cuda.choosing import Choosing
+from hetrun.backends.cuda import top_k
 from hetrun.backends.cuda.driver import Address
-from hetrun.backends.cuda.emit import Emitter, Place
+from hetrun.backends.cuda.kv_mirror import Homecoming
+from hetrun.backends.cuda.lowering import Emitter, Place
 from hetrun.backends.cuda.result import Result
-from hetrun.backends.cuda.slabs import Homecoming
+from hetrun.backends.cuda.top_k import Choosing
 from hetrun.graph import Value
 
 if TYPE_CHECKING:
-    from hetrun.backends.cuda.device import CudaBackend
+    from hetrun.backends.cuda.backend import CudaBackend
 
 
 class CudaRunner:
@@ -92,7 +92,7 @@ class CudaRunner:
             return None
         name, k = work.enough
         made = next((r for r in self._results if r.value.name == name), None)
-        if made is None or k > choosing.MOST:
+        if made is None or k > top_k.MOST:
             return None
         if k not in self._choosing:
             self._choosing[k] = Choosing(self._memory, self._backend.gpu.library, made, k)

@@ -14,13 +14,13 @@ from hetrun.system.file_identity import Stamp, unchanged
 
 def probe() -> Probe:
     """Whether libllama is there and is a version whose structures we know."""
-    from hetrun.backends.llamacpp import llama, native
+    from hetrun.backends.llamacpp import ggml_api, libllama_api
 
     try:
-        llama.library()
+        libllama_api.library()
     except BackendUnavailable as e:
         return Unavailable(str(e))
-    return Available(f"llama.cpp with ggml {native.library().version}, for whole models")
+    return Available(f"llama.cpp with ggml {ggml_api.library().version}, for whole models")
 
 
 def create() -> Backend:
@@ -35,13 +35,13 @@ def open_whole(
 
     It reads all of it before it answers, and maps nothing: nobody can cut away what it works on.
     """
-    from hetrun.backends.libllama import trial
+    from hetrun.backends.libllama import crash_probe
     from hetrun.backends.libllama.runner import LlamaRunner
 
     path = Path(next(iter(files)))  # llama.cpp finds the other parts by their names
     with ExitStack() as undo:
         with unchanged(files):
-            trial.check(files)
+            crash_probe.check(files)
             runner = LlamaRunner(path, setup, progress)
             undo.callback(runner.close)
         undo.pop_all()
@@ -50,9 +50,9 @@ def open_whole(
 
 def look(files: Mapping[str, Stamp]) -> None:
     """Have llama.cpp read the header, in a process of its own."""
-    from hetrun.backends.libllama import trial
+    from hetrun.backends.libllama import crash_probe
 
-    trial.look(files)
+    crash_probe.look(files)
 
 
 PROMISES_OFF = (

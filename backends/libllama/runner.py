@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Floats, Ints
 from hetrun.backend.library_model import WholeSetup
-from hetrun.backends.llamacpp import amx, llama, native
+from hetrun.backends.llamacpp import amx_check, ggml_api, libllama_api
 from hetrun.errors import BackendError, BudgetError, Cancelled, ModelFileError, OptionError
 
 Progress = Callable[[float], None]
@@ -33,7 +33,7 @@ class LlamaRunner:
         process that works on it, by SIGBUS, and whoever writes to it changes the model while it answers.
         """
         self.native_seconds = 0.0
-        self._lib = llama.library()
+        self._lib = libllama_api.library()
         self._path = path
         self._model = self._context = None
         # ggml asks after each node whether to stop. libc's strlen of this string is the answer (0 or 1):
@@ -61,10 +61,10 @@ class LlamaRunner:
         heard = Heard(lambda fraction, _: progress(fraction) is None if progress else True)
         params.devices = ctypes.addressof(no_devices)
         params.n_gpu_layers = 0
-        params.load_mode = llama.LOAD_MMAP if trial else llama.LOAD_READ
+        params.load_mode = libllama_api.LOAD_MMAP if trial else libllama_api.LOAD_READ
         # The library has one switch for all layouts, so without its AMX there are none.
-        params.use_extra_bufts = not trial and amx.usable()
-        self._tiles = None if trial else amx.keeper()
+        params.use_extra_bufts = not trial and amx_check.usable()
+        self._tiles = None if trial else amx_check.keeper()
         params.progress_callback = ctypes.cast(heard, ctypes.c_void_p)
         model = self._lib.llama_model_load_from_file(os.fsencode(self._path), params)
         if not model:
@@ -79,7 +79,7 @@ class LlamaRunner:
         params.n_outputs_max = setup.wanted
         params.n_threads = params.n_threads_batch = self._threads = setup.threads
         params.type_k = params.type_v = setup.kv_quant.ggml_id
-        params.abort_callback = native.libc_address("strlen")
+        params.abort_callback = ggml_api.libc_address("strlen")
         params.abort_callback_data = ctypes.addressof(self._stop)
         params.offload_kqv = params.op_offload = False
         params.kv_unified = True
@@ -108,9 +108,9 @@ class LlamaRunner:
         if rows and not status:
             pointer = self._lib.llama_get_logits(self._context)
         self.native_seconds += perf_counter() - start
-        if status == llama.ABORTED:
+        if status == libllama_api.ABORTED:
             raise Cancelled("the computation was stopped")
-        if status == llama.NO_ROOM:
+        if status == libllama_api.NO_ROOM:
             raise BudgetError("llama.cpp's KV cache is full; ask for fewer sequences or a smaller --ctx")
         if status:
             raise BackendError(f"llama.cpp ended a batch of {len(tokens)} tokens with status {status}")
@@ -160,7 +160,7 @@ class BatchArrays:
         self._one = np.ones(tokens, np.int32)  # each token belongs to one sequence
         self._sequence_at = self._sequence.ctypes.data + 4 * np.arange(tokens, dtype=np.uintp)
         self._wanted = np.zeros(tokens, np.int8)
-        self._batch = llama.Batch(
+        self._batch = libllama_api.Batch(
             0,
             self._token.ctypes.data,
             None,
@@ -170,7 +170,9 @@ class BatchArrays:
             self._wanted.ctypes.data,
         )
 
-    def fill(self, tokens: Ints, positions: Ints, sequences: Ints, wanted: NDArray[np.bool_]) -> llama.Batch:
+    def fill(
+        self, tokens: Ints, positions: Ints, sequences: Ints, wanted: NDArray[np.bool_]
+    ) -> libllama_api.Batch:
         """A batch of these tokens; the next one overwrites it."""
         n = self._batch.n_tokens = len(tokens)
         self._token[:n] = tokens

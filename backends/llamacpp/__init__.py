@@ -8,19 +8,19 @@ from hetrun.errors import BackendUnavailable
 
 def probe() -> Probe:
     """Whether ggml's libraries are there and are a version whose structures we know."""
-    from hetrun.backends.llamacpp import amx, kernels, native
+    from hetrun.backends.llamacpp import amx_check, ggml_api, kernels
 
     try:
-        lib = native.library()
+        lib = ggml_api.library()
     except BackendUnavailable as e:
         return Unavailable(str(e))
-    features = [name for name in native.cpu_features(lib) if name != "amx_int8" or amx.usable()]
-    return Available(f"ggml {lib.version}: {', '.join(features)}; {kernels.remark()}{amx.remark()}")
+    features = [name for name in ggml_api.cpu_features(lib) if name != "amx_int8" or amx_check.usable()]
+    return Available(f"ggml {lib.version}: {', '.join(features)}; {kernels.remark()}{amx_check.remark()}")
 
 
 def create() -> Backend:
     """ggml on the CPU."""
-    from hetrun.backends.llamacpp.device import LlamacppBackend
+    from hetrun.backends.llamacpp.backend import LlamacppBackend
 
     return LlamacppBackend()
 

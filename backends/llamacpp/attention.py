@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hetrun.backends.llamacpp import few, native
+from hetrun.backends.llamacpp import decode_attention, ggml_api
+from hetrun.backends.llamacpp.attention_layout import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
+from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref
 from hetrun.backends.llamacpp.inputs import KvSlice, Mask, Padded
-from hetrun.backends.llamacpp.queries import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
-from hetrun.backends.llamacpp.writer import FLOAT, Ref
 from hetrun.graph import Op, Rows
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvTable
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.emit import Emitter
+    from hetrun.backends.llamacpp.lowering import Emitter
 
-TILED = (native.F32, native.F16)  # the types of keys and values that ggml has tiles for
+TILED = (ggml_api.F32, ggml_api.F16)  # the types of keys and values that ggml has tiles for
 
 
 def _store(e: Emitter, group: int, table: KvTable, x: Ref) -> None:
     """Write this pass's rows into a KV table."""
     if group not in e.inputs.slots:
-        e.inputs.slots[group] = e.w.input(native.I64, e.shape.tokens)
+        e.inputs.slots[group] = e.w.input(ggml_api.I64, e.shape.tokens)
     width = table.n_heads * table.head_dim
     rows = e.w.external(table.quant.ggml_id, width, len(table.raw), table.address, table.row_bytes)
     e.w.expand(e.lib.ggml_set_rows(e.ctx, rows, e.w.plain(x), e.inputs.slots[group]))
@@ -34,7 +34,7 @@ def _seen(e: Emitter, group: int, table: KvTable, part: int) -> int:
     tensor: int = e.lib.ggml_view_3d(
         e.ctx, base, table.head_dim, 1, table.n_heads, head_bytes * table.n_heads, head_bytes, 0
     )
-    native.tensor_at(tensor).nb[1] = table.row_bytes
+    ggml_api.tensor_at(tensor).nb[1] = table.row_bytes
     e.inputs.kv.append(KvSlice(tensor, table, group, part))
     return tensor
 
@@ -46,7 +46,7 @@ def _mask(e: Emitter, group: int, part: int, rows: Rows, made: Layout) -> int | 
         return None
     key = (group, part, rows, made)
     if key not in e.inputs.masks:
-        tensor = e.w.external(native.F16, 1, made.rows, e.w.anchor.ctypes.data)
+        tensor = e.w.external(ggml_api.F16, 1, made.rows, e.w.anchor.ctypes.data)
         e.inputs.masks[key] = Mask(tensor, group, part, rows, e.kv.groups[group].window, made.together)
     return e.inputs.masks[key].tensor
 
@@ -73,14 +73,18 @@ def attention(e: Emitter, op: Op) -> None:
     if q is None:  # nobody wants a row of this pass: it only fills the cache
         return
     spans = _spans(e, op.rows)
-    small = [s for s in spans if few.takes(e.kernels, keys) and s[1][1] - s[1][0] <= few.MOST_ROWS]
+    small = [
+        s
+        for s in spans
+        if decode_attention.takes(e.kernels, keys) and s[1][1] - s[1][0] <= decode_attention.MOST_ROWS
+    ]
     if small and len(small) == len(spans):
-        e.values[op.out] = few.attend(e, a, op.rows, q, small, None)
+        e.values[op.out] = decode_attention.attend(e, a, op.rows, q, small, None)
         return
     large = [s for s in spans if s not in small]
     nodes = [small] if small else []
-    if few.takes_many(e.kernels, keys, _is_tiled(keys, values)):
-        nodes += [[piece] for s in large for piece in few.pieces(s)]
+    if decode_attention.takes_many(e.kernels, keys, _is_tiled(keys, values)):
+        nodes += [[piece] for s in large for piece in decode_attention.pieces(s)]
         large = []
     results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in large]
     if len(spans) == 1 and results:
@@ -88,7 +92,7 @@ def attention(e: Emitter, op: Op) -> None:
         return
     whole = _gathered(e, op.out.width, q.rows, a.first)
     for node in nodes:
-        few.attend(e, a, op.rows, q, node, whole)
+        decode_attention.attend(e, a, op.rows, q, node, whole)
     for (lo, hi), result in results:
         e.w.expand(e.lib.ggml_cpy(e.ctx, e.w.plain(result), e.w.plain(whole.part(lo, hi))))
     e.values[op.out] = whole
@@ -116,7 +120,7 @@ def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple
     n = span[1] - span[0]
     made = Layout(1, n)
     if _is_tiled(keys, values):
-        left_over = keys.quant.ggml_id == native.F16 and a.head_dim % e.lib.f16_step
+        left_over = keys.quant.ggml_id == ggml_api.F16 and a.head_dim % e.lib.f16_step
         cost = TILE_COST_LEFT_OVER if left_over else TILE_COST
         made = layout(n, a.n_heads, a.n_kv_heads, e.threads, cost)
     laid_out, own = _laid_out(e, a, q.part(*span), made), n * made.together

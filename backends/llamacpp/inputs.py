@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hetrun.backend import Floats
-from hetrun.backends.llamacpp.bringing import Brought
-from hetrun.backends.llamacpp.few import Common, Span
-from hetrun.backends.llamacpp.leaving import Sorted
-from hetrun.backends.llamacpp.packed import LookupNode, Node
-from hetrun.backends.llamacpp.queries import Layout
-from hetrun.backends.llamacpp.writer import Ref
+from hetrun.backends.llamacpp.attention_layout import Layout
+from hetrun.backends.llamacpp.decode_attention import Common, Span
+from hetrun.backends.llamacpp.graph_builder import Ref
+from hetrun.backends.llamacpp.packed_matmul import LookupNode, Node
+from hetrun.backends.llamacpp.page_in import Brought
+from hetrun.backends.llamacpp.partial_moe import Sorted
 from hetrun.graph import Rows
 from hetrun.memory.kv.cache import KvTable
 

@@ -12,26 +12,26 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
-from hetrun.backends.llamacpp import counting, fusion, native
-from hetrun.backends.llamacpp.bringing import connect
-from hetrun.backends.llamacpp.emit import Emitter, most_tensors
-from hetrun.backends.llamacpp.few import FewRows
+from hetrun.backends.llamacpp import expert_stats, fusion, ggml_api
+from hetrun.backends.llamacpp.attention_layout import TILE
+from hetrun.backends.llamacpp.decode_attention import FewRows
+from hetrun.backends.llamacpp.epilogues import join
+from hetrun.backends.llamacpp.ggml_api import DATA, NB, NE
+from hetrun.backends.llamacpp.graph_builder import Ref, Writer
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
-from hetrun.backends.llamacpp.joining import join
-from hetrun.backends.llamacpp.leaving import Leaving
-from hetrun.backends.llamacpp.native import DATA, NB, NE
-from hetrun.backends.llamacpp.packed import PackedProducts
-from hetrun.backends.llamacpp.queries import TILE
-from hetrun.backends.llamacpp.slices import Pieces
-from hetrun.backends.llamacpp.writer import Ref, Writer
+from hetrun.backends.llamacpp.lowering import Emitter, most_tensors
+from hetrun.backends.llamacpp.packed_matmul import PackedProducts
+from hetrun.backends.llamacpp.page_in import connect
+from hetrun.backends.llamacpp.partial_moe import Leaving
+from hetrun.backends.llamacpp.preemption import Pieces
 from hetrun.graph import Rows
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.device import LlamacppBackend
+    from hetrun.backends.llamacpp.backend import LlamacppBackend
 
 MASKED = np.float16(-np.inf)
-C_TYPES = {native.I32: ctypes.c_int32, native.I64: ctypes.c_int64}
+C_TYPES = {ggml_api.I32: ctypes.c_int32, ggml_api.I64: ctypes.c_int64}
 
 
 class GgmlRunner:
@@ -61,7 +61,7 @@ class GgmlRunner:
         )
         connect(self._inputs.brought)
         self._leaving = Leaving(self._w, self._inputs.sorted)
-        self._chosen = counting.views(self._inputs.chosen)
+        self._chosen = expert_stats.views(self._inputs.chosen)
         self._book()
 
     def _book(self) -> None:
@@ -167,7 +167,7 @@ class MaskFiller:
     def __init__(self, w: Writer, mask: Mask) -> None:
         self._memory = w.memory
         self._mask = mask
-        self._rows = native.tensor_at(mask.tensor).ne[1]
+        self._rows = ggml_api.tensor_at(mask.tensor).ne[1]
         self._words = [w.word(mask.tensor, f) for f in (DATA, NE[0], NB[1], NB[2], NB[3])]
         self._bits = np.empty(0, np.float16)
 
@@ -223,11 +223,11 @@ def _slots(group: int) -> Callable[[Pass], Ints]:
 
 
 def _vector(tensor: int) -> NDArray[Any]:
-    fields = native.tensor_at(tensor)
+    fields = ggml_api.tensor_at(tensor)
     return np.ctypeslib.as_array((C_TYPES[fields.type] * fields.ne[0]).from_address(fields.data))
 
 
 def _matrix(ref: Ref) -> Floats:
-    fields = native.tensor_at(ref.tensor)
+    fields = ggml_api.tensor_at(ref.tensor)
     flat = np.ctypeslib.as_array((ctypes.c_float * (ref.rows * ref.width)).from_address(fields.data))
     return flat.reshape(ref.rows, ref.width)

@@ -15,7 +15,7 @@ def probe() -> Probe:
 
 def create(name: str = "reference") -> Backend:
     """A reference device."""
-    from hetrun.backends.reference.functions import TABLE
+    from hetrun.backends.reference.ops import TABLE
 
     return InterpretingBackend(name, TABLE)
 

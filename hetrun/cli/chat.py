@@ -18,7 +18,7 @@ from hetrun.config import Settings, dirs
 from hetrun.errors import UserError
 
 if TYPE_CHECKING:  # textual loads while the worker does
-    from hetrun.tui.doors import Doors, Opening, Tell
+    from hetrun.tui.host import Doors, Opening, Tell
 
 KEPT = "conversations.db"
 
@@ -54,7 +54,7 @@ def _client(settings: Settings, log: BinaryIO) -> ChatClient:
 
 def _doors(settings: Settings, log: BinaryIO) -> Doors:
     """Other models and other options; those of a running server are its own."""
-    from hetrun.tui.doors import Doors, Offered
+    from hetrun.tui.host import Doors, Offered
 
     if settings.url is not None:
         return Doors()

@@ -152,7 +152,7 @@ def test_a_layer_has_one_product_for_q_k_and_v_and_one_rotation() -> None:
 
 @needs_torch
 def test_long_products_are_cut_and_short_ones_are_not() -> None:
-    from hetrun.backends.amx.emit import FEWEST_ROWS, most_rows
+    from hetrun.backends.amx.lowering import FEWEST_ROWS, most_rows
 
     assert most_rows(576 * 576, 2, "bf16") > 4096
     assert most_rows(8192 * 2048, 2, "bf16") < 512 <= most_rows(8192 * 2048, 2, "int8")

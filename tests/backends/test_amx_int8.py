@@ -15,10 +15,10 @@ from tests.support.examples import examples
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hetrun.backends.amx.products import Activation
+    from hetrun.backends.amx.bf16_matmul import Activation
 
 torch = pytest.importorskip("torch")
-int8 = pytest.importorskip("hetrun.backends.amx.int8_product")
+int8 = pytest.importorskip("hetrun.backends.amx.int8_matmul")
 
 
 def error(found: Tensor, exact: np.ndarray) -> float:

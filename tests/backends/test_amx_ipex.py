@@ -19,8 +19,8 @@ from hetrun.loader.weight_reader import FileReader
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hetrun.backends.amx.ipex_product import IpexProduct
-    from hetrun.backends.amx.products import Activation
+    from hetrun.backends.amx.bf16_matmul import Activation
+    from hetrun.backends.amx.ipex_matmul import IpexProduct
 
 pytestmark = pytest.mark.skipif(
     isinstance(amx.probe_ipex(), Unavailable), reason="IPEX is not installed, which is as it should be here"
@@ -29,7 +29,7 @@ ROUNDED = 0.005  # as a part of the result: both factors, the result and an acti
 
 
 def held(numbers: np.ndarray) -> IpexProduct:
-    from hetrun.backends.amx.ipex_product import IpexProduct
+    from hetrun.backends.amx.ipex_matmul import IpexProduct
 
     reader = FileReader()
     try:

@@ -30,7 +30,7 @@ from hetrun.backend.conformance.formatting import to_json, to_text
 from hetrun.backend.conformance.report import Cell, Report, conformance
 from hetrun.backend.conformance.self_test import cases_for, faults
 from hetrun.backend.interpreter import InterpretingBackend, OpFunction
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.graph import Op
 from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS

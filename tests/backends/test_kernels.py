@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hetrun.backend import Available, Floats, Pass, Segment, SequencePart
 from hetrun.backends import llamacpp
 from hetrun.backends.llamacpp import kernels as module
-from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.backends.llamacpp.kernels import FIELDS, LEVELS, Kernels, Layer, PassPart, partial_size
 from hetrun.backends.reference.attention import attend, attention
 from hetrun.graph import KvShape, Op, Value

@@ -23,13 +23,13 @@ from hetrun.backend import ReadInto, Segment, WeightUse
 from hetrun.backend.conformance.cases import EXACT, Case, Company, single
 from hetrun.backend.conformance.random_weights import packed
 from hetrun.backend.conformance.runner import prepared
-from hetrun.backends.llamacpp import native
-from hetrun.backends.llamacpp.device import LlamacppBackend
-from hetrun.backends.llamacpp.kernels.guard import guard
+from hetrun.backends.llamacpp import ggml_api
+from hetrun.backends.llamacpp.backend import LlamacppBackend
+from hetrun.backends.llamacpp.file_runs import Run, find_run
 from hetrun.backends.llamacpp.kernels.paging import Unit, pager
-from hetrun.backends.llamacpp.mapped import Mapped
-from hetrun.backends.llamacpp.memory import GgmlBuffer
-from hetrun.backends.llamacpp.runs import Run, find_run
+from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
+from hetrun.backends.llamacpp.mapped_weights import Mapped
+from hetrun.backends.llamacpp.weight_memory import GgmlBuffer
 from hetrun.errors import BackendError, Cancelled, ModelFileError
 from hetrun.graph import Constant, Extent, Op, Value, Weight, stack
 from hetrun.graph.ops import NONE, Moe
@@ -286,7 +286,7 @@ def test_matrices_at_equal_distances_are_a_run(matrices: int, rows: int, gap: in
 def test_what_cannot_be_mapped_says_why(parts: tuple[Extent, ...], reason: str) -> None:
     use = WeightUse(Weight("w", (2, 2), by_name("F32"), parts), "experts", 2)
     assert reason in (Mapped.refusal(use) or "")
-    mapped = Mapped(native.library(), pager(), guard())
+    mapped = Mapped(ggml_api.library(), pager(), guard())
     with pytest.raises(BackendError, match=reason):
         mapped.hold(use)
 
@@ -398,7 +398,7 @@ def test_a_run_that_is_stopped_anywhere_leaves_nothing_wrong(
             ready[40 if stop % 4 == 1 else 1].run()
         except Cancelled:
             pass
-        backend._ask(native.libc_address("strlen"))
+        backend._ask(ggml_api.libc_address("strlen"))
         np.testing.assert_array_equal(ready[1].run(), expected[1])
         check_pool(mapped)
 
@@ -500,7 +500,7 @@ except ModelFileError as error:
 ELSEWHERE = """
 import ctypes, faulthandler, mmap, os, sys
 import numpy as np
-from hetrun.backends.llamacpp.kernels.guard import guard
+from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
 path, order, how = sys.argv[1:]
 if order == "before": faulthandler.enable()
 guard().arm()

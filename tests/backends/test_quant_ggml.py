@@ -10,7 +10,7 @@ import pytest
 
 from hetrun.backend.conformance.cases import QUANT_LIMITS
 from hetrun.backend.conformance.random_weights import SLOW, packed
-from hetrun.backends.llamacpp import native, types
+from hetrun.backends.llamacpp import dequantize, ggml_api
 from hetrun.graph.quant import QUANTS, QuantType, by_name
 from tests.formats.test_quant import ALL, HALVES, PACKED, same_bits
 from tests.support.packing import packed_by_ggml, unpacked_by_ggml
@@ -41,7 +41,7 @@ def gaussian(rows: int, cols: int = COLS) -> npt.NDArray[np.float32]:
 
 @pytest.mark.parametrize("q", ALL)
 def test_names_and_sizes_are_those_of_ggml(q: QuantType) -> None:
-    traits = native.library().ggml_get_type_traits(q.ggml_id).contents
+    traits = ggml_api.library().ggml_get_type_traits(q.ggml_id).contents
     found = traits.type_name.decode().upper(), traits.blck_size, traits.type_size
     assert found == (q.name, q.block, q.block_bytes)
     assert q.row_bytes(1024) == 1024 // traits.blck_size * traits.type_size
@@ -49,7 +49,7 @@ def test_names_and_sizes_are_those_of_ggml(q: QuantType) -> None:
 
 def test_no_type_that_ggml_dequantises_is_missing() -> None:
     assert {
-        number for number in range(43) if native.library().ggml_get_type_traits(number).contents.to_float
+        number for number in range(43) if ggml_api.library().ggml_get_type_traits(number).contents.to_float
     } == {q.ggml_id for q in QUANTS.values() if q.name != "F32"}
 
 
@@ -129,7 +129,7 @@ def test_two_threads_pack_the_halves_of_a_tensor(name: str) -> None:
     q, x = by_name(name), gaussian(64)
     out = np.empty((64, q.row_bytes(COLS)), np.uint8)
     threads = [
-        threading.Thread(target=types.quantise, args=(q.ggml_id, x[a : a + 32], out[a : a + 32]))
+        threading.Thread(target=dequantize.quantise, args=(q.ggml_id, x[a : a + 32], out[a : a + 32]))
         for a in (0, 32)
     ]
     for thread in threads:
@@ -144,7 +144,7 @@ def test_an_importance_matrix_counts() -> None:
     out = np.empty((32, q.row_bytes(COLS)), np.uint8)
     imatrix = np.ones(COLS, np.float32)
     imatrix[::16] = 100
-    types.quantise(q.ggml_id, x, out, imatrix)
+    dequantize.quantise(q.ggml_id, x, out, imatrix)
     plain, weighted = (np.square(q.dequantise(r, COLS) - x)[:, ::16].sum() for r in (packed(x, q), out))
     assert weighted < 0.7 * plain
 
@@ -152,28 +152,28 @@ def test_an_importance_matrix_counts() -> None:
 def test_what_would_end_the_process_is_refused() -> None:
     x, out = gaussian(2), np.empty((2, 288), np.uint8)
     with pytest.raises(ValueError, match="IQ1_S cannot be made without an importance matrix"):
-        types.quantise(19, x, np.empty((2, 100), np.uint8))
+        dequantize.quantise(19, x, np.empty((2, 100), np.uint8))
     with pytest.raises(ValueError, match="importance matrix must be 512 contiguous float32"):
-        types.quantise(12, x, out, np.ones(256, np.float32))
+        dequantize.quantise(12, x, out, np.ones(256, np.float32))
     with pytest.raises(ValueError, match="blocks must be 576 contiguous uint8, not uint8"):
-        types.quantise(12, x, np.empty((2, 287), np.uint8))
+        dequantize.quantise(12, x, np.empty((2, 287), np.uint8))
     with pytest.raises(ValueError, match="weights must be 1024 contiguous float32, not float32"):
-        types.quantise(12, np.asfortranarray(x), out)
+        dequantize.quantise(12, np.asfortranarray(x), out)
     with pytest.raises(ValueError, match="multiple of 256"):
-        types.quantise(12, x[:, :100].copy(), out)
+        dequantize.quantise(12, x[:, :100].copy(), out)
     for bad in (np.nan, np.inf):
         x[1, 7] = bad
         with pytest.raises(ValueError, match="not a number cannot be quantised to Q4_K"):
-            types.quantise(12, x, out)
+            dequantize.quantise(12, x, out)
     with pytest.raises(ValueError, match="ggml type 43 is not supported"):
-        types.dequantise(43, out[0], x[0])
+        dequantize.dequantise(43, out[0], x[0])
     with pytest.raises(ValueError, match="no routine that dequantises F32"):
-        types.dequantise(0, np.empty(4, np.uint8), np.empty(1, np.float32))
+        dequantize.dequantise(0, np.empty(4, np.uint8), np.empty(1, np.float32))
     with pytest.raises(ValueError, match="blocks must be 288 contiguous uint8"):
-        types.dequantise(12, out[0, 1:], x[0])
+        dequantize.dequantise(12, out[0, 1:], x[0])
 
 
 def test_large_weights_are_finite() -> None:
     x = np.full((1, 256), 3e38, np.float32)
     out = np.empty((1, 144), np.uint8)
-    types.quantise(12, x, out)  # their sum is not, and numpy must not warn
+    dequantize.quantise(12, x, out)  # their sum is not, and numpy must not warn

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from hetrun.backend import Pass
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.graph import KvShape, Op, Rows, Value
 from hetrun.graph.ops import NONE, Attrs, Gelu, LayerNorm, Moe, Positions, RmsNorm, Scale, Softcap
 from hetrun.graph.quant import by_name

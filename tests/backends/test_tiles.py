@@ -8,7 +8,7 @@ from hetrun.backend import Available, registry
 
 
 def test_the_configuration_has_the_form_that_the_instruction_reads() -> None:
-    from hetrun.backends.llamacpp.tiles import ROW_BYTES, ROWS, config
+    from hetrun.backends.llamacpp.amx_tiles import ROW_BYTES, ROWS, config
 
     data = config()
     assert len(data) == 64
@@ -27,10 +27,10 @@ def test_ggml_does_without_its_amx_code_where_nobody_can_restore_the_tiles(
 ) -> None:
     if not isinstance(registry.backends()["llamacpp"].probe(), Available):
         pytest.skip("llama-cpp-python is not installed")
-    from hetrun.backends.llamacpp import amx
+    from hetrun.backends.llamacpp import amx_check
 
-    monkeypatch.setattr(amx, "tiles", lambda lib: None)
+    monkeypatch.setattr(amx_check, "tiles", lambda lib: None)
     for found, usable in (("works", False), ("absent", True), ("broken", False), ("untried", False)):
-        monkeypatch.setattr(amx, "verdict", lambda found=found: found)
-        assert amx.usable() is usable
-        assert amx.keeper() is None
+        monkeypatch.setattr(amx_check, "verdict", lambda found=found: found)
+        assert amx_check.usable() is usable
+        assert amx_check.keeper() is None

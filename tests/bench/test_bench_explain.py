@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hetrun import LLM
 from hetrun.backend import Backend, Unavailable, registry
 from hetrun.backend.op_profile import ACTIVITIES, Activity, Spent, activity
-from hetrun.backends.llamacpp.watching import book, fused, question_seconds
+from hetrun.backends.llamacpp.profiler import book, fused, question_seconds
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import Cancelled
 from hetrun.executor.executor import Chunk, Step

@@ -21,7 +21,7 @@ from hetrun.backend.conformance.runner import (
     outcome,
     threads_for,
 )
-from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.graph.ops import Moe
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler

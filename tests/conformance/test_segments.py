@@ -205,12 +205,12 @@ def test_what_weights_take_is_known_before(
 def test_weights_that_are_brought_in_by_slices_are_the_same(
     quant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hetrun.backends.llamacpp import memory
+    from hetrun.backends.llamacpp import weight_memory
 
     segments = [block(build, quant) for build in (biased, mixture)]
     found = []
-    for scratch in (memory.SCRATCH, 100_000, 5_000):  # all at once; some experts; one, and 32 rows
-        monkeypatch.setattr(memory, "SCRATCH", scratch)
+    for scratch in (weight_memory.SCRATCH, 100_000, 5_000):  # all at once; some experts; one, and 32 rows
+        monkeypatch.setattr(weight_memory, "SCRATCH", scratch)
         device.cache_clear()  # it would have the weights already
         found.append([value for s in segments for value in run("llamacpp", s, single(5))])
     for values in zip(*found, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 
 from hetrun import LLM
 from hetrun.backend import registry
-from hetrun.backends.cuda.device import CudaBackend
+from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.memory import Memory
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.planned_model import PlannedModel

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hetrun.backend import registry
-from hetrun.backends.cuda.device import CudaBackend
+from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.open_model import open_model

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hetrun.backends.cuda import attending
-from hetrun.backends.cuda.attending import HEADS, LINES, ROW, SPLITS, THREADS, TILE, Table
+from hetrun.backends.cuda import attention_launch
+from hetrun.backends.cuda.attention_launch import HEADS, LINES, ROW, SPLITS, THREADS, TILE, Table
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
@@ -117,11 +117,11 @@ def few(
 ) -> np.ndarray:
     n, n_heads = len(q), q.shape[1]
     rows = np.array([(i, first, length, 0) for i, (first, length) in enumerate(views)], ROW).view(np.uint8)
-    partial = np.full(attending.partial_bytes(n, n_heads, cache.head) // 4, np.nan, np.float32)
+    partial = np.full(attention_launch.partial_bytes(n, n_heads, cache.head) // 4, np.nan, np.float32)
     y = np.full(q.shape, np.nan, np.float32)
     of_kv = n_heads // cache.heads
     grid = (n * SPLITS, cache.heads, -(-of_kv // HEADS))
-    shared = attending.few_shared(of_kv, cache.head)
+    shared = attention_launch.few_shared(of_kv, cache.head)
     factors = float(scale), float(softcap)
     run(cache.source, "attend_few", grid, THREADS, q, rows, cache.argument(), partial, *factors,
         n_heads, cache.heads, shared=shared, seed=seed)  # fmt: skip
@@ -170,6 +170,6 @@ def test_many_rows(
     y = np.full(q.shape, np.nan, np.float32)
     run(cache.source, "attend_many", (len(tiles), kv_heads), THREADS, q, np.array(tiles, TILE).view(np.uint8),
         cache.argument(), y, float(head**-0.5), float(softcap), heads, kv_heads,
-        shared=attending.many_shared(head))  # fmt: skip
+        shared=attention_launch.many_shared(head))  # fmt: skip
     seen = [slice(a, b) for a, b in zip(begins, ends, strict=True)]
     close(y, expected(q, cache, seen, head**-0.5, softcap), 3e-6)

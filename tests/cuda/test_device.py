@@ -11,7 +11,7 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Backend, Descriptor, Greatest, registry
-from hetrun.backends.cuda.device import CudaBackend
+from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.executor import Chunk, Step

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hetrun.backend.conformance.random_weights import packed
-from hetrun.backends.cuda.products import THREADS, Output, blocks, group_of
+from hetrun.backends.cuda.matmul_launch import THREADS, Output, blocks, group_of
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import READ
 from hetrun.graph.quant import by_name

@@ -10,9 +10,9 @@ import pytest
 
 from hetrun.backend import Pass, SequencePart
 from hetrun.backends.cuda.arena import ALIGNMENT
-from hetrun.backends.cuda.library import Library
+from hetrun.backends.cuda.kernel_cache import Library
+from hetrun.backends.cuda.kv_mirror import ROWS, Slabs
 from hetrun.backends.cuda.memory import Memory
-from hetrun.backends.cuda.slabs import ROWS, Slabs
 from hetrun.errors import BudgetError
 from hetrun.memory.kv.cache import KvCache
 from tests.cuda.emulated.driver import EmulatedDriver, EmulatedPrograms

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from hetrun.backends.cuda import choosing
+from hetrun.backends.cuda import top_k
 from hetrun.backends.cuda.driver import Argument
 from hetrun.backends.cuda.programs import Source
-from hetrun.backends.reference.experts import route, silu
-from hetrun.backends.reference.functions import erf
+from hetrun.backends.reference.moe import route, silu
+from hetrun.backends.reference.ops import erf
 from hetrun.graph.ops import Moe
 from tests.cuda.emulated.kernels import needs_compiler, run
 
@@ -334,15 +334,15 @@ def test_scores_that_are_no_numbers_choose_experts_that_there_are() -> None:
 
 def greatest(logits: np.ndarray, k: int, parts: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     rows, width = logits.shape
-    parts = parts or choosing.parts(width)
+    parts = parts or top_k.parts(width)
     keys = Result((rows, parts, k), np.uint64)
-    common = choosing.THREADS
+    common = top_k.THREADS
     arguments = logits, keys.array, width, k
-    run(SMALL, "greatest_parts", (parts, rows), common, *arguments, shared=choosing.SHARED)
+    run(SMALL, "greatest_parts", (parts, rows), common, *arguments, shared=top_k.SHARED)
     keys.checked()
     ids, values = Result((rows, k), np.int32), Result((rows, k))
     last = keys.array, ids.array, values.array, parts, k
-    run(SMALL, "greatest", (rows,), common, *last, shared=choosing.SHARED)
+    run(SMALL, "greatest", (rows,), common, *last, shared=top_k.SHARED)
     return ids.checked(), values.checked()
 
 
@@ -393,8 +393,8 @@ def test_rows_with_fewer_numbers_than_are_wanted() -> None:
 
 def test_sizes_are_those_of_the_source() -> None:
     text = SMALL.path.read_text()
-    assert f"#define GREATEST_MOST {choosing.MOST}\n" in text
-    assert f"#define GREATEST_THREADS {choosing.THREADS}\n" in text
-    assert choosing.SHARED == 8 * (2 * 4 * choosing.THREADS + 1)
-    assert [choosing.parts(n) for n in (5, 4096, 32000, 128256, 1 << 20)] == [1, 1, 7, 31, 64]
-    assert choosing.keys_bytes(2, 32000, 10) == 8 * 2 * 7 * 10
+    assert f"#define GREATEST_MOST {top_k.MOST}\n" in text
+    assert f"#define GREATEST_THREADS {top_k.THREADS}\n" in text
+    assert top_k.SHARED == 8 * (2 * 4 * top_k.THREADS + 1)
+    assert [top_k.parts(n) for n in (5, 4096, 32000, 128256, 1 << 20)] == [1, 1, 7, 31, 64]
+    assert top_k.keys_bytes(2, 32000, 10) == 8 * 2 * 7 * 10

@@ -33,7 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU that is emulated, and everywhere asked for little."""
     monkeypatch.setattr(measured, "MOVED", 1 << 20)
     monkeypatch.setattr(measured, "SPARE", 1 << 20)
-    monkeypatch.setattr("hetrun.backends.cuda.device.SMALL", 1 << 10)
+    monkeypatch.setattr("hetrun.backends.cuda.backend.SMALL", 1 << 10)
 
     def make() -> Backend:
         return emulated(EmulatedDriver(256 << 20), name="cuda")

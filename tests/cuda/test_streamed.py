@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Available, Backend, Descriptor, registry
-from hetrun.backends.cuda import device
-from hetrun.backends.cuda.device import CudaBackend, StreamedBackend
+from hetrun.backends.cuda import backend as device
+from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.memory import Memory
-from hetrun.backends.cuda.ring import Ring
+from hetrun.backends.cuda.weight_ring import Ring
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError

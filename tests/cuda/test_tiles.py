@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetrun.backend.conformance.random_weights import packed
-from hetrun.backends.cuda import grouped
+from hetrun.backends.cuda import grouped_launch
 from hetrun.backends.cuda.weights import READ
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
@@ -49,10 +49,10 @@ def choices(tokens: int, used: int, seed: int = 0) -> np.ndarray:
 def grouped_pairs(chosen: np.ndarray, first: int, held: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     pairs = chosen.size
     order = np.full(pairs, -7, np.int32)
-    tiles = np.zeros(grouped.most_tiles(pairs, held), grouped.TILE_DTYPE)
-    run(grouped.GROUPING, "group_pairs", grouped.grouping_grid(held), grouped.THREADS,
+    tiles = np.zeros(grouped_launch.most_tiles(pairs, held), grouped_launch.TILE_DTYPE)
+    run(grouped_launch.GROUPING, "group_pairs", grouped_launch.grouping_grid(held), grouped_launch.THREADS,
         chosen, first, held, pairs, order, tiles.view(np.uint8), len(tiles),
-        shared=grouped.grouping_shared(held), seed=seed)  # fmt: skip
+        shared=grouped_launch.grouping_shared(held), seed=seed)  # fmt: skip
     return order, tiles
 
 
@@ -66,7 +66,10 @@ def test_pairs_are_sorted_by_expert(tokens: int, first: int, held: int) -> None:
     assert (order == np.argsort(expert, kind="stable")).all()
     expected, begin = [], 0
     for e, count in enumerate(np.bincount(expert, minlength=held + 1)):
-        expected += [(e, begin + a, min(grouped.TILE, count - a), 0) for a in range(0, count, grouped.TILE)]
+        expected += [
+            (e, begin + a, min(grouped_launch.TILE, count - a), 0)
+            for a in range(0, count, grouped_launch.TILE)
+        ]
         begin += count
     assert [tuple(t) for t in tiles[: len(expected)].tolist()] == expected
     assert (tiles["expert"][len(expected) :] == -1).all()
@@ -105,10 +108,10 @@ def check(quant: str, tokens: int, used: int, n_ff: int, width: int) -> None:
     inner = aligned(np.full((pairs, n_ff), 0x7FC0, np.uint16))
     y = aligned(np.full((pairs, width), np.nan, np.float32))
     told = order, tiles.view(np.uint8), HELD
-    run(grouped.source(quant), "experts_gated_many", grouped.gated_grid(pairs, HELD, n_ff), grouped.THREADS,
-        gate, up, *told, inner, x, n_ff, width, used, shared=grouped.SHARED)  # fmt: skip
-    run(grouped.source(quant), "experts_down_many", grouped.down_grid(pairs, HELD, width), grouped.THREADS,
-        down, *told, shares, y, inner, width, n_ff, shared=grouped.SHARED)  # fmt: skip
+    run(grouped_launch.source(quant), "experts_gated_many",
+        grouped_launch.gated_grid(pairs, HELD, n_ff), grouped_launch.THREADS, gate, up, *told, inner, x, n_ff, width, used, shared=grouped_launch.SHARED)  # fmt: skip
+    run(grouped_launch.source(quant), "experts_down_many",
+        grouped_launch.down_grid(pairs, HELD, width), grouped_launch.THREADS, down, *told, shares, y, inner, width, n_ff, shared=grouped_launch.SHARED)  # fmt: skip
     for place, pair in enumerate(order):
         e = chosen.reshape(-1)[pair] - FIRST
         if not 0 <= e < HELD:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hetrun.backends.amx import INSTALL_IPEX
-from hetrun.backends.llamacpp.native import INSTALL as LLAMA
+from hetrun.backends.llamacpp.ggml_api import INSTALL as LLAMA
 from hetrun.tools.doctor import _mend, examine
 
 pytestmark = pytest.mark.slow

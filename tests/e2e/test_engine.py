@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 
 from hetrun import LLM, Event, SamplingParams
-from hetrun.backends.llamacpp import native
-from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.backends.llamacpp import ggml_api
+from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.client.events import GenerateRequest
 from hetrun.config import default_model
 from hetrun.executor.planned_model import PlannedModel
@@ -82,7 +82,7 @@ def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(
         llm.cancel(request)
         with within(10):
             over.wait()
-        assert statuses[-1] == native.ABORTED
+        assert statuses[-1] == ggml_api.ABORTED
         assert [(e.kind, e.finish_reason) for e in events] == [("done", "cancelled")]
         # Nothing is left of it: all sequences are free, and the next answer is that of a fresh engine.
         greedy = SamplingParams(max_tokens=4, temperature=0)

@@ -264,7 +264,7 @@ def test_a_request_is_cancelled_and_the_next_one_runs(files: Files) -> None:
 
 
 def test_only_the_engine_thread_calls_llama_cpp(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetrun.backends.llamacpp import llama
+    from hetrun.backends.llamacpp import libllama_api
 
     calls: dict[str, set[int]] = {}
 
@@ -275,8 +275,8 @@ def test_only_the_engine_thread_calls_llama_cpp(files: Files, monkeypatch: pytes
 
         return call
 
-    for name in llama.PROTOTYPES:
-        monkeypatch.setattr(llama.library(), name, noted(name, getattr(llama.library(), name)))
+    for name in libllama_api.PROTOTYPES:
+        monkeypatch.setattr(libllama_api.library(), name, noted(name, getattr(libllama_api.library(), name)))
     with LLM(files(foreign.GEMMA2)) as llm:
         engine = llm._engine.thread_id
         with ThreadPoolExecutor(3) as pool:
@@ -344,10 +344,10 @@ def test_an_architecture_that_nobody_has_is_one_sentence(tmp_path: Path) -> None
 def test_a_model_that_continues_no_text_is_one_sentence(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hetrun.backends.llamacpp import llama
+    from hetrun.backends.llamacpp import libllama_api
 
     LLM(files(foreign.GPT2)).close()  # it passed, so the next one is opened here
-    monkeypatch.setattr(llama.library(), "llama_model_has_encoder", lambda model: True)
+    monkeypatch.setattr(libllama_api.library(), "llama_model_has_encoder", lambda model: True)
     assert refusal(files(foreign.GPT2)).endswith("it is no model that continues a text, token by token")
 
 
@@ -360,9 +360,9 @@ def test_weights_that_are_no_numbers_are_one_sentence(tmp_path: Path) -> None:
 def test_a_file_that_takes_for_ever_is_one_sentence(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hetrun.backends.libllama import trial
+    from hetrun.backends.libllama import crash_probe
 
-    monkeypatch.setattr(trial, "LEAST_S", 0.01)
+    monkeypatch.setattr(crash_probe, "LEAST_S", 0.01)
     copy = tmp_path / "slow.gguf"
     copy.write_bytes(files(foreign.GPT2).read_bytes())
     assert "llama.cpp did not open it within 0 s" in refusal(copy)

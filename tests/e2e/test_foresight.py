@@ -12,7 +12,7 @@ import pytest_asyncio
 from hetrun import LLM
 from hetrun.backend import Available, Descriptor, Floats, Pass, registry
 from hetrun.backend.interpreter import OpFunction
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest
 from hetrun.client.queries import Foreseen, Layers, PlanNow, State, WhatIf

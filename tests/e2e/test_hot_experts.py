@@ -21,8 +21,8 @@ from hetrun.backend import (
     registry,
 )
 from hetrun.backend.interpreter import OpFunction
-from hetrun.backends.reference.experts import route
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.moe import route
+from hetrun.backends.reference.ops import TABLE
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
 from hetrun.executor.autotune import autotuner as module

@@ -12,8 +12,8 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import WeightUse
-from hetrun.backends.llamacpp.kernels.guard import guard
 from hetrun.backends.llamacpp.kernels.paging import pager
+from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
 from hetrun.errors import ModelFileError
 from hetrun.executor.loading.load_plan import Deciding, Prepared
 from hetrun.tools.convert import Wish, convert_model

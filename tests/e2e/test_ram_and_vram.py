@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Available, Descriptor, registry
-from hetrun.backends.llamacpp.kernels.product import products
+from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.errors import BudgetError
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.loading.load_plan import Prepared, prepare

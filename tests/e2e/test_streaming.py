@@ -14,7 +14,7 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Floats
-from hetrun.backends.llamacpp.kernels.product import products
+from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
 from hetrun.executor.loading.load_plan import Deciding

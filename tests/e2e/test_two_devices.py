@@ -17,7 +17,7 @@ import pytest
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, registry
 from hetrun.backend.interpreter import OpFunction
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.engine.batching import Mixing
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.autotune import autotuner as module

@@ -40,11 +40,11 @@ class Recorder:
 
 
 def test_only_the_engine_thread_calls_ggml_and_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetrun.backends.llamacpp import llama, native
+    from hetrun.backends.llamacpp import ggml_api, libllama_api
 
     recorder = Recorder(monkeypatch)
-    recorder.watch(native.library(), [*native._BASE, *native._CPU, *native._UNLOCKED])
-    recorder.watch(llama.library(), list(llama.PROTOTYPES))
+    recorder.watch(ggml_api.library(), [*ggml_api._BASE, *ggml_api._CPU, *ggml_api._UNLOCKED])
+    recorder.watch(libllama_api.library(), list(libllama_api.PROTOTYPES))
     path = tiny.write_gguf(cases.GQA, tmp_path / "tiny.gguf")
 
     with LLM(path) as llm:

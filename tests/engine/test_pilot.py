@@ -28,7 +28,7 @@ from hetrun.backend import (
     WeightUse,
     registry,
 )
-from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BackendError, Cancelled
 from hetrun.executor.autotune.autotuner import Pilot

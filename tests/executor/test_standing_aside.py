@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hetrun.backend import Available, Buffers, Done, Pass, PassShape, Runner, Segment, interpreter, registry
 from hetrun.backend.op_profile import Spent
-from hetrun.backends.llamacpp import slices
-from hetrun.backends.llamacpp.device import LlamacppBackend
+from hetrun.backends.llamacpp import preemption
+from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.errors import Cancelled
 from hetrun.executor import executor
 from hetrun.memory.kv.cache import KvCache
@@ -35,7 +35,7 @@ ON: dict[str, Placed] = {
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny models' passes would be one piece each."""
-    monkeypatch.setattr(slices, "PIECE_S", 1e-9)
+    monkeypatch.setattr(preemption, "PIECE_S", 1e-9)
 
 
 @pytest.fixture(params=ON)
@@ -287,8 +287,8 @@ def test_the_time_of_steps_inside_is_not_that_of_the_step_around_them(
 @given(st.lists(st.sampled_from([0.0, 0.0, 1e-4, 6e-4, 2e-3]), min_size=1, max_size=60))
 def test_pieces_are_everything_and_end_behind_what_takes_time(times: list[float]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "PIECE_S", 1e-3)
-        ends = slices.cuts(times)
+        patch.setattr(preemption, "PIECE_S", 1e-3)
+        ends = preemption.cuts(times)
     assert ends == sorted(set(ends))
     assert ends[-1] == len(times)
     for a, b in zip([0, *ends], ends, strict=False):
@@ -324,7 +324,7 @@ def test_only_a_pass_that_others_wait_in_is_cut(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_ggml_shows_no_pieces_a_pass_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "_viewer", lambda lib: None)
+    monkeypatch.setattr(preemption, "_viewer", lambda lib: None)
     made = ggml_rig()
     assert graphs_of(made, monkeypatch, lambda: None) == 1
     made.close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.backends.llamacpp.vocabulary import LlamaVocabulary, open_vocabulary
-from hetrun.backends.llamacpp.vocabulary.texts import _APART
+from hetrun.backends.llamacpp.vocabulary.text_limits import _APART
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.text import encode_cache, tokenizer

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer as Theirs
 
-from hetrun.backends.llamacpp import llama
+from hetrun.backends.llamacpp import libllama_api
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
-from hetrun.backends.llamacpp.vocabulary.texts import _BY_HAND
+from hetrun.backends.llamacpp.vocabulary.text_limits import _BY_HAND
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.gguf_source import GGUFModel
@@ -41,7 +41,7 @@ def some() -> Sequence[str]:
 
 def of_llama_cpp(path: Path) -> Tokenize:
     """llama.cpp's own tokens, from the file as it is."""
-    lib = llama.library()
+    lib = libllama_api.library()
     params = lib.llama_model_default_params()
     params.vocab_only = True
     vocab = lib.llama_model_get_vocab(lib.llama_model_load_from_file(str(path).encode(), params))

@@ -14,7 +14,7 @@ import pytest
 from hetrun.api import as_options
 from hetrun.backend import Available
 from hetrun.backends import libllama
-from hetrun.backends.libllama import trial
+from hetrun.backends.libllama import crash_probe
 from hetrun.config import Settings
 from hetrun.errors import ModelFileError
 from hetrun.executor.planned_model import open_planned
@@ -95,7 +95,7 @@ def test_between_the_trial_and_llama_cpp(
 ) -> None:
     path = foreign.write(foreign.GPT2, tmp_path / "gpt2.gguf")
     source = open_model(path)
-    monkeypatch.setattr(trial, "check", lambda files: change(path))
+    monkeypatch.setattr(crash_probe, "check", lambda files: change(path))
     with pytest.raises(ModelFileError, match=r"gpt2\.gguf: .*changed while in use"):
         open_planned(source, as_options(Settings(threads=1)))
 

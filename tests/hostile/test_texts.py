@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hetrun.backends.llamacpp.vocabulary import open_vocabulary
-from hetrun.backends.llamacpp.vocabulary.texts import MAX_FOUND
+from hetrun.backends.llamacpp.vocabulary.text_limits import MAX_FOUND
 from hetrun.errors import OptionError
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel

@@ -8,7 +8,7 @@ import pytest
 from hetrun.backend import Backend, Buffers, Floats, PassShape, Runner, Segment
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends import reference
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import kv_shapes

@@ -11,7 +11,7 @@ import pytest
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, Runner, Segment, registry
 from hetrun.backend.interpreter import InterpretingBackend
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.errors import PluginError
 from hetrun.executor.autotune import autotuner
 from hetrun.executor.autotune.prober import Prober

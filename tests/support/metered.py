@@ -39,7 +39,7 @@ from hetrun.backend import (
     use_of,
 )
 from hetrun.backend.interpreter import ArrayBuffer, InterpretingBackend, OpFunction
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Value, Weight
 from hetrun.graph.ops import Attention

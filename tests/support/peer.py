@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from hetrun.backends.llamacpp import amx, llama, native
+from hetrun.backends.llamacpp import amx_check, ggml_api, libllama_api
 
 
 @cache
@@ -18,14 +18,14 @@ def llama_cpp() -> Any:  # noqa: ANN401 - the package has no types
     package = import_module("llama_cpp")
     for file in (package._utils.outnull_file, package._utils.errnull_file):
         atexit.register(file.close)  # it leaves them open, and the interpreter complains at its end
-    llama.library().llama_log_set(native.libc_address("abs"), None)
+    libllama_api.library().llama_log_set(ggml_api.libc_address("abs"), None)
     package.llama_cpp.llama_decode = _with_tiles(package.llama_cpp.llama_decode)
     return package
 
 
 def _with_tiles(decode: Callable[..., int]) -> Callable[..., int]:
     """torch has taken ggml's tiles away from these threads, if an earlier test used it."""
-    keeper = amx.keeper()
+    keeper = amx_check.keeper()
 
     def restored(*arguments: object) -> int:
         if keeper:

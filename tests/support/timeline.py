@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hetrun.backend import Floats, Pass
 from hetrun.backend.interpreter import InterpretingBackend, OpFunction
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.graph import Op
 from hetrun.graph.signature import form_of
 from hetrun.memory.kv.cache import KvCache

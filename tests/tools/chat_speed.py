@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hetrun.tui.kept.store import Store
+from hetrun.tui.store.store import Store
 from tests.tui.storyteller import LETTERS, SECTION
 from tests.tui.terminal import Terminal
 

@@ -27,7 +27,7 @@ from hetrun.client.engine_client import WorkerClient
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.tui.app import ChatApp
-from hetrun.tui.doors import Doors
+from hetrun.tui.host import Doors
 from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.whatif import WhatIfScreen

@@ -14,7 +14,7 @@ from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.tui.app import ChatApp
-from hetrun.tui.doors import Doors, Offered, Opening
+from hetrun.tui.host import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import SettingsScreen

@@ -15,9 +15,9 @@ from textual.widgets import OptionList, Static
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.tui.app import ChatApp
-from hetrun.tui.doors import Doors
+from hetrun.tui.host import Doors
 from hetrun.tui.screens.chat import ChatScreen
-from hetrun.tui.transcript.entries import Entry
+from hetrun.tui.transcript.turn import Entry
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Titles

@@ -10,7 +10,7 @@ from textual.widgets import OptionList, Static
 
 from hetrun.client.engine_client import LocalClient
 from hetrun.tui.commands import COMMANDS
-from hetrun.tui.doors import Doors, Offered, Opening
+from hetrun.tui.host import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import SettingsScreen

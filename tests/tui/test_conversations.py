@@ -12,10 +12,10 @@ import pytest
 from textual.widgets import Input
 
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.tui.kept.store import Store
+from hetrun.tui.conversation import UNFINISHED
 from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.settings import SettingsScreen
-from hetrun.tui.talk import UNFINISHED
+from hetrun.tui.store.store import Store
 from hetrun.tui.widgets.sidebar import Sidebar, Titles
 from tests.support.fakes import FakeEngine
 from tests.tui.driver import Driver, chatting

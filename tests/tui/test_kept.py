@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.errors import UserError
-from hetrun.tui.kept.exchange import FORMAT, read, to_json
-from hetrun.tui.kept.store import VERSION, Store
-from hetrun.tui.kept.tree import Conversation, Tree, Turn
+from hetrun.tui.store.export import FORMAT, read, to_json
+from hetrun.tui.store.store import VERSION, Store
+from hetrun.tui.store.tree import Conversation, Tree, Turn
 
 # Writes turns for ever, and says of each that it is kept once it should be.
 WRITER = """
 import sys
 from pathlib import Path
-from hetrun.tui.kept.store import Store
+from hetrun.tui.store.store import Store
 store = Store(Path(sys.argv[1]))
 number = store.begin("written").id
 parent = None

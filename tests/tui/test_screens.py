@@ -19,11 +19,11 @@ from hetrun.client.queries import State
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.tui.app import ChatApp
-from hetrun.tui.doors import Doors, Offered, Opening, Tell
+from hetrun.tui.host import Doors, Offered, Opening, Tell
 from hetrun.tui.machine import Facts, draw, look
 from hetrun.tui.screens.dialogs import Ask, Choose
 from hetrun.tui.screens.help import HelpScreen
-from hetrun.tui.screens.sights import ANOTHER, EXCHANGING
+from hetrun.tui.screens.navigation import ANOTHER, EXCHANGING
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen, turned

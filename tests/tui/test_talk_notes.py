@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetrun.client.events import Event, FinishReason, Usage
-from hetrun.tui.talk import note_of
+from hetrun.tui.conversation import note_of
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from hetrun.backend import WeightUse
+from hetrun.backends.llamacpp.epilogues import join
 from hetrun.backends.llamacpp.fusion import Fused, Product, fuse, members, uses
-from hetrun.backends.llamacpp.joining import join
 from hetrun.graph import Constant, Op, Value, Weight
 from hetrun.graph.ops import NONE, Attrs, Gelu, RmsNorm
 from hetrun.graph.quant import by_name

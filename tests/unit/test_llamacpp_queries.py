@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.backends.llamacpp.queries import MOST_ROWS, TILE, TILE_COST, Layout, layout, tiles
+from hetrun.backends.llamacpp.attention_layout import MOST_ROWS, TILE, TILE_COST, Layout, layout, tiles
 
 
 def test_few_rows_become_a_tile_of_each_kv_head() -> None:

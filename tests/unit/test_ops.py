@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.backends.reference.functions import TABLE
+from hetrun.backends.reference.ops import TABLE
 from hetrun.graph.ops import (
     OPS,
     Attention,

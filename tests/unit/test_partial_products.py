@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.backends.llamacpp.kernels import product as module
-from hetrun.backends.llamacpp.kernels.product import PLAIN, ROWS, SWIGLU, Lookup, Partial, Product
+from hetrun.backends.llamacpp.kernels import matmul as module
+from hetrun.backends.llamacpp.kernels.matmul import PLAIN, ROWS, SWIGLU, Lookup, Partial, Product
 from hetrun.graph.quant import Bytes, Floats
 from tests.unit.test_product_kernels import (
     LEVELS,

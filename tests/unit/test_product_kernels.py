@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.backends.llamacpp.kernels import product as module
-from hetrun.backends.llamacpp.kernels.product import (
+from hetrun.backends.llamacpp.kernels import matmul as module
+from hetrun.backends.llamacpp.kernels.matmul import (
     COUNTERS,
     GEGLU,
     GEGLU_ERF,

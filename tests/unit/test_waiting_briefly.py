@@ -6,22 +6,22 @@ import os
 
 import pytest
 
-from hetrun.backends.llamacpp import native
+from hetrun.backends.llamacpp import ggml_api
 
 
 def test_it_is_there_while_libraries_load_and_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(native.SPINNING, raising=False)
+    monkeypatch.delenv(ggml_api.SPINNING, raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    with native._waiting_briefly():
-        assert os.environ[native.SPINNING] == native.SPINS
-    assert native.SPINNING not in os.environ
+    with ggml_api._waiting_briefly():
+        assert os.environ[ggml_api.SPINNING] == ggml_api.SPINS
+    assert ggml_api.SPINNING not in os.environ
 
 
-@pytest.mark.parametrize(("name", "value"), [(native.SPINNING, "7"), ("OMP_WAIT_POLICY", "active")])
+@pytest.mark.parametrize(("name", "value"), [(ggml_api.SPINNING, "7"), ("OMP_WAIT_POLICY", "active")])
 def test_what_the_user_says_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(native.SPINNING, raising=False)
+    monkeypatch.delenv(ggml_api.SPINNING, raising=False)
     monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    with native._waiting_briefly():
+    with ggml_api._waiting_briefly():
         assert dict(os.environ) == before
     assert dict(os.environ) == before

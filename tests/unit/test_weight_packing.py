@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.backends.llamacpp.kernels import product as module
-from hetrun.backends.llamacpp.kernels.product import ROWS
+from hetrun.backends.llamacpp.kernels import matmul as module
+from hetrun.backends.llamacpp.kernels.matmul import ROWS
 from hetrun.graph.quant import Bytes, by_name
 from tests.unit.test_product_kernels import LEVELS, aligned, library
 

@@ -15,15 +15,15 @@ from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
-from hetrun.tui.answering import Answering
-from hetrun.tui.doors import Doors
-from hetrun.tui.kept.tree import Turn
+from hetrun.tui.conversation import Talk, with_files
+from hetrun.tui.host import Doors
 from hetrun.tui.machine import Facts, look
 from hetrun.tui.messages import Measured, Sent, Typed
-from hetrun.tui.screens.orders import Orders
-from hetrun.tui.screens.sights import EXCHANGING
-from hetrun.tui.talk import Talk, with_files
-from hetrun.tui.transcript.entries import Entry
+from hetrun.tui.screens.actions import Orders
+from hetrun.tui.screens.navigation import EXCHANGING
+from hetrun.tui.store.tree import Turn
+from hetrun.tui.streaming import Answering
+from hetrun.tui.transcript.turn import Entry
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.machine import MachinePane
 from hetrun.tui.widgets.prompt import Prompt

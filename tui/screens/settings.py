@@ -15,8 +15,8 @@ from textual.widgets import Button, Input, Label, Static, TextArea
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
+from hetrun.tui.conversation import Talk, parsed_value
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
-from hetrun.tui.talk import Talk, parsed_value
 
 # Those that people turn; /set knows the others.
 SHOWN = (

@@ -20,7 +20,7 @@ from textual.strip import Strip
 from textual.timer import Timer
 
 from hetrun.tui.messages import keys_of, type_ahead
-from hetrun.tui.transcript.entries import Entry, Look
+from hetrun.tui.transcript.turn import Entry, Look
 
 LEFT = 2  # cells before the text: the bar, and a space
 MARGIN = LEFT + 1

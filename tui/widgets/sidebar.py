@@ -16,8 +16,8 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from hetrun.system.terminal_text import visible
-from hetrun.tui.kept.tree import Conversation
 from hetrun.tui.messages import keys_of, type_ahead
+from hetrun.tui.store.tree import Conversation
 
 What = Literal["open", "rename", "delete", "export"]
 

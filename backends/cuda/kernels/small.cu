@@ -332,7 +332,7 @@ extern "C" __global__ void route(const float *scores, int *chosen, float *shares
 // The k greatest numbers of each row of logits, best first, in two steps, so that many processors read a row:
 // `greatest_parts` takes the best of each part of it, `greatest` the best of those. Both with
 // GREATEST_THREADS threads and GREATEST_SHARED bytes of shared memory; k is at most GREATEST_MOST.
-// (backends/cuda/choosing.py names these as well.)
+// (backends/cuda/top_k.py names these as well.)
 #define GREATEST_MOST 256
 #define GREATEST_THREADS 256
 #define AT_ONCE 4                               // keys that a thread looks at before the block meets

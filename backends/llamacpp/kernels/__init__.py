@@ -11,7 +11,7 @@ from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from hetrun.backends.llamacpp.kernels.product import products
+from hetrun.backends.llamacpp.kernels.matmul import products
 
 NAME = "attention.so"  # beside this file
 LEVELS = ("portable", "AVX2", "AVX-512")  # sets of instructions that each function is compiled for

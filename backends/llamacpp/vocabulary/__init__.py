@@ -7,10 +7,10 @@ from ctypes import c_int32
 from itertools import repeat
 from typing import Protocol
 
-from hetrun.backends.llamacpp import llama
+from hetrun.backends.llamacpp import libllama_api
 from hetrun.backends.llamacpp.vocabulary.checks import Checked, checked
-from hetrun.backends.llamacpp.vocabulary.copying import copied
-from hetrun.backends.llamacpp.vocabulary.texts import TextLimits, cuts_at_spaces
+from hetrun.backends.llamacpp.vocabulary.gguf_image import copied
+from hetrun.backends.llamacpp.vocabulary.text_limits import TextLimits, cuts_at_spaces
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.loader.formats.gguf import GGUFFile
 from hetrun.loader.formats.gguf_file import shown
@@ -38,7 +38,7 @@ class LlamaVocabulary:
     """llama.cpp's view of a vocabulary."""
 
     def __init__(self, found: Checked) -> None:
-        self._lib = llama.library()
+        self._lib = libllama_api.library()
         self._path = found.path
         params = self._lib.llama_model_default_params()
         params.vocab_only = True

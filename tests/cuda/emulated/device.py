@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetrun.backends.cuda.device import CudaBackend
+from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.gpu import Gpu
 from tests.cuda.emulated import real
 from tests.cuda.emulated.driver import EmulatedDriver, EmulatedPrograms

@@ -1,0 +1,78 @@
+"""Attention: this pass's keys and values are stored, and its rows look at what they see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hetrun.backends.cuda import attention_launch
+from hetrun.backends.cuda.attention_launch import Table
+from hetrun.backends.cuda.driver import Address, Argument
+from hetrun.backends.cuda.kernel_cache import at, number, real
+from hetrun.backends.cuda.pass_args import Looking, in_tile
+from hetrun.backends.cuda.programs import Source
+from hetrun.graph import Op
+from hetrun.graph.ops import Attention
+from hetrun.memory.kv.cache import KvCache
+
+if TYPE_CHECKING:
+    from hetrun.backends.cuda.lowering import Emitter
+
+AT_ONCE = 64  # rows whose parts are held at once
+WARPS = 4  # of a block of `write_rows`, each with a head
+
+
+def looks(kv: KvCache, op: Op) -> Looking:
+    """How an op looks at the cache."""
+    a = op.attrs
+    assert isinstance(a, Attention)
+    most = in_tile(a.n_heads // a.n_kv_heads, a.head_dim)
+    return Looking(kv.group(a.layer), a.window, op.rows, most)
+
+
+def attend(e: Emitter, op: Op) -> None:
+    """The kernels of one attention."""
+    a, kv = op.attrs, e.place.kv
+    assert isinstance(a, Attention)
+    q, k, v = op.inputs
+    group, part = kv.group(a.layer), (a.layer, a.first, a.n_kv_heads)
+    slabs = e.place.slabs[group]
+    keys, values = slabs.planes[part, 0], slabs.planes[part, 1]
+    table = Table(slabs.table, keys.at, values.at, keys.size)
+    source = Source("attention", (("KV", kv.quant.name), ("HEAD", str(a.head_dim))))
+    warps, tokens = 2 * a.n_kv_heads * e.shape.tokens, number(e.shape.tokens)
+    written = at(e.at[k]), at(e.at[v]), e.told(f"slots {group}"), table, number(a.n_kv_heads), tokens
+    e.do(source, "write_rows", (-(-warps // WARPS),), 32 * WARPS, *written)
+    if not e.rows(q):
+        return
+    target, kind = e.make(op.out), looks(kv, op)
+    i, seeing = next((i, s) for i, s in enumerate(e.seeing) if s.looking == kind)
+    facts = real(a.scale), real(a.softcap), number(a.n_heads), number(a.n_kv_heads)
+    if seeing.rows:
+        begin = e.given_at + e.given.offset(f"rows {i}")
+        _one_by_one(e, a, source, (begin, seeing.rows), (at(e.at[q]), table, at(target)), facts)
+    if seeing.tiles:
+        grid, shared = (seeing.tiles, a.n_kv_heads), attention_launch.many_shared(a.head_dim)
+        given = at(e.at[q]), e.told(f"tiles {i}"), table, at(target), *facts
+        e.do(source, "attend_many", grid, attention_launch.THREADS, *given, shared=shared)
+
+
+def _one_by_one(
+    e: Emitter,
+    a: Attention,
+    source: Source,
+    rows: tuple[Address, int],
+    where: tuple[Argument, Argument, Argument],
+    facts: tuple[Argument, ...],
+) -> None:
+    """Rows that are not in tiles, some at a time: each leaves many parts."""
+    (begin, total), (q, table, target), of_kv = rows, where, a.n_heads // a.n_kv_heads
+    shared, threads = attention_launch.few_shared(of_kv, a.head_dim), min(256, -(-a.head_dim // 32) * 32)
+    for first in range(0, total, AT_ONCE):
+        n = min(AT_ONCE, total - first)
+        mine = at(begin + attention_launch.ROW.itemsize * first)
+        parts = e.arena.take(attention_launch.partial_bytes(n, a.n_heads, a.head_dim), "parts of attention")
+        grid = n * attention_launch.SPLITS, a.n_kv_heads, -(-of_kv // attention_launch.HEADS)
+        given = q, mine, table, at(parts), *facts
+        e.do(source, "attend_few", grid, attention_launch.THREADS, *given, shared=shared)
+        e.do(source, "join", (n * a.n_heads,), threads, at(parts), mine, target, number(a.n_heads))
+        e.arena.give(parts)

@@ -1,0 +1,185 @@
+"""The backend: one GPU, its memory, and the segments that run there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from hetrun.backend import (
+    Backend,
+    Buffer,
+    Buffers,
+    OwnMemory,
+    PassShape,
+    ReadInto,
+    Runner,
+    Segment,
+    WeightUse,
+    looks_up,
+)
+from hetrun.backends.cuda import fusion, weights
+from hetrun.backends.cuda.arena import in_arena
+from hetrun.backends.cuda.gpu import Gpu
+from hetrun.backends.cuda.kv_mirror import Part
+from hetrun.backends.cuda.lowering import KINDS, Place
+from hetrun.backends.cuda.pass_args import FEW
+from hetrun.backends.cuda.runner import CudaRunner
+from hetrun.backends.cuda.stages import laid_out
+from hetrun.backends.cuda.weights import Held, OnHost
+from hetrun.errors import Cancelled
+from hetrun.graph import Op
+from hetrun.graph.ops import Attention, Moe, Rope
+from hetrun.memory.kv.cache import KvCache
+
+# The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
+ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3
+MOST_HEAD = 256
+# The window through which weights cross: so many times what a layer needs at once, so that one part of it is
+# filled while another is read; and at most so much of what weights could have.
+WINDOWS, WINDOW_SHARE = 2, 0.5
+SMALL = 64 << 10  # bytes: what is smaller stays on the device in any case
+
+
+class CudaBackend(Backend):
+    """A GPU, with weights in its own memory."""
+
+    asynchronous = True
+    arithmetic = "bf16"
+
+    def __init__(self, name: str, gpu: Gpu) -> None:
+        self.name, self.gpu = name, gpu
+        self.started = False
+        self._cancelled = threading.Event()
+        self._leave: Callable[[], None] | None = gpu.leave
+        gpu.enter()
+
+    def start(self) -> None:
+        """Take the memory."""
+        self.gpu.start()
+        self.started = True
+
+    def grant(self, nbytes: int | None) -> OwnMemory | None:
+        return self.gpu.grant(nbytes)
+
+    @property
+    def granted(self) -> OwnMemory | None:
+        return self.gpu.granted
+
+    def streaming(self, largest: int) -> tuple[Backend, OwnMemory] | None:
+        window, own = WINDOWS * largest, self.gpu.granted
+        if own is None or window > WINDOW_SHARE * own.room:
+            return None
+        return StreamedBackend(f"{self.name}-streamed", self.gpu), self.gpu.keep_window(window)
+
+    # --- what it can do
+
+    def supports(self, op: Op) -> bool:
+        a = op.attrs
+        if op.kind not in KINDS or any(not weights.fits(use) for use in fusion.uses(op)):
+            return False
+        if isinstance(a, Attention):
+            return a.head_dim % 16 == 0 and a.head_dim <= MOST_HEAD
+        if isinstance(a, Rope):
+            return a.head_dim % 2 == 0
+        if isinstance(a, Moe):
+            return op.weights[1].quant is op.weights[2].quant and not a.without
+        return True
+
+    def rounding(self, op: Op) -> float:
+        if op.kind not in ("linear", "head"):
+            return 0.0
+        return ROUNDED_INPUT if op.weights[0].quant.name == "BF16" else ROUNDED_BOTH
+
+    def alike(self, ops: Sequence[Op]) -> int:
+        return FEW
+
+    def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
+        return tuple(dict.fromkeys(use for op in ops for use in fusion.uses(op)))
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return 0
+
+    def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return sum(in_arena(weights.device_bytes(use)) for use in wanted)
+
+    # --- weights
+
+    def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
+        self.start()
+        return self.gpu.loading.bring(wanted, read)
+
+    def release(self, buffer: Buffer) -> None:
+        assert isinstance(buffer, Held)
+        self.gpu.memory.give(buffer.address)
+
+    # --- segments
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        self.start()
+        parts: dict[int, list[Part]] = {}
+        for a in [op.attrs for op in segment.ops if isinstance(op.attrs, Attention)]:
+            parts.setdefault(kv.group(a.layer), []).append((a.layer, a.first, a.n_kv_heads))
+        gpu = self.gpu
+        slabs = {group: gpu.slabs_of(kv, group, tuple(sorted(some))) for group, some in parts.items()}
+        weights, blocks = laid_out(gpu.ring, segment, buffers)
+        place = Place(gpu.library, weights, blocks, kv, slabs, gpu.rotations, gpu.scratch, gpu.scratch_bytes)
+        return CudaRunner(self, segment, shape, place)
+
+    # --- ends
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def rearm(self) -> None:
+        self._cancelled.clear()
+
+    def check(self) -> None:
+        """Raise if somebody cancelled; asked before each segment, none of which takes long."""
+        if self._cancelled.is_set():
+            raise Cancelled("the computation was stopped")
+
+    def close(self) -> None:
+        if self._leave:
+            self._leave()
+            self._leave = None
+
+
+class StreamedBackend(CudaBackend):
+    """The same GPU, with weights on the host that cross the link when they are needed."""
+
+    @property
+    def crossed(self) -> int:  # type: ignore[override]  # the ring counts
+        return self.gpu.ring.crossed if self.started else 0
+
+    def grant(self, nbytes: int | None) -> OwnMemory | None:
+        return None  # what crosses lies in what the GPU was granted
+
+    @property
+    def granted(self) -> OwnMemory | None:
+        return None
+
+    def streaming(self, largest: int) -> tuple[Backend, OwnMemory] | None:
+        return None
+
+    def supports(self, op: Op) -> bool:
+        # Of a table a pass reads a few rows; an output matrix may be larger than the window.
+        return not looks_up(op) and super().supports(op) and self.gpu.has_window(self.wants([op]))
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return sum(weights.device_bytes(use) for use in wanted if self.streams(use))
+
+    def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return 0
+
+    def streams(self, wanted: WeightUse) -> bool:
+        return weights.device_bytes(wanted) > SMALL
+
+    def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
+        if not self.streams(wanted):
+            return super().upload(wanted, read)
+        self.start()
+        return self.gpu.loading.keep(wanted, read)
+
+    def release(self, buffer: Buffer) -> None:
+        if not isinstance(buffer, OnHost):
+            super().release(buffer)

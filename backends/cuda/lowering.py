@@ -1,0 +1,362 @@
+"""A segment as a list of kernels: which ones, on which addresses, for passes of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass, replace
+
+from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
+from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
+from hetrun.backends.cuda.arena import Arena
+from hetrun.backends.cuda.attention import attend, looks
+from hetrun.backends.cuda.driver import Address, Argument, Product
+from hetrun.backends.cuda.fusion import Gated, Item, Products
+from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
+from hetrun.backends.cuda.kv_mirror import Slabs
+from hetrun.backends.cuda.matmul_launch import Output
+from hetrun.backends.cuda.pass_args import FEW, Given, Seeing
+from hetrun.backends.cuda.programs import Source
+from hetrun.backends.cuda.rope import Rotations
+from hetrun.backends.cuda.stages import Portion, Work
+from hetrun.backends.cuda.weight_ring import Block
+from hetrun.backends.cuda.weights import Held
+from hetrun.graph import Op, Value
+from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.memory.kv.cache import KvCache
+
+SMALL = Source("small")
+THREADS = 256
+MOST_BLOCKS = 4096  # of what takes one number at a time; each then takes several
+ENDLESS = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a segment is compiled with."""
+
+    library: Library
+    buffers: Buffers
+    blocks: Mapping[int, Sequence[Block]]  # of weights that cross, by the number of the item that needs them
+    kv: KvCache
+    slabs: Mapping[int, Slabs]  # by group
+    rotations: Rotations
+    scratch: Address  # for weights that are unpacked
+    scratch_bytes: int
+
+
+class Emitter:
+    """Writes the work of a segment. It lays values out one behind the other from an address on, and results,
+    which others may read, from another one: with any addresses it finds out how much memory that takes."""
+
+    def __init__(
+        self, place: Place, segment: Segment, shape: PassShape, base: Address, results: Address
+    ) -> None:
+        self.place, self.shape = place, shape
+        self.arena, self._results = Arena(base, ENDLESS), Arena(results, ENDLESS)
+        self._kept = frozenset(segment.writes)
+        self._run = place.library.launch
+        self.portions = [Portion()]
+        self._angles: dict[Op, Address] = {}
+        kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
+        self.seeing = [Seeing(shape, kind) for kind in kinds]
+        self.given = Given(shape, self.seeing, list(place.slabs))
+        self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
+        self.at: dict[Value, Address] = {}
+        self.inputs = {value: self.make(value) for value in segment.reads}
+        items = fusion.fuse(segment.ops, segment.writes)
+        last = _last_readers(items, segment.writes)
+        for i, item in enumerate(items):
+            if i in place.blocks:
+                self.portions.append(Portion(place.blocks[i]))
+            self._emit(item)
+            for value in last.get(i, ()):
+                if value in self.at:
+                    self.arena.give(self.at.pop(value))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that all of it takes besides results."""
+        return self.arena.reached
+
+    @property
+    def result_bytes(self) -> int:
+        """Memory of results."""
+        return self._results.reached
+
+    def rows(self, value: Value) -> int:
+        """Rows that a value has in passes of this shape."""
+        return self.shape.tokens if value.rows == "tokens" else self.shape.wanted
+
+    # --- addresses
+
+    def make(self, value: Value) -> Address:
+        """Memory for a value."""
+        arena = self._results if value in self._kept else self.arena
+        self.at[value] = arena.take(FLOAT_BYTES * self.rows(value) * value.width, value.name)
+        return self.at[value]
+
+    def told(self, name: str) -> c_void_p:
+        """Where a pass tells something."""
+        return at(self.given_at + self.given.offset(name))
+
+    def held(self, op: Op) -> list[Held]:
+        """The weights of an op."""
+        return [weights.held(self.place.buffers, use) for use in fusion.uses(op)]
+
+    # --- launches
+
+    def do(
+        self, source: Source, name: str, grid: tuple[int, ...], threads: int, *a: Argument, shared: int = 0
+    ) -> None:
+        """A kernel."""
+        self.give(self._run(source, name, grid, threads, *a, shared=shared))
+
+    def give(self, work: Work) -> None:
+        """Behind all else."""
+        self.portions[-1].work.append(work)
+
+    def each(self, name: str, n: int, *arguments: Argument) -> None:
+        """A kernel that takes one number at a time."""
+        self.do(SMALL, name, (min(MOST_BLOCKS, -(-n // THREADS)),), THREADS, *arguments)
+
+    def _emit(self, item: Item) -> None:
+        op = fusion.members(item)[0]
+        if op.kind == "attention":
+            attend(self, op)
+        elif self.rows(fusion.members(item)[-1].out):
+            match item:
+                case Products():
+                    self._products(item)
+                case Gated():
+                    self._gated(item)
+                case _:
+                    _EMIT[op.kind](self, op)
+
+    # --- products
+
+    def _products(self, item: Products) -> None:
+        x = item.ops[0].inputs[0]
+        targets = [self.make(value) for value in item.outs]
+        addends = [item.addend(i) for i in range(len(item.ops))]
+        if self.rows(x) <= FEW:
+            self._few(x, item.ops, targets, [self.at[v] if v else 0 for v in addends])
+            return
+        with_bf16 = self.rounded(x)
+        for op, target, addend in zip(item.ops, targets, addends, strict=True):
+            self._many(op, x, with_bf16, target)
+            if addend:
+                n = self.rows(op.out) * op.out.width
+                self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
+        self.arena.give(with_bf16)
+
+    def _few(
+        self, x: Value, ops: Sequence[Op], targets: Sequence[Address], addends: Sequence[Address]
+    ) -> None:
+        outputs = []
+        for op, target, addend in zip(ops, targets, addends, strict=True):
+            weight, *bias = self.held(op)
+            rows = weight.shape[0]
+            outputs.append(Output(weight.address, bias[0].address if bias else 0, addend, target, rows, rows))
+        self.few(weight.source, x, outputs)
+
+    def few(self, source: Source, x: Value, outputs: Sequence[Output]) -> None:
+        """Products of one input with matrices of one type, three at most, each for few tokens at a time."""
+        n, sizes = self.rows(x), [int(o.rows) for o in outputs]
+        first, second, third = (*outputs, Output(), Output())[: fusion.MOST]
+        name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes),)
+        facts = at(self.at[x]), number(x.width), number(x.width), number(n)
+        self.do(source, name, grid, matmul_launch.THREADS, first, second, third, *facts)
+
+    def rounded(self, x: Value) -> Address:
+        """A value in bf16."""
+        n = self.rows(x) * x.width
+        target = self.arena.take(2 * n, f"{x.name} in bf16")
+        self.each("round_bf16", n, at(self.at[x]), at(target), long(n))
+        return target
+
+    def _many(self, op: Op, x: Value, x_bf16: Address, target: Address) -> None:
+        """A product by cuBLAS, of as many rows of weights at once as there is room to unpack."""
+        weight, *bias = self.held(op)
+        rows, cols = weight.shape
+        n, plain = self.rows(x), weight.quant.name == "BF16"
+        step = rows if plain else max(1, self.place.scratch_bytes // (2 * cols))
+        for a in range(0, rows, step):
+            b = min(a + step, rows)
+            begin = weight.address + a * weight.quant.row_bytes(cols)
+            if not plain:
+                pieces = (b - a) * cols // 8
+                grid = (min(MOST_BLOCKS, -(-pieces // THREADS)),)
+                arguments = at(begin), at(self.place.scratch), long(pieces)
+                self.do(weight.source, "unpack_bf16", grid, THREADS, *arguments)
+                begin = self.place.scratch
+            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows))
+        if bias:
+            self.each("add_row", n * rows, at(target), at(bias[0].address), number(rows), long(n * rows))
+
+    def _gated(self, item: Gated) -> None:
+        x, n = item.gate.inputs[0], self.rows(item.act.out)
+        target, width = self.make(item.act.out), item.act.out.width
+        if n <= FEW:
+            (gate, *gate_bias), (up, *up_bias) = self.held(item.gate), self.held(item.up)
+            biases = [at(b[0].address if b else 0) for b in (gate_bias, up_bias)]
+            name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width),)
+            given = at(gate.address), at(up.address), *biases
+            facts = at(self.at[x]), number(x.width), number(x.width), number(n), number(_act(item.act))
+            self.do(gate.source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
+            return
+        with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
+        self._many(item.gate, x, with_bf16, target)
+        self._many(item.up, x, with_bf16, other)
+        self._activate(item.act, target, other, target)
+        self.arena.give(with_bf16)
+        self.arena.give(other)
+
+    def _activate(self, op: Op, x: Address, y: Address, target: Address) -> None:
+        n = self.rows(op.out) * op.out.width
+        exact = [number(op.attrs.exact)] if isinstance(op.attrs, Gelu) else []
+        self.each(op.kind, n, at(x), at(y), at(target), long(n), *exact)
+
+    # --- the other ops
+
+    def lookup(self, op: Op) -> None:
+        table = self.held(op)[0]
+        ids = "positions" if isinstance(op.attrs, Positions) else "tokens"
+        offset = op.attrs.offset if isinstance(op.attrs, Positions) else 0
+        arguments = (
+            at(table.address),
+            self.told(ids),
+            number(offset),
+            at(self.make(op.out)),
+            number(op.out.width),
+        )
+        self.do(table.source, "lookup", (self.rows(op.out),), 128, *arguments)
+
+    def rms_norm(self, op: Op) -> None:
+        a = op.attrs
+        assert isinstance(a, RmsNorm)
+        x, target, n = self.at[op.inputs[0]], self.make(op.out), self.rows(op.out) * a.heads
+        threads = _norm_threads(op.out.width // a.heads)
+        arguments = (
+            at(self.held(op)[0].address),
+            at(target),
+            number(op.out.width),
+            number(a.heads),
+            real(a.eps),
+        )
+        self.do(SMALL, "rms_norm", (n,), threads, at(x), *arguments, shared=threads // 8)
+
+    def layer_norm(self, op: Op) -> None:
+        a = op.attrs
+        assert isinstance(a, LayerNorm)
+        x, target, threads = self.at[op.inputs[0]], self.make(op.out), _norm_threads(op.out.width)
+        gain, bias = ([at(w.address) for w in self.held(op)] + [at(0), at(0)])[:2]
+        arguments = gain, bias, at(target), number(op.out.width), real(a.eps)
+        self.do(SMALL, "layer_norm", (self.rows(op.out),), threads, at(x), *arguments, shared=threads // 8)
+
+    def rope(self, op: Op) -> None:
+        a = op.attrs
+        assert isinstance(a, Rope)
+        n, turns = self.rows(op.out), self._turns(op, a)
+        pairs = n * a.n_heads * (a.head_dim // 2)
+        whose = self.told("wanted") if op.rows == "wanted" else at(0)
+        self.each(
+            *("rope", pairs, at(self.at[op.inputs[0]]), at(turns), whose, at(self.make(op.out)), number(n)),
+            *(number(a.n_heads), number(a.head_dim), number(a.n_rot), number(a.interleaved)),
+        )
+
+    def _turns(self, op: Op, a: Rope) -> Address:
+        """How each token turns; the same for all ropes of a segment that turn alike."""
+        key = replace(op, inputs=(), out=Value("", 0, "tokens"), attrs=replace(a, n_heads=1), scope="")
+        if key not in self._angles:
+            turning = self.place.rotations.of(a, self.held(op)[0] if op.weights else None)
+            pairs, n = a.n_rot // 2, self.shape.tokens
+            self._angles[key] = self.arena.take(2 * FLOAT_BYTES * pairs * n, "angles")
+            self.each(
+                *("angles", pairs * n, at(turning.address), self.told("positions"), at(self._angles[key])),
+                *(real(turning.magnitude), number(pairs), number(n)),
+            )
+        return self._angles[key]
+
+    def unary(self, op: Op, *more: Argument) -> None:
+        """One number of one."""
+        n = self.rows(op.out) * op.out.width
+        self.each(op.kind, n, at(self.at[op.inputs[0]]), at(self.make(op.out)), long(n), *more)
+
+    def binary(self, op: Op) -> None:
+        """One number of two."""
+        x, y = (self.at[v] for v in op.inputs)
+        self._activate(op, x, y, self.make(op.out))
+
+    def concat(self, op: Op) -> None:
+        column, target = 0, self.make(op.out)
+        for value in op.inputs:
+            n = self.rows(value) * value.width
+            arguments = at(target + FLOAT_BYTES * column), number(value.width), number(op.out.width), long(n)
+            self.each("copy_columns", n, at(self.at[value]), *arguments)
+            column += value.width
+
+    def select(self, op: Op) -> None:
+        n, x = self.rows(op.out) * op.out.width, at(self.at[op.inputs[0]])
+        arguments = self.told("wanted"), at(self.make(op.out)), number(op.out.width), long(n)
+        self.each("select_rows", n, x, *arguments)
+
+
+def _scale(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Scale)
+    e.unary(op, real(op.attrs.factor))
+
+
+def _softcap(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Softcap)
+    e.unary(op, real(op.attrs.cap))
+
+
+def _gelu(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Gelu)
+    e.unary(op, number(op.attrs.exact))
+
+
+_EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
+    "embed": Emitter.lookup,
+    "positions": Emitter.lookup,
+    "rms_norm": Emitter.rms_norm,
+    "layer_norm": Emitter.layer_norm,
+    "rope": Emitter.rope,
+    "moe": moe.mixture,
+    "swiglu": Emitter.binary,
+    "geglu": Emitter.binary,
+    "gelu": _gelu,
+    "relu": Emitter.unary,
+    "scale": _scale,
+    "softcap": _softcap,
+    "add": Emitter.binary,
+    "concat": Emitter.concat,
+    "select": Emitter.select,
+}
+KINDS = frozenset(_EMIT) | {"linear", "head", "attention"}
+
+
+def _act(op: Op) -> int:
+    """An activation by the number that the kernels know it by."""
+    if not isinstance(op.attrs, Gelu):
+        return 0
+    return 2 if op.attrs.exact else 1
+
+
+def _norm_threads(width: int) -> int:
+    """Threads of a block that works on so many numbers: eight for each, in whole warps."""
+    return min(1024, max(32, -(-width // 256) * 32))
+
+
+def _last_readers(items: Sequence[Item], kept: Sequence[Value]) -> dict[int, list[Value]]:
+    """By item the values that nobody reads behind it."""
+    last: dict[Value, int] = {}
+    for i, item in enumerate(items):
+        for op in fusion.members(item):
+            last.update(dict.fromkeys((*op.inputs, op.out), i))
+    found: dict[int, list[Value]] = {}
+    for value, i in last.items():
+        if value not in kept:
+            found.setdefault(i, []).append(value)
+    return found

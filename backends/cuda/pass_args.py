@@ -1,0 +1,117 @@
+"""What a pass tells its kernels: tokens, positions, rows of the cache, what each query row sees.
+
+The kernels of a segment are recorded once and run again, so all that changes lies in device memory, at
+addresses that depend on the pass's shape only. It is packed here and crosses as one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backend import Ints, Pass, PassShape
+from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE
+from hetrun.graph import Rows
+
+FEW = 32  # rows up to which weights, and keys and values, are read for each few of them
+ALIGNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """An attention: which group of the cache it looks at, how many query rows each tile may have."""
+
+    group: int
+    window: int
+    rows: Rows
+    in_tile: int
+
+
+class Seeing:
+    """The query rows of one kind of attention in passes of one shape: which go one by one, which in tiles."""
+
+    def __init__(self, shape: PassShape, looking: Looking) -> None:
+        self.looking = looking
+        one_by_one, tiles, at = [], list[tuple[int, int, int, int]](), 0
+        for number, (tokens, wanted) in enumerate(shape.parts):
+            n = tokens if looking.rows == "tokens" else wanted
+            # Wanted rows may lie anywhere, unless they are all that there are.
+            if n <= FEW or n < tokens or not looking.in_tile:
+                one_by_one.append(np.array([(at + i, number, i) for i in range(n)], np.int64).reshape(-1, 3))
+            else:
+                step = looking.in_tile
+                tiles += [(at + a, min(step, n - a), number, a) for a in range(0, n, step)]
+            at += n
+        rows = np.concatenate(one_by_one) if one_by_one else np.empty((0, 3), np.int64)
+        self._q, self._part, self._index = rows.T
+        self._tiles = np.array(tiles, np.int64).reshape(-1, 4)
+        self.rows, self.tiles = len(rows), len(tiles)
+
+    def fill(self, work: Pass) -> Sequence[NDArray[np.uint8]]:
+        """The structures of the kernels for a pass."""
+        g = self.looking.group
+        # By part: the first row of its view, and how many rows its first token sees of it.
+        first = np.array([p.kv[g].first for p in work.parts], np.int64)
+        sees = np.array([p.kv[g].length - (p.b - p.a) + 1 for p in work.parts], np.int64)
+        rows = np.zeros(self.rows, ROW)
+        index = self._index
+        if self.looking.rows == "wanted" and self.rows:
+            index = work.wanted[self._q] - np.array([p.a for p in work.parts])[self._part]
+        rows["q"] = self._q
+        rows["first"], rows["length"] = self._seen(first[self._part], sees[self._part] + index)
+        tiles = np.zeros(self.tiles, TILE)
+        tiles["q"], tiles["rows"], part, start = self._tiles.T
+        tiles["first"], tiles["length"] = self._seen(first[part], sees[part] + start)
+        tiles["window"] = self.looking.window
+        return rows.view(np.uint8), tiles.view(np.uint8)
+
+    def _seen(self, first: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """The first row and the number of them, of so many rows from one on or of a window's at their end."""
+        length = np.minimum(end, self.looking.window) if self.looking.window else end
+        return first + end - length, length
+
+
+class Given:
+    """Where everything lies that passes of one shape tell."""
+
+    def __init__(self, shape: PassShape, seeing: Sequence[Seeing], groups: Sequence[int]) -> None:
+        self._seeing, self._groups = seeing, groups
+        sizes = {"tokens": 4 * shape.tokens, "positions": 4 * shape.tokens, "wanted": 4 * shape.wanted}
+        sizes |= {f"slots {g}": 8 * shape.tokens for g in groups}
+        for i, s in enumerate(seeing):
+            sizes |= {f"rows {i}": ROW.itemsize * s.rows, f"tiles {i}": TILE.itemsize * s.tiles}
+        self._offsets: dict[str, tuple[int, int]] = {}
+        self.nbytes = 0
+        for name, size in sizes.items():
+            self._offsets[name] = self.nbytes, size
+            self.nbytes += -(-size // ALIGNED) * ALIGNED
+        self._packed = np.zeros(self.nbytes, np.uint8)
+
+    def offset(self, name: str) -> int:
+        """Where something begins."""
+        return self._offsets[name][0]
+
+    def pack(self, work: Pass) -> NDArray[np.uint8]:
+        """A pass's own; good until the next one."""
+        self._put("tokens", work.tokens.astype(np.int32))
+        self._put("positions", work.positions.astype(np.int32))
+        self._put("wanted", work.wanted.astype(np.int32))
+        for g in self._groups:
+            self._put(f"slots {g}", np.ascontiguousarray(work.slots[g], np.int64))
+        for i, s in enumerate(self._seeing):
+            rows, tiles = s.fill(work)
+            self._put(f"rows {i}", rows)
+            self._put(f"tiles {i}", tiles)
+        return self._packed
+
+    def _put(self, name: str, array: NDArray[np.generic]) -> None:
+        begin, size = self._offsets[name]
+        self._packed[begin : begin + size] = array.view(np.uint8)
+
+
+def in_tile(heads_of_kv: int, head: int) -> int:
+    """Query rows of a tile; 0 where no tile takes such heads."""
+    return 0 if head % 16 or head > 256 else LINES // heads_of_kv

@@ -1,0 +1,71 @@
+"""A segment's work in portions: each begins when the weights are there that cross for it, and is recorded by
+itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from hetrun.backend import Buffer, Buffers, Segment, WeightUse
+from hetrun.backends.cuda import fusion
+from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream
+from hetrun.backends.cuda.weight_ring import Block, Ring
+from hetrun.backends.cuda.weights import OnHost
+from hetrun.errors import BackendError
+
+Work = Launch | Product
+
+
+@dataclass(slots=True)
+class Portion:
+    """What is given to the device at once."""
+
+    blocks: Sequence[Block] = ()
+    work: list[Work] = field(default_factory=list)
+    runs: int = 0
+    graph: Graph | None = None
+
+    def run(self, driver: Driver, stream: Stream) -> None:
+        """Give it to a stream, recorded from the second time on: a shape that comes once is not worth it."""
+        self.runs += 1
+        if self.graph is None and self.runs > 1 and self.work:
+            driver.capture(stream)
+            self._launch(driver, stream)
+            self.graph = driver.captured(stream)
+        if self.graph is None:
+            self._launch(driver, stream)
+        else:
+            driver.replay(self.graph, stream)
+
+    def _launch(self, driver: Driver, stream: Stream) -> None:
+        for each in self.work:
+            if isinstance(each, Launch):
+                driver.launch(each, stream)
+            else:
+                driver.multiply(each, stream)
+
+
+Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[Block]]]
+
+
+def laid_out(ring: Ring, segment: Segment, buffers: Buffers) -> Laid:
+    """Places in the ring for a segment's weights that are on the host; by the number of an item, the blocks
+    that it needs. The other weights stay what they are."""
+    wanted = {use for op in segment.ops for use in fusion.uses(op)}
+    if not any(isinstance(buffers[use], OnHost) for use in wanted):
+        return buffers, {}
+    found, whose = {use: buffers[use] for use in wanted}, dict[WeightUse, Block]()
+    blocks: dict[int, Sequence[Block]] = {}
+    for i, item in enumerate(fusion.fuse(segment.ops, segment.writes)):
+        mine = dict.fromkeys(use for op in fusion.members(item) for use in fusion.uses(op))
+        new = {use: b for use in mine if isinstance(b := found[use], OnHost)}
+        if new:
+            block = ring.block(list(new.values()))
+            whose |= dict.fromkeys(new, block)
+            found |= {use: w.at(at) for (use, w), (at, _) in zip(new.items(), block.parts, strict=True)}
+        if needed := dict.fromkeys(whose[use] for use in mine if use in whose):
+            blocks[i] = tuple(needed)
+            if any(one.meets(other) for one, other in combinations(needed, 2)):
+                raise BackendError(f"{segment.name} uses a weight again beside others in its place")
+    return found, blocks

@@ -1,0 +1,99 @@
+"""What our own products compute on the way: the norm of what goes in, the gate between two halves of what
+comes out, and what is added to that. Each of these was a node of ggml's, at whose end all threads meet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from hetrun.backend import WeightUse
+from hetrun.backends.llamacpp.fusion import Fused, Product, members
+from hetrun.backends.llamacpp.kernels.matmul import ROWS
+from hetrun.graph import Op, Value
+from hetrun.graph.ops import RmsNorm
+
+Takes = Callable[[WeightUse], bool]
+
+
+def join(items: Sequence[Fused], kept: Collection[Value], takes: Takes) -> list[Fused]:
+    """The items with what can be computed inside of products there; `kept` values must come out as they are.
+
+    `takes` says which weights our products multiply by.
+    """
+    joiner = Joiner(items, kept, takes)
+    for i, item in enumerate(items):
+        if isinstance(item, Product) and takes(item.use):
+            joiner.gate(i)
+            joiner.add(i)
+    for i, item in enumerate(items):
+        if isinstance(item, Op) and isinstance(item.attrs, RmsNorm) and item.attrs.heads == 1:
+            joiner.norm(i, item)
+    return [item for item in joiner.items if item is not None]
+
+
+class Joiner:
+    """The items while they are joined: an item that is part of another now is None."""
+
+    def __init__(self, items: Sequence[Fused], kept: Collection[Value], takes: Takes) -> None:
+        self.items: list[Fused | None] = list(items)
+        self._kept, self._takes = kept, takes
+        self._makers = {op.out: i for i, item in enumerate(items) for op in members(item)}
+        self._readers = _readers(items)
+
+    def _reader(self, value: Value) -> int | None:
+        """The only item that reads a value."""
+        readers = self._readers.get(value, [])
+        return readers[0] if len(readers) == 1 and value not in self._kept else None
+
+    def gate(self, i: int) -> None:
+        """A gate that reads the two halves of a product, if nobody else does, goes into it."""
+        product = self.items[i]
+        assert isinstance(product, Product)
+        if len(product.ops) != 2 or product.bias:
+            return
+        halves = tuple(op.out for op in product.ops)
+        at = self._reader(halves[0])
+        if at is None or self._reader(halves[1]) != at:
+            return
+        gate = self.items[at]
+        fits = halves[0].width == halves[1].width and halves[0].width % ROWS == 0
+        if fits and isinstance(gate, Op) and gate.kind in ("swiglu", "geglu") and gate.inputs == halves:
+            self.items[i], self.items[at] = replace(product, gate=gate), None
+
+    def add(self, i: int) -> None:
+        """A sum goes into the product whose result it adds to something that is there before it."""
+        product = self.items[i]
+        assert isinstance(product, Product)
+        result = product.last.out
+        at = self._reader(result) if len(product.ops) == 1 or product.gate else None
+        total = None if at is None else self.items[at]
+        if at is None or not isinstance(total, Op) or total.kind != "add":
+            return
+        others = [v for v in total.inputs if v != result]
+        if len(others) == 1 and self._makers.get(others[0], -1) < i:
+            self.items[i], self.items[at] = replace(product, sum=total), None
+
+    def norm(self, i: int, norm: Op) -> None:
+        """A norm goes into all who read it, if these are products: computing it twice is cheap."""
+        readers = {at: self.items[at] for at in self._readers.get(norm.out, [])}
+        products = {
+            at: p
+            for at, p in readers.items()
+            if isinstance(p, Product) and self._takes(p.use) and p.added != norm.out
+        }
+        if norm.out in self._kept or not readers or len(products) < len(readers):
+            return
+        self.items[i] = None
+        for at, product in products.items():
+            self.items[at] = replace(product, norm=norm)
+
+
+def _readers(items: Sequence[Fused]) -> Mapping[Value, list[int]]:
+    """Which items read each value."""
+    found: dict[Value, list[int]] = defaultdict(list)
+    for i, item in enumerate(items):
+        for value in {v for op in members(item) for v in op.inputs}:
+            found[value].append(i)
+    return found

@@ -1,0 +1,323 @@
+"""How each op kind is written as ggml nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hetrun.backend import Buffers, PassShape, WeightUse
+from hetrun.backend.fusion import Rotation
+from hetrun.backends.llamacpp import (
+    decode_attention,
+    expert_stats,
+    ggml_api,
+    packed_matmul,
+    page_in,
+    partial_moe,
+)
+from hetrun.backends.llamacpp.attention import attention
+from hetrun.backends.llamacpp.fusion import Fused, Product, uses
+from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
+from hetrun.backends.llamacpp.inputs import Inputs
+from hetrun.backends.llamacpp.mapped_weights import Mapped, MappedBuffer
+from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
+from hetrun.errors import BackendError
+from hetrun.graph import Op, Rows, Value, Weight
+from hetrun.graph.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.memory.kv.cache import KvCache
+
+if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.backend import LlamacppBackend
+
+
+class Emitter:
+    """Writes the ops of one segment."""
+
+    def __init__(self, writer: Writer, buffers: Buffers, kv: KvCache, backend: LlamacppBackend) -> None:
+        self.w = writer
+        self.lib = writer.lib
+        self.ctx = writer.context
+        self.shape = writer.shape
+        self.inputs = Inputs()
+        self.values: dict[Value, Ref] = {}
+        self._buffers = buffers
+        self.kv = kv
+        self.threads, self.slots = backend.threads, backend.slots
+        self.kernels, self.products, self.sorter = backend.kernels, backend.products, backend.sorter
+        self._partial = backend.partial()
+        self.gathered: dict[tuple[int, int, int], Ref] = {}
+        # Row numbers are the same for both kinds of rows when every token is wanted.
+        self._all_wanted = self.shape.wanted == self.shape.tokens
+
+    def count(self, rows: Rows) -> int:
+        """How many rows of a kind this pass has."""
+        return self.shape.tokens if rows == "tokens" else self.shape.wanted
+
+    def read(self, value: Value) -> None:
+        """A value that another segment made."""
+        ref = self.w.matrix(value.width, self.count(value.rows))
+        self.inputs.values[value.name] = ref
+        self.values[value] = ref
+
+    def emit(self, item: Fused) -> None:
+        """Write one op, or several that were fused."""
+        if isinstance(item, Product):
+            self._product(item)
+        elif isinstance(item, Rotation):
+            self._rotation(item)
+        else:
+            EMIT[item.kind](self, item)
+
+    def weights(self, item: Fused) -> list[int]:
+        """The weights of one op, or of several that were fused."""
+        return [self._buffer(use).tensor for use in uses(item)]
+
+    def mapped(self, use: WeightUse) -> Mapped | None:
+        """Who brings a weight before it is multiplied by, if somebody has to."""
+        buffer = self._buffer(use)
+        return buffer.mapped if isinstance(buffer, MappedBuffer) else None
+
+    def _buffer(self, use: WeightUse) -> GgmlBuffer:
+        buffer = self._buffers[use]
+        if not isinstance(buffer, GgmlBuffer):
+            raise BackendError(f"{use.weight.name} was brought in by another backend")
+        return buffer
+
+    def partial_address(self, weight: Weight) -> int | None:
+        """Of what products know of a weight that is not always in memory as a whole."""
+        found = self._partial.of(weight) if self._partial else None
+        return found.address if found else None
+
+    def row_source(self, weight: Weight) -> tuple[int, int, int] | None:
+        """Where single rows of a table are read, if it is not in memory."""
+        return self._partial.row_source(weight) if self._partial else None
+
+    def define(self, op: Op, tensor: int) -> None:
+        """The result of an op, as ggml allocates it."""
+        self.values[op.out] = self.w.result(tensor, op.out.width, self.count(op.out.rows))
+
+    def positions(self, rows: Rows, offset: int = 0) -> int:
+        """The positions of a kind of rows, with what is added to each."""
+        kind: Rows = "tokens" if self._all_wanted else rows
+        if (kind, offset) not in self.inputs.positions:
+            self.inputs.positions[kind, offset] = self.w.input(ggml_api.I32, self.count(kind))
+        return self.inputs.positions[kind, offset]
+
+    def look_up(self, op: Op, ids: int) -> None:
+        """Rows of an op's table."""
+        (use,) = uses(op)
+        table = self._buffer(use)
+        if table.layout == PACKED:
+            self.define(op, packed_matmul.look_up(self, op, table.tensor, ids))
+        else:
+            self.define(op, self.lib.ggml_get_rows(self.ctx, table.tensor, ids))
+
+    def _product(self, item: Product) -> None:
+        weight, *bias = self.weights(item)
+        if self._buffer(item.use).layout == PACKED:
+            result = packed_matmul.multiply(self, item, weight, bias)
+            self._slices([item.last] if item.gate or item.sum else item.ops, result)
+            return
+        x = self.values[item.input]
+        rows = self.w.plain(x)
+        if mapped := self.mapped(item.use):
+            rows = page_in.bring_weight(self, mapped, item.use, rows)
+        tensor = self.lib.ggml_mul_mat(self.ctx, weight, rows)
+        if bias:
+            tensor = self.lib.ggml_add(self.ctx, tensor, bias[0])
+        self._slices(item.ops, self.w.result(tensor, item.weight.shape[0], x.rows))
+
+    def _rotation(self, item: Rotation) -> None:
+        first = item.ops[0]
+        a = first.attrs
+        assert isinstance(a, Rope)
+        x = self.values[first.inputs[0]]
+        width = sum(op.out.width for op in item.ops)
+        joined = replace(x, width=width)
+        mode = ggml_api.ROPE_INTERLEAVED if a.interleaved else ggml_api.ROPE_HALVES
+        factors = self.weights(item)[0] if first.weights else None
+        tensor = self.lib.ggml_rope_ext(
+            self.ctx, self.w.heads(joined, a.head_dim), self.positions(first.rows), factors, a.n_rot, mode,
+            a.n_ctx_orig,
+            a.base, a.freq_scale, a.ext_factor, a.attn_factor, a.beta_fast, a.beta_slow,
+        )  # fmt: skip
+        y = self.w.result(self.lib.ggml_reshape_2d(self.ctx, tensor, width, x.rows), width, x.rows)
+        self._slices(item.ops, y)
+
+    def _slices(self, ops: Sequence[Op], joined: Ref) -> None:
+        """The results of several ops, next to each other in one."""
+        column = 0
+        for op in ops:
+            self.values[op.out] = joined.columns(column, column + op.out.width)
+            column += op.out.width
+
+
+def _embed(e: Emitter, op: Op) -> None:
+    if not e.inputs.tokens:
+        e.inputs.tokens = e.w.input(ggml_api.I32, e.shape.tokens)
+    e.look_up(op, e.inputs.tokens)
+
+
+def _positions(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Positions)
+    e.look_up(op, e.positions("tokens", op.attrs.offset))
+
+
+def _rms_norm(e: Emitter, op: Op) -> None:
+    a = op.attrs
+    assert isinstance(a, RmsNorm)
+    x = e.values[op.inputs[0]]
+    rows = e.w.plain(x) if a.heads == 1 else e.w.heads(x, x.width // a.heads)
+    # ggml runs a norm and the product right behind it as one.
+    tensor = e.lib.ggml_mul(e.ctx, e.lib.ggml_rms_norm(e.ctx, rows, a.eps), *e.weights(op))
+    e.define(op, tensor if a.heads == 1 else e.lib.ggml_reshape_2d(e.ctx, tensor, x.width, x.rows))
+
+
+def _layer_norm(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, LayerNorm)
+    tensor = e.lib.ggml_norm(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.eps)
+    for apply, weight in zip((e.lib.ggml_mul, e.lib.ggml_add), e.weights(op), strict=False):
+        tensor = apply(e.ctx, tensor, weight)
+    e.define(op, tensor)
+
+
+def _select(e: Emitter, op: Op) -> None:
+    x = e.values[op.inputs[0]]
+    if e.shape.wanted == e.shape.tokens:
+        e.values[op.out] = x
+        return
+    if not e.inputs.wanted:
+        e.inputs.wanted = e.w.input(ggml_api.I32, e.shape.wanted)
+    e.define(op, e.lib.ggml_get_rows(e.ctx, e.w.plain(x), e.inputs.wanted))
+
+
+def _gated(e: Emitter, op: Op) -> None:
+    kind = "geglu_erf" if isinstance(op.attrs, Gelu) and op.attrs.exact else op.kind
+    gate, up = (e.values[v] for v in op.inputs)
+    halves = gate.tensor == up.tensor and up.offset == gate.offset + gate.width * 4
+    if halves and gate.offset == 0 and gate.stride == 2 * gate.width * 4:
+        e.define(op, getattr(e.lib, f"ggml_{kind}")(e.ctx, gate.tensor))
+    else:
+        e.define(op, getattr(e.lib, f"ggml_{kind}_split")(e.ctx, e.w.plain(gate), e.w.plain(up)))
+
+
+def _gelu(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Gelu)
+    gelu = e.lib.ggml_gelu_erf if op.attrs.exact else e.lib.ggml_gelu
+    e.define(op, gelu(e.ctx, e.w.plain(e.values[op.inputs[0]])))
+
+
+def _relu(e: Emitter, op: Op) -> None:
+    e.define(op, e.lib.ggml_relu(e.ctx, e.w.plain(e.values[op.inputs[0]])))
+
+
+def _scale(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Scale)
+    e.define(op, e.lib.ggml_scale(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.factor))
+
+
+def _softcap(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Softcap)
+    cap = op.attrs.cap
+    small = e.lib.ggml_scale(e.ctx, e.w.plain(e.values[op.inputs[0]]), 1 / cap)
+    e.define(op, e.lib.ggml_scale(e.ctx, e.lib.ggml_tanh(e.ctx, small), cap))
+
+
+def _add(e: Emitter, op: Op) -> None:
+    a, b = (e.w.plain(e.values[v]) for v in op.inputs)
+    e.define(op, e.lib.ggml_add(e.ctx, a, b))
+
+
+def _concat(e: Emitter, op: Op) -> None:
+    first, *others = (e.w.plain(e.values[v]) for v in op.inputs)
+    for other in others:
+        first = e.lib.ggml_concat(e.ctx, first, other, 0)
+    e.define(op, first)
+
+
+def _moe(e: Emitter, op: Op) -> None:
+    a = op.attrs
+    assert isinstance(a, Moe)
+    lib, ctx, x = e.lib, e.ctx, e.values[op.inputs[0]]
+    router, gate, up, down = e.weights(op)
+    scores = lib.ggml_mul_mat(ctx, router, e.w.plain(x))
+    chosen = lib.ggml_argsort_top_k(ctx, scores, a.n_used)  # [n_used, rows]
+    if x.rows <= expert_stats.MOST_ROWS and not a.held:
+        expert_stats.keep(e, op, chosen)
+    shares = scores if a.normalise else lib.ggml_soft_max(ctx, scores)
+    shares = lib.ggml_get_rows(ctx, lib.ggml_reshape_3d(ctx, shares, 1, a.n_experts, x.rows), chosen)
+    if a.normalise:
+        # The softmax over all experts, divided by the sum of those chosen, is the softmax over those.
+        shares = lib.ggml_soft_max(ctx, lib.ggml_reshape_2d(ctx, shares, a.n_used, x.rows))
+        shares = lib.ggml_reshape_3d(ctx, shares, 1, a.n_used, x.rows)
+    if a.scale != 1:
+        shares = lib.ggml_scale(ctx, shares, a.scale)
+    if a.matrices < a.n_experts:
+        chosen, shares = _held(e, a, scores, chosen, shares, x.rows)
+    late, experts = chosen, uses(op)[1:]
+    mapped = e.mapped(experts[0])
+    if a.without and e.sorter and not mapped:
+        e.define(op, partial_moe.mixture(e, e.sorter, a, x, (gate, up, down), chosen, shares))
+        return
+    if a.without:
+        shares = partial_moe.kept_shares(e, a, scores, chosen, shares, x.rows)
+    if mapped:
+        chosen, late = page_in.bring_experts(e, mapped, experts, chosen)
+    each = e.w.heads(x, x.width)  # [width, 1, rows]
+    inner = lib.ggml_swiglu_split(
+        ctx, lib.ggml_mul_mat_id(ctx, gate, each, chosen), lib.ggml_mul_mat_id(ctx, up, each, chosen)
+    )
+    results = lib.ggml_mul_mat_id(ctx, down, inner, late)  # [width, n_used, rows]
+    total = lib.ggml_out_prod(ctx, results, shares)  # [width, 1, rows]: their sum by shares, as one node
+    e.define(op, lib.ggml_reshape_2d(ctx, total, x.width, x.rows))
+
+
+def _held(e: Emitter, a: Moe, scores: int, chosen: int, shares: int, rows: int) -> tuple[int, int]:
+    """The best of the experts that are held, by their numbers among these, and what share each has.
+
+    ggml cannot leave an expert of a row out, and none may be there twice. So each row goes through as many as
+    it could have chosen here; those that it did not choose have a share of 0.
+    """
+    lib, ctx, n_used = e.lib, e.ctx, min(a.n_used, a.matrices)
+    none = lib.ggml_reshape_3d(ctx, lib.ggml_scale(ctx, scores, 0.0), 1, a.n_experts, rows)
+    every = lib.ggml_set_rows(ctx, none, shares, chosen)  # each expert's share in each row
+    row, skip = a.n_experts * FLOAT, a.first * FLOAT
+    mine = lib.ggml_view_2d(ctx, scores, a.matrices, rows, row, skip)
+    best = lib.ggml_argsort_top_k(ctx, mine, n_used)
+    held = lib.ggml_view_3d(ctx, every, 1, a.matrices, rows, FLOAT, row, skip)
+    return best, lib.ggml_get_rows(ctx, held, best)
+
+
+EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
+    "embed": _embed,
+    "positions": _positions,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "attention": attention,
+    "moe": _moe,
+    "select": _select,
+    "swiglu": _gated,
+    "geglu": _gated,
+    "gelu": _gelu,
+    "relu": _relu,
+    "scale": _scale,
+    "softcap": _softcap,
+    "add": _add,
+    "concat": _concat,
+}
+KINDS = frozenset(EMIT) | {"linear", "head", "rope"}
+
+# The most tensors, views included, that an op is written as; attention once more for each sequence.
+TENSORS_PER_OP = 6
+MORE_TENSORS = {"attention": 20, "moe": 36}
+
+
+def most_tensors(ops: Sequence[Op], shape: PassShape) -> int:
+    """What a graph of these ops needs room for."""
+    pieces = sum(
+        tokens // decode_attention.MOST_ROWS for tokens, _ in shape.parts
+    )  # a node each, and its queries
+    more = MORE_TENSORS | {"attention": MORE_TENSORS["attention"] * len(shape.parts) + 2 * pieces}
+    counts = (more.get(op.kind, 0) + TENSORS_PER_OP + 2 * len(op.inputs) for op in ops)
+    return 64 + sum(counts)

@@ -1,0 +1,114 @@
+"""Mixtures that leave the part of some experts to others: what these would compute is not computed here
+(kernels/experts.c). Without that library it is, and does not count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backends.llamacpp import ggml_api
+from hetrun.backends.llamacpp.ggml_api import NE
+from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
+from hetrun.backends.llamacpp.kernels.expert_sort import Pairs, Sorter, Sum
+from hetrun.graph.ops import Moe
+
+if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.lowering import Emitter
+
+ALL_THREADS, ONE_THREAD = -1, 1
+
+
+@dataclass(slots=True)
+class Sorted:
+    """The two nodes around the products of one op; ggml has only the addresses of their structures."""
+
+    pairs: Pairs
+    sum: Sum
+    left_out: NDArray[np.uint8]
+    most: int  # pairs
+    tensors: tuple[int, int, int, int, int]  # chosen, shares, the sorted pairs, results, their sum
+    sizes: NDArray[np.int64]  # where in the graph's memory sizes stand that are as long as there are pairs
+    addresses: NDArray[np.int64]
+
+    def point(self) -> None:
+        """Write the addresses into the structures; ggml has given the graph its memory."""
+        chosen, shares, table, results, out = (ggml_api.tensor_at(t).data for t in self.tensors)
+        p, row = self.pairs, FLOAT * self.most
+        p.chosen, p.shares, p.expert, p.row, p.share = chosen, shares, table, table + row, table + 2 * row
+        self.sum.results, self.sum.out = results, out
+
+    def patch(self, memory: NDArray[np.int64]) -> None:
+        """Before a run: ggml plans its work for as many pairs as there can be."""
+        memory[self.sizes] = self.most
+
+
+def kept_shares(e: Emitter, a: Moe, scores: int, chosen: int, shares: int, rows: int) -> int:
+    """The shares of the chosen experts, those of experts that are left out being 0."""
+    lib, ctx = e.lib, e.ctx
+    mask = np.ones(a.n_experts, np.float32)
+    mask[list(a.without)] = 0
+    e.inputs.kept.append(mask)
+    row = e.w.external(ggml_api.F32, a.n_experts, 1, mask.ctypes.data)
+    every = lib.ggml_add(ctx, lib.ggml_scale(ctx, scores, 0.0), row)
+    mine = lib.ggml_get_rows(ctx, lib.ggml_reshape_3d(ctx, every, 1, a.n_experts, rows), chosen)
+    found: int = lib.ggml_mul(ctx, shares, mine)
+    return found
+
+
+def mixture(e: Emitter, lib: Sorter, a: Moe, x: Ref, experts: Sequence[int], chosen: int, shares: int) -> int:
+    """What the experts that are not left out give, as [width, rows]."""
+    ggml, ctx, (gate, up, down) = e.lib, e.ctx, experts
+    used, most = a.n_used, a.n_used * x.rows
+    left_out = np.zeros(a.n_experts, np.uint8)
+    left_out[list(a.without)] = 1
+    stride = ggml_api.tensor_at(chosen).nb[1] // 4
+    pairs = Pairs(rows=x.rows, used=used, stride=stride, left_out=left_out.ctypes.data)
+    sources = chosen, shares
+    table = _custom(e, ggml_api.I32, (most, 3), sources, lib.sort, ONE_THREAD, addressof(pairs))
+    row = FLOAT * most
+    ids = ggml.ggml_view_2d(ctx, table, 1, most, FLOAT, 0)
+    rows = ggml.ggml_view_1d(ctx, table, most, row)
+    some = ggml.ggml_get_rows(ctx, e.w.plain(x), rows)
+    each = ggml.ggml_reshape_3d(ctx, some, x.width, 1, most)
+    gated, upped = (ggml.ggml_mul_mat_id(ctx, w, each, ids) for w in (gate, up))
+    inner = ggml.ggml_swiglu_split(ctx, gated, upped)
+    results = ggml.ggml_mul_mat_id(ctx, down, inner, ids)
+    total = Sum(pairs=addressof(pairs), width=x.width)
+    out = _custom(
+        e, ggml_api.F32, (x.width, x.rows), (results, table), lib.sum, ALL_THREADS, addressof(total)
+    )
+    lengths = {ids: 1, rows: 0, some: 1, each: 2, gated: 2, upped: 2, inner: 2, results: 2}
+    words = np.array([e.w.word(tensor, NE[at]) for tensor, at in lengths.items()])
+    addresses = e.w.memory.ctypes.data + 8 * words
+    pairs.sizes, pairs.n_sizes = addresses.ctypes.data, len(addresses)
+    tensors = (chosen, shares, table, results, out)
+    e.inputs.sorted.append(Sorted(pairs, total, left_out, most, tensors, words, addresses))
+    return out
+
+
+def _custom(
+    e: Emitter, kind: int, shape: tuple[int, int], sources: Sequence[int], function: int, n: int, data: int
+) -> int:
+    given = (c_void_p * len(sources))(*sources)
+    node: int = e.lib.ggml_custom_4d(e.ctx, kind, *shape, 1, 1, given, len(sources), function, n, data)
+    ggml_api.tensor_at(node).name = ggml_api.SORTED.encode()
+    return node
+
+
+class Leaving:
+    """What the mixtures of one graph leave to others."""
+
+    def __init__(self, w: Writer, nodes: Sequence[Sorted]) -> None:
+        self._memory, self._nodes = w.memory, nodes
+        for node in nodes:
+            node.point()
+
+    def patch(self) -> None:
+        """Before a run."""
+        for node in self._nodes:
+            node.patch(self._memory)

@@ -1,0 +1,122 @@
+"""What each op kind means, in numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from hetrun.backend import Floats, Pass
+from hetrun.backend.interpreter import OpFunction
+from hetrun.backends.reference.attention import attention
+from hetrun.backends.reference.moe import moe, silu
+from hetrun.backends.reference.rope import rope
+from hetrun.graph import Op
+from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
+from hetrun.memory.kv.cache import KvCache
+
+
+def embed(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return w[0][work.tokens]
+
+
+def positions(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    assert isinstance(op.attrs, Positions)
+    return w[0][work.positions + op.attrs.offset]
+
+
+def rms_norm(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    a = op.attrs
+    assert isinstance(a, RmsNorm)
+    heads = x[0].reshape(len(x[0]), a.heads, op.out.width // a.heads)
+    mean = np.mean(np.square(heads), axis=-1, keepdims=True, dtype=np.float32)
+    root: Floats = np.sqrt(mean + np.float32(a.eps), dtype=np.float32)
+    out: Floats = heads / root * (np.float32(a.offset) + w[0])
+    return out.reshape(x[0].shape)
+
+
+def layer_norm(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    assert isinstance(op.attrs, LayerNorm)
+    out: Floats = x[0] - np.mean(x[0], axis=-1, keepdims=True, dtype=np.float32)
+    variance = np.mean(np.square(out), axis=-1, keepdims=True, dtype=np.float32)
+    out /= np.sqrt(variance + np.float32(op.attrs.eps), dtype=np.float32)
+    if w:
+        out *= w[0]
+    return out + w[1] if len(w) == 2 else out
+
+
+def linear(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    y = x[0] @ w[0].T
+    return y + w[1] if len(w) == 2 else y
+
+
+def add(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return x[0] + x[1]
+
+
+def concat(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return np.concatenate(x, axis=1)
+
+
+def scale(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    assert isinstance(op.attrs, Scale)
+    return x[0] * np.float32(op.attrs.factor)
+
+
+def softcap(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    assert isinstance(op.attrs, Softcap)
+    cap = np.float32(op.attrs.cap)
+    out: Floats = np.tanh(x[0] / cap) * cap
+    return out
+
+
+def select(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return x[0][work.wanted]
+
+
+def swiglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return silu(x[0]) * x[1]
+
+
+def geglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return gelu(op, x, w, work, kv) * x[1]
+
+
+def gelu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    assert isinstance(op.attrs, Gelu)
+    if op.attrs.exact:
+        twice = 1 + erf(x[0] / math.sqrt(2)).astype(np.float32)
+    else:
+        twice = 1 + np.tanh(math.sqrt(2 / math.pi) * (x[0] + 0.044715 * x[0] ** 3))
+    out: Floats = 0.5 * x[0] * twice
+    return out
+
+
+erf = np.vectorize(math.erf, otypes=[np.float64])  # numpy has none
+
+
+def relu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return np.maximum(x[0], 0)
+
+
+TABLE: Mapping[str, OpFunction] = {
+    "embed": embed,
+    "positions": positions,
+    "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
+    "linear": linear,
+    "head": linear,
+    "rope": rope,
+    "attention": attention,
+    "moe": moe,
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "gelu": gelu,
+    "relu": relu,
+    "scale": scale,
+    "softcap": softcap,
+    "add": add,
+    "concat": concat,
+    "select": select,
+}

@@ -1,0 +1,353 @@
+"""What the user can have done to conversations and turns: by keys, menus and slash commands alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from textual import on, work
+from textual.widgets import Input
+
+from hetrun.client.events import GenerateRequest, Message
+from hetrun.client.queries import Render
+from hetrun.errors import HetrunError, UserError
+from hetrun.tui.commands import command_of, is_command
+from hetrun.tui.conversation import attached, parsed_value, with_files
+from hetrun.tui.screens.dialogs import Ask, Choice, Choose
+from hetrun.tui.screens.navigation import EXCHANGING, Sights
+from hetrun.tui.screens.tokens import Continue, TokensScreen
+from hetrun.tui.screens.turn_menu import TurnAction, turn_choices
+from hetrun.tui.store import export as exchange
+from hetrun.tui.store.tree import Turn
+from hetrun.tui.streaming import Answering
+from hetrun.tui.transcript.turn import Entry, divided
+from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.widgets.prompt import Prompt
+from hetrun.tui.widgets.sidebar import Sidebar, Titles
+
+
+class Orders(Sights):
+    """The part of the chat screen that does what it is told."""
+
+    answering: Answering | None
+    files: dict[str, str]
+    parent_of_next: int | None
+    editing: bool
+
+    def show_talk(self) -> None: ...
+    def show_files(self) -> None: ...
+    def action_pane(self, name: str) -> None: ...
+    def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
+
+    # --- slash commands
+
+    def obeyed(self, text: str) -> bool:
+        """Whether a text is a command; it is done then, or it is said why not."""
+        if not is_command(text):
+            return False
+        self.query_one(Prompt).sent(text)  # first: what is done may put another text there
+        try:
+            command, argument = command_of(text)
+            self._obey(command.name, argument)
+        except HetrunError as error:
+            self.notify(str(error), severity="error", timeout=6)
+        return True
+
+    def _obey(self, name: str, argument: str) -> None:
+        match name:
+            case "new" | "settings" | "template" | "regenerate" | "help" | "delete":
+                self.call_later(getattr(self, f"action_{name}"))
+            case "whatif":
+                self.action_what_if()
+            case "machine":
+                self.action_pane("machine")
+            case "conversations":
+                self.action_pane("sidebar")
+            case "quit":
+                self.app.exit()
+            case "edit" | "fork" | "copy" | "tokens":
+                self.do_with_last(cast("TurnAction", name))
+            case "model":
+                self.action_model(argument)
+            case "theme":
+                self.action_theme(argument)
+            case _:
+                self._obey_with(name, argument)
+
+    def _obey_with(self, name: str, argument: str) -> None:
+        match name:
+            case "system":
+                self.talk.choose(argument, self.talk.sampling)
+                self.notify("System prompt set" if argument else "No system prompt", timeout=2)
+            case "set":
+                what, _, value = argument.partition(" ")
+                self.talk.choose(self.talk.system, {**self.talk.sampling, what: parsed_value(value)})
+                self.notify(f"{what} = {value.strip()}", timeout=2)
+            case "preset":
+                presets = self.talk.store.presets()
+                if argument not in presets:
+                    raise UserError(f"there is no preset {argument}; known: {', '.join(presets) or 'none'}")
+                self.talk.choose(*presets[argument])
+                self.notify(f"Preset {argument}", timeout=2)
+            case "attach":
+                self.attach(argument)
+            case "rename":
+                self.rename(self._kept(), argument)
+            case "export":
+                self.export(self._kept(), argument)
+            case "import":
+                self.free()
+                n = self.talk.bring_in(Path(argument).expanduser())
+                self.show_talk()
+                self.notify(f"{n} conversation{'s' * (n > 1)} imported", timeout=3)
+
+    def _kept(self) -> int:
+        if self.talk.number is None:
+            raise UserError("nothing was said yet: a conversation is kept from its first message on")
+        return self.talk.number
+
+    # --- conversations
+
+    def list_conversations(self) -> None:
+        """What the sidebar shows."""
+        sidebar = self.query_one(Sidebar)
+        if sidebar.display:
+            sidebar.show(self.talk.store.conversations(sidebar.searched), self.talk.number)
+
+    def free(self) -> None:
+        """Nothing is being written: what is, is stopped and kept."""
+        self.leave()
+        self.editing = False
+        self.show_files()
+
+    def leave(self) -> None:
+        """What is being written is stopped, and kept."""
+        if self.answering is not None:
+            answering, self.answering = self.answering, None
+            self.workers.cancel_group(self, "answer")
+            answering.finish("stopped")
+
+    def action_new(self) -> None:
+        self.free()
+        self.talk.new()
+        self.show_talk()
+        self.set_focus(self.query_one(Prompt))
+
+    @on(Titles.Wanted)
+    def _do_with_conversation(self, message: Titles.Wanted) -> None:
+        self._with_conversation(message.what, message.number)
+
+    @work(group="dialog", exit_on_error=False)
+    async def _with_conversation(self, what: str, number: int) -> None:
+        match what:
+            case "open":
+                self.open(number)
+            case "rename":
+                found = self.talk.store.conversation(number)
+                title = await self.app.push_screen_wait(Ask("Rename to", found.title if found else ""))
+                if title:
+                    self.rename(number, title)
+            case "delete":
+                await self._delete(number)
+            case "export":
+                path = await self.app.push_screen_wait(
+                    Ask("Export to", "conversation.md", "FILE.md or FILE.json")
+                )
+                if path:
+                    self.export(number, path)
+
+    def open(self, number: int) -> None:
+        """Show another conversation."""
+        if number != self.talk.number:
+            self.free()
+            self.talk.open(number)
+            self.show_talk()
+        self.set_focus(self.query_one(Prompt))
+
+    def rename(self, number: int, title: str) -> None:
+        """Call a conversation so."""
+        self.talk.store.rename(number, title)
+        if self.talk.conversation is not None and number == self.talk.number:
+            self.talk.conversation = replace(self.talk.conversation, title=title)
+        self.list_conversations()
+
+    def export(self, number: int, name: str) -> None:
+        """Write a conversation to a file."""
+        conversation = self.talk.store.conversation(number)
+        if conversation is None:
+            raise UserError("this conversation was deleted meanwhile")
+        path = Path(name).expanduser()
+        exchange.write(path, conversation, self.talk.store.tree(conversation))
+        self.notify(f"Written to {path}", timeout=3)
+
+    def action_delete(self) -> None:
+        self._with_conversation("delete", self._kept())
+
+    async def _delete(self, number: int) -> None:
+        found = self.talk.store.conversation(number)
+        if found is None:
+            return
+        choices = [Choice("no", "Keep it", "n"), Choice("yes", "Delete it for ever", "y")]
+        if await self.app.push_screen_wait(Choose(f"Delete “{found.title}”?", choices)) != "yes":
+            return
+        if number == self.talk.number:
+            self.free()
+            self.talk.new()
+            self.talk.store.delete(number)
+            self.show_talk()
+        else:
+            self.talk.store.delete(number)
+            self.list_conversations()
+
+    def action_search(self) -> None:
+        sidebar = self.query_one(Sidebar)
+        if not sidebar.display:
+            self.action_pane("sidebar")
+        self.set_focus(sidebar.query_one(Input))  # at once: the next key is for it
+
+    # --- turns
+
+    @on(Transcript.Copy)
+    def _copy(self, message: Transcript.Copy) -> None:
+        self.app.copy_to_clipboard(message.text)
+        self.notify("Copied", timeout=2)
+
+    @on(Transcript.Do)
+    def _do(self, message: Transcript.Do) -> None:
+        self.do(cast("TurnAction", message.what), message.entry)
+
+    @on(Transcript.Menu)
+    @work(group="dialog", exit_on_error=False)
+    async def _menu(self, message: Transcript.Menu) -> None:
+        choices = turn_choices(message.entry, self.talk)
+        if choices and (what := await self.app.push_screen_wait(Choose("This turn", choices))):
+            self.do(cast("TurnAction", what), message.entry)
+
+    def do_with_last(self, what: TurnAction) -> None:
+        """What is done to a turn, to the last one that it makes sense for."""
+        for entry in reversed(self.query_one(Transcript).entries):
+            if any(choice.name == what for choice in turn_choices(entry, self.talk)):
+                self.do(what, entry)
+                return
+        raise UserError("there is nothing yet to do that with")
+
+    def action_regenerate(self) -> None:
+        try:
+            self.do_with_last("regenerate")
+        except UserError as error:
+            self.notify(str(error), timeout=3)
+
+    def offers(self, entry: Entry) -> list[str]:
+        """What can be done with an entry."""
+        return [choice.name for choice in turn_choices(entry, self.talk)]
+
+    def do(self, what: TurnAction, entry: Entry) -> None:
+        """Do it, if the entry is of that kind."""
+        if what not in self.offers(entry):
+            return
+        try:
+            self._do_now(what, entry, entry.turn)
+        except UserError as error:
+            self.complain(str(error))
+
+    def _do_now(self, what: TurnAction, entry: Entry, turn: Turn | None) -> None:
+        if what == "fold":
+            self.query_one(Transcript).fold(entry)
+        elif what == "copy":
+            self.app.copy_to_clipboard(divided(entry.text, entry.opened).answer if turn else entry.text)
+            self.notify("Copied", timeout=2)
+        elif what == "code":
+            self._copy_code(entry)
+        elif turn is not None:
+            self._do_with_turn(what, turn)
+
+    def _do_with_turn(self, what: TurnAction, turn: Turn) -> None:
+        if what == "tokens":
+            self._inspect(turn)
+            return
+        self.free()
+        match what:
+            case "edit":
+                self.editing, self.parent_of_next = True, turn.parent
+                self.query_one(Prompt).put(turn.text)
+                self.set_focus(self.query_one(Prompt))
+                self.show_files()
+                self.refresh_bindings()
+            case "regenerate":
+                self._regenerate(turn)
+            case "fork":
+                self.talk.fork(turn)
+                self.show_talk()
+                self.set_focus(self.query_one(Prompt))
+                self.notify("A new conversation that begins like this one", timeout=3)
+            case "before" | "after":
+                other = self.talk.tree.beside(turn, -1 if what == "before" else 1)
+                if other is not None:
+                    self.talk.lead_to(other)
+                    self.show_talk()
+                    self.query_one(Transcript).select(self.talk.tree.path.index(other))
+
+    def _regenerate(self, turn: Turn, beginning: str = "") -> None:
+        asked = turn.parent if turn.role == "assistant" else turn.id
+        if asked is None:
+            raise UserError("nothing was asked before this answer")
+        if self.exchanging:
+            raise UserError(EXCHANGING)
+        self.talk.lead_back(asked)
+        self.show_talk()
+        self.answer_to(self.talk.tree.turns[asked], beginning)
+
+    @work(group="dialog", exit_on_error=False)
+    async def _copy_code(self, entry: Entry) -> None:
+        codes = entry.codes
+        at = "0"
+        if len(codes) > 1:
+            lines = [code.strip().partition("\n")[0][:40] for code in codes]
+            choices = [Choice(str(i), line) for i, line in enumerate(lines)]
+            chosen = await self.app.push_screen_wait(Choose("Which code?", choices))
+            at = chosen or ""
+        if at:
+            self.app.copy_to_clipboard(codes[int(at)])
+            self.notify("Copied", timeout=2)
+
+    def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
+        """What Enter would send now, or else what the last answer was an answer to."""
+        draft, tree = self.query_one(Prompt).text.strip(), self.talk.tree
+        parent = self.parent_of_next if self.editing else tree.leaf
+        if draft and not draft.startswith("/"):
+            said: Message = {"role": "user", "content": with_files(draft, self.files)}
+            return "The prompt that Enter would send", (*self.talk.messages(parent), said)
+        asked = next((turn.id for turn in reversed(tree.path) if turn.role == "user"), None)
+        if asked is not None:
+            return "The prompt of the last answer", self.talk.messages(asked)
+        example: Message = {"role": "user", "content": "(your message)"}
+        return "The prompt of a first message", (*self.talk.messages(None), example)
+
+    # --- files
+
+    @work(group="dialog", exit_on_error=False)
+    async def action_attach(self) -> None:
+        if name := await self.app.push_screen_wait(Ask("Attach a text file", "", "PATH")):
+            self.attach(name)
+
+    def attach(self, name: str) -> None:
+        """A file goes with the next message."""
+        found, text = attached(Path(name))
+        self.files[found] = text
+        self.show_files()
+
+    # --- tokens
+
+    @work(group="dialog", exit_on_error=False)
+    async def _inspect(self, turn: Turn) -> None:
+        asked = self.talk.request(turn.parent)
+        found: Continue | None = await self.app.push_screen_wait(TokensScreen(self.client, asked, turn.text))
+        if found is not None:
+            self.free()
+            self._regenerate(turn, found.beginning)
+
+    async def continued(self, request: GenerateRequest, beginning: str) -> GenerateRequest:
+        """The same, for an answer that begins so."""
+        prompt = await self.client.ask(Render(request.messages or ()))
+        return replace(request, messages=None, text=prompt + beginning)
