@@ -11,11 +11,9 @@ import importlib.util
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
-
-Way = Literal["packed", "lean", "int8", "ipex"]
+from hetrun.backends.amx.sizes import Way
 
 # What products of bf16 and int8 gain from, by the kernel's names for it.
 INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hetrun.backend import Backend, Buffer, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
-from hetrun.backends.amx import Way, fusion
-from hetrun.backends.amx.sizes import bytes_of
+from hetrun.backends.amx import fusion
+from hetrun.backends.amx.sizes import Way, bytes_of
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
 from hetrun.graph.ops import OPS

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from hetrun.backend import FLOAT_BYTES, WeightUse
-from hetrun.backends.amx import Way
+
+Way = Literal["packed", "lean", "int8", "ipex"]
 
 BF16_BYTES = 2
 TILE = 32  # oneDNN pads both sides of a packed weight to this

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 
 from hetrun.backend import Buffer, ReadInto, WeightUse
-from hetrun.backends.amx import Way
 from hetrun.backends.amx.bf16_matmul import LeanProduct, PackedProduct, Product, Scratch
 from hetrun.backends.amx.buffers import Experts, Vector
 from hetrun.backends.amx.int8_matmul import Int8Product
-from hetrun.backends.amx.sizes import way_of
+from hetrun.backends.amx.sizes import Way, way_of
 from hetrun.backends.amx.weight_slices import StoredRows, floats, spans
 from hetrun.graph import Weight
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import cache, partial
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
+from hetrun.backends.cuda.nvrtc import INSTALL
 
-INSTALL = "pip install 'hetrun[cuda]'"
 DRIVER = "libcuda.so.1"
 FILES = "/dev"  # where there is one for each GPU: nvidia0, nvidia1
 OLDEST = (8, 0)  # compute capability: bf16 on tensor cores

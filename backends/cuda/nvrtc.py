@@ -8,9 +8,9 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
-from hetrun.backends.cuda import INSTALL
 from hetrun.errors import BackendUnavailable
 
+INSTALL = "pip install 'hetrun[cuda]'"
 OLDEST = (12, 0)
 _HEADER = "cuda_fp16.h"
 

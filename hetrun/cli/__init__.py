@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
-from types import FrameType
 from typing import NoReturn
 
-from hetrun.errors import UserError, printable
-
-WRONG_INPUT, OUR_FAULT, STOPPED = 2, 1, 130
+from hetrun.cli.exit_codes import OUR_FAULT, STOPPED, WRONG_INPUT
+from hetrun.cli.output import say
+from hetrun.errors import UserError
 
 
 def main() -> NoReturn:
@@ -86,30 +84,6 @@ class Remarks(logging.Handler):
 
 
 REMARKS = Remarks()
-
-
-def heed_sigterm() -> None:
-    """From now on a polite end is like Ctrl-C: the command takes its unfinished file with it."""
-    signal.signal(signal.SIGTERM, _stop)
-
-
-def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def say(text: str) -> None:
-    """A remark or an error, on one line of stderr."""
-    print(f"hetrun: {printable(text)}", file=sys.stderr)
-
-
-def in_json(value: object, indent: int | None = None) -> str:
-    """JSON that can be read: only what a terminal would obey, or not show, is escaped."""
-    import json
-
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
-    if text.replace("\n", "").isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def _our_fault(error: Exception, verbose: bool) -> int:

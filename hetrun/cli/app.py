@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from hetrun import __version__
-from hetrun.cli import heed_sigterm, options
+from hetrun.cli import options
 from hetrun.cli import sampling_options as sampling
+from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 

@@ -18,7 +18,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Literal, TypeVar
 
-from hetrun.cli import in_json, say
+from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import Row, rows
 from hetrun.cli.serve import loaded
 from hetrun.cli.workers import elsewhere

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hetrun.cli import WRONG_INPUT, in_json, say
+from hetrun.cli.exit_codes import WRONG_INPUT
+from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
 from hetrun.errors import UserError, printable
 from hetrun.tools.check_model import Checked, check_model, digests

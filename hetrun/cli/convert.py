@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from hetrun.cli import heed_sigterm, say
+from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.cli.inspect import size
+from hetrun.cli.output import say
 from hetrun.cli.progress import loading
 from hetrun.errors import printable
 from hetrun.tools.convert import Report, Wish, convert_model

@@ -10,7 +10,8 @@ from dataclasses import asdict
 
 import click
 
-from hetrun.cli import WRONG_INPUT, in_json
+from hetrun.cli.exit_codes import WRONG_INPUT
+from hetrun.cli.output import in_json
 from hetrun.system.terminal_text import visible
 from hetrun.tools.doctor import Finding, State, examine
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hetrun.cli import in_json
+from hetrun.cli.output import in_json
 from hetrun.errors import printable
 from hetrun.loader import tensor_list
 from hetrun.loader.formats.gguf_file import StringArray, Value

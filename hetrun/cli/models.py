@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from hetrun.cli import in_json, say
 from hetrun.cli.inspect import size
+from hetrun.cli.output import in_json, say
 from hetrun.errors import UserError
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
 from hetrun.loader.hub.names import wanted

@@ -8,7 +8,9 @@ from typing import Any
 
 from hetrun.api import make_plan
 from hetrun.backend import Available, Descriptor, registry
-from hetrun.cli import OUR_FAULT, in_json, options
+from hetrun.cli import options
+from hetrun.cli.exit_codes import OUR_FAULT
+from hetrun.cli.output import in_json
 from hetrun.cli.progress import Row, rows
 from hetrun.config import Settings
 from hetrun.engine.query_handlers import cores_of, plan_json

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from hetrun.cli import heed_sigterm, in_json, say
+from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.cli.inspect import size
+from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
 from hetrun.errors import printable
 from hetrun.tools.convert.reorder import Report, Wish, repack_model

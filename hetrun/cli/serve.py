@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hetrun.cli import say
+from hetrun.cli.output import say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.interface import ChatClient

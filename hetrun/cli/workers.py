@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
 
-from hetrun.cli import say
+from hetrun.cli.output import say
 from hetrun.client.address import PORTS, Address, address
 from hetrun.config import Settings
 from hetrun.errors import BackendUnavailable, HetrunError, OptionError, PluginError

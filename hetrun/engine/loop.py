@@ -21,9 +21,9 @@ from hetrun.engine.cancellation import Gate
 from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Ready, Request
 from hetrun.engine.input_processor import Prepared, Preparer
 from hetrun.engine.loaded_model import Loaded
-from hetrun.engine.output_processor import Answering, Drafts, Ending, logged, tell, together
+from hetrun.engine.output_processor import Answering, Ending, logged, tell, together
 from hetrun.engine.scheduler import Shares
-from hetrun.engine.sequence import Chosen, Running
+from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.sequence_factory import begun
 from hetrun.engine.slot_manager import Places
 from hetrun.engine.speculation.speculator import Speculating

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from hetrun.backend import Floats, Greatest, Rows
 from hetrun.client.events import Event, FinishReason, TokenLogprob
 from hetrun.engine.inbox import Request
 from hetrun.engine.loaded_model import Loaded, tokenizer_of
-from hetrun.engine.sequence import Running
+from hetrun.engine.sequence import Draft, Drafts, Running
 from hetrun.errors import BackendError, HetrunError
 from hetrun.executor.executor import Between, Step
 from hetrun.executor.planned_model import Chooses
@@ -20,8 +20,6 @@ from hetrun.sampling.logprobs import of_prompt
 
 log = logging.getLogger(__name__)
 
-Draft = Sequence[int]  # guesses that were tried
-Drafts = Mapping[int, Draft]  # by request
 Choices = Sequence[Choice | None]
 Ending = FinishReason | Literal["gone"]  # gone: whoever asked does not listen any more
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,3 +112,5 @@ class Running:
 
 
 Chosen = list[tuple[Running, int]]  # what goes into a step: requests, and so many tokens of each
+Draft = Sequence[int]  # guesses that were tried
+Drafts = Mapping[int, Draft]  # by request

@@ -16,11 +16,11 @@ from hetrun.server.errors import ApiError
 from hetrun.server.service import Service
 from hetrun.server.tools import Tools
 from hetrun.text.chat.answer_parser import AnswerReader
-from hetrun.text.chat.reasoning import MARKS, ThoughtSplitter
+from hetrun.text.chat.reasoning import ThoughtSplitter
 from hetrun.text.tool_parsers import forced_calls
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import MARKS, Arguments, Begin, Piece, Text, Thought
 
 Json = dict[str, object]
 

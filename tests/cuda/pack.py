@@ -24,7 +24,7 @@ from gguf import GGUFWriter
 from hetrun.config import dirs
 from tests.cuda.models import TOKENIZER as TOKENIZER_FILE
 from tests.cuda.needs import BUILT_FOR, PACK
-from tests.support.import_rules import ROOT
+from tests.support.paths import ROOT
 from tests.tools.make_model import add_tokenizer
 
 MOST = 64 << 20  # what travels

@@ -13,7 +13,7 @@ import pytest
 from tests.cuda import conformance, needs, pack
 from tests.cuda.__main__ import main
 from tests.cuda.rows import Table
-from tests.support.import_rules import ROOT
+from tests.support.paths import ROOT
 
 needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this tree is no checkout of git")
 

@@ -108,10 +108,11 @@ def check(quant: str, tokens: int, used: int, n_ff: int, width: int) -> None:
     inner = aligned(np.full((pairs, n_ff), 0x7FC0, np.uint16))
     y = aligned(np.full((pairs, width), np.nan, np.float32))
     told = order, tiles.view(np.uint8), HELD
-    run(grouped_launch.source(quant), "experts_gated_many",
-        grouped_launch.gated_grid(pairs, HELD, n_ff), grouped_launch.THREADS, gate, up, *told, inner, x, n_ff, width, used, shared=grouped_launch.SHARED)  # fmt: skip
-    run(grouped_launch.source(quant), "experts_down_many",
-        grouped_launch.down_grid(pairs, HELD, width), grouped_launch.THREADS, down, *told, shares, y, inner, width, n_ff, shared=grouped_launch.SHARED)  # fmt: skip
+    source, threads, shared = grouped_launch.source(quant), grouped_launch.THREADS, grouped_launch.SHARED
+    run(source, "experts_gated_many", grouped_launch.gated_grid(pairs, HELD, n_ff), threads,
+        gate, up, *told, inner, x, n_ff, width, used, shared=shared)  # fmt: skip
+    run(source, "experts_down_many", grouped_launch.down_grid(pairs, HELD, width), threads,
+        down, *told, shares, y, inner, width, n_ff, shared=shared)  # fmt: skip
     for place, pair in enumerate(order):
         e = chosen.reshape(-1)[pair] - FIRST
         if not 0 <= e < HELD:

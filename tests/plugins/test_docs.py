@@ -24,8 +24,8 @@ from hetrun.system import entry_points
 from tests.models import hf
 from tests.models.hf import Row
 from tests.plugins.strangers import PLUGINS, Home, blocks, home_at, home_with, project_of
-from tests.support.import_rules import ROOT
 from tests.support.once import once
+from tests.support.paths import ROOT
 from tests.support.tiers import exhaustive
 
 DOCS = ROOT / "docs"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import move_in
-from tests.support.import_rules import ROOT
+from tests.support.paths import ROOT
 
 STUCK = """
 import time

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from hetrun.tools import missing_packages
-from tests.support.import_rules import ROOT
+from tests.support.paths import ROOT
 
 BUILD = """\
 Collecting llama-cpp-python<0.3.37,>=0.3.36 (from hetrun==0.1.0)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.import_rules import ROOT
 from tests.support.once import once
+from tests.support.paths import ROOT
 from tests.support.tiers import exhaustive
 
 FOLDERS = ("backends", "models", "tui")

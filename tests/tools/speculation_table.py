@@ -31,8 +31,8 @@ from hetrun.api import model_path
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.engine import output_processor
-from hetrun.engine.output_processor import Choices, Drafts
-from hetrun.engine.sequence import Running
+from hetrun.engine.output_processor import Choices
+from hetrun.engine.sequence import Drafts, Running
 from hetrun.executor.executor import Step
 from hetrun.sampling.interface import Choice
 from hetrun.tools.bench.report import aligned

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.import_rules import ROOT
+from tests.support.paths import ROOT
 
 FOLDERS = ("hetrun", "backends", "models", "tui", "tests", "hetrun/server", "backends/amx", "tests/unit")
 PLANTED = "planted_mistake.py"

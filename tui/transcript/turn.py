@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from textual.strip import Strip
 
 from hetrun.system.terminal_text import visible
-from hetrun.text.chat.reasoning import MARKS, end_of
+from hetrun.text.tool_parsers.parts import MARKS, end_of
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.markdown import Block, Document, plain_lines
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from hetrun.engine.output_processor import Drafts
-from hetrun.engine.sequence import Chosen, Running
+from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.speculation.cost import Costs
 from hetrun.engine.speculation.draft_length import NOTHING, Candidate, Decision, decide
 from hetrun.engine.speculation.interface import LONGEST, Proposer, Speculation

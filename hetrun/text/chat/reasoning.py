@@ -10,9 +10,8 @@ import json
 from typing import Literal
 
 from hetrun.text.tool_parsers.lookahead import Margin
-from hetrun.text.tool_parsers.parts import Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import MARKS, Piece, Text, Thought, end_of, joined
 
-MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 AUTO, NONE, DEEPSEEK = "auto", "none", "deepseek"  # llama-server's names
 
 
@@ -25,11 +24,6 @@ def opened_in(prompt: str) -> str:
     """The mark of a thought that a prompt has begun."""
     end = prompt[-64:].rstrip()
     return next((begin for begin, _ in MARKS if end.endswith(begin)), "")
-
-
-def end_of(mark: str) -> str:
-    """The mark that ends what this one began."""
-    return dict(MARKS)[mark]
 
 
 def within_thought(mark: str, parts: str) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetrun.text.chat.reasoning import end_of
 from hetrun.text.tool_parsers.formats import CALLS_BEGIN, CALLS_END
 from hetrun.text.tool_parsers.named_calls import CALL_END, SEPARATOR
+from hetrun.text.tool_parsers.parts import end_of
 from hetrun.text.tool_parsers.tagged_calls import (
     CLOSE,
     FUNCTION,

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
+MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -51,3 +53,8 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
                 Text(text) if kind is Text else Thought(text) if kind is Thought else Arguments(index, text)
             )
     return out
+
+
+def end_of(mark: str) -> str:
+    """The mark that ends what this one began."""
+    return dict(MARKS)[mark]
