@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LINKED = ("backends", "models", "tui")  # hetrun/backends is a link to backends/
+ROOTS = ("hetrun", "tests")
 FACADES = ("hetrun.graph", "hetrun.backend")  # packages that hand on what one of their modules defines
 TEXTS = (".py", ".md", ".toml", ".yml", ".yaml", ".sh", ".cfg", ".c", ".h", ".cu", ".cuh", ".in", ".txt", "")
 SAID = re.compile(
-    r"(?<![\w./-])from (hetrun(?:\.\w+)*) import (\w+(?:, \w+)*)|(?<![\w./-])hetrun(?:\.[A-Za-z_]\w*)+"
+    r"(?<![\w./-])from ((?:hetrun|tests)(?:\.\w+)*) import (\w+(?:, \w+)*)"
+    r"|(?<![\w./-])(?:hetrun|tests)(?:\.[A-Za-z_]\w*)+"
 )
 PATH = re.compile(r"(?<![\w.-])(?:[\w-]+/)+[\w-]+\.(?:py|c|h)\b")
 CELL = re.compile(r"`([^`]+)`")
@@ -91,7 +93,7 @@ class Rewriter:
 
     def run(self) -> str:
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "hetrun":
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ROOTS:
                 self._imports(node)
         source, at, found = self._text.encode(), 0, []
         for start, end, new in sorted(set(self._edits)):

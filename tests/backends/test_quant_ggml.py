@@ -12,7 +12,7 @@ from hetrun.backend.conformance.cases import QUANT_LIMITS
 from hetrun.backend.conformance.random_weights import SLOW, packed
 from hetrun.backends.llamacpp import dequantize, ggml_api
 from hetrun.graph.quant import QUANTS, QuantType, by_name
-from tests.formats.test_quant import ALL, HALVES, PACKED, same_bits
+from tests.graph.test_quant import ALL, HALVES, PACKED, same_bits
 from tests.support.packing import packed_by_ggml, unpacked_by_ggml
 from tests.support.tiers import exhaustive
 

@@ -16,9 +16,9 @@ from hetrun.api import LLM
 from hetrun.errors import BackendUnavailable, ModelFileError
 from hetrun.system import subprocesses
 from hetrun.tools import check_model
-from tests.formats.test_gguf_split import split_llama
 from tests.hostile.checklist import changed, gguf, good_gguf, write_folder
 from tests.hostile.trees import Table, write_gguf
+from tests.loader.test_gguf_split import split_llama
 from tests.models import foreign
 
 Check = Callable[..., tuple[int, str, str]]

@@ -14,7 +14,7 @@ from hetrun.backends.cuda.programs import FOLDER, Programs, Source
 from hetrun.backends.cuda.weights import READ
 from hetrun.errors import BackendUnavailable
 from tests.cuda.emulated.kernels import names
-from tests.cuda.test_products import UNPACKED
+from tests.cuda.test_matmul import UNPACKED
 from tests.support.tiers import exhaustive
 
 ARCHITECTURES = "sm_80", "sm_90"

@@ -27,7 +27,7 @@ from hetrun.planner.plan import BUCKETS
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
-from tests.cuda.test_device import close, tokens
+from tests.cuda.test_backend import close, tokens
 from tests.models.tiny import TinyLlama
 from tests.support.rig import Rig, graph_of, model_file, rig
 from tests.support.tiers import first

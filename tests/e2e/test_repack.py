@@ -15,8 +15,8 @@ import pytest
 
 from hetrun import cli
 from hetrun.loader.formats.gguf import read_gguf
-from tests.formats.test_gguf_split import split_llama
-from tests.formats.test_repack import foreign
+from tests.convert.test_reorder import foreign
+from tests.loader.test_gguf_split import split_llama
 from tests.models.cases import GQA
 from tests.models.hf import Row, folder
 from tests.support.rig import model_file

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
-from tests.formats import test_folder, test_safetensors
-from tests.formats.test_safetensors import EIGHT, entry, whole
 from tests.hostile.checklist import CONFIG, Case, write_folder
+from tests.loader import test_hf_folder, test_safetensors
+from tests.loader.test_safetensors import EIGHT, entry, whole
 
 INDEX, CONFIG_FILE, TOKENIZER = "model.safetensors.index.json", "config.json", "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
-ONE, TWO = test_folder.ONE, test_folder.TWO
+ONE, TWO = test_hf_folder.ONE, test_hf_folder.TWO
 RAN = "it-ran"  # a file that exists once something of a model was run
 
 

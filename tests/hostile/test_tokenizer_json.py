@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as Theirs
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.loader.formats import precompiled_charsmap
 from hetrun.loader.formats.regex_safety import objection
-from tests.formats.test_hf_vocabulary import byte_level, opened, write
 from tests.support import vocabularies as v
 from tests.support.limits import Within
+from tests.text.test_hf_tokenizer import byte_level, opened, write
 
 A = models.BPE({"a": 0, "b": 1, "c": 2}, [], unk_token="a")
 

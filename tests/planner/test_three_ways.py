@@ -18,7 +18,7 @@ from hetrun.planner.trials import LINK, alone
 from hetrun.planner.two_device.balance import operations
 from hetrun.planner.two_device.planner import ConcurrentPlanner
 from tests.models.tiny import TinyLlama
-from tests.planner.test_concurrent import learn
+from tests.planner.test_two_device_planner import learn
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of
 from tests.support.tiers import exhaustive

@@ -19,8 +19,8 @@ from hetrun.tools.simulate.policies.lia import best_policy, shown
 from hetrun.tools.simulate.policies.twinpilots import SEVEN, balanced, table
 from hetrun.tools.simulate.report import policies_table
 from hetrun.tools.simulate.types import Prediction, Setting
-from tests.machines.questions import model
-from tests.machines.test_policies import ON_CPU, ON_GPU
+from tests.simulate.questions import model
+from tests.simulate.test_policies import ON_CPU, ON_GPU
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "planner.md"
 BEDS = ("twinpilots-a10g", "lia-spr-a100", "server-h200")

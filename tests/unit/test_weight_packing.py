@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hetrun.backends.llamacpp.kernels import matmul as module
 from hetrun.backends.llamacpp.kernels.matmul import ROWS
 from hetrun.graph.quant import Bytes, by_name
-from tests.unit.test_product_kernels import LEVELS, aligned, library
+from tests.unit.test_matmul_kernels import LEVELS, aligned, library
 
 pytestmark = pytest.mark.skipif(module.library() is None, reason="hetrun was installed without a C compiler")
 ROOM = 1 << 16  # for the largest weight that is tried

@@ -20,7 +20,7 @@ from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import Reply
 from hetrun.tools.batch.worker import Brought, Place, Wanted
 from tests.batch.fakes import Echo, results
-from tests.batch.test_workers import ASK, Talk
+from tests.batch.test_http_worker import ASK, Talk
 from tests.plugins.strangers import Register
 
 

@@ -24,7 +24,7 @@ from hetrun.executor.autotune.thread_count import FASTER, SPARE
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import Executor
 from hetrun.planner.plan import BUCKETS
-from tests.engine.test_crowded import planned, step
+from tests.engine.test_cpu_contention import planned, step
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.standin import Hub, Repository, running, sha256
+from tests.loader.hub_stand_in import Hub, Repository, running, sha256
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.tiers import exhaustive
 

@@ -24,9 +24,9 @@ from hetrun.text.hf_tokenizer import HfVocabulary
 from hetrun.text.tokenizer import Tokenizer
 from hetrun.tools.convert import tokenizer as conversion
 from hetrun.tools.convert.pretokenizers import ROWS, Row, built
-from tests.formats import test_convert_tokenizer as converting
-from tests.formats import test_hf_vocabulary as folders
+from tests.convert import test_convert_tokenizer as converting
 from tests.support.vocabularies import CONTROL, KINDS, ODD, byte_level, corpus, written
+from tests.text import test_hf_tokenizer as folders
 
 Tokenize = Callable[[str, bool, bool], list[int]]
 

@@ -1,7 +1,7 @@
 """The pilot on a clock of the test's own: what it decides over minutes, whatever else this machine does.
 
 Two backends compute nothing and let the clock run on by what a test says that they take. Nothing waits, so
-minutes pass in a second; tests/engine/test_pilot.py has backends that really are slow.
+minutes pass in a second; tests/engine/test_autotuner.py has backends that really are slow.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from hetrun.tools.convert import reorder as module
 from hetrun.tools.convert.gguf_writer import Output
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.convert.reorder import Report, Wish, repack_model
-from tests.formats.test_gguf import write_model as of_every_type
-from tests.formats.test_gguf_split import split_llama, write_split
+from tests.loader.test_gguf import write_model as of_every_type
+from tests.loader.test_gguf_split import split_llama, write_split
 from tests.models import tiny
 from tests.models.cases import GQA, WIDE
 from tests.models.hf import Row, folder

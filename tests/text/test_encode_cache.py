@@ -18,11 +18,11 @@ from hetrun.loader.gguf_source import GGUFModel
 from hetrun.text import encode_cache, tokenizer
 from hetrun.text.encode_cache import KEPT, RecentTexts
 from hetrun.text.tokenizer import Tokenizer
-from tests.formats.test_tokenizer_corpus import smollm2
 from tests.models.tiny import MERGES
 from tests.support.examples import examples
 from tests.support.tiers import exhaustive
 from tests.support.vocabularies import byte_level, written
+from tests.text.test_tokenizer_corpus import smollm2
 
 # Words, and whatever may stand between or instead of them.
 PARTS = [

@@ -20,7 +20,7 @@ from hetrun.tools.simulate.policies.layer_split import layer_split
 from hetrun.tools.simulate.policies.lia import Policy, best_policy, seconds, sublayers
 from hetrun.tools.simulate.policies.twinpilots import SEVEN, balanced, table, twinpilots
 from hetrun.tools.simulate.types import Placing, Setting
-from tests.machines.questions import GB, clock, machine, model
+from tests.simulate.questions import GB, clock, machine, model
 
 # --- TwinPilots
 

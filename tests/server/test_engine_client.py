@@ -275,7 +275,7 @@ async def test_the_worker_ends_when_its_parent_is_killed(model: str | None, with
 
 
 async def test_what_the_engine_prints_never_reaches_our_stdout(capfd: pytest.CaptureFixture[str]) -> None:
-    client = WorkerClient(Settings(), engine="tests.server.test_client:noisy_engine")
+    client = WorkerClient(Settings(), engine="tests.server.test_engine_client:noisy_engine")
     await client.info()
     await client.close()
     out, err = capfd.readouterr()

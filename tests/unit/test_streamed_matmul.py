@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hetrun.backends.llamacpp.kernels import matmul as module
 from hetrun.backends.llamacpp.kernels.matmul import PLAIN, ROWS, SWIGLU, Lookup, Partial, Product
 from hetrun.graph.quant import Bytes, Floats
-from tests.unit.test_product_kernels import (
+from tests.unit.test_matmul_kernels import (
     LEVELS,
     SCALES,
     STEPS,

@@ -10,7 +10,7 @@ from hetrun.errors import OptionError
 from hetrun.models import opt
 from hetrun.tools.simulate.costs import Part, decode, model_of, prefill, work
 from hetrun.tools.simulate.shapes import SHAPES, shape_of
-from tests.machines.questions import cpu, gpu, machine, model
+from tests.simulate.questions import cpu, gpu, machine, model
 
 D = 7168  # OPT-30B's width
 

@@ -16,7 +16,7 @@ from hetrun.tools.simulate.policies.common import every
 from hetrun.tools.simulate.policies.flexgen import streamed
 from hetrun.tools.simulate.policies.layer_split import on_processor
 from hetrun.tools.simulate.types import Band, Placing, Setting, Way
-from tests.machines.questions import GB, clock, machine, model
+from tests.simulate.questions import GB, clock, machine, model
 
 LINK = Link(10.0, 0.0)
 # Bytes are ones, and the link takes a second for ten of them.

@@ -18,7 +18,7 @@ from hetrun.text.chat import ChatTemplate, checked_messages
 from hetrun.text.chat.messages import variants
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.template import CHATML, MOST_SOURCE, NO_TEMPLATE
-from tests.chat.chat_styles import STYLES
+from tests.text.chat_styles import STYLES
 
 HI = [{"role": "user", "content": "Hi"}]
 TALK = [

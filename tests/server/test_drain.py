@@ -11,7 +11,7 @@ import pytest
 from hetrun.server.body import MAX_BYTES
 from hetrun.server.middleware import drain
 from tests.server.test_api import CHAT
-from tests.server.test_connection import served
+from tests.server.test_timeouts import served
 from tests.support.fakes import FakeEngine
 from tests.support.limits import Within
 
