@@ -5,7 +5,8 @@ at a time. With fewer, each row goes through all keys by itself: 63 rows may tak
 A tile takes the same time however many of its rows mean anything. So where it pays, few rows are made into
 tiles: query heads that read the same keys become one head with all their rows, and zeros fill it up.
 
-Where our own kernel was built for wide vectors it takes all of them (`few.py`), and nothing comes here.
+Where our own kernel was built for wide vectors (`decode_attention.py`) it takes all of them, and nothing
+comes here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `compile` fuses: products that share an input become one, and so do the rotations of q and k.
 
-The graph itself stays unfused; this is a peephole over the ops of one segment. `joining.py` is another.
+The graph itself stays unfused; this is a peephole over the ops of one segment. `epilogues.py` is another.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 above all the experts of a mixture, of which a token needs few.
 
 Which pages are in memory is decided here and in kernels/pages.c, not by the system: nodes in front of the
-products bring what these are about to read (bringing.py), and what was not needed for longest goes, so that
+products bring what these are about to read (page_in.py), and what was not needed for longest goes, so that
 all mappings together keep within `room`. Without that library the system brings pages, and `trim` takes them
 back now and then. A file that is cut meanwhile is an error of the pass (kernels/sigbus.c); without that
 library it ends the process.

@@ -1,5 +1,5 @@
-"""Which weights are mapped (mapped.py) where not all fit into memory: the experts of mixtures, of which a
-pass needs few, and then whatever else can be used as it lies in its file.
+"""Which weights are mapped (mapped_weights.py) where not all fit into memory: the experts of mixtures, of
+which a pass needs few, and then whatever else can be used as it lies in its file.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class GenerateRequest:
     tokens: tuple[int, ...] | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)  # such as enable_thinking
     tools: tuple[Message, ...] = ()  # that the template is to tell of
-    parts: str | None = None  # what the answer must look like, put together of parts (`grammar.parts`)
+    parts: str | None = None  # what the answer must look like, put together of parts (`grammar.composed`)
     client: str = ""  # who asks: clients get equal shares, however many requests each has
     priority: int = 0  # lower ones go first
     deadline_s: float | None = None  # seconds from its arrival, behind which nobody wants the answer

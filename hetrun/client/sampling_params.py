@@ -33,7 +33,7 @@ class Structure:
     """What an answer must look like."""
 
     kind: Literal["json_schema", "regex", "grammar", "parts"]
-    text: str  # JSON, a regular expression, a grammar in GBNF or Lark, or JSON as `grammar.parts` has it
+    text: str  # JSON, a regular expression, a grammar in GBNF or Lark, or JSON as `grammar.composed` has it
 
 
 @dataclass(frozen=True)

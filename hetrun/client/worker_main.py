@@ -1,4 +1,4 @@
-"""The engine's process: what runs in it. Its other end is `life.py`, what crosses the pipe `wire.py`."""
+"""The engine's process: what runs in it. `worker_process.py` is its other end, `wire_protocol.py` the pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to what fronts ask besides answers of the model; `questions.py` says what may be asked.
+"""Answers to what fronts ask besides answers of the model; `queries.py` says what may be asked.
 
 Vocabularies are native code, so the engine's thread makes their calls (ADR 0005), between two steps or where
 a long pass stands aside. A long text is cut into tokens part by part: answers wait for one of these at most.

@@ -21,7 +21,7 @@ ORDER = (filters.top_k, filters.top_p, filters.min_p, filters.temperature)
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What the rules in `rules.py` and the draw do, for candidates in descending order of logits."""
+    """What the rules in `filters.py` and the draw do, for candidates in descending order of logits."""
 
     k: int
     p: float = 1.0  # 1: off

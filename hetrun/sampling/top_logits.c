@@ -109,7 +109,7 @@ int64_t hetrun_greatest(const float *x, int64_t n, int64_t k, int64_t *places, f
     return found.n;
 }
 
-/* What Usual.draw in few.py takes of the k greatest, step by step: sums are added up in the same order, so it
+/* What Usual.draw in fast_path.py takes of the k greatest, step by step: sums are added up in the same order, so it
    is the same token. */
 int64_t hetrun_draw(const float *x, int64_t n, int64_t k, double p, double min_p, double temperature, double u) {
     struct ranking found = {.k = k};

@@ -14,7 +14,7 @@ from tests.support.tiers import first
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
 FIRST, HELD, EXPERTS = 2, 5, 8  # experts 2 to 6 of 8 are here
-# Each type is a program of its own. What they differ by, test_products.py tries of all of them.
+# Each type is a program of its own. What they differ by, test_matmul.py tries of all of them.
 EVERYDAY = ["BF16", "Q4_0", "Q4_K", "Q8_0"]
 QUANTS = first([*EVERYDAY, *sorted(set(READ) - set(EVERYDAY))], len(EVERYDAY))
 

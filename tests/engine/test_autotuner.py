@@ -134,7 +134,7 @@ def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> None:
     llm.call(steps)
 
 
-# It compares measured times, which other programs change; test_pilot_clock.py has the same on a clock.
+# It compares measured times, which other programs change; test_autotuner_clock.py has the same on a clock.
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_backend_that_becomes_fast_is_used_within_seconds(
@@ -150,7 +150,7 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
         assert price is not None
         assert 0 <= price < 0.1, "what changing between the two costs was measured"
         Plugin.slow = ""
-        # 1 to 3 s where nothing else runs; test_pilot_clock.py is exact, also about the reason.
+        # 1 to 3 s where nothing else runs; test_autotuner_clock.py is exact, also about the reason.
         run_for(llm, 60, ["plugin"], "blk.0.ffn")
         changes = llm.call(lambda loaded: [c.reason for c in pilot_of(loaded).changes])
         assert users(llm.plan, 1, "blk.0.ffn") == {"plugin"}

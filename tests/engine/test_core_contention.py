@@ -1,4 +1,4 @@
-"""Threads follow what others take of this machine's own cores; test_crowded.py has the same on a clock.
+"""Threads follow what others take of this machine's own cores (test_cpu_contention.py: on a clock).
 
 Anything else may run here as well, and what is burnt here slows that down: only for `make test-all`, alone.
 """

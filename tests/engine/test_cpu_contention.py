@@ -1,6 +1,6 @@
 """Another program takes a core while a model answers: it goes on with fewer threads, and gets them back.
 
-What others take, and how long passes are meanwhile, is made up; test_crowded_cores.py burns real cores.
+What others take, and how long passes are meanwhile, is made up; test_core_contention.py burns real cores.
 """
 
 from __future__ import annotations

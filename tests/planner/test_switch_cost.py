@@ -1,4 +1,4 @@
-"""The price of changing backends, from times that a test makes up; test_pilot.py has it measured for real."""
+"""The price of changing backends, from times that a test makes up (test_autotuner.py: measured for real)."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_without_the_library_the_c_librarys_search_reads(
 ) -> None:
     read_kernels.readers.cache_clear()
     if found == "nothing":
-        monkeypatch.setattr(read_kernels, "__file__", str(tmp_path / "readers.py"))
+        monkeypatch.setattr(read_kernels, "__file__", str(tmp_path / "read_kernels.py"))
     else:
         monkeypatch.setattr(read_kernels, "VERSION", -1)
     try:

@@ -97,7 +97,7 @@ __device__ __forceinline__ void gated(const byte *gate, const byte *up, const fl
     y[(int64)token * rows + row] = activated(g, act) * u;
 }
 
-// The Python side (products.py) knows R for each T, and so how many blocks there are.
+// The Python side (matmul_launch.py) knows R for each T, and so how many blocks there are.
 // kernels: few_1 few_2 few_4 few_8 gated_1 gated_2 gated_4 gated_8
 #define SIZE(T, R)                                                                                          \
     extern "C" __global__ void few_##T(Output first, Output second, Output third, const float *x, int cols, \

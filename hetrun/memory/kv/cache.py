@@ -262,7 +262,7 @@ class KvCache:
     def keepable(self, seq: int, n: int) -> bool:
         """Whether a sequence can be cut to n tokens: to 0 always, else while what the next one sees is there.
 
-        The last `kvrows.SLACK` tokens can always be taken back, and those that came in at once.
+        The last `paged_allocator.SLACK` tokens can always be taken back, and those that came in at once.
         """
         return 0 <= n <= self._lengths[seq] and all(g.keepable(seq, n) for g in self.groups)
 

@@ -1,6 +1,6 @@
 """GET /machine and POST /what-if: what `hetrun chat --url` shows of the engine behind this server.
 
-As in looking.py, nothing of what any client said is in them.
+As in introspection.py, nothing of what any client said is in them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def opened_in(prompt: str) -> str:
 
 
 def within_thought(mark: str, parts: str) -> str:
-    """Parts of a structure (`grammar.parts`) for an answer that goes on with a thought."""
+    """Parts of a structure (`grammar.composed`) for an answer that goes on with a thought."""
     return f'[{{"until": {json.dumps(end_of(mark))}}}, {{"space": true}}, {parts}]'
 
 

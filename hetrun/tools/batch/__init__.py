@@ -1,5 +1,6 @@
 """Files of requests: read line by line, answered together, every answer written once and whole.
 
-`lines.py` reads, `asks.py` says what a line asks for, `order.py` puts neighbours together, `here.py` or
-`workers.py` answers, `results.py` makes lines of answers, `output.py` writes them; `batch.py` runs it all.
+`line_reader.py` reads, `request_lines.py` says what a line asks for, `prefix_order.py` puts neighbours
+together, `local_worker.py` or `http_worker.py` answers, `result_lines.py` makes lines of answers,
+`output_file.py` writes them; `runner.py` runs it all.
 """

@@ -4,7 +4,7 @@ Everything in this package is arithmetic on figures that somebody wrote down. It
 nothing, and what it says is called a prediction wherever it is shown. The planner of this machine does not
 read it: that one goes by what was measured.
 
-`machine` and `files` describe machines, `shapes` models without weights. `costs` says what the parts of a
-layer take on one device, `paths` what a layer takes on two, `clock` what a whole placement (`placing`) takes
-and fills. `policies` choose placements as the papers do, and as hetrun may; `report` shows them.
+`machine` and `machine_files` describe machines, `shapes` models without weights. `costs` says what the parts
+of a layer take on one device, `layer_paths` what a layer takes on two, `evaluator` what a whole placement
+(`types`) takes and fills. `policies` choose placements as the papers do, and as hetrun may; `report` shows them.
 """
