@@ -1,4 +1,4 @@
-"""The engine's process: what runs in it. `worker_process.py` is its other end, `wire_protocol.py` the pipe."""
+"""The engine's process: what runs in it. `worker_process.py` is the other end of its pipe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A folder of Hugging Face, or a GGUF file of floats, to one GGUF file of another type.
 
 quant_mixtures.py says which type each tensor gets, stream.py converts, gguf_writer.py writes, tokenizer.py
-translates the vocabulary. Memory does not depend on the size of the tensors: a few slices of rows are under way at a time.
+translates the vocabulary. Memory does not depend on the size of the tensors: a few slices of rows are
+under way at a time.
 """
 
 from __future__ import annotations

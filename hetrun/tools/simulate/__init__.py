@@ -6,5 +6,6 @@ read it: that one goes by what was measured.
 
 `machine` and `machine_files` describe machines, `shapes` models without weights. `costs` says what the parts
 of a layer take on one device, `layer_paths` what a layer takes on two, `evaluator` what a whole placement
-(`types`) takes and fills. `policies` choose placements as the papers do, and as hetrun may; `report` shows them.
+(`types`) takes and fills. `policies` choose placements as the papers do, and as hetrun may; `report` shows
+them.
 """
