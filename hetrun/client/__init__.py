@@ -1,5 +1,9 @@
 """The contract of front ends, and the ways to reach an engine: in this process, in a worker, over HTTP.
 
-Requests, events and queries are plain data that can cross a pipe. The engine implements the contract, front
-ends use it, and neither imports the other.
+Requests (`events.GenerateRequest`, `sampling_params`), `events` and `queries` are plain data that can
+cross a pipe. `interface.ChatClient` is the contract; `engine_client` has an engine here or in a worker
+process (`worker_main` runs in it, `worker_process` and `worker_supervisor` look after it, `wire_protocol`
+is what they say to each other), `http_client` reaches a running server, `model_pool` has several models.
+The engine implements the contract, front ends use it, and neither imports the other. `hooks` is what
+plugins hear.
 """

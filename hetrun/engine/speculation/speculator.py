@@ -2,9 +2,9 @@
 
 A draft is tried in the step that computes the token before it: the sequence's chunk is that token and the
 draft, and every row is wanted. Rows are then taken one by one, as if each came from a step of its own
-(`output_processor.py`), as long as the token chosen is the one that was guessed; the rest is taken
-back. So there is nothing that a sampler, a grammar, a stop string or a limit would have to know, and the text is the one that
-would have come without.
+(`output_processor.py`), as long as the token chosen is the one that was guessed; the rest is taken back.
+So there is nothing that a sampler, a grammar, a stop string or a limit would have to know, and the text
+is the one that would have come without.
 """
 
 from __future__ import annotations
