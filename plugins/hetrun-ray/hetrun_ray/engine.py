@@ -21,7 +21,7 @@ import psutil
 
 from hetrun.client.address import address
 from hetrun.errors import printable
-from hetrun.system import subprocesses
+from hetrun.system.subprocesses import begin, ending
 from hetrun.tools.batch.http_worker import Worker
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.worker import Away
@@ -54,7 +54,7 @@ class Engine:
         self._log: IO[bytes] = tempfile.TemporaryFile()
         folder = repr(self._folder).replace("{", "{{").replace("}", "}}")
         code = f"from hetrun_ray.serving import main; main({{pipe}}, {folder})"
-        self._process, self._life = subprocesses.begin(code, self._log.fileno(), _environment(options))
+        self._process, self._life = begin(code, self._log.fileno(), _environment(options))
         self._worker = Worker(address(f"unix:{self._folder}/{SOCKET}", "ray"))
         self._model = Path(options.get("HETRUN_MODEL", "")).expanduser()
 
@@ -81,7 +81,7 @@ class Engine:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - MOST_SAID))
         said = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         last = printable(said[-1].removeprefix("hetrun: ")) if said else "it said nothing"
-        return last if code == WRONG_INPUT else f"its engine {subprocesses.ending(code)}: {last}"
+        return last if code == WRONG_INPUT else f"its engine {ending(code)}: {last}"
 
     async def answer(self, url: str, body: Mapping[str, object]) -> Answer | Gone:
         """What the engine answers."""

@@ -13,7 +13,7 @@ from subprocess import Popen
 from typing import IO
 
 from hetrun.errors import BackendUnavailable, printable
-from hetrun.system import subprocesses
+from hetrun.system.subprocesses import begin
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import Reply
 from hetrun.tools.batch.worker import Away, Place
@@ -87,9 +87,7 @@ class Link:
     async def __aenter__(self) -> Link:
         self._ready = asyncio.get_running_loop().create_future()
         # In a session of its own it does not hear Ctrl-C: we tell it what to do.
-        self._process, end = subprocesses.begin(
-            DRIVER, self._log.fileno(), {**os.environ, **QUIET}, own_session=True
-        )
+        self._process, end = begin(DRIVER, self._log.fileno(), {**os.environ, **QUIET}, own_session=True)
         self._pipe = await Pipe.over(end)
         return self
 
