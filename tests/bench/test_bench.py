@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.backend import registry
 from hetrun.client.events import Event
 from hetrun.config import Settings
 from hetrun.errors import BackendError, HetrunError, OptionError, UserError
 from hetrun.executor.stats import Stats
 from hetrun.graph.quant import by_name
+from hetrun.system import entry_points
 from hetrun.tools import bench
 from hetrun.tools.bench import hetrun_side as ours_module
 from hetrun.tools.bench import interleave, matmul_peak
@@ -361,7 +361,7 @@ def test_llama_cpp_repacks_unless_that_would_be_its_end(
     path: Path, monkeypatch: pytest.MonkeyPatch, service: Callable[[], bool] | None, repacks: bool
 ) -> None:
     sent: list[object] = []
-    monkeypatch.setattr(registry, "named", lambda group, name: service)
+    monkeypatch.setattr(entry_points, "named", lambda group, name: service)
     monkeypatch.setattr(Process, "send", lambda self, order: sent.append(order))
     monkeypatch.setattr(Process, "receive", lambda self, kind: Opened("0", 1))
     with Peer(path) as peer:

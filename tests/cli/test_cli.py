@@ -381,9 +381,9 @@ def test_ctrl_c_stops_and_what_was_written_stays(tiny: str) -> None:
 # A grammar that is tried out for an hour.
 TRIED_FOR_LONG = """
 import sys, time
-from hetrun.sampling.grammar import masks
+from hetrun.sampling.grammar import token_mask
 def try_out(*args): print("it is tried out", file=sys.stderr, flush=True); time.sleep(3600)
-masks.try_out = try_out
+token_mask.try_out = try_out
 """
 
 

@@ -258,7 +258,7 @@ def test_a_quantisation_type(given: Given, tmp_path: Path) -> None:
     skipped = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "hetrun", copy, ignore=skipped)  # follows the links
     files = blocks(DOCS / "adding-a-quant.md")
-    simple = copy / "quant" / "basic.py"
+    simple = copy / "graph" / "quant" / "basic.py"
     simple.write_text(f"{simple.read_text()}\n\n{files['graph/quant/basic.py']}")
     for path, before in (
         ("graph/quant/__init__.py", '    QuantType("Q8_0"'),

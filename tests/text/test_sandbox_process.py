@@ -165,6 +165,8 @@ def test_the_child_imports_little() -> None:
     modules = found.stdout.split()
     assert {m for m in modules if m.startswith("hetrun.") and not m.startswith("hetrun.text.chat")} <= {
         "hetrun.errors",
+        "hetrun.system",
+        "hetrun.text",
         "hetrun.system.files",
         "hetrun.system.terminal_text",
     }
