@@ -110,7 +110,7 @@ def no_good(folder: Path, name: str, code: str, api: int) -> Path:
     project.mkdir()
     (project / f"hetrun_{name}.py").write_text(code)
     page = blocks(DOCS / "adding-a-model.md")["pyproject.toml"]
-    row = page.replace("ernie4_5", name).replace("ernie", name).replace("1 = ", f"{api} = ")
+    row = page.replace("ernie4_5", name).replace("ernie", name).replace(f"{entry_points.API} = ", f"{api} = ")
     (project / "pyproject.toml").write_text(row)
     return project
 
