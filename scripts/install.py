@@ -44,7 +44,7 @@ INSTALL = re.compile(r"Installing collected packages: (.*)")
 AMX_FLAGS = "-fno-tree-dse -fno-dse"
 GGML = "llama-cpp-python"
 # Whether AMX works, by a trial that is remembered: hetrun's first start has nothing left to find out.
-TRIAL = "from hetrun.backends.llamacpp import amx_check as amx; print(amx.verdict())"
+TRIAL = "from hetrun.backends.llamacpp import amx_check; print(amx_check.verdict())"
 
 # Where hetrun/tools/missing_packages.py reads what was left out.
 NOTES = "hetrun-without.json"

@@ -92,14 +92,15 @@ class Rewriter:
         self.notes: list[str] = []
 
     def run(self) -> str:
+        """The file's new text."""
         for node in ast.walk(self._tree):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ROOTS:
                 self._imports(node)
         source, at, found = self._text.encode(), 0, []
         for start, end, new in sorted(set(self._edits)):
-            found += [replaced(self._moves, source[at:start].decode(), self._me), new]
+            found += [replaced(self._moves, source[at:start].decode()), new]
             at = end
-        return "".join([*found, replaced(self._moves, source[at:].decode(), self._me)])
+        return "".join([*found, replaced(self._moves, source[at:].decode())])
 
     def _place(self, line: int, col: int) -> int:
         return self._begin[line - 1] + col
@@ -127,15 +128,14 @@ class Rewriter:
             return
         if "#" in old:
             self.notes.append(f"line {node.lineno}: a comment inside an import is lost")
-        indent = "\n" + " " * node.col_offset
-        said = [
-            f"from {to} import {', '.join(names)}"
-            if len(", ".join(names)) < 60
-            else f"from {to} import ({', '.join(names)})"
+        statements = [
+            f"from {to} import ({', '.join(names)})"
+            if sum(map(len, names)) > 60
+            else f"from {to} import {', '.join(names)}"
             for to, names in groups.items()
         ]
-        # What follows on the line (a noqa, a reason) stays with the first.
-        self._edits.append((start, end, indent.join(reversed(said)) if len(said) > 1 else said[0]))
+        # What follows on the line (a noqa, a reason) stays with the first name.
+        self._edits.append((start, end, ("\n" + " " * node.col_offset).join(reversed(statements))))
 
     def _module(self, name: str) -> str:
         if name in FACADES and not self._me.startswith(f"{name}."):
@@ -173,7 +173,7 @@ def binds(node: ast.AST, name: str) -> bool:
     return False
 
 
-def replaced(moves: Moves, text: str, me: str = "") -> str:
+def replaced(moves: Moves, text: str) -> str:
     """A text with dotted names, imports in quotes and paths of what moved."""
 
     def name(old: str) -> str:

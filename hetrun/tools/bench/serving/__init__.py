@@ -1,1 +1,1 @@
-"""`hetrun bench --serve`: servers under load, ours and the peer's."""
+"""`hetrun bench --clients`: servers under load, ours and the peer's."""
