@@ -17,4 +17,4 @@ HF_TYPES = {
     "opt": "opt",
 }
 
-SHARED = frozenset(("blocks", "decoder", "importing", "rope"))  # files here that are no architecture
+SHARED = frozenset(("blocks", "decoder", "hf_import", "rope"))  # files here that are no architecture

@@ -35,6 +35,7 @@ from hetrun.graph import Op
 from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS
 from hetrun.memory.kv.cache import KvCache
+from hetrun.system import entry_points
 from tests.cli.test_cli import Run, run
 
 __all__ = ["run"]  # a fixture
@@ -194,7 +195,7 @@ def test_runners_and_buffers_are_given_back_when_something_fails() -> None:
 
 
 def test_types_that_nobody_packs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "named", lambda group, name: None)
+    monkeypatch.setattr(entry_points, "named", lambda group, name: None)
     assert not faults(changed(divided), [("linear", ("Q4_K",))])
     found = conformance([described(Tried())], cases=LINEAR)
     assert states(found) == {("linear", "F32"): "ok", ("linear", "Q4_K"): "untried"}

@@ -114,8 +114,9 @@ def timed(timeline: Simulated, function: OpFunction) -> OpFunction:
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A backend on a clock that nothing else on the machine moves."""
     timeline = Simulated()
-    for name in ("executor", "pilot.pilot", "pilot.weights", "pilot.aside", "planner.probe"):
-        monkeypatch.setattr(f"hetrun.{name}.perf_counter", timeline.now)
+    measuring = ("autotuner", "weight_migration", "yielding", "prober")
+    for name in ("executor", *(f"autotune.{part}" for part in measuring)):
+        monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
     table = {kind: timed(timeline, function) for kind, function in TABLE.items()}
     undo = registry.register(Descriptor("host", lambda: Available("a test"), lambda: Host(timeline, table)))

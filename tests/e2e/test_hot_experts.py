@@ -112,8 +112,9 @@ class Near(Metered):
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     timeline = Simulated()
-    for name in ("executor", "pilot.pilot", "pilot.weights", "pilot.aside", "planner.probe"):
-        monkeypatch.setattr(f"hetrun.{name}.perf_counter", timeline.now)
+    measuring = ("autotuner", "weight_migration", "yielding", "prober")
+    for name in ("executor", *(f"autotune.{part}" for part in measuring)):
+        monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     return timeline
 
 

@@ -98,8 +98,9 @@ def machine() -> Machine:
 def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
     """That of the devices which the engine finds by their names; everything that measures reads its clock."""
     timeline = Simulated()
-    for name in ("executor", "pilot.pilot", "pilot.weights", "pilot.aside", "planner.probe"):
-        monkeypatch.setattr(f"hetrun.{name}.perf_counter", timeline.now)
+    measuring = ("autotuner", "weight_migration", "yielding", "prober")
+    for name in ("executor", *(f"autotune.{part}" for part in measuring)):
+        monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     monkeypatch.setattr(module, "others_running", lambda: 0.0)
     made = machine.devices(timeline)
     here = Available("a test")

@@ -313,7 +313,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
                 loaded.model.free(seq)
 
             monkeypatch.setattr(pilot._backends["reference"], "upload", slowly)
-            for module in ("aside", "weights"):
+            for module in ("yielding", "weight_migration"):
                 monkeypatch.setattr(f"hetrun.executor.autotune.{module}.perf_counter", clock)
             with pilot.aside.for_the_sake_of(between):
                 pilot._weights.bring(copies)

@@ -59,8 +59,10 @@ def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
 
     clock.speed = speed
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: crowd)
-    for module in ("decisions", "model"):
-        monkeypatch.setattr(f"hetrun.{module}.this_machine", lambda: Machine(CORES, (1, CORES), (CORES,)))
+    for module in ("loading.load_plan", "planned_model"):
+        monkeypatch.setattr(
+            f"hetrun.executor.{module}.this_machine", lambda: Machine(CORES, (1, CORES), (CORES,))
+        )
     return crowd
 
 
