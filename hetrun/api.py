@@ -23,13 +23,13 @@ from hetrun.client.completion import (
     embedding_request,
     prompt_request,
 )
-from hetrun.client.events import Doing, Event, GenerateRequest, Message, Streaming
+from hetrun.client.events import Doing, Event, GenerateRequest, Message, OnEvent, Streaming
 from hetrun.client.hook_dispatcher import heard
 from hetrun.client.queries import Foreseen, Question
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine.counters import Held
-from hetrun.engine.engine import Engine, OnEvent
+from hetrun.engine.engine import Engine
 from hetrun.engine.factory import describe, load, prompts_of, template_of
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import Loaded, tokenizer_of

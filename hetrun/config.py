@@ -16,7 +16,6 @@ from typing import Any
 
 from hetrun import option_types
 from hetrun.errors import OptionError, UserError
-from hetrun.option_types import parse_size as parse_size
 from hetrun.system.files import read_text
 
 PREFIX = "HETRUN_"

@@ -1,6 +1,6 @@
 """What a backend is: the interface, a base class to start from, the registry, the conformance suite.
 
-Whoever imports this needs numpy anyway, so the names of `interface` are here as well.
+The names of `interface` are here as well: its importers need numpy anyway.
 """
 
 from hetrun.backend.interface import (

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.hook_dispatcher import heard, overheard
-from hetrun.client.interface import Health as Health
+from hetrun.client.interface import Health
 from hetrun.client.mailbox import Mailbox, Posts
 from hetrun.client.queries import Question
 from hetrun.client.wire_protocol import Load, Patience

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from hetrun.engine.scheduler import Shares, share_out, split
 from hetrun.engine.sequence import Chosen, Running
 from hetrun.engine.step_time import STRETCH, Pace
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 
 FEW = 16  # tokens of prompts that never need a pass of their own
 SHORT = 128  # tokens; so short a prompt may be computed beside answers while a long pass stands aside

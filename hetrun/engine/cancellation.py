@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from hetrun.client.events import Doing
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 
 
 @dataclass(slots=True)

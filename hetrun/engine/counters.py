@@ -10,7 +10,7 @@ from hetrun.client.events import Event
 from hetrun.client.queries import Counts
 from hetrun.engine.sequence import Running
 from hetrun.engine.waiting_request import Waiting
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 from hetrun.executor.stats import Stats
 
 

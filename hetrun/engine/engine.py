@@ -15,8 +15,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar
 
-from hetrun.client.events import Doing, GenerateRequest, Streaming
-from hetrun.client.events import OnEvent as OnEvent
+from hetrun.client.events import Doing, GenerateRequest, OnEvent, Streaming
 from hetrun.engine.cancellation import Gate
 from hetrun.engine.counters import Held, Tally
 from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Request

@@ -20,6 +20,7 @@ from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.speculation.methods import drafted, lookup
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.executor import planned_model as models
+from hetrun.executor.interface import Model
 from hetrun.executor.library.model import WholeModel
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
@@ -126,7 +127,7 @@ def prompts_of(loaded: Loaded) -> Prompts:
     return loaded.prompts
 
 
-def most_kept(model: models.Model) -> int:
+def most_kept(model: Model) -> int:
     """How many prompts stay in the KV cache; a library has as many places as sequences that run."""
     return model.max_sequences if isinstance(model, WholeModel) else CACHED
 

@@ -10,7 +10,7 @@ from hetrun.engine.input_processor import Renderer
 from hetrun.engine.prefix_store import Prompts
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.errors import ContextFull, OptionError, TemplateError
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.text.tokenizer import Tokenizer
 

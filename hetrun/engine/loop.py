@@ -31,8 +31,7 @@ from hetrun.engine.step_time import Clock, Pace
 from hetrun.engine.waiting_request import Waiting, is_late
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.executor.executor import Step
-from hetrun.executor.interface import look
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model, look
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from hetrun.engine.sequence import Chosen, Running
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 from hetrun.system.ema import smoothed
 
 # While prompts are computed, a running answer's tokens come at most so many times as far apart as without.

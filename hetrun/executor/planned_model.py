@@ -17,8 +17,7 @@ from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
 from hetrun.executor.executor import KEPT_FEW, Between, Executor, Step
-from hetrun.executor.interface import Chooses as Chooses
-from hetrun.executor.interface import Model as Model
+from hetrun.executor.interface import Model
 from hetrun.executor.library.model import WholeModel
 from hetrun.executor.library.plan import backend_for
 from hetrun.executor.library.plan import prepare as prepare_whole

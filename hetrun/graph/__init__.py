@@ -1,6 +1,6 @@
 """A model's forward step as data: weights, ops, graphs, quantization types, and rewrites of them.
 
-Whoever imports this needs numpy anyway, so the names of `ir` are here as well.
+The names of `ir` are here as well: its importers need numpy anyway.
 """
 
 from hetrun.graph.ir import (

@@ -8,5 +8,5 @@ Progress = Callable[[float], None]
 
 
 def stretch(progress: Progress | None, a: float, b: float) -> Progress:
-    """The part of a longer way from a to b; to nobody where nobody wants to hear."""
+    """Reports a part of a longer task, from a to b of it; does nothing without a callback."""
     return (lambda part: progress(a + part * (b - a))) if progress else (lambda part: None)

@@ -17,7 +17,7 @@ from hetrun.engine.engine import Engine
 from hetrun.engine.inbox import Job
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import EngineStopped, ModelFileError
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded
 

@@ -235,7 +235,7 @@ def test_a_type_is_itself_in_another_process(q: QuantType) -> None:
 
 def test_a_type_nobody_unpacks_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = np.zeros((1, 66), np.uint8)
-    monkeypatch.setattr(quant.external, "_find", lambda: None)
+    monkeypatch.setattr(quant.external, "provided", lambda: None)
     with pytest.raises(
         BackendUnavailable, match=r"IQ2_XXS are read by ggml's own .* nothing provides .*; reinstall hetrun"
     ):
@@ -244,10 +244,10 @@ def test_a_type_nobody_unpacks_is_an_error_that_says_what_to_install(monkeypatch
     def missing(ggml_id: int, blocks: quant.Bytes, out: quant.Floats) -> None:
         raise BackendUnavailable("llama-cpp-python is not installed: pip install it")
 
-    monkeypatch.setattr(quant.external, "_find", lambda: missing)
+    monkeypatch.setattr(quant.external, "provided", lambda: missing)
     with pytest.raises(BackendUnavailable, match=r"IQ2_XXS are read by .*: llama-cpp-python is not"):
         by_name("IQ2_XXS").dequantise(raw, 256)
 
 
 def test_the_service_comes_from_a_package() -> None:
-    assert quant.external._find() is entry_points.named("services", "dequantise") is not None
+    assert quant.external.provided() is entry_points.named("services", "dequantise") is not None

@@ -27,7 +27,8 @@ from hetrun.planner.segment_cost import CALL, size_of
 from hetrun.planner.trials import LINK, TOKENS, alone
 from hetrun.planner.two_device.balance import PARTS, operations
 from hetrun.planner.two_device.candidates import Candidate, Ways, share
-from hetrun.planner.two_device.cost import At, Cost
+from hetrun.planner.two_device.cost import At
+from hetrun.planner.two_device.expert_cost import Cost
 from hetrun.planner.two_device.planner import ConcurrentPlanner, is_concurrent
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice

@@ -11,15 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.config import (
-    OPTIONS,
-    Settings,
-    config_file,
-    default_model,
-    dirs,
-    parse_size,
-)
+from hetrun.config import OPTIONS, Settings, config_file, default_model, dirs
 from hetrun.errors import OptionError, UserError
+from hetrun.option_types import parse_size
 
 
 @pytest.fixture(autouse=True)

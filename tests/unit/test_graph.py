@@ -85,7 +85,7 @@ def unpacked() -> Iterator[None]:
         out[:] = blocks[:, np.arange(out.shape[1]) % blocks.shape[1]]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(external, "_find", lambda: over_and_over)
+        patch.setattr(external, "provided", lambda: over_and_over)
         yield
 
 

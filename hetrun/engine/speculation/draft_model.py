@@ -15,7 +15,7 @@ import numpy as np
 from hetrun.backend import Floats
 from hetrun.engine.speculation.interface import Proposer
 from hetrun.executor.executor import Chunk, Step
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 
 AT_ONCE = 256  # tokens that it takes in between two steps of the large one: everybody waits for them
 MOST_SEQUENCES = 8  # that it guesses for; of others only their own text knows

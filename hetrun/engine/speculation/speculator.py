@@ -15,7 +15,7 @@ from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.speculation.cost import Costs
 from hetrun.engine.speculation.draft_length import NOTHING, Candidate, Decision, decide
 from hetrun.engine.speculation.interface import LONGEST, Proposer, Speculation
-from hetrun.executor.planned_model import Model
+from hetrun.executor.interface import Model
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,9 @@ from hetrun.system import entry_points
 Dequantiser = Callable[[int, Bytes, Floats], None]  # ggml's number of the type, blocks, where the floats go
 
 
-def _find() -> Dequantiser | None:
-    return cast("Dequantiser | None", entry_points.named("services", "dequantise"))
-
-
 def provided() -> Dequantiser | None:
-    """The service, for who wants it for other types too: it is faster than numpy. It may refuse."""
-    return _find()
+    """The service; for other types, too, it is faster than numpy. It may refuse."""
+    return cast("Dequantiser | None", entry_points.named("services", "dequantise"))
 
 
 def unpacker(name: str, ggml_id: int) -> Callable[[Bytes, Floats], None]:
@@ -26,7 +22,7 @@ def unpacker(name: str, ggml_id: int) -> Callable[[Bytes, Floats], None]:
 
     def unpack(blocks: Bytes, out: Floats) -> None:
         try:
-            if (dequantise := _find()) is None:
+            if (dequantise := provided()) is None:
                 raise BackendUnavailable("nothing provides hetrun.services:dequantise; reinstall hetrun")
             dequantise(ggml_id, blocks, out)
         except BackendUnavailable as e:

@@ -11,7 +11,8 @@ from hetrun.graph.sharding import Kind, Share
 from hetrun.graph.signature import coarse
 from hetrun.planner.plan import Placement, Plan
 from hetrun.planner.two_device.balance import SCORE, Operation, balance, placements
-from hetrun.planner.two_device.cost import PRODUCTS, At, Cost, Sides
+from hetrun.planner.two_device.cost import PRODUCTS, At, Sides
+from hetrun.planner.two_device.expert_cost import Cost
 
 WORTH = 0.03  # of an operation's time: what sharing it out must bring
 PIECES = (16, 8, 4, 2)  # that rows are shared out in, so that plans for several sizes share what they hold

@@ -22,8 +22,15 @@ from hetrun.planner.plan import Plan, bucket_of
 from hetrun.planner.segment_cost import MOST_SAVED, NEAR, Costs, distance, size_of
 from hetrun.planner.trials import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
 from hetrun.planner.two_device.balance import PARTS, Operation, operations
-from hetrun.planner.two_device.expert_cost import Cost as Cost
-from hetrun.planner.two_device.expert_cost import Rates, heat_of, is_share, mixture_of, rates_of, unknown
+from hetrun.planner.two_device.expert_cost import (
+    Cost,
+    Rates,
+    heat_of,
+    is_share,
+    mixture_of,
+    rates_of,
+    unknown,
+)
 
 PRODUCTS = ("linear", "head")
 ENOUGH = 3  # runs of a segment, for its time to be believed
