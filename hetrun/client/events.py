@@ -136,6 +136,7 @@ class Doing:
     since: float  # perf_counter of its process
     expected_s: float | None  # None: nobody knows
     what: str  # the segment
+    segments: int = 0  # that have begun, ever: where one begins, something gets on
 
 
 @dataclass(frozen=True, slots=True)

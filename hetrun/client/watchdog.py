@@ -1,4 +1,4 @@
-"""In the engine's process: notices a step that does not end, and says that the process is alive.
+"""In the engine's process: notices a step that does not get on, and says that the process is alive.
 
 A model computes on all cores, so the thread sleeps nearly always. What it cannot notice, because it does not
 even run (the process was stopped, or a native call keeps the interpreter lock), the parent notices: no pulse.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import os
 import threading
 from collections.abc import Callable
 from time import perf_counter
 
 from hetrun.client.events import Doing
 from hetrun.client.wire_protocol import ASK_FOR_STACKS, Message, Patience, Pulse, Stuck, Unstuck
+from hetrun.system.run_queue import RunQueue, Standstill
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,10 @@ def write_stacks() -> None:
 
 
 class Watchdog:
-    """Compares how long the engine's step takes with what was predicted for it."""
+    """Compares how long nothing new begins in the engine's step with what was predicted for the whole step.
+
+    Where other programs have the cores it has more patience, as far as our threads waited for one meanwhile.
+    """
 
     def __init__(
         self,
@@ -36,15 +41,17 @@ class Watchdog:
         patience: Patience,
         tell: Callable[[Message], None],
         pulse: Callable[[], Pulse] = Pulse,
+        queue: RunQueue | None = None,
     ) -> None:
-        """`doing`: what the engine is in the middle of; `pulse`: what is said at each look."""
+        """`doing`: what the engine is in the middle of; `pulse`: what is said at each look; `queue`:
+        how long our threads waited for cores."""
         self._doing = doing
         self._pulse = pulse
         self._patience = patience
         self._tell = tell
-        self._since: float | None = None  # which step it looks at
-        self._watched = 0.0  # seconds that it has looked at it
-        self._stuck = False
+        self._at: tuple[float, str, int] | None = None  # the step that it looks at, and how far that is
+        self._still = Standstill(queue or RunQueue(os.getpid()), patience.busy)
+        self._busy = self._stuck = False  # what was said of it
 
     def run(self, closed: threading.Event) -> None:
         """Look once in a while, until it is closed."""
@@ -58,24 +65,35 @@ class Watchdog:
         """`elapsed` seconds after the last look."""
         self._tell(self._pulse())
         doing = self._doing()
-        since = doing.since if doing else None
-        if doing is None or since != self._since:
-            self._since, self._watched = since, 0.0
+        at = (doing.since, doing.what, doing.segments) if doing else None
+        if doing is None or at != self._at:
+            self._at, self._busy = at, False
+            self._still.begin()
             self._well()
             return
         # Counted here and not since the step began: a process that was stopped for an hour has not computed.
-        self._watched += min(elapsed, 2 * self._patience.look)
-        limit = self._patience.limit(doing.expected_s)
-        if self._watched > limit:
-            self._ill(Stuck(doing.what, self._watched, doing.expected_s, limit))
+        self._still.add(min(elapsed, 2 * self._patience.look))
+        seconds, limit = self._still.seconds, self._patience.limit(doing.expected_s)
+        stretched = limit * self._still.stretch
+        if seconds > stretched:
+            self._ill(Stuck(doing.what, seconds, doing.expected_s, stretched))
+        elif seconds > limit:
+            self._slow(doing, seconds)
+
+    def _slow(self, doing: Doing, seconds: float) -> None:
+        if not self._busy:
+            self._busy = True
+            log.debug(
+                "the machine is busy: a step is in %s for %.1f s, %s expected; its threads wait for cores",
+                *(doing.what or "no segment", seconds, _expected(doing.expected_s)),
+            )
 
     def _ill(self, stuck: Stuck) -> None:
         if not self._stuck:
             self._stuck = True
-            expected = "nothing is" if stuck.expected_s is None else f"{stuck.expected_s:.3g} s were"
             log.warning(
-                "a step takes %.1f s already, %s expected; in %s. Where all threads are:",
-                *(stuck.seconds, expected, stuck.what or "no segment"),
+                "a step does not get on: it is in %s for %.1f s, %s expected. Where all threads are:",
+                *(stuck.what or "no segment", stuck.seconds, _expected(stuck.expected_s)),
             )
             faulthandler.dump_traceback(all_threads=True)
         self._tell(stuck)
@@ -83,5 +101,9 @@ class Watchdog:
     def _well(self) -> None:
         if self._stuck:
             self._stuck = False
-            log.warning("the step has ended after all")
+            log.warning("the step gets on, or has ended after all")
             self._tell(Unstuck())
+
+
+def _expected(seconds: float | None) -> str:
+    return "nothing is" if seconds is None else f"{seconds:.3g} s were"

@@ -40,14 +40,15 @@ class Patience:
 
     look: float = 1.0  # between two looks at what it does
     times: float = 20.0  # a step is stuck when it takes so many times what was predicted
-    least: float = 5.0  # but not before: a busy machine may be that slow
+    least: float = 5.0  # but not before
     unknown: float = 60.0  # where nothing was predicted
     silent: float = 10.0  # a process without a pulse for so long is stuck as a whole
     kill_times: float = 3.0  # what stays stuck so many times longer is ended
     kill_least: float = 30.0
+    busy: float = 8.0  # so many times as long, at most, where its threads wait for cores that others have
 
     def limit(self, expected_s: float | None) -> float:
-        """When a step counts as stuck."""
+        """When a step counts as stuck in which no segment begins, on a machine that nobody else uses."""
         return self.unknown if expected_s is None else max(self.times * expected_s, self.least)
 
     def end(self, limit: float) -> float:
@@ -126,17 +127,17 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A step takes much longer than it should; said again and again until it ends."""
+    """A step does not get on; said again and again until it does."""
 
     what: str  # the segment
-    seconds: float
+    seconds: float  # since it began
     expected_s: float | None
     limit_s: float  # it counts as stuck since then
 
 
 @dataclass(frozen=True, slots=True)
 class Unstuck:
-    """The step has ended after all."""
+    """The step gets on, or has ended after all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from hetrun.client.wire_protocol import (
 )
 from hetrun.errors import EngineStopped, Overloaded
 from hetrun.system import subprocesses
+from hetrun.system.run_queue import RunQueue, Standstill
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,11 @@ class Life:
         self._closing = False
         self._end: str | None = None  # why we ended it
         self._heard = False  # whether it said anything since the last look
-        self._silent = 0.0  # seconds since it was heard
+        self._silent: Stuck | None = None  # it gives no sign of life, and does not only wait for a core
         self._step: Stuck | None = None  # what its own watchdog says
         self._keys = itertools.count()
         self._process, ours = _begin(2 if log is None else log.fileno())
+        self._silence = Standstill(RunQueue(self._process.pid), self._patience.busy)
         self._channel = Channel(Connection(ours.detach()))
         self._channel.send(load)
 
@@ -104,8 +106,7 @@ class Life:
     @property
     def stuck(self) -> Stuck | None:
         """Whether it does not get on: silent as a whole, or in one step."""
-        limit = self._patience.silent
-        return Stuck("", self._silent, None, limit) if self._silent > limit else self._step
+        return self._silent or self._step
 
     def submit(self, request: GenerateRequest, asked: float, on_events: OnEvents) -> int | None:
         """Give it a request and return its key; None if it has none any more, because it is over.
@@ -192,14 +193,25 @@ class Life:
         """`elapsed` seconds after the last look: what is stuck or silent for too long is ended."""
         if self.info is None or self._over:
             return  # loading may take its time, and a library that is loaded keeps the interpreter lock
-        silent, limit = 0.0 if self._heard else self._silent + elapsed, self._patience.silent
-        self._heard = False
-        if self._silent <= limit < silent:
-            log.warning("the engine's process gives no sign of life for %.0f s", silent)
-        self._silent = silent
+        self._listen(elapsed)
         stuck = self.stuck
         if stuck and stuck.seconds > self._patience.end(stuck.limit_s):
             self._kill(stuck)
+
+    def _listen(self, elapsed: float) -> None:
+        if self._heard:
+            self._heard, self._silent = False, None
+            self._silence.begin()
+            return
+        before, limit = self._silence.seconds, self._patience.silent
+        self._silence.add(elapsed)
+        seconds, stretched = self._silence.seconds, limit * self._silence.stretch
+        if seconds > stretched:
+            if not self._silent:
+                log.warning("the engine's process gives no sign of life for %.0f s", seconds)
+            self._silent = Stuck("", seconds, None, stretched)
+        elif before <= limit < seconds:
+            log.debug("the machine is busy: the engine's process waits for cores, silent for %.0f s", seconds)
 
     def _kill(self, stuck: Stuck) -> None:
         where = f"was stuck in {stuck.what}" if stuck.what else "gave no sign of life"

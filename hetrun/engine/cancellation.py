@@ -42,7 +42,9 @@ class Gate:
         """What the engine thread is in the middle of; None: it waits, or is between two things."""
         with self.lock:
             frame = self._frames[-1] if self._frames else None
-        return Doing(frame.since, frame.expected_s, self.model.segment) if frame and self.model else None
+        if frame is None or self.model is None:
+            return None
+        return Doing(frame.since, frame.expected_s, self.model.segment, self.model.stats.segments)
 
     def cancel(self, id: int) -> None:
         """With the lock: end what runs if it is this one."""

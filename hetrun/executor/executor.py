@@ -290,6 +290,7 @@ class Executor:
         away = self._away
         for timed in stage:
             self.segment = timed.name
+            self._stats.segments += 1
             try:
                 begun.append((timed, perf_counter(), timed.runner.submit(work)))
             except BaseException as e:

@@ -66,6 +66,7 @@ class Stats:
         self.step_seconds = 0.0  # steps of the engine from end to end
         self.wait_seconds = 0.0  # of the engine's thread, for those that work by themselves
         self.steps = 0
+        self.segments = 0  # that have begun, ever: a step in which one begins gets on
         self.accepted = 0  # guesses of tokens that were right
         self.streaming: Streaming | None = None  # None: all weights are in memory
 

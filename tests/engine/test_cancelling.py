@@ -81,6 +81,15 @@ def gate() -> tuple[Gate, FakeModel]:
     return gate, model
 
 
+def test_what_it_does_says_how_far_it_is() -> None:
+    g, model = gate()
+    g.enter(frozenset((1,)), 0.5)
+    model.stats.segments = 3
+    doing = g.doing
+    assert doing is not None
+    assert (doing.expected_s, doing.what, doing.segments) == (0.5, "the script", 3)
+
+
 def test_a_cancel_that_comes_just_before_its_step_is_heard() -> None:
     g, model = gate()
     g.cancel(1)

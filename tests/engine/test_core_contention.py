@@ -5,9 +5,6 @@ Anything else may run here as well, and what is burnt here slows that down: only
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,12 +24,10 @@ from hetrun.planner.plan import BUCKETS
 from tests.engine.test_cpu_contention import planned, step
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
+from tests.support.burners import CORES, burners
 
 MODEL = TinyLlama("crowded", layers=8, embd=512, ffn=2048, heads=8, kv_heads=4, context=512, quant="Q8_0")
-CORES = len(os.sched_getaffinity(0))
 PATIENCE_S = 30.0  # that either may take here, where anything else may run as well
-# Gone when we are: it must not burn on if this test is killed.
-BURNER = "import os\nwhile os.getppid() == {parent}:\n for i in range(1 << 16): pass"
 
 pytestmark = [
     pytest.mark.alone,
@@ -40,22 +35,6 @@ pytestmark = [
     pytest.mark.usefixtures("all_threads"),
     pytest.mark.skipif(CORES < 2, reason="one core: there are no fewer threads"),
 ]
-
-
-@contextmanager
-def burners() -> Iterator[None]:
-    """Other programs that compute, one for each core, in sessions of their own as anybody else's are."""
-    code = BURNER.format(parent=os.getpid())
-    running = [
-        subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL)
-        for _ in range(CORES)
-    ]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def run_until(loaded: Loaded, what: Callable[[], bool]) -> bool:

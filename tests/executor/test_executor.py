@@ -390,6 +390,7 @@ def test_each_segment_is_measured_in_its_bucket() -> None:
         expected[name, backend, "17-32"] = (1, 20)
         expected[name, backend, "1"] = (2, 2)
     assert found == expected
+    assert made.stats.segments == 9, "each that begins is a sign of life"
     assert all(0 < r.best <= r.seconds for _, r in made.stats)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import threading
@@ -30,16 +31,35 @@ def deadlock(free: Path) -> None:
     libc.pthread_mutex_lock(lock)
 
 
-class Told(FakeEngine):
-    """Has two orders more:
+def compute(seconds: float) -> None:
+    """Compute on all cores for so long, whatever comes of it."""
+    data, end = bytes(1 << 20), time.monotonic() + seconds
 
-    lock FILE     waits in a native call until the file is there, and answers then
-    halfway FILE  tells 300 tokens, but kills the process in the middle of them unless the file is there
+    def work() -> None:
+        while time.monotonic() < end:
+            hashlib.sha256(data).digest()  # without the interpreter lock
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in os.sched_getaffinity(0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Told(FakeEngine):
+    """Has three orders more:
+
+    compute SECONDS  keeps all cores busy in native calls, and answers then
+    lock FILE        waits in a native call until the file is there, and answers then
+    halfway FILE     tells 300 tokens, but kills the process in the middle of them unless the file is there
     """
 
     def reply(self, prompt: str) -> Iterator[str]:
         order, _, file = prompt.partition(" ")
         match order:
+            case "compute":
+                compute(float(file))
+                yield "computed"
             case "lock":
                 deadlock(Path(file))
                 yield "free again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -26,6 +27,8 @@ from hetrun.client.wire_protocol import Message, Patience, Pulse, Stuck, Unstuck
 from hetrun.config import Settings
 from hetrun.errors import BackendError
 from hetrun.server.app import create_app
+from hetrun.system.run_queue import RunQueue
+from tests.support.burners import burners
 
 ENGINE = "tests.server.engines:Told"
 # A step of the fake engine is predicted to take a millisecond: it is stuck behind a fifth of a second.
@@ -191,13 +194,25 @@ def test_a_job_that_was_stopped_as_a_whole_goes_on() -> None:
 # --- the watchdog itself
 
 
+class Queue(RunQueue):
+    """How long threads waited for cores since the last look, as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.waited = 0.0
+
+    def look(self) -> float:
+        return self.waited
+
+
 class Step:
     """What an engine does, as it is told."""
 
     def __init__(self) -> None:
         self.doing: Doing | None = None
         self.said: list[Message] = []
-        self.dog = Watchdog(lambda: self.doing, Patience(look=1.0), self.said.append)
+        self.queue = Queue()
+        self.dog = Watchdog(lambda: self.doing, Patience(look=1.0), self.said.append, queue=self.queue)
 
     def look(self, doing: Doing | None, elapsed: float = 1.0) -> list[Message]:
         self.doing = doing
@@ -228,6 +243,112 @@ def test_steps_that_change_are_never_stuck_and_a_night_is_no_long_step() -> None
     assert [step.look(Doing(float(i), 0.001, "")) for i in range(1, 20)] == [[]] * 19
     doing = Doing(99.0, 0.001, "")
     assert [step.look(doing, 30_000.0) for _ in range(3)] == [[]] * 3
+
+
+def test_a_step_in_which_segments_begin_gets_on() -> None:
+    step, names = Step(), ("blk.0", "blk.1")
+    assert [step.look(Doing(1.0, 0.001, names[i % 2])) for i in range(20)] == [[]] * 20
+    assert [step.look(Doing(1.0, 0.001, "model", i)) for i in range(20)] == [[]] * 20, "pass after pass"
+    still = Doing(1.0, 0.001, "model", 19)
+    assert [step.look(still) for _ in range(5)] == [[]] * 5
+    assert step.look(still) == [Stuck("model", 6.0, 0.001, 5.0)]
+    assert step.look(Doing(1.0, 0.001, "model", 20)) == [Unstuck()]
+
+
+def test_a_step_that_waits_for_cores_has_more_time_and_nobody_hears_of_it(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    step, doing = Step(), Doing(1.0, 0.127, "embed..blk.28.ffn.down")
+    step.queue.waited = 0.75  # of every second
+    assert [step.look(doing) for _ in range(21)] == [[]] * 21
+    (record,) = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert (
+        "the machine is busy: a step is in embed..blk.28.ffn.down for 6.0 s, 0.127 s" in record.getMessage()
+    )
+    assert capfd.readouterr() == ("", ""), "no stacks"
+    assert step.look(doing) == [Stuck(doing.what, 21.0, 0.127, 20.0)]
+
+
+def test_a_hang_beside_busy_programs_is_noticed(capfd: pytest.CaptureFixture[str]) -> None:
+    step, doing = Step(), Doing(1.0, 0.001, "blk.0")
+    step.queue.waited = 0.01  # threads that sleep for ever wait for no core; only the watchdog itself does
+    assert [step.look(doing) for _ in range(6)] == [[]] * 6
+    (stuck,) = step.look(doing)
+    assert isinstance(stuck, Stuck)
+    assert (stuck.what, stuck.seconds) == ("blk.0", 6.0)
+    assert 5.0 < stuck.limit_s < 5.1
+    assert "thread 0x" in capfd.readouterr().err
+    step.queue.waited = 3.9  # four that spin for ever
+    spinning = Doing(2.0, 0.001, "blk.0")
+    assert step.look(spinning) == [Unstuck()]
+    assert [step.look(spinning) for _ in range(40)] == [[]] * 40, "eight times five seconds"
+    assert step.look(spinning) == [Stuck("blk.0", 41.0, 0.001, 40.0)]
+
+
+# The process says nothing and is not looked at by itself in a test: an hour is longer.
+SILENT = Patience(look=3600.0)
+
+
+async def test_a_silent_process_that_waits_for_cores_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(SILENT) as (client, http):
+        life, queue = client._supervisor._life, Queue()
+        life._silence._queue = queue
+        queue.waited = 0.75  # of every second
+        life.look(1.0)  # it was heard when it was ready
+        for _ in range(40):
+            life.look(1.0)
+        assert await health(http) == (200, {"status": "ok"})
+        assert not caplog.records
+        life.look(1.0)
+        assert (await health(http))[1] == {
+            "status": "stuck",
+            "segment": None,
+            "seconds": 41.0,
+            "expected": None,
+        }
+        assert "no sign of life for 41 s" in caplog.text
+        first = client.pid
+        assert (await collect(client, "say fine"))[-1].kind == "done"
+        life.look(1.0)
+        assert await health(http) == (200, {"status": "ok"})
+        assert client.pid == first
+
+
+async def test_a_silent_process_that_sleeps_is_ended_as_ever() -> None:
+    async with opened(SILENT) as (client, _):
+        first, life = client.pid, client._supervisor._life
+        life._silence._queue = Queue()
+        for _ in range(31):
+            life.look(1.0)
+        assert client.health.status == "stuck"
+        life.look(1.0)  # ends it
+        await until(lambda: client.pid != first)
+        assert "gave no sign of life for 31 s" in life.obituary
+
+
+# --- on cores that other programs keep busy
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_beside_busy_programs_who_computes_is_well_and_who_hangs_is_not(tmp_path: Path) -> None:
+    patience = Patience(look=0.1, least=1.0, silent=20, kill_times=1.5, kill_least=0.3)
+    with (tmp_path / "log").open("w+b") as log, burners(each=4):
+        async with opened(patience, log) as (client, http):
+            first = client.pid
+            asked = asyncio.create_task(collect(client, "compute 3.0"))  # in one step, of a millisecond
+            while not asked.done():
+                assert await health(http) == (200, {"status": "ok"})
+                await asyncio.sleep(0.05)
+            assert "".join(event.text for event in asked.result()) == "computed"
+            assert "Where all threads are" not in (tmp_path / "log").read_text()
+            for hang in ("lock /never", "compute inf"):
+                (event,) = await collect(client, hang)
+                assert "was stuck in blk.7.ffn for" in str(event.error)
+            assert client.pid != first
+        assert "in deadlock" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(("expected", "limit", "end"), [(0.01, 5, 30), (1.0, 20, 60), (None, 60, 180)])

@@ -1,0 +1,75 @@
+"""How long a process could not run because others had the cores, in the scheduler's own words.
+
+The second number of /proc/PID/task/TID/schedstat is the time that a thread was ready to run and had no core.
+It grows on a busy machine, and where a container has used its share up; it does not while a thread sleeps or
+computes. It is true inside containers as well, where /proc/stat may show the cores of somebody else.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hetrun.system.sysfs import line_of
+
+NS = 1e-9
+FORM = re.compile(r"\d{1,19} (\d{1,19}) \d{1,19}")  # it ran, it waited, how often
+
+
+class RunQueue:
+    """Compares how long the threads of a process waited for cores between one look and the next."""
+
+    def __init__(self, pid: int, root: Path = Path("/proc")) -> None:
+        self._tasks = root / str(pid) / "task"
+        self._before: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """The next look has nothing to compare with."""
+        self._before = {}
+
+    def look(self) -> float:
+        """Seconds that they waited since the last look, all together; 0 where nothing is known."""
+        before, self._before = self._before, self._read()
+        if not before:
+            return 0.0
+        # A thread that was not there has waited only since; the number of one that ended may come back.
+        return NS * sum(max(0, now - before.get(thread, 0)) for thread, now in self._before.items())
+
+    def _read(self) -> dict[str, int]:
+        """Nanoseconds that each thread waited ever; none where the kernel does not say, or it is gone."""
+        try:
+            threads = [task.name for task in self._tasks.iterdir()]
+        except OSError:
+            return {}
+        found = {thread: line_of(self._tasks / thread / "schedstat") for thread in threads}
+        return {thread: int(said[1]) for thread, line in found.items() if (said := FORM.fullmatch(line))}
+
+
+class Standstill:
+    """How long nothing has come of a process, and how much of that is its own doing."""
+
+    def __init__(self, queue: RunQueue, most: float) -> None:
+        """A busy machine explains that something takes `most` times as long, and no more: threads that spin
+        for ever wait for cores, too."""
+        self.seconds = 0.0
+        self._waited = 0.0  # the part of it in which some thread had no core
+        self._queue = queue
+        self._most = most
+
+    def begin(self) -> None:
+        """Something has come."""
+        self.seconds = self._waited = 0.0
+        self._queue.forget()
+
+    def add(self, elapsed: float) -> None:
+        """Nothing has come for so many seconds more."""
+        # The sum over the threads, not the most of them: they wait for each other after each operation, so
+        # the whole stands still while any of them has no core.
+        self._waited += min(self._queue.look(), elapsed)
+        self.seconds += elapsed
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long as on a machine of its own it may take."""
+        own = max(self.seconds - self._waited, self.seconds / self._most)
+        return self.seconds / own if own else 1.0
