@@ -63,6 +63,7 @@ class Load:
     engine: str
     options: Mapping[str, object]
     patience: Patience = Patience()
+    verbose: bool = False  # say on standard error what the engine decides
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -120,9 +120,11 @@ class Executor:
         self._away = 0.0  # seconds spent in other steps while a pass stood still
         self._busy: list[Shape] = []  # what passes have begun to run by: all but the last stand still
 
-    def adopt(self, plans: PlanSet) -> None:
-        """Run by other plans from the next step on; what was compiled for those that stay is kept."""
-        alive = {id(p.stages) for p in plans.plans.values()} | self._hidden.keep(plans.plans.values())
+    def adopt(self, plans: PlanSet, beside: Collection[Plan] = ()) -> None:
+        """Run by other plans from the next step on; what was compiled for those that stay is kept, and for
+        those `beside` them, which may run soon."""
+        staying = [*plans.plans.values(), *beside]
+        alive = {id(p.stages) for p in staying} | self._hidden.keep(staying)
         for cache in (self._small, self._large):
             for key in [key for key in cache if key[0] not in alive and key not in self._busy]:
                 cache.pop(key).close()
@@ -132,6 +134,14 @@ class Executor:
     def forget_threads(self) -> None:
         """Somebody else has set the backends' threads: they are set again before the next pass."""
         self._plan = None
+
+    def rest(self) -> None:
+        """Nothing has come for a while: graphs of long passes go, which take most, and the next prompt hardly
+        ever has as many tokens as one of the last; and those for numbers of threads that no plan has now."""
+        threads = {plan.threads for plan in self.plans.plans.values()}
+        for cache, keep in ((self._small, threads), (self._large, frozenset[int]())):
+            for key in [key for key in cache if key[1] not in keep and key not in self._busy]:
+                cache.pop(key).close()
 
     def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
         """The k greatest logits of each wanted token, where what makes them can choose; else all of them."""
@@ -261,6 +271,7 @@ class Executor:
         finally:
             self._busy.pop()
         ran.seconds = perf_counter() - start - (self._away - away)
+        self.recent[plan.bucket].seconds += ran.seconds
         if not hidden:  # what it takes without the output matrix is no measure of the plan
             self.hear(ran)
         result = self._result(hidden)

@@ -50,6 +50,7 @@ class Recent:
 
     passes: float = 0.0
     depth: float = 0.0
+    seconds: float = 0.0
 
     def add(self, depth: float) -> None:
         """One more."""

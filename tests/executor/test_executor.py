@@ -306,6 +306,35 @@ def test_the_shapes_that_were_used_least_lately_are_closed(monkeypatch: pytest.M
     assert device.closed
 
 
+def test_graphs_of_long_passes_go_when_nothing_has_come_for_a_while() -> None:
+    made, device = null_rig()
+    a = made.kv.alloc()
+    for n in (1, 2, 20, 40):
+        made.step((a, TOKENS[:n], []))
+    made.executor.rest()
+    assert {r.shape.tokens for r in device.open} == {1, 2}
+    assert made.logits(a, TOKENS[:20]).argmax(1).tolist() == following(TOKENS[:20], range(20))
+    assert {r.shape.tokens for r in device.open} == {1, 2, 20}
+    plans = made.executor.plans
+    more = {bucket: replace(plan, threads=plan.threads + 1) for bucket, plan in plans.plans.items()}
+    made.executor.adopt(replace(plans, plans=more))
+    made.step((a, TOKENS[:2], []))
+    made.executor.rest()
+    assert [r.shape.tokens for r in device.open] == [2]
+
+
+def test_a_pass_that_stands_aside_keeps_its_graph() -> None:
+    made, device = null_rig()
+    a, b = made.kv.alloc(), made.kv.alloc()
+
+    def between() -> None:
+        made.step((b, [1], []))
+        made.executor.rest()
+
+    made.executor.run(step(*[(a, TOKENS[:20], [19])]), between)
+    assert {r.shape.tokens for r in device.open} == {1, 20}
+
+
 class Small(NullDevice):
     """It has memory for two compiled segments."""
 
