@@ -37,7 +37,7 @@ class Budgeted(Protocol):
         ...
 
     def rest(self) -> None:
-        """Give the system back what sequences that are gone had."""
+        """Give the system back what sequences that are gone had, and what costs little to have again."""
         ...
 
 

@@ -23,7 +23,7 @@ from hetrun.executor.library.plan import backend_for
 from hetrun.executor.library.plan import prepare as prepare_whole
 from hetrun.executor.loading.backend_selection import vet
 from hetrun.executor.loading.load_plan import Prepared, prepare
-from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, kv_of_all
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, SOON, kv_of_all
 from hetrun.executor.loading.resident_budget import InMemory
 from hetrun.executor.stats import Stats
 from hetrun.executor.weight_store import WeightStore
@@ -41,6 +41,7 @@ from hetrun.planner.options import Options, this_machine
 from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.mapped_weights import FromMaps
 from hetrun.prefetch.streamed_weights import FromDisk
+from hetrun.system.allocator import give_back
 from hetrun.system.progress import Progress, stretch
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class PlannedModel:
     def __init__(self, source: ModelSource, options: Options, progress: Progress | None = None) -> None:
         self.stats = Stats()
         with ExitStack() as undo:
-            prepared = prepare(source, options)
+            prepared = prepare(source, options, SOON)
             self.graph, self.context = prepared.graph, prepared.context
             self._backends = prepared.backends
             undo.callback(self._close_backends)
@@ -70,8 +71,8 @@ class PlannedModel:
                 kv_shapes(self.graph),
                 prepared.quant,
                 self.context,
-                # One more, so that somebody can look at something while all of them run.
-                MAX_SEQUENCES + 1 + CACHED,
+                # Two more, so that two ways to work can be compared while all of them run.
+                MAX_SEQUENCES + 2 + CACHED,
                 prepared.plans.ubatch,
                 prepared.kv_bytes,
             )
@@ -105,12 +106,9 @@ class PlannedModel:
                 forecast,
             )
             self.pilot: Pilot | None = None
-            if setup:
-                self.pilot = Pilot(
-                    self.graph, self._backends, store, self._kv, self._executor, forecast, setup
-                )
-                self.pilot.begin(stretch(progress, LOADING, 1))
             self._budget = self._disk or self._in_memory(prepared)
+            if setup:
+                self._measure(setup, forecast, stretch(progress, LOADING, 1))
             if self._disk:
                 self._executor.kept = KEPT_FEW
                 self._disk.open(stretch(progress, 0.1, 1))
@@ -128,6 +126,12 @@ class PlannedModel:
         """The weights that are there as a whole: booked before they are read."""
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
+
+    def _measure(self, setup: Setup, forecast: Forecast, progress: Progress | None) -> None:
+        """What is not known yet, and plan by it."""
+        self.pilot = Pilot(self.graph, self._backends, self._store, self._kv, self._executor, forecast, setup)
+        self.pilot.begin(progress)
+        self.rest()  # what was measured in goes, with keys and values of long texts
 
     def _in_memory(self, prepared: Prepared) -> InMemory:
         mapped, store = prepared.mapped, self._store
@@ -223,8 +227,11 @@ class PlannedModel:
         return reading.report() if reading else None
 
     def rest(self) -> None:
-        """Nothing has come for a while: memory of keys and values that nobody needs goes to the system."""
+        """Nothing has come for a while: memory that nobody needs goes to the system, and the books see it."""
+        self._executor.rest()
         self._kv.trim()
+        give_back()
+        self._budget.look()
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
@@ -288,7 +295,7 @@ class PlannedModel:
     def close(self) -> None:
         """Give everything back, and keep what was learnt."""
         if self.pilot:
-            self.pilot.save()
+            self.pilot.close()
         self._executor.close()
         if self._disk:
             self._disk.close()

@@ -128,8 +128,8 @@ class Books:
         self._figures, self._helpers = figures, helpers
         self._booked: dict[tuple[str, Kind], int] = {(bill.RESERVE, "anonymous"): reserve}
         self._promised: dict[str, int] = {}
-        # What every account held when they were last brought in line; another mapping each time, so that
-        # any thread may look.
+        # What every account held when they were last brought in line, the reserve left out, which nobody has;
+        # another mapping each time, so that any thread may look.
         self.seen: Mapping[str, int] = {}
 
     @property
@@ -221,7 +221,7 @@ class Books:
         for account, kind in others:
             self.holds(account, kind, max(0, self.booked(account, kind) + off[kind]))
         self.holds(bill.HELPERS, "anonymous", self._helpers())
-        accounts = dict.fromkeys(account for account, _ in self._booked)
+        accounts = dict.fromkeys(account for account, _ in self._booked if account != bill.RESERVE)
         self.seen = bill.in_order({account: self.booked(account) for account in accounts})
 
     def difference(self) -> dict[Kind, int]:

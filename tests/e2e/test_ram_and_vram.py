@@ -17,6 +17,7 @@ from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.errors import BudgetError
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.loading.memory_estimates import SOON
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
@@ -67,7 +68,7 @@ def options(ram: int | None = None, vram: int | None = None, names: tuple[str, .
 
 @contextmanager
 def decided(path: Path, wanted: Options) -> Iterator[Prepared]:
-    found = prepare(open_model(path), wanted)
+    found = prepare(open_model(path), wanted, SOON)  # as what runs
     try:
         yield found
     finally:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hetrun.errors import BudgetError
 from hetrun.memory import breakdown
 from hetrun.memory.breakdown import Kind
-from hetrun.memory.ledger import KINDS, Books, Granted, granted, helper_bytes, kernel_figures
+from hetrun.memory.ledger import KINDS, Books, Figures, Granted, granted, helper_bytes, kernel_figures
 from hetrun.system.memory_info import free_memory
 from hetrun.system.units import size_in_words
 from tests.unit.test_memory_limit import GIB, lay_out, version_2
@@ -248,6 +248,17 @@ def test_what_is_not_booked_is_found_again_and_again() -> None:
     assert work["less"] < 2 * MIB
     assert work["least"] < 2 * MIB
     assert all(abs(off) < MIB // 4 and helpers == 0 for _, helpers, off in found.values())
+
+
+def test_nobody_has_the_reserve() -> None:
+    """What is seen of the books is what lies in memory."""
+    figures = Figures(anonymous=70 * MIB, file_backed=9 * MIB)
+    books = Books(Granted(200 * MIB, "--ram"), figures=lambda: figures, helpers=lambda: 12 * MIB)
+    books.book(breakdown.WEIGHTS, "anonymous", 50 * MIB)
+    books.reconcile()
+    assert breakdown.RESERVE in books.bill()
+    assert breakdown.RESERVE not in books.seen
+    assert breakdown.total(books.seen) - books.seen[breakdown.HELPERS] == figures.total
 
 
 def test_helpers_are_processes_that_this_one_has_started() -> None:

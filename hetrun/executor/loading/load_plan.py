@@ -16,7 +16,14 @@ from hetrun.backend.weight_streaming import Cut
 from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.executor.loading.context_length import KvBytes, choose_context, kv_quant, longest
 from hetrun.executor.loading.device_memory import Own, Places, bills, granted_to, with_streaming
-from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, besides, in_parts, kv_of_all, work_bytes
+from hetrun.executor.loading.memory_estimates import (
+    LIBRARIES,
+    MAX_SEQUENCES,
+    besides,
+    in_parts,
+    kv_of_all,
+    work_bytes,
+)
 from hetrun.graph import Extent, Graph, Op, kept_by, kv_shapes
 from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
@@ -84,13 +91,13 @@ class Prepared:
     own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
 
 
-def prepare(source: ModelSource, options: Options) -> Prepared:
-    """Decide; the backends are the caller's to close."""
+def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> Prepared:
+    """Decide; the backends are the caller's to close. So much of libraries is still `to_come`."""
     graph = build_graph(source, options.ctx)
     quant = kv_quant(graph, options.kv_type)
     backends = create_backends(options, graph)
     try:
-        return Deciding(source, options, graph, backends, quant).decide()
+        return Deciding(source, options, graph, backends, quant, to_come).decide()
     except BaseException:
         for backend in backends.values():
             backend.close()
@@ -122,7 +129,9 @@ class Deciding:
         graph: Graph,
         backends: dict[str, Backend],
         quant: QuantType,
+        to_come: int,
     ) -> None:
+        self._to_come = to_come
         self._granted = granted(options.ram)
         if options.ram is not None:  # a container may have less
             options = replace(options, ram=self._granted.nbytes)
@@ -167,7 +176,7 @@ class Deciding:
 
     def _parts(self) -> Mapping[str, int]:
         """What is held besides weights, keys and values."""
-        return self._options.besides or in_parts(besides())
+        return self._options.besides or in_parts(besides(self._to_come))
 
     def _rows_of(self, ops: Sequence[Op]) -> int:
         """Keys and values of a sequence of some length, as far as some ops keep them."""
@@ -236,6 +245,9 @@ class Deciding:
         free = self._granted.nbytes - held
         of_all = kv_of_all(one, free - weights)
         paid = {breakdown.WEIGHTS: weights, breakdown.KV_ONE: one, breakdown.KV_ALL: of_all}
+        # Where there is less, passes work in the reserve, and rows get no more than what is left.
+        if (work := min(work_bytes(self._graph, plans.ubatch), free - weights - of_all)) > 0:
+            paid[breakdown.WORK] = work
         paid = breakdown.complete(paid | in_parts(held), self._granted.nbytes)
         plans, room = replace(plans, memory=paid), max(weights, free - of_all)
         return self._prepared(plans, wanted, context, weights, of_all, room)

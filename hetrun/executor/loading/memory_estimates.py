@@ -8,14 +8,16 @@ from hetrun.memory import breakdown
 from hetrun.memory.ledger import RESERVE, kernel_figures
 
 MAX_SEQUENCES = 64
-LIBRARIES = 24 << 20  # that are loaded with the model
+LIBRARIES = 24 << 20  # of a process that has neither vocabulary nor native library yet: both of them
+SOON = 2 << 20  # of one that has them: what else is loaded with the model
 WORK = 14 << 20  # of compiled graphs of few tokens, and scratch
 KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where one of full length takes less
 
 
-def besides() -> int:
-    """Memory that is held besides weights, keys and values: the interpreter and its libraries."""
-    return RESERVE + kernel_figures().total + LIBRARIES
+def besides(to_come: int = LIBRARIES) -> int:
+    """Memory that is held besides weights, keys and values: the interpreter and its libraries, of which so
+    much is still to come."""
+    return RESERVE + kernel_figures().total + to_come
 
 
 def in_parts(held: int) -> dict[str, int]:

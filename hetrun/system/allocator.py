@@ -1,0 +1,28 @@
+"""The C library's allocator: what it keeps of memory that nobody has any more."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+
+def give_back() -> None:
+    """Have the system get the whole pages that are free in the allocator's arenas.
+
+    glibc keeps them. What was freed in large pieces even more so: for each of these it raises the size from
+    which memory comes from the system by itself, so that compiled graphs and packed weights soon lie in
+    arenas, in which a small piece that is still in use holds all that lies below it. Where there is another C
+    library this does nothing.
+    """
+    if (libc := _libc()) is not None:
+        libc.malloc_trim(0)
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None)
+    try:
+        libc.malloc_trim.argtypes = (ctypes.c_size_t,)
+    except AttributeError:  # no glibc
+        return None
+    return libc
