@@ -46,6 +46,7 @@ KINDS: Mapping[str, Literal["text", "json"]] = {
 }
 POLL_S = 0.1
 RECENT_S = 20.0  # over which the speed is measured
+ASK_S = 2.0  # between two questions what steps take
 # Before there is a result: what a request may be like.
 GUESSED_PROMPT, GUESSED_ANSWER = 64, 256
 
@@ -244,20 +245,22 @@ async def _shown(
 
 
 class Outlook:
-    """How fast a batch is, and when it will be over: by the planner's word first, then by what was seen."""
+    """How fast a batch is, and when it will be over: by what the engine expects of its steps first, then by
+    requests that were answered, whose lengths no engine knows before."""
 
     def __init__(self, client: ChatClient | None, most_tokens: int | None, together: int) -> None:
         self._client, self._together = client, together
         self._answer = min(GUESSED_ANSWER, most_tokens or GUESSED_ANSWER)
         self._seen: deque[tuple[float, int, int]] = deque([(monotonic(), 0, 0)])
         self._predicted: float | None = None  # seconds of a request, of which several run at a time
-        self._asked = client is None
+        self._enough = max(1, together // 2)  # answers, by which the time of one is known
+        self._ask_at = float("-inf")
 
     async def ask(self) -> None:
-        """Ask the planner, once."""
-        if self._asked or self._client is None:
+        """Ask the engine, now and then until there are results: it learns what its steps take."""
+        if self._client is None or monotonic() < self._ask_at:
             return
-        self._asked = True
+        self._ask_at = monotonic() + ASK_S
         answers = tuple([(1, GUESSED_PROMPT + self._answer / 2)] * self._together)
         with suppress(HetrunError):  # an outlook is no reason to end what it is of
             step = await self._client.ask(StepSeconds(answers))
@@ -273,7 +276,9 @@ class Outlook:
             self._seen.popleft()
         then, answered, tokens = self._seen[0]
         seconds, answered, tokens = now - then, tally.answered - answered, tally.answer_tokens - tokens
-        each = seconds / answered if answered >= self._together // 2 else self._predicted
+        each = self._predicted
+        if answered >= self._enough:
+            each, self._ask_at = seconds / answered, now + ASK_S
         if each is None and answered:
             each = seconds / answered
         total, left = _total(tally, lines), None

@@ -1,32 +1,26 @@
 """Whether one more request may come in: a bounded queue, and a prediction of what would become of it.
 
-The engine's thread asks here before it does anything for a request, and tells what its steps took. Nothing is
-simulated. The engine never rests while there is work, so what stands before a request is a sum: the prompts
-before it, and the steps until a place is free, each at the speed that was seen last.
+The engine's thread asks here before it does anything for a request. Nothing is simulated. The engine never
+rests while there is work, so what stands before a request is a sum: the prompts before it, and the steps
+until a place is free, each as long as it is expected to take (`step_time.py`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapreplace
-from itertools import accumulate
 
 from hetrun.client.events import GenerateRequest
+from hetrun.engine.step_time import StepTimes
 from hetrun.errors import Overloaded
 
-RECENT = 1 / 8  # weight of the newest time in a mean
 RECENT_REQUESTS = 32  # that count in a mean over requests
 FIRST_ANSWER = 256.0  # tokens, before any answer has ended
 FIRST_PROMPT = 256.0
-SEED_DEPTH = 256.0  # tokens behind which the planner is asked what a step of answers takes
-SEED_PROMPTS = (16, 64, 256, 1024)
 FIRST_TOKENS_A_LETTER = 1 / 4
 LEAST_RETRY_S, MOST_RETRY_S = 1.0, 60.0  # who comes back after a minute is predicted anew
-
-Predict = Callable[[Sequence[tuple[int, float]]], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +43,6 @@ class Forecast:
     end_s: float  # if nobody else comes
 
 
-class Times:
-    """Seconds by size, as they were seen: a mean for each power of two, and straight lines between them.
-
-    Behind the ends sizes and seconds grow alike. For sizes below the least one that says too little, on
-    purpose: a request that is refused for a guess would never be measured.
-    """
-
-    def __init__(self) -> None:
-        self._means: dict[int, tuple[float, float]] = {}  # bits of the size -> size, seconds
-        self._sizes: list[float] | None = None
-        self._seconds: list[float] = []
-
-    def saw(self, size: int, seconds: float) -> None:
-        """Something of this size took so long."""
-        old_size, old_seconds = self._means.get(size.bit_length(), (float(size), seconds))
-        self._means[size.bit_length()] = (
-            old_size + RECENT * (size - old_size),
-            old_seconds + RECENT * (seconds - old_seconds),
-        )
-        self._sizes = None
-
-    def seed(self, size: int, seconds: float) -> None:
-        """The same as a prediction, which counts until something was seen."""
-        if size.bit_length() not in self._means:
-            self.saw(size, seconds)
-
-    def at(self, size: float) -> float | None:
-        """Seconds of this size; never less than those of a smaller one. None: nothing was seen yet."""
-        if not self._means:
-            return None
-        if self._sizes is None:
-            points = [self._means[bits] for bits in sorted(self._means)]
-            self._sizes = [size for size, _ in points]
-            self._seconds = list(accumulate((seconds for _, seconds in points), max))
-        sizes, seconds = self._sizes, self._seconds
-        i = bisect_left(sizes, size)
-        if i == 0:
-            return seconds[0] * size / sizes[0]
-        if i == len(sizes):
-            return seconds[-1] * size / sizes[-1]
-        part = (size - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
-        return seconds[i - 1] + part * (seconds[i] - seconds[i - 1])
-
-
 class Mean:
     """Of the last requests; what it is before the first one is a guess."""
 
@@ -109,48 +59,24 @@ class Mean:
 class Admission:
     """Counts, predicts and refuses; on the engine's thread only.
 
-    `places`: sequences that run together. `most_waiting`: requests beyond those; None: as many as come.
-    `predict`: the planner's seconds of a step, which count until steps were seen. `aside`: the share of the
-    time that running answers keep while prompts are read beside them.
+    `places`: sequences that run together. `times`: what steps take. `most_waiting`: requests beyond those
+    that run; None: as many as come. `aside`: the share of the time that running answers keep while prompts
+    are read beside them.
     """
 
     def __init__(
-        self,
-        places: int,
-        most_waiting: int | None = None,
-        predict: Predict = lambda chunks: None,
-        aside: float = 0.0,
+        self, places: int, times: StepTimes, *, most_waiting: int | None = None, aside: float = 0.0
     ) -> None:
         self.places = places
         self.most_waiting = most_waiting
-        self._predict = predict
+        self._times = times
         self._aside = aside
-        self._seeded = False
-        self._steps = Times()  # of running answers, by their number
-        self._prompts = Times()  # by their tokens
         self._answer = Mean(FIRST_ANSWER)
         self._prompt = Mean(FIRST_PROMPT)
         self._tokens_a_letter = Mean(FIRST_TOKENS_A_LETTER)
         self._sent_away = 0  # requests refused for a full queue, less those that have ended since
 
     # --- what the loop tells
-
-    def saw_step(self, answers: int, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many running answers and so many tokens of prompts took so long.
-
-        A step that others ran inside of counts without these, which are told by themselves.
-        """
-        if not prompt_tokens and answers:
-            self._steps.saw(answers, seconds)
-        elif prompt_tokens and not answers:
-            self._prompts.saw(prompt_tokens, seconds)
-        elif prompt_tokens:
-            steps, prompts = self._steps.at(answers), self._prompts.at(prompt_tokens)
-            if not steps or not prompts:
-                return  # nobody can tell them apart; the next step with one kind can
-            part = steps / (steps + prompts)
-            self._steps.saw(answers, part * seconds)
-            self._prompts.saw(prompt_tokens, (1 - part) * seconds)
 
     def finished(self, prompt_tokens: int, answer_tokens: int | None) -> None:
         """An answer has come to its end (not: its client has left). None: no tokens were wanted."""
@@ -231,9 +157,8 @@ class Admission:
 
     def forecast(self, own: Work, others: Iterable[Work]) -> Forecast | None:
         """When a new request gets its place, its first token and its end. None: nothing is known yet."""
-        self._seed()
         before = in_front(own, others)
-        step = self._steps.at(min(len(before) + 1, self.places))
+        step = self._times.a_token(min(len(before) + 1, self.places))
         # Together: short prompts share a pass, so many cost less than as many times one.
         tokens = sum(work.prompt for work in before)
         theirs, prompts = self._read_s(tokens), self._read_s(tokens + own.prompt)
@@ -253,7 +178,7 @@ class Admission:
     # --- how
 
     def _read_s(self, tokens: int) -> float | None:
-        return self._prompts.at(tokens) if tokens else 0.0
+        return self._times.reading(tokens) if tokens else 0.0
 
     def _beside(self, prompts_s: float, answers_s: float) -> float:
         """Reading prompts takes longer while answers go on beside it, until these are over."""
@@ -261,23 +186,10 @@ class Admission:
 
     def _turn_s(self) -> float | None:
         """Seconds from one end of an answer to the next while every place is taken."""
-        step, prompt = self._steps.at(self.places), self._prompts.at(self._prompt.value)
+        step, prompt = self._times.a_token(self.places), self._times.reading(self._prompt.value)
         if step is None or prompt is None:
             return None
         return prompt + self._answer.value * step / self.places
-
-    def _seed(self) -> None:
-        """Take the planner's word for sizes of which nothing was seen; once, as soon as it has one."""
-        if self._seeded:
-            return
-        rows = sorted({1 << i for i in range(self.places.bit_length())} | {self.places})
-        asked = [(self._steps, n, [(1, SEED_DEPTH)] * n) for n in rows]
-        for times, size, chunks in [*asked, *((self._prompts, n, [(n, 0.0)]) for n in SEED_PROMPTS)]:
-            seconds = self._predict(chunks)
-            if seconds is None:
-                return
-            times.seed(size, seconds)
-        self._seeded = True
 
 
 def in_front(own: Work, others: Iterable[Work]) -> list[Work]:

@@ -31,8 +31,9 @@ class Entry:
         self._waiting = waiting
         # A pass that stands aside lets answers have their step whenever it ran for STRETCH - 1 of these.
         aside = 1 / STRETCH if loaded.model.stands_aside else 0.0
-        model = loaded.model
-        self._admission = Admission(model.max_sequences, loaded.most_waiting, model.predict, aside)
+        self._admission = Admission(
+            loaded.model.max_sequences, loaded.times, most_waiting=loaded.most_waiting, aside=aside
+        )
 
     def full(self) -> Overloaded | None:
         """Why one more request cannot wait, unless another one gives way."""
@@ -54,15 +55,6 @@ class Entry:
     def began(self, r: Running, w: Waiting) -> None:
         """A request has its place, and what was cached of it."""
         self._admission.saw_prompt(_letters(w), r.missing)
-
-    def saw(self, chosen: Sequence[tuple[Running, int]], seconds: float) -> None:
-        """A step, of which its sequences do not know yet, took so long without the steps inside of it."""
-        answers = sum(r.answers for r, _ in chosen)
-        self._admission.saw_step(answers, sum(n for _, n in chosen) - answers, seconds)
-
-    def saw_answers(self, answers: int, seconds: float) -> None:
-        """So many answers got a token each in that time, on an average of a step that gave several."""
-        self._admission.saw_step(answers, 0, seconds)
 
     def ended(self, r: Running) -> None:
         """An answer is complete."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from hetrun.engine.scheduler import Shares, share_out, split
 from hetrun.engine.sequence import Chosen, Running
-from hetrun.engine.step_time import STRETCH, Pace
+from hetrun.engine.step_time import STRETCH, StepTimes, shape_of
 from hetrun.executor.interface import Model
 
 FEW = 16  # tokens of prompts that never need a pass of their own
@@ -24,10 +24,10 @@ NOTICE_S = 0.01  # how often a long pass looks whether somebody came
 class Mixing:
     """Keeps answers smooth and prompts in passes as large as that allows."""
 
-    def __init__(self, model: Model, shares: Shares, pace: Pace) -> None:
+    def __init__(self, model: Model, shares: Shares, times: StepTimes) -> None:
         self._model = model
         self._shares = shares
-        self._pace = pace
+        self._times = times
         self._embedded = False  # the last step was one of embeddings
 
     def next(self, running: Sequence[Running]) -> tuple[Chosen, bool]:
@@ -77,26 +77,26 @@ class Mixing:
             return NOTICE_S
         joining = _generating(r for r in running if r.id in standing)
         # Many who join together are not held up by the few who have begun.
-        return (STRETCH - 1) * self._pace.quiet(others, joining if len(joining) > len(others) else ())
+        return (STRETCH - 1) * self._times.quiet(others, joining if len(joining) > len(others) else ())
 
     def _smooth(self, answers: Sequence[Running], together: Chosen) -> bool:
         """Whether a step of answers and prompts is short enough for the answers."""
         if sum(n for _, n in together) <= len(answers) + FEW:
             return True
         joining = [r for r, _ in together[len(answers) :]]
-        seconds = self._pace.seconds(together)
-        return seconds is not None and seconds <= STRETCH * self._pace.quiet(answers, joining)
+        seconds = self._times.seconds(shape_of(together))
+        return seconds is not None and seconds <= STRETCH * self._times.quiet(answers, joining)
 
     def _with_few(
         self, answers: Sequence[Running], prompts: Sequence[Running], sizes: Sequence[int]
     ) -> Chosen:
         """All answers, and as much of prompts as their next tokens can wait for."""
         budget = self._model.plans.ubatch
-        quiet = self._pace.quiet(answers, prompts[:1]) if answers else 0.0
+        quiet = self._times.quiet(answers, prompts[:1]) if answers else 0.0
         limit = STRETCH * quiet if answers else ALONE_S
         for n in sizes:
             chosen = share_out(answers, prompts, min(budget, len(answers) + n))
-            if (self._pace.seconds(chosen) or self._pace.guessed(chosen, quiet)) <= limit:
+            if (self._times.seconds(shape_of(chosen)) or 0.0) <= limit:
                 return chosen
         return share_out(answers, prompts, min(budget, len(answers) + FEW))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.prefix_store import Prompts
 from hetrun.engine.speculation.interface import Speculation
+from hetrun.engine.step_time import StepTimes
 from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.executor.interface import Model
 from hetrun.memory.kv.prefix_cache import Prefixes
@@ -33,6 +34,10 @@ class Loaded:
     speculation: Speculation | None = None  # None: a step gives each sequence one token
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
+    times: StepTimes = field(init=False)  # what its steps take
+
+    def __post_init__(self) -> None:
+        self.times = StepTimes(self.model)
 
 
 def tokenizer_of(loaded: Loaded) -> Tokenizer:

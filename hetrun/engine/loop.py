@@ -27,7 +27,7 @@ from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.sequence_factory import begun
 from hetrun.engine.slot_manager import Places
 from hetrun.engine.speculation.speculator import Speculating
-from hetrun.engine.step_time import Clock, Pace
+from hetrun.engine.step_time import Clock, shape_of
 from hetrun.engine.waiting_request import Waiting, is_late
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
 from hetrun.executor.executor import Step
@@ -56,11 +56,11 @@ class Loop:
         self._standing: frozenset[int] = frozenset()  # those in a pass that stands aside
         self._later: deque[Item] = deque()  # came while one did, and cannot be done meanwhile
         self._shares = Shares()
-        self._pace = Pace(loaded.model)
-        self._mixing = Mixing(loaded.model, self._shares, self._pace)
+        self._times = loaded.times
+        self._mixing = Mixing(loaded.model, self._shares, self._times)
         self._places = Places(loaded, self._running, self._displaced)
         self._answering = Answering(loaded)
-        self._speculating = Speculating(loaded.model, loaded.speculation)
+        self._speculating = Speculating(loaded.model, loaded.speculation, self._times)
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
         look(self._model)
         self._turn = 0
@@ -310,7 +310,8 @@ class Loop:
         chosen = self._places.make_room(chosen, self._standing)
         chosen, drafts = self._speculating.add(chosen)
         ids = frozenset(r.id for r, _ in chosen)
-        if not chosen or not self._gate.enter(ids, self._pace.seconds(chosen)):
+        shape = shape_of(chosen, sum(map(len, drafts.values())))
+        if not chosen or not self._gate.enter(ids, self._times.foreseen(shape)):
             return  # who must end is in the inbox
         clock = Clock(self._model)
         outer = self._standing
@@ -318,7 +319,7 @@ class Loop:
             self._standing = ids
             self._due = self._answered + self._mixing.patience(self._running, ids)
         chunks = tuple([r.chunk(n, drafts.get(r.id, ())) for r, n in chosen])
-        step = Step(chunks, sum(map(len, drafts.values())), hidden=any(r.pooled for r, _ in chosen))
+        step = Step(chunks, shape.drafted, hidden=any(r.pooled for r, _ in chosen))
         try:
             between = self._between if stands_aside else None
             logits = self._answering.rows(step, [r for r, _ in chosen], between)
@@ -332,16 +333,14 @@ class Loop:
             self._standing = outer
             self._gate.leave()
         seconds = clock.seconds()
-        self._speculating.saw(chosen, drafts, seconds)
-        if not drafts:
-            self._pace.saw(chosen, seconds)
-            self._entry.saw(chosen, seconds)
+        if not self._speculating.compiled(chosen, drafts, seconds):
+            self._times.saw(shape, seconds)
         self._answered = self._answered if stands_aside else perf_counter()
         given = self._take_rows(chosen, drafts, step, logits)
         if drafts:
             self._speculating.took(given - len(chosen))
             self._model.stats.accepted += given - len(chosen)
-            self._entry.saw_answers(len(chosen), seconds * len(chosen) / given)
+            self._times.gave(shape, seconds, given)
         look(self._model)
         clock.stop()
 

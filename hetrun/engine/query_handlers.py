@@ -32,6 +32,7 @@ from hetrun.engine.counters import Held
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import Loaded, tokenizer_of
 from hetrun.engine.sequence import Running
+from hetrun.engine.step_time import shape_of_chunks
 from hetrun.engine.waiting_request import Waiting
 from hetrun.errors import OptionError
 from hetrun.memory.ledger import kernel_figures
@@ -92,7 +93,7 @@ def answered(llm: Asked, question: Question[Any]) -> object:
         case PlanNow():
             return plan_json(llm.plan)
         case StepSeconds(chunks):
-            return llm.aside(lambda loaded: loaded.model.predict(chunks))
+            return llm.aside(lambda loaded: loaded.times.seconds(shape_of_chunks(chunks)))
         case SetRam(nbytes):
             return dict(llm.set_ram(nbytes).memory)
         case Layers():

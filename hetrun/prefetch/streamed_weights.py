@@ -26,7 +26,7 @@ from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk, DiskRate, remember
 from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, resize, switch
 from hetrun.prefetch.streamer import Streamer
-from hetrun.system.ema import smoothed
+from hetrun.system.estimate import Tracked
 
 log = logging.getLogger(__name__)
 
@@ -69,26 +69,23 @@ class Late:
         self.tokens += share * (tokens - self.tokens)
 
 
-@dataclass(slots=True)
 class Compute:
     """What passes take where the disk does not make them wait: so much, and so much for each token."""
 
-    least: float | None = None
-    each: float | None = None
+    def __init__(self) -> None:
+        self._least, self._each = Tracked(), Tracked()
 
     def saw(self, tokens: int, seconds: float) -> None:
         """One more pass: one of a few tokens tells what weights take, one of many what each token adds."""
         if tokens <= FEW:
-            self.least = smoothed(self.least, seconds, SMOOTHING)
+            self._least.saw(seconds)
         else:
-            each = max(0.0, seconds - (self.least or 0.0)) / tokens
-            self.each = smoothed(self.each, each, SMOOTHING)
+            self._each.saw(max(0.0, seconds - self._least.value) / tokens)
 
     def seconds(self, tokens: int) -> float | None:
         """A pass of so many; None: nothing was seen yet."""
-        if self.least is None and self.each is None:
-            return None
-        return (self.least or 0.0) + ((self.each or 0.0) * tokens if tokens > FEW else 0.0)
+        least, each = self._least.value, self._each.value
+        return least + (each * tokens if tokens > FEW else 0.0) if least or each else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,13 @@ from tests.models.tiny import TinyLlama, write_gguf
 class Planner:
     """Says what steps take."""
 
+    def __init__(self) -> None:
+        self.slower, self.asked = 1.0, 0
+
     async def ask(self, question: Question[float | None]) -> float | None:
         assert isinstance(question, StepSeconds)
-        return 0.2 if len(question.chunks) == 10 else 0.1
+        self.asked += 1
+        return self.slower * (0.2 if len(question.chunks) == 10 else 0.1)
 
 
 @pytest.fixture
@@ -59,6 +63,32 @@ def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: p
     tally.complete, tally.waits_for = True, "out: No space left on device"
     row = outlook.row(tally, lines)
     assert (row.total, row.left_s, row.remarks) == (100, 0.0, "out: No space left on device")
+
+
+def test_the_engine_is_asked_again_until_there_are_results(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, planner = [0.0], Planner()
+    monkeypatch.setattr(batch, "monotonic", lambda: now[0])
+    outlook, tally = Outlook(cast("ChatClient", planner), most_tokens=50, together=10), Tally(read=100)
+
+    def left() -> float | None:
+        now[0] += 0.1
+        row = outlook.row(tally, lines)
+        asyncio.run(outlook.ask())
+        return row.left_s
+
+    for _ in range(10):
+        left()
+    assert planner.asked == 2  # for answers, and for a prompt
+    planner.slower = 3.0
+    for _ in range(20):
+        found = left()
+    assert found == pytest.approx(3 * 1000 * (50 * 0.2 / 10 + 0.1))
+    asked, tally.answered = planner.asked, 5
+    for _ in range(40):
+        left()
+    assert planner.asked == asked
 
 
 def test_only_the_last_while_counts(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:

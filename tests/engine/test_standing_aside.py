@@ -13,6 +13,7 @@ import pytest
 from hetrun.client.events import Event, GenerateRequest, Streaming
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.batching import FEW, SHORT
+from hetrun.engine.step_time import Clock
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped, Overloaded
 from hetrun.executor.executor import Between, Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
@@ -93,6 +94,18 @@ def at(pause: int, action: Callable[[], object]) -> Callable[[int], object]:
 
 def long_prompt(first: str) -> str:
     return first + "-" * (LONG - 1)
+
+
+@pytest.fixture(autouse=True)
+def as_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the engine's clock each step takes what was predicted."""
+
+    def seconds(clock: Clock) -> float:
+        model = clock._model
+        assert isinstance(model, FakeModel)
+        return model.predict([(n, 0.0) for _, n in model.steps[-1]]) or 0.0
+
+    monkeypatch.setattr(Clock, "seconds", seconds)
 
 
 def test_answers_go_on_while_a_long_prompt_is_computed(open_engine: Open) -> None:

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.engine.speculation import cost, methods
+from hetrun.engine.speculation import methods
 from hetrun.engine.speculation.acceptance import Acceptance, Shared
 from hetrun.engine.speculation.cost import Costs
 from hetrun.engine.speculation.draft_length import NOTHING, PATIENCE, Candidate, Decision, decide
 from hetrun.engine.speculation.prompt_lookup import AT_ONCE, Lookup
 from hetrun.engine.speculation.speculator import Promise
+from hetrun.engine.step_time import FORGOTTEN, Shape, StepTimes
+from tests.support.step_times import Said, unpredicted
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=80)
 
@@ -128,11 +130,21 @@ def test_each_guess_needs_all_before_it() -> None:
 
 def timed(each: float, base: float = 1.0) -> Costs:
     """Steps of one sequence take `base`, and so much longer for each token more."""
-    found = Costs(lambda chunks: base + each * (sum(n for n, _ in chunks) - 1))
-    for shape in [(1, n) for n in (1, 3, 7, 15)] + [(2, n) for n in (1, 3, 7)]:
-        found._is_new((1, *shape))
-        found._is_new((8, *shape))
+    return timed_by(StepTimes(Said(lambda chunks: base + each * (sum(n for n, _ in chunks) - 1))))
+
+
+def timed_by(times: StepTimes) -> Costs:
+    """Every shape was compiled."""
+    found = Costs(times)
+    for drafting, length in [(1, n) for n in (1, 3, 7, 15)] + [(2, n) for n in (1, 3, 7)]:
+        for n in (1, 8):
+            assert found.compiled([0] * n, drafting, length, 0.0)
     return found
+
+
+def ran(times: StepTimes, length: int, seconds: float) -> None:
+    """A step of one sequence with a draft of so many tokens took so long."""
+    times.saw(Shape(1, 1 + length, 0, length, 1), seconds)
 
 
 CERTAIN, UNSURE, POOR = ([p ** (i + 1) for i in range(15)] for p in (0.99, 0.8, 0.1))
@@ -205,33 +217,35 @@ def test_promises_that_are_not_kept_are_forgiven_in_the_end() -> None:
 
 
 def test_steps_that_take_longer_than_predicted_end_it_and_are_tried_again_much_later() -> None:
-    found = timed(0.1)
-    one = [Candidate(0, CERTAIN, 7)]
+    times = StepTimes(Said(lambda chunks: 1.0 + 0.1 * (sum(n for n, _ in chunks) - 1)))
+    found, one = timed_by(times), [Candidate(0, CERTAIN, 7)]
     assert decide(one, [1], found, 8).length == 7
     for _ in range(10):
-        found.saw([1], 1, 7, 20.0)
-        found.saw([1], 0, 0, 1.0)
+        ran(times, 7, 20.0)
+        ran(times, 0, 1.0)
     assert decide(one, [1], found, 8).length < 7
-    for _ in range(8 * cost.FORGOTTEN):
-        found.saw([1], 0, 0, 1.0)
+    for _ in range(8 * FORGOTTEN):
+        ran(times, 0, 1.0)
     assert decide(one, [1], found, 8).length == 7
 
 
 def test_without_predictions_steps_are_measured() -> None:
-    found = Costs(lambda chunks: None)
+    times = unpredicted()
+    found = timed_by(times)
     for _ in range(5):
-        found.saw([1], 0, 0, 2.0)
-        found.saw([1], 1, 3, 2.5)
+        ran(times, 0, 2.0)
+        ran(times, 3, 2.5)
     assert found.seconds([1], 0, 0) == pytest.approx(2.0, rel=0.05)
     assert found.seconds([1], 1, 3) == pytest.approx(2.5, rel=0.05)
     assert found.seconds([1], 1, 7) > found.seconds([1], 1, 3)
 
 
 def test_one_slow_step_is_no_news_of_the_others() -> None:
-    found = timed(0.1)
+    times = StepTimes(Said(lambda chunks: 1.0 + 0.1 * (sum(n for n, _ in chunks) - 1)))
+    found = timed_by(times)
     for _ in range(20):
-        found.saw([1], 1, 3, 1.3)
-    found.saw([1], 1, 3, 100.0)
+        ran(times, 3, 1.3)
+    ran(times, 3, 100.0)
     assert found.seconds([1], 1, 3) < 1.6
 
 

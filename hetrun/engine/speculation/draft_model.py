@@ -16,6 +16,7 @@ from hetrun.backend import Floats
 from hetrun.engine.speculation.interface import Proposer
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.interface import Model
+from hetrun.system.estimate import Tracked
 
 AT_ONCE = 256  # tokens that it takes in between two steps of the large one: everybody waits for them
 MOST_SEQUENCES = 8  # that it guesses for; of others only their own text knows
@@ -34,8 +35,13 @@ class DraftModel:
         self._model, self._n_vocab = model, n_vocab
         self._held: dict[int, list[int]] = {}  # the tokens of each sequence
         self.rate = FIRST_RATE  # how many guesses were right, if all before them were
-        self.seconds = UNKNOWN_S  # for one guess
+        self._a_guess = Tracked(UNKNOWN_S)  # seconds
         self._warm = False
+
+    @property
+    def seconds(self) -> float:
+        """What one guess takes."""
+        return self._a_guess.value
 
     @property
     def has_place(self) -> bool:
@@ -75,7 +81,7 @@ class DraftModel:
             new = [int(rows[-1, : self._n_vocab].argmax())]
             found += new
         if self._warm and len(tokens) - same <= n + 1:  # else it took in a prompt, or was compiled
-            self.seconds += SMOOTHING * ((perf_counter() - start) / n - self.seconds)
+            self._a_guess.saw((perf_counter() - start) / n)
         self._warm = True
         return found
 

@@ -15,6 +15,7 @@ from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.speculation.cost import Costs
 from hetrun.engine.speculation.draft_length import NOTHING, Candidate, Decision, decide
 from hetrun.engine.speculation.interface import LONGEST, Proposer, Speculation
+from hetrun.engine.step_time import StepTimes
 from hetrun.executor.interface import Model
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,11 @@ class Promise:
 class Speculating:
     """All that the engine's loop knows of speculation."""
 
-    def __init__(self, model: Model, speculation: Speculation | None) -> None:
+    def __init__(self, model: Model, speculation: Speculation | None, times: StepTimes) -> None:
         self._model = model
         self._speculation = speculation
-        self._costs = Costs(model.predict)
+        self._times = times
+        self._costs = Costs(times)
         self._proposers: dict[int, Proposer] = {}  # by request
         self._drafting = False
         self._idle = 0  # looks in a row that found nothing worth a try
@@ -99,12 +101,13 @@ class Speculating:
         first = [chosen[i] for i in found.places if chosen[i][0].id in drafts]
         return first + [c for c in chosen if c[0].id not in drafts], drafts
 
-    def saw(self, chosen: Chosen, drafts: Drafts, seconds: float) -> None:
-        """A step took so long; its sequences do not know of it yet."""
-        if not self._looked or not all(n == r.missing == 1 for r, n in chosen):
-            return
-        length = max(map(len, drafts.values()), default=0)
-        self._costs.saw([r.computed for r, _ in chosen], len(drafts), length, seconds)
+    def compiled(self, chosen: Chosen, drafts: Drafts, seconds: float) -> bool:
+        """Whether a step that took so long was the first one with such drafts, which says nothing of the
+        next ones; its sequences do not know of it yet."""
+        if not drafts:
+            return False
+        length = max(map(len, drafts.values()))
+        return self._costs.compiled([r.computed for r, _ in chosen], len(drafts), length, seconds)
 
     def took(self, tokens: int) -> None:
         """So many guesses of the last step were right."""
@@ -120,8 +123,8 @@ class Speculating:
         each sequence, and the next one finds what came meanwhile. Steps of embeddings never are."""
         self._looked = self._speculation is not None and not any([r.pooled for r, _ in chosen])
         if self._looked and self._idle >= IDLE and all([r.missing == 1 for r, _ in chosen]):
-            n = len(chosen)
-            every = int(1 + n * LOOK_S / (WORTH * self._costs.plain(n)))
+            step_s = self._times.quiet([r for r, _ in chosen])
+            every = int(1 + len(chosen) * LOOK_S / (WORTH * step_s))
             self._turn = (self._turn + 1) % min(MOST_RESTS, every)
             self._looked = not self._turn
         return not self._looked
