@@ -1,4 +1,4 @@
-"""Machines that are made up, on a clock of their own: what a planner decides on them is worth so many seconds.
+"""Machines that are made up, on a clock of their own: what a planner decides there is worth so many seconds.
 
 A machine has two backends, cores that other programs want too, noise, bursts, parts that become warm, and
 first measurements that may be wrong. The real pilot runs the real executor on it, over devices that compute
@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.backend import Available, Backend, Descriptor, Pass, Segment, registry
+from hetrun.backend import Available, Backend, Descriptor, Pass, Segment, WeightUse, registry
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
@@ -27,14 +29,20 @@ from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.options import Machine as Counts
 from hetrun.planner.plan import bucket_of
-from tests.engine.simulated import MODEL, NAMES, Simulated
+from tests.engine.simulated import NAMES, Simulated
+from tests.models.tiny import TinyLlama
 
 CORES, CONTEXT, UBATCH = 2, 1024, 512
-OP_S, TOKEN_S, CALL_S = 4e-4, 1e-4, 2e-5  # of the first backend with one thread
+DEVICE = "device"
+CROSSING_S = 2e-6  # of a token whose values cross to a device, or back
+MODEL = TinyLlama("made_up", layers=6, context=1024)
+OP_S, TOKEN_S, CALL_S = 1.5e-4, 4e-5, 1e-5  # of the first backend with one thread
 PROMPTS = (24, 60, 240, 500, 900)
 ANSWER = 10  # tokens
-REQUESTS = 40
-RUN_S = 240.0  # for which programs and bursts are made up; a run that takes longer sees none of them
+HELD_UP_S = 0.02  # at a time
+REQUESTS = 100
+READING_S = 1.0  # between two of them, and no part of what they take
+RUN_S = 600.0  # for which programs and bursts are made up; a run that takes longer sees none of them
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Kind:
     ffn: float  # the same once more, of the second half of each layer
     second: float  # what a second thread brings in large passes
     collapse: float  # how much longer two threads take whose cores are wanted by others
-    together: float  # times what its parts take one by one, in passes of many
+    together: float  # times what its parts take one by one, in passes
     first: float  # times what it really takes, as long as it is measured for the first time
     warm: float  # how much slower it becomes within minutes
 
@@ -60,11 +68,12 @@ class Machine:
     noise: float  # mean of what a run takes longer than it must
     programs: Sequence[tuple[float, float, float]]  # from when to when, and how many cores each wants
     bursts: Sequence[tuple[float, float, float]]  # from when to when, and how many times slower all is
+    names: Sequence[str]  # of the backends; with a device that works by itself a third one
     blind: bool  # nobody says what other programs do
 
 
 def made_up(seed: int) -> Machine:
-    """A machine by its number."""
+    """A machine by its number; every fifth has a device that works by itself."""
     chance = random.Random(seed)
     kinds = {
         "one": _kind(chance, 1.0, 1.0),
@@ -81,7 +90,11 @@ def made_up(seed: int) -> Machine:
     while (at := at + chance.expovariate(1 / often)) < RUN_S:
         bursts.append((at, at + chance.uniform(0.2, 1.5), chance.uniform(2, 6)))
     noise = chance.choice((0.02, 0.05, 0.2))
-    return Machine(seed, kinds, noise, programs, bursts, blind=chance.random() < 0.3)
+    blind, names = chance.random() < 0.3, tuple[str, ...](NAMES)
+    if seed % 5 == 4:
+        names = (*NAMES, DEVICE)
+        kinds[DEVICE] = _kind(chance, 2 ** chance.uniform(-1, 2), 2 ** chance.uniform(-4, 1))
+    return Machine(seed, kinds, noise, programs, bursts, names, blind)
 
 
 def _kind(chance: random.Random, op: float, token: float) -> Kind:
@@ -107,6 +120,10 @@ class World:
     threads: int = 1
     spent: float = 0.0  # seconds of our own threads
     chance: random.Random = field(default_factory=random.Random)
+    known: dict[tuple[str, int, str, int, int], float] = field(default_factory=dict)
+    crowds: tuple[float, float, float] = (1.0, 0.0, 0.0)  # from when to when, and the cores they want
+    free: float = 0.0  # when the device that works by itself is done
+    luck: float | None = None  # of the pass that runs; None: it is none that anybody waits for
 
     def __post_init__(self) -> None:
         self.chance.seed(self.machine.seed)
@@ -119,39 +136,62 @@ class World:
         """Seconds since the first request."""
         return self.now - self.began
 
-    def run(self, name: str, segment: Segment, work: Pass) -> None:
-        """A segment runs on a backend of it."""
-        few = len(work.tokens)
-        self.take(name, [(op, work.rows(op.out)) for op in segment.ops], few, self.threads)
+    def run(self, name: str, segment: Segment, work: Pass) -> float:
+        """A segment runs on a backend of it; when that is over."""
+        ops = [(op, work.rows(op.out)) for op in segment.ops]
+        if name == DEVICE:
+            self.free = max(self.now, self.free) + self._takes(name, ops, len(work.tokens), 1)
+            return self.free
+        self.take(name, ops, len(work.tokens), self.threads)
+        return self.now
 
     def take(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> None:
-        """Ops of a segment, each with its rows, in a pass of so many tokens."""
-        seconds = self.seconds(name, ops, tokens, threads)
-        kind = self.machine.kinds[name]
-        seconds *= kind.first if self.at < 0 else 1.0
-        seconds *= 1 + self.chance.expovariate(1 / self._noise())
-        seconds *= self._burst()
+        """Ops of a segment, each with its rows, in a pass of so many tokens; somebody waits for that."""
+        seconds = self._takes(name, ops, tokens, threads)
         self.now += seconds
         self.spent += seconds * threads / self._crowding(threads)
 
+    def _takes(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> float:
+        seconds = self.seconds(name, ops, tokens, 1 if name == DEVICE else threads)
+        kind = self.machine.kinds[name]
+        seconds *= kind.first if self.at < 0 else 1.0
+        unlucky = self.chance.expovariate(1) if self.luck is None else self.luck
+        # Others hold up for milliseconds at a time: a long run has its share of that, a short one may not.
+        unlucky = 1 + (unlucky - 1) / math.sqrt(max(1.0, seconds / HELD_UP_S))
+        seconds *= 1 + self._noise() * unlucky
+        seconds *= 1 if self.luck is None else kind.together
+        return seconds * self._burst()
+
     def seconds(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> float:
         """The same without chance."""
-        kind, total = self.machine.kinds[name], CALL_S
-        for op, rows in ops:
-            factor = kind.ffn if ".ffn" in op.scope else 1.0
-            total += factor * (kind.op * OP_S + kind.token * TOKEN_S * rows)
-        if len(ops) > 12:
-            total *= kind.together
+        kind = self.machine.kinds[name]
+        key = name, len(ops), ops[0][0].scope, ops[0][1], ops[-1][1]
+        total = self.known.get(key)
+        if total is None:
+            total = self.known[key] = CALL_S + sum(
+                (kind.ffn if ".ffn" in op.scope else 1.0) * (kind.op * OP_S + kind.token * TOKEN_S * rows)
+                for op, rows in ops
+            )
         if threads > 1:
             total /= 1 + kind.second * (1.0 if tokens > 16 else 0.3)
+        if name == DEVICE:
+            return total + 2 * CROSSING_S * tokens
         total *= 1 + kind.warm * (1 - math.exp(-max(0.0, self.at) / 60))
         crowding = self._crowding(threads)
         return total * crowding * (1 + kind.collapse if threads > 1 and crowding > 1 else 1.0)
 
     def others(self) -> float:
         """Cores that other programs want."""
-        at = max(0.0, self.at)
-        return sum(cores for begun, end, cores in self.machine.programs if begun <= at < end)
+        return self._others_at(max(0.0, self.at))
+
+    def _others_at(self, at: float) -> float:
+        found = self.crowds
+        if not found[0] <= at < found[1]:
+            edges = sorted({x for begun, end, _ in self.machine.programs for x in (begun, end)})
+            i = bisect(edges, at)
+            cores = sum(n for begun, end, n in self.machine.programs if begun <= at < end)
+            self.crowds = found = (edges[i - 1] if i else -1e18, edges[i] if i < len(edges) else 1e18, cores)
+        return found[2]
 
     def _crowding(self, threads: int) -> float:
         return max(1.0, (self.others() + threads) / CORES)
@@ -160,7 +200,25 @@ class World:
         return self.machine.noise * (4 if self.others() else 1)
 
     def _burst(self) -> float:
-        return next((slow for begun, end, slow in self.machine.bursts if begun <= self.at < end), 1.0)
+        at = self.at
+        i = bisect(self.machine.bursts, (at, 1e18))
+        begun, end, slow = self.machine.bursts[i - 1] if i else (0.0, 0.0, 1.0)
+        return slow if begun <= at < end else 1.0
+
+
+class Device(Simulated):
+    """Works by itself, on memory of its own."""
+
+    asynchronous = True
+
+    def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return 0
+
+    def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
+        return sum(use.weight.nbytes for use in wanted)
+
+    def set_threads(self, threads: int) -> None:
+        """Its own do not count."""
 
 
 class Others:
@@ -185,20 +243,23 @@ def machine(seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(made_up(seed))
     for module in (
         "hetrun.executor.executor",
+        "hetrun.executor.autotune.active_plan",
         "hetrun.executor.autotune.autotuner",
+        "hetrun.executor.autotune.measuring",
         "hetrun.executor.autotune.prober",
         "hetrun.executor.autotune.yielding",
         "hetrun.executor.autotune.weight_migration",
     ):
         monkeypatch.setattr(f"{module}.perf_counter", world)
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", world.others)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", world.others)
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: Others(world))
     monkeypatch.setattr("hetrun.executor.planned_model.this_machine", lambda: Counts(CORES, (1, 2), (2,)))
     monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
     made: dict[str, Callable[[], Backend]] = {n: lambda n=n: Simulated(n, world) for n in NAMES}  # type: ignore[misc, arg-type]
+    made[DEVICE] = lambda: Device(DEVICE, world)  # type: ignore[arg-type]
     remove = [
         registry.register(Descriptor(n, lambda: Available("a test"), made[n], "a test", preference=200 - i))
-        for i, n in enumerate(NAMES)
+        for i, n in enumerate(world.machine.names)
     ]
     try:
         yield world
@@ -221,57 +282,84 @@ def requests(seed: int) -> Sequence[int]:
     return [chance.choice(PROMPTS) for _ in range(REQUESTS)]
 
 
-def fly(model: Path, world: World) -> tuple[Flight, Graph]:
+def luck(seed: int) -> Iterator[float]:
+    """How unlucky each pass is: the same ones, whatever it runs by."""
+    chance = random.Random(seed + 2)
+    while True:
+        yield chance.expovariate(1)
+
+
+def fly(
+    model: Path, world: World, look: Callable[[PlannedModel], object] | None = None
+) -> tuple[Flight, Graph]:
     """All requests, by the plans that the pilot makes."""
 
     def steps(loaded: Loaded) -> tuple[Flight, Graph]:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot is not None
-        world.began = world.now
+        world.began, lucks = world.now, luck(world.machine.seed)
+
+        def step(seq: int, n: int, last: bool) -> None:
+            world.luck = next(lucks)
+            model.step(Step((Chunk(seq, np.full(n, 5), np.array([n - 1] if last else [], np.int64)),)))
+            world.luck = None
+            model.tend()
+
+        def idle(model: PlannedModel) -> None:
+            """Somebody reads the answer; what takes longer than that holds up the next request."""
+            end = world.now + READING_S
+            while world.now < end:
+                model.tend(idle=True)
+                world.now = max(world.now, min(world.now + 0.25, end))
+            world.began += READING_S
+
         for prompt in requests(world.machine.seed):
             seq, left = model.alloc(), prompt
             model.expect(prompt)
             while left:
                 n = min(left, model.plans.ubatch)
                 left -= n
-                wanted = np.array([n - 1] if not left else [], np.int64)
-                model.step(Step((Chunk(seq, np.full(n, 5), wanted),)))
-                model.tend()
+                step(seq, n, not left)
             for _ in range(ANSWER):
-                model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
-                model.tend()
+                step(seq, 1, True)
             model.free(seq)
+            idle(model)
+        seconds = world.at
+        if look:
+            look(model)
         changes = [(c.at - world.began, c.reason) for c in model.pilot.changes]
-        return Flight(world.at, changes), model.graph
+        return Flight(seconds, changes), model.graph
 
-    with LLM(model, backends=NAMES, ctx=CONTEXT, planner="measured", eager=True) as llm:
+    with LLM(model, backends=world.machine.names, ctx=CONTEXT, planner="measured", eager=True) as llm:
         return llm.call(steps)
 
 
 def hindsight(made: Machine, graph: Graph) -> float:
     """What the best plan takes that never changes: of passes of few tokens and of many, each by itself."""
-    every, mixed = dict.fromkeys(NAMES), units(graph)
-    plans = [dict.fromkeys((u.scope for u in mixed), name) for name in every]
-    plans += [{u.scope: (a if ".ffn" in u.scope else b) for u in mixed} for a, b in (NAMES, NAMES[::-1])]
+    mixed = [u.scope for u in units(graph)]
+    plans = [dict.fromkeys(mixed, name) for name in made.names]
+    plans += [{u: (a if ".ffn" in u else b) for u in mixed} for a, b in permutations(made.names, 2)]
     found = []
     for threads in (1, 2):
-        for few in plans:
-            for many in plans:
-                found.append(fixed(made, graph, few, many, threads))
+        few = min(plans, key=lambda p: fixed(made, graph, p, plans[0], threads))
+        many = min(plans, key=lambda p: fixed(made, graph, few, p, threads))
+        found.append(fixed(made, graph, few, many, threads))
     return min(found)
 
 
-def fixed(made: Machine, graph: Graph, few: Mapping[str, str], many: Mapping[str, str], threads: int) -> float:
+def fixed(
+    made: Machine, graph: Graph, few: Mapping[str, str], many: Mapping[str, str], threads: int
+) -> float:
     """Seconds of all requests by plans for passes of few tokens and of many."""
-    world = World(made)
+    world, lucks = World(made), luck(made.seed)
     world.began = world.now
     cuts = [_cut(graph, few), _cut(graph, many)]
     for prompt in requests(made.seed):
         for n in (*_pieces(prompt), *[1] * ANSWER):
+            world.luck = next(lucks)
             for name, ops in cuts[bucket_of(n) not in ("1", "2-4", "5-8", "9-16")]:
-                rows = [(op, n if op.out.rows == "tokens" else 1) for op in ops]
-                world.take(name, rows, n, threads)
+                world.take(name, [(op, n if op.out.rows == "tokens" else 1) for op in ops], n, threads)
     return world.at
 
 
@@ -287,5 +375,3 @@ def _cut(graph: Graph, placed: Mapping[str, str]) -> list[tuple[str, list[Op]]]:
             found.append((name, []))
         found[-1][1].extend(unit.ops)
     return found
-
-

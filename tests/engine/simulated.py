@@ -44,9 +44,11 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def run(self, name: str, segment: Segment, work: Pass) -> None:
+    def run(self, name: str, segment: Segment, work: Pass) -> float:
+        """When a segment is done."""
         seconds = CALL_S + sum(OP_S + TOKEN_S * work.rows(op.out) for op in segment.ops)
         self.now += seconds * self.speed(max(0.0, self.now - self.began), name, segment)
+        return self.now
 
 
 class Simulated(NullDevice):
@@ -69,15 +71,16 @@ class Run:
 
     device: Simulated
     segment: Segment
+    end: float = 0.0
 
     def submit(self, work: Pass) -> Done:
         for value in self.segment.writes:
             work.values[value.name] = np.zeros((work.rows(value), value.width), np.float32)
-        self.device.clock.run(self.device.name, self.segment, work)
+        self.end = self.device.clock.run(self.device.name, self.segment, work)
         return self
 
     def wait(self) -> None:
-        pass
+        self.device.clock.now = max(self.device.clock.now, self.end)
 
     def close(self) -> None:
         pass
@@ -89,13 +92,15 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     for module in (
         "hetrun.executor.executor",
+        "hetrun.executor.autotune.active_plan",
         "hetrun.executor.autotune.autotuner",
+        "hetrun.executor.autotune.measuring",
         "hetrun.executor.autotune.prober",
     ):
         monkeypatch.setattr(f"{module}.perf_counter", clock)
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
     # Passes are long here, so that a few are many seconds.
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 1e4)
     monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
     made: dict[str, Callable[[], Backend]] = {n: lambda n=n: Simulated(n, clock) for n in NAMES}  # type: ignore[misc]
     remove = [

@@ -22,6 +22,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--logs", type=Path, help="folder where the servers' logs are kept")
     options = parser.parse_args()
-    rows = []
+    rows: list[Row] = []
     with busy(options.loops), tempfile.TemporaryDirectory() as folder:
         for number in range(options.starts):
             found = {}
@@ -53,14 +54,15 @@ def main() -> int:
                     options.logs.mkdir(parents=True, exist_ok=True)
                     shutil.copy(place / "log", options.logs / f"{number}-{backend or 'hetrun'}.log")
             rows.append(row(number, found, options.backends))
-            print(line(rows[-1]), file=sys.stderr, flush=True)
-    ratios = sorted(r["ratio"] for r in rows)
-    words = sum(r["watchdog"] for r in rows)
+            print(rows[-1], file=sys.stderr, flush=True)
+    ratios = sorted(row.ratio for row in rows)
+    words = sum(row.words for row in rows)
     if options.json:
-        print(json.dumps(rows))
+        print(json.dumps([asdict(row) for row in rows]))
     print(
-        f"{len(rows)} starts beside {options.loops} busy programs: ratio to the better backend {median(ratios):.2f} "
-        f"({ratios[0]:.2f} to {ratios[-1]:.2f}), {words} words of the watchdog, load {os.getloadavg()[0]:.1f}",
+        f"{len(rows)} starts beside {options.loops} busy programs: ratio to the better backend "
+        f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), {words} words of the watchdog, "
+        f"load {os.getloadavg()[0]:.1f}",
         file=sys.stderr if options.json else sys.stdout,
     )
     return 0
@@ -93,7 +95,7 @@ def start(model: str | None, backend: str, place: Path) -> Start:
         found.reason = str(ask(port, "/plan").get("reason", ""))
     text = (place / "log").read_text(errors="replace")
     found.words = sum(text.count(word) for word in WATCHDOG)
-    found.changes = [x.partition("planned anew: ")[2] for x in text.splitlines() if "planned anew: " in x]
+    found.changes = [x.partition("plan in force: ")[2] for x in text.splitlines() if "plan in force: " in x]
     return found
 
 
@@ -161,27 +163,32 @@ def busy(loops: int) -> Iterator[None]:
             program.wait()
 
 
-def line(row: dict[str, object]) -> str:
-    """For people."""
-    speeds = row["speeds"]
-    assert isinstance(speeds, dict)
-    words = ", ".join(f"{name or 'hetrun'} {value:.0f}" for name, value in speeds.items())
-    return f"start {row['start']}: {words} tokens/s, ratio {row['ratio']:.2f}, {row['changes']}"
-
-
-def row(number: int, found: dict[str, Start], backends: Sequence[str]) -> dict[str, object]:
+@dataclass
+class Row:
     """One round."""
+
+    start: int
+    speeds: dict[
+        str, float
+    ]  # median tokens a second from the third prompt on, by backend; "" is hetrun's own
+    each: dict[str, list[float]]
+    ratio: float
+    words: int
+    changes: list[str]
+    load: float
+
+    def __str__(self) -> str:
+        words = ", ".join(f"{name or 'hetrun'} {value:.0f}" for name, value in self.speeds.items())
+        return f"start {self.start}: {words} tokens/s, ratio {self.ratio:.2f}, {self.changes}"
+
+
+def row(number: int, found: dict[str, Start], backends: Sequence[str]) -> Row:
+    """What a round came to."""
     speeds = {name: median(s.speeds[SKIPPED:]) for name, s in found.items()}
-    best = max(speeds[b] for b in backends)
-    return {
-        "start": number,
-        "speeds": speeds,
-        "each": {name: s.speeds for name, s in found.items()},
-        "ratio": speeds[""] / best,
-        "watchdog": found[""].words,
-        "changes": found[""].changes,
-        "load": os.getloadavg()[0],
-    }
+    ratio = speeds[""] / max(speeds[b] for b in backends)
+    each = {name: s.speeds for name, s in found.items()}
+    own = found[""]
+    return Row(number, speeds, each, ratio, own.words, own.changes, os.getloadavg()[0])
 
 
 if __name__ == "__main__":
