@@ -45,6 +45,8 @@ def exit_code(arguments: list[str]) -> int:
 
     from hetrun.cli.app import run_command
 
+    logger = logging.getLogger("hetrun")
+    before = logger.level, REMARKS.level
     try:
         code = run_command(arguments)
         sys.stdout.flush()
@@ -65,6 +67,9 @@ def exit_code(arguments: list[str]) -> int:
         return STOPPED
     except Exception as e:
         return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
+    finally:  # a command that says more says it for itself
+        logger.setLevel(before[0])
+        REMARKS.setLevel(before[1])
 
 
 class Remarks(logging.Handler):
@@ -84,6 +89,12 @@ class Remarks(logging.Handler):
 
 
 REMARKS = Remarks()
+
+
+def say_more() -> None:
+    """What was decided, too."""
+    REMARKS.setLevel(logging.INFO)
+    logging.getLogger("hetrun").setLevel(logging.INFO)
 
 
 def _our_fault(error: Exception, verbose: bool) -> int:

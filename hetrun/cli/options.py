@@ -98,7 +98,18 @@ def as_json(command: Command) -> Command:
 
 def verbose(command: Command) -> Command:
     """-v."""
-    return click.option("-v", "--verbose", is_flag=True, help="say more on stderr")(command)
+    return click.option("-v", "--verbose", is_flag=True, callback=_say_more, help="say more on stderr")(
+        command
+    )
+
+
+def _say_more(ctx: click.Context, param: click.Parameter, given: bool) -> bool:
+    """What is decided on the way is said, too."""
+    if given:
+        from hetrun.cli import say_more  # on use: most commands say little
+
+        say_more()
+    return given
 
 
 def told_of_errors() -> click.Option:

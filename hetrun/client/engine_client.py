@@ -7,6 +7,7 @@ costs a restart instead of the front, and the front's event loop does not share 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
 from time import monotonic
@@ -100,7 +101,8 @@ class WorkerClient:
     ) -> None:
         # Only what was chosen somewhere: the child finds the same defaults.
         options = {name: getattr(settings, name) for name in settings.origins}
-        self._supervisor = Supervisor(Load(engine, options, patience or Patience()), log)
+        verbose = logging.getLogger("hetrun").isEnabledFor(logging.INFO)
+        self._supervisor = Supervisor(Load(engine, options, patience or Patience(), verbose), log)
         self._posts = Posts()
 
     @property

@@ -86,6 +86,9 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_read, args=(channel, orders), name="hetrun-pipe-reader", daemon=True).start()
     load = orders.get()
     if isinstance(load, Load):
+        if load.verbose:
+            logging.basicConfig(format="%(message)s")  # warnings come there anyway
+            logging.getLogger("hetrun").setLevel(logging.INFO)
         _work(channel, orders, load)
     channel.close()
 

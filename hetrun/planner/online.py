@@ -28,6 +28,7 @@ from hetrun.planner.weight_sizes import sizes_of
 log = logging.getLogger(__name__)
 
 START, RATE, HOLDS = "start_s", "upload_bytes_s", "overhead_bytes"  # facts of a backend
+BRING = 0.04  # what further copies of weights must gain to be brought in; they stay while they gain WORTH
 WORTH = 0.03  # a new plan must be better by so much, or the same two would take turns
 REMEMBERED = 1.25  # how wrong a backend that does not run now is believed to be: it may have changed
 # Of a pass. Units are measured one by one, and find more of their weights in caches than a pass leaves there:
@@ -78,6 +79,7 @@ class Proposal:
     reason: str
     parts: Parts = frozenset()  # what it needs besides the weights of whole units
     spare: Parts = frozenset()  # what nobody needs any more of those
+    must: bool = False  # the plan before cannot stay
 
 
 class OnlinePlanner:
@@ -94,11 +96,11 @@ class OnlinePlanner:
     ) -> None:
         """`threads` are the numbers to choose from, `candidates` the backends that may be chosen."""
         self.units = units(graph)
-        self.costs = Costs(self.units, backends, forecast)
+        self.costs = Costs(self.units, backends, forecast, threads)
         self._graph = graph
         self._forecast = forecast
-        self._threads = tuple(threads)
-        self.wide = self._threads[-1:]  # those that may be best where memory is not the limit
+        self.threads = tuple(threads)
+        self.wide = self.threads[-1:]  # those that may be best where memory is not the limit
         self._ran: dict[str, dict[str, tuple[Segment, int]]] = {}  # bucket -> backend -> its longest, threads
         self.candidates = tuple(candidates)
         self.sizes = sizes_of(self.units, {b: backends[b] for b in self.candidates}, self.costs.able)
@@ -137,7 +139,8 @@ class OnlinePlanner:
         used = used_by(wanted)
         drop = now.held - used - now.home if self._tight(used | now.held, now) else frozenset()
         reason = self._reason(before, wanted, demands)
-        return Proposal(replace(plans, reason=reason), used - now.held, drop, reason)
+        must = self._must(before, now)
+        return Proposal(replace(plans, reason=reason), used - now.held, drop, reason, must=must)
 
     def annotate(self, plans: PlanSet, now: Now) -> PlanSet:
         """The same plans with what they are predicted to take."""
@@ -157,6 +160,13 @@ class OnlinePlanner:
     def pass_seconds(self, plan: Plan, tokens: int, depth: float, several: bool = False) -> float | None:
         """What the segments of a pass take."""
         found = [self.costs.predicted(s, plan.threads, tokens, depth, several) for s in plan.segments]
+        return None if None in found else sum(seconds for seconds in found if seconds)
+
+    def believed_seconds(self, plan: Plan, tokens: int, depth: float, several: bool) -> float | None:
+        """The same of a plan that does not run: what runs of its segments took may be long ago."""
+        found = [
+            self.costs.predicted(s, plan.threads, tokens, depth, several, REMEMBERED) for s in plan.segments
+        ]
         return None if None in found else sum(seconds for seconds in found if seconds)
 
     def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:
@@ -213,12 +223,16 @@ class OnlinePlanner:
             tokens, depth = self.point(bucket, current.ubatch, now)
             ways = {}
             # Fewer threads win where memory is the limit: larger passes are not measured with them.
-            for threads in self._threads if tokens <= SMALL else self.wide:
+            counts = self.threads if tokens <= SMALL else self.wide
+            known = [n for n in counts if self.costs.knows(n)] or [
+                n for n in self.threads if self.costs.knows(n)
+            ]
+            for threads in known or counts:
                 chain = self.costs.chain(self.candidates, threads, tokens, depth)
                 if all(chain.times):
                     chain = self.costs.scaled(chain, factors[bucket])
                     ways[threads] = chain.taking_turns(self._turn(chain, tokens))
-            demands.append(Demand(weight_of(bucket, now), ways or {self._threads[-1]: chain}))
+            demands.append(Demand(weight_of(bucket, now), ways or {self.threads[-1]: chain}))
         return demands
 
     def _turn(self, chain: Chain, tokens: int) -> float:
@@ -281,9 +295,17 @@ class OnlinePlanner:
         if not missing:
             return True
         if now.eager:
-            return cost(demands, wanted) < (1 - WORTH) * cost(demands, kept)
+            return cost(demands, wanted) < (1 - BRING) * cost(demands, kept)
         # A long prompt runs in passes of the largest bucket.
         return now.waiting / ubatch * (kept[-1].seconds - wanted[-1].seconds) > self.price(missing, now)
+
+    def needs_parts(self, plan: Plan) -> bool:
+        """Whether a plan needs more than the weights of whole units."""
+        return False
+
+    def copies_of(self, plan: Plan) -> frozenset[Copy]:
+        """The copies of whole units that a plan needs."""
+        return frozenset((i, s.backend) for s in plan.segments for i in self.costs.members(s))
 
     def price(self, missing: frozenset[Copy], now: Now) -> float:
         """Seconds until these copies are there."""

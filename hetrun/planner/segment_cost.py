@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log, log2
+from dataclasses import replace
+from math import exp, inf, log, log2, pow
 
 from hetrun.backend import Backend, Segment
 from hetrun.graph import Op
@@ -20,15 +21,24 @@ SURE = 5  # runs: a size measured so often is believed, whatever the sum of unit
 NEAREST = 0.05  # keeps the weight of a size that was measured itself finite
 ALONE = 0.1  # the weight of no correction at all
 SHALLOW = 32.0  # below this, depth makes no difference
+SHARED, SHARED_FEW = 0.9, 0.3  # powers of the threads, by which large passes and small ones become faster
 FEW = 16  # tokens: up to here a pass is usually one token of each of several sequences, all of them wanted
 
 
 class Costs:
     """Times of a graph's units and segments."""
 
-    def __init__(self, units: Sequence[Unit], backends: Mapping[str, Backend], forecast: Forecast) -> None:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        backends: Mapping[str, Backend],
+        forecast: Forecast,
+        threads: Sequence[int] = (),
+    ) -> None:
+        """`threads`: numbers of which one may stand for another that was not measured."""
         self.units = units
         self._forecast = forecast
+        self._threads = tuple(threads)
         self._numbers = {unit.scope: i for i, unit in enumerate(units)}
         able: dict[tuple[str, str], bool] = {}
         for unit in units:
@@ -46,8 +56,28 @@ class Costs:
         tokens, depth = size_of(self.units[unit].ops, tokens, depth)
         key = work, tokens, depth
         if key not in self._asked:
-            self._asked[key] = self._forecast.seconds(work, tokens, depth)
+            self._asked[key] = self._forecast.seconds(work, tokens, depth) or self._by_others(
+                work, tokens, depth
+            )
         return self._asked[key]
+
+    def knows(self, threads: int) -> bool:
+        """Whether much was measured with so many threads: all units but one or two, on one backend."""
+        backends = {b for some in self.able for b in some}
+        forms = {unit.form for unit in self.units}
+        return any(
+            2 * sum(self._forecast.knows(Work(form, b, threads)) for form in forms) > len(forms)
+            for b in backends
+        )
+
+    def _by_others(self, work: Work, tokens: int, depth: float) -> float | None:
+        """With a number of threads that was not measured: from one that was."""
+        for n in sorted(self._threads, key=lambda n: abs(n - work.threads)):
+            if n != work.threads and (
+                found := self._forecast.seconds(replace(work, threads=n), tokens, depth)
+            ):
+                return found * pow(n / work.threads, SHARED if tokens > FEW else SHARED_FEW)
+        return None
 
     def fresh(self) -> None:
         """Ask the forecast anew: while a plan is made, the same times are wanted many times over."""
@@ -104,15 +134,22 @@ class Costs:
         return sum(times * seconds for times, seconds in found) - joined * saved
 
     def predicted(
-        self, segment: Segment, threads: int, tokens: int, depth: float, several: bool = False
+        self,
+        segment: Segment,
+        threads: int,
+        tokens: int,
+        depth: float,
+        several: bool = False,
+        believed: float = inf,
     ) -> float | None:
-        """A segment: the sum of its units, corrected by what runs of it took at sizes near this one."""
+        """A segment: the sum of its units, corrected by what runs of it took at sizes near this one; by so
+        many times at most as is `believed`."""
         work = Work(self.form(segment), segment.backend, threads, several)
         tokens, depth = size_of(segment.ops, tokens, depth)
         total = self.summed(segment, threads, tokens, depth)
         if not total:
             return self._forecast.seconds(work, tokens, depth)
-        return total * self.correction(segment, work, tokens, depth)
+        return total * min(max(self.correction(segment, work, tokens, depth), 1 / believed), believed)
 
     def measured(
         self, segment: Segment, threads: int, tokens: int, depth: float, several: bool = False

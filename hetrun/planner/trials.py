@@ -80,9 +80,11 @@ def trials_of(
             samples = tuple(ops[: (1 if tokens > SMALL else HOME_SAMPLES if home else SAMPLES)])
             found.append(Trial(members[0].scope, form, samples, backend, n_threads, each, seen, sequences))
 
-    # From the middle outwards: with two sizes the others follow roughly.
+    # From the middle outwards: with two sizes the others follow roughly. What only wanted rows go through has
+    # no middle, takes no time, and nothing is planned without it.
     for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
         add(tokens, most)
+    found.sort(key=lambda t: t.sequences < FEW)
     seen = min(DEEP, context - max(sizes)) // 32 * 32
     if seen >= 256:
         for tokens in sizes:

@@ -130,7 +130,7 @@ def test_everything_in_the_gpus_memory(gpu: None, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_than_the_gpus_memory(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_S", 2.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 2.0)
     table = Table("beyond", None)
     # A file of 2 MB is far too small for a GPU's driver and scratch: parts of it that are larger than it is.
     beyond.beyond(tmp_path, table, (TINY,), Case("decode", 2, 4), 1, parts=(12.7,))

@@ -25,7 +25,8 @@ from hetrun.backends.reference.moe import route
 from hetrun.backends.reference.ops import TABLE
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
-from hetrun.executor.autotune import autotuner as module
+from hetrun.executor.autotune import autotuner, measuring
+from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
@@ -112,8 +113,8 @@ class Near(Metered):
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     timeline = Simulated()
-    measuring = ("autotuner", "weight_migration", "yielding", "prober")
-    for name in ("executor", *(f"autotune.{part}" for part in measuring)):
+    timed = ("active_plan", "autotuner", "measuring", "weight_migration", "yielding", "prober")
+    for name in ("executor", *(f"autotune.{part}" for part in timed)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     return timeline
 
@@ -132,14 +133,14 @@ def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]
     monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
     monkeypatch.setattr("hetrun.planner.expert_stats.EVERY", 1)
     monkeypatch.setattr("hetrun.planner.expert_stats.MEMORY", 200.0)
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
-    monkeypatch.setattr(module, "others_running", lambda: 0.0)
+    monkeypatch.setattr(autotuner, "LOOK_S", 0.0)
+    monkeypatch.setattr(measuring, "others_running", lambda: 0.0)
     yield made
     for each in undo:
         each()
 
 
-def pilot_of(loaded: Loaded) -> module.Pilot:
+def pilot_of(loaded: Loaded) -> Pilot:
     assert isinstance(loaded.model, PlannedModel)
     assert loaded.model.pilot is not None
     return loaded.model.pilot

@@ -20,8 +20,8 @@ from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.ops import TABLE
 from hetrun.engine.batching import Mixing
 from hetrun.engine.loaded_model import Loaded
-from hetrun.executor.autotune import autotuner as module
-from hetrun.executor.autotune import prober
+from hetrun.executor.autotune import autotuner, measuring, prober
+from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
 from hetrun.memory.kv.cache import KvCache
@@ -98,17 +98,17 @@ def machine() -> Machine:
 def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
     """That of the devices which the engine finds by their names; everything that measures reads its clock."""
     timeline = Simulated()
-    measuring = ("autotuner", "weight_migration", "yielding", "prober")
-    for name in ("executor", *(f"autotune.{part}" for part in measuring)):
+    timed = ("active_plan", "autotuner", "measuring", "weight_migration", "yielding", "prober")
+    for name in ("executor", *(f"autotune.{part}" for part in timed)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
-    monkeypatch.setattr(module, "others_running", lambda: 0.0)
+    monkeypatch.setattr(measuring, "others_running", lambda: 0.0)
     made = machine.devices(timeline)
     here = Available("a test")
     undo = [
         registry.register(Descriptor("host", lambda: here, lambda: made["host"], preference=90)),
         registry.register(Descriptor("metered", lambda: here, lambda: made["metered"], preference=10)),
     ]
-    monkeypatch.setattr(module, "PROBE_S", 300.0)  # everything is measured
+    monkeypatch.setattr(measuring, "PROBE_S", 300.0)  # everything is measured
     monkeypatch.setattr(prober, "LEAST_S", 0.0)  # and every run of the same takes the same
     yield timeline
     for each in undo:
@@ -154,7 +154,7 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     for other in {"balanced": ["_shared"], "shared": ["_balanced", "_spread"]}[kind]:
         monkeypatch.setattr(Ways, other, lambda *args, **kwargs: NOTHING)
     # What is learnt while answers run is no reason to plan anew here.
-    monkeypatch.setattr(module.Pilot, "tend", lambda self, idle=False, between=None: None)
+    monkeypatch.setattr(Pilot, "tend", lambda self, idle=False, between=None: None)
     # Answers go on in the passes of prompts: then all of them run together for long enough.
     monkeypatch.setattr(Mixing, "_smooth", lambda self, answers, together: True)
     # With several numbers of threads to choose from, slow passes are learnt once it is clear that nobody was
@@ -199,7 +199,7 @@ def looked_at(loaded: Loaded) -> PlanSet:
     return pilot.planner.annotate(loaded.model.plans, pilot._now())
 
 
-def pilot_of(loaded: Loaded) -> module.Pilot:
+def pilot_of(loaded: Loaded) -> Pilot:
     assert isinstance(loaded.model, PlannedModel)
     assert loaded.model.pilot is not None
     return loaded.model.pilot
@@ -209,7 +209,7 @@ def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
     timeline: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looked at after every step."""
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(autotuner, "LOOK_S", 0.0)
     with opened() as llm:
         answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]
         changes = llm.call(lambda loaded: pilot_of(loaded).changes)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -36,7 +36,7 @@ from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.online import RATE
+from hetrun.planner.online import RATE, Now
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.switch_cost import turn
 from hetrun.planner.trials import Trial
@@ -58,8 +58,8 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs here, and however slow that makes this machine: all is measured, and kept."""
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.others_running", lambda: 0.0)
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 1e4)
 
 
 class Plugin(LlamacppBackend):
@@ -224,12 +224,10 @@ def test_static_is_an_option(small_model: Path) -> None:
 def test_a_backend_that_is_told_to_stop_has_not_failed(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(self: Explorer, trial: Trial) -> None:
+    def stopped(self: Explorer, now: Now, allowed: Collection[str], crowded: bool) -> None:
         raise Cancelled("the computation was stopped")
 
-    trial = Trial("again", "", (), "llamacpp", 1, 1)
-    monkeypatch.setattr(Explorer, "choose", lambda self, now, allowed: trial)
-    monkeypatch.setattr(Explorer, "run", stopped)
+    monkeypatch.setattr(Explorer, "step", stopped)
     with LLM(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured", eager=True) as llm:
 
         def look(loaded: Loaded) -> set[str]:
@@ -280,7 +278,8 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
             found += [event.token] if event.token is not None else []
             Plugin.fails = len(found) > 4
         assert found == right
-        assert "plugin failed" in llm.call(lambda loaded: pilot_of(loaded).changes[-1].reason)
+        reasons = llm.call(lambda loaded: [change.reason for change in pilot_of(loaded).changes])
+        assert any("plugin failed" in why for why in reasons)
         assert llm.plan.backends == ["llamacpp"]
 
 

@@ -143,11 +143,35 @@ def test_nothing_takes_no_time(tmp_path: Path) -> None:
     cell.rescale(0.0)
     assert cell.smoothed == cell.best == LEAST_S
     path, data = saved(tmp_path)
-    data["works"][0][4] = [[5, 1, 10, 0.0, 0.0, 0.0], [5, 8, 10, 5e-324, 0.0, 0.0]]
+    data["works"][0][4] = [[5, 1, 10, 0.0, 0.0, 0.0, 0.0], [5, 8, 10, 5e-324, 0.0, 0.0, 0.0]]
     path.write_text(json.dumps(data))
     forecast = Forecast.load(path)
     assert predicted(forecast, 1, 10) >= LEAST_S
     assert predicted(forecast, 8, 10) >= LEAST_S
+
+
+def test_what_was_measured_beside_others_counts_until_something_better_is_known(tmp_path: Path) -> None:
+    forecast = Forecast()
+    forecast.learn(WORK, 4, 10.0, 5.0, rough=0.5)
+    assert predicted(forecast, 4, 10) == 5.0
+    assert forecast.rough(WORK) == 0.5
+    forecast.save(tmp_path / "times.json")
+    again = Forecast.load(tmp_path / "times.json")
+    assert (predicted(again, 4, 10), again.rough(WORK)) == (5.0, 0.5)
+    again.learn(WORK, 4, 10.0, 1.0)
+    assert (predicted(again, 4, 10), again.rough(WORK)) == (1.0, 0.0)
+    again.learn(WORK, 4, 10.0, 9.0, rough=0.5)
+    assert predicted(again, 4, 10) == 1.0, "a rough time says nothing where a certain one is known"
+
+
+def test_what_was_rescaled_at_one_size_has_changed_less_at_others() -> None:
+    forecast = Forecast()
+    for tokens in (1, 64, 512):
+        forecast.learn(WORK, tokens, 10.0, tokens / 10)
+    forecast.rescale(WORK, 2.0, tokens=512)
+    factors = [predicted(forecast, tokens, 10) / (tokens / 10) for tokens in (1, 64, 512)]
+    assert factors[2] == pytest.approx(2.0)
+    assert 1.0 < factors[0] < factors[1] < factors[2]
 
 
 def test_drift_is_more_than_noise_and_more_than_a_tenth() -> None:
@@ -344,15 +368,16 @@ BAD_CELLS = [
     [],
     None,
     [1, 2, 3],
-    [0, 1, 1, 1, 1, 1],
-    [1, 0, 1, 1, 1, 1],
-    [1, 1, -1, 1, 1, 1],
-    [1, 1, 1, "1", 1, 1],
-    [1, 1, 1, float("nan"), 1, 1],
-    [1, 1, 1, float("inf"), 1, 1],
-    [10**400, 1, 1, 1, 1, 1],
-    [1, 1, 1, 1, 1, 1, 1],
-    [True, 1, 1, 1, 1, 1],
+    [0, 1, 1, 1, 1, 1, 0],
+    [1, 0, 1, 1, 1, 1, 0],
+    [1, 1, -1, 1, 1, 1, 0],
+    [1, 1, 1, "1", 1, 1, 0],
+    [1, 1, 1, float("nan"), 1, 1, 0],
+    [1, 1, 1, float("inf"), 1, 1, 0],
+    [10**400, 1, 1, 1, 1, 1, 0],
+    [1, 1, 1, 1, 1, 1, 1, 1],
+    [1, 1, 1, 1, 1, 1, -1],
+    [True, 1, 1, 1, 1, 1, 0],
 ]
 
 
@@ -368,13 +393,13 @@ def test_a_damaged_cell(cell: object, tmp_path: Path, caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 1},
         {"works": None},
         {"works": [1]},
         {"works": [["a", "b", 1, 0, []]]},
         {"works": [["a" * 1000, "b", 1, False, []]]},
         {"works": [["a", "b", "1", False, []]]},
-        {"works": [["a", "b", 1, False, [[1, 1, 1, 1, 1, 1]] * 10_000]]},
+        {"works": [["a", "b", 1, False, [[1, 1, 1, 1, 1, 1, 0]] * 10_000]]},
         {"facts": [["a", "b"]]},
         {"facts": [["a", "b", float("inf")]]},
         {"facts": {}},

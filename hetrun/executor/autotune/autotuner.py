@@ -10,20 +10,19 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from os import cpu_count
+from math import isinf
 from time import perf_counter
 
 from hetrun.backend import Backend
 from hetrun.errors import BudgetError, Cancelled, HetrunError, PluginError
 from hetrun.executor.autotune.active_plan import InForce
-from hetrun.executor.autotune.core_choice import take_seats
-from hetrun.executor.autotune.cpu_contention import Others, others_running
+from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.autotune.drift import Watcher
-from hetrun.executor.autotune.explorer import Explorer
-from hetrun.executor.autotune.prober import Prober, price_of_a_turn
+from hetrun.executor.autotune.explorer import CHANGED, Explorer
+from hetrun.executor.autotune.measuring import PROBE_S, Measuring
+from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.autotune.setup import Setup, home_of, planner_for
-from hetrun.executor.autotune.state import LEAST_WAITING, Change, State
-from hetrun.executor.autotune.thread_count import Crew
+from hetrun.executor.autotune.state import LEAST_WAITING, Became, Change, State
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.autotune.yielding import Aside
 from hetrun.executor.executor import Between, Executor
@@ -33,23 +32,19 @@ from hetrun.graph import Graph
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.costmodel import Forecast
 from hetrun.planner.expert_stats import Choices, path_of
-from hetrun.planner.online import Now
-from hetrun.planner.segment_cost import CALL
-from hetrun.planner.switch_cost import SIZES, turn
-from hetrun.planner.trials import Trial, trials_of
-from hetrun.system.progress import Progress, stretch
+from hetrun.planner.online import WORTH, Now
+from hetrun.planner.residency import Copy
+from hetrun.system.progress import Progress
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 8.0  # that a first use may take to measure
-PROBE_BUSY_S = 2.0  # while others compute: it will be done again, so a rough idea must do
 LOOK_S = 0.5  # between two looks at what has drifted
 SHARE = 0.01  # of the time goes into trying what is not in use
 PLANNING = 0.02  # of the time goes into planning anew
 UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
 MOST_CHANGES = 100  # that are remembered
-AGAIN_S = 5.0  # until it is seen whether others still compute, where they disturbed the probe
-BUSY = 0.5  # threads of others: times would say more about them
+AGAIN_S = 5.0  # until it is seen whether others still compute
+EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
 
 
 class Pilot:
@@ -80,16 +75,22 @@ class Pilot:
         held = set(self._home)
         started = {name for name, backend in backends.items() if backend.started}
         self._state = State(held, started)
-        self._keep, self._again_at = True, 0.0
         self.aside = Aside(executor)
         others = Others()
-        crew = Crew(setup.threads[-1], others.look, others.count)
         self._weights = Weights(
             *(graph, backends, store, self.planner, forecast, self._state, self.aside, setup.own, setup.room)
         )
-        self._in_force = InForce(self.planner, executor, crew, alters=len(setup.threads) > 1)
+        self._in_force = InForce(
+            graph, self.planner, executor, forecast, setup.threads, others.look, others.count
+        )
+        self._measuring = Measuring(
+            *(graph, backends, self.planner, self.prober, forecast, self._weights, executor, setup),
+            *(self._state, self._refuse),
+        )
         self._watcher = Watcher(self.planner, forecast)
-        self._explorer = Explorer(self.planner, executor, self.prober, store, backends, setup.context)
+        self._explorer = Explorer(
+            self.planner, executor, self.prober, forecast, store, backends, setup.context
+        )
 
     @property
     def changes(self) -> Sequence[Change]:
@@ -104,104 +105,23 @@ class Pilot:
         if self._setup.eager:
             others = [n for n in self._setup.candidates if n not in names]
             names += filter(self._weights.may_start, others)
-        todo = {name: self._unknown(name) for name in names}
-        wanted = [name for name in names if todo[name]]
-        take_seats(self.prober, self.planner, self.forecast, self._setup)
-        busy = bool(wanted) and self._disturbed()
-        left = PROBE_BUSY_S if busy else PROBE_S
-        for at, name in enumerate(wanted):
-            tell = stretch(progress, at / len(wanted), (at + 1) / len(wanted))
-            left -= self._probe(name, todo[name], left / (len(wanted) - at), tell)
-        if wanted:
-            self._executor.forget_threads()
-            if busy:
-                log.warning(
-                    "other programs keep this machine busy, so what was measured now will be measured again "
-                    "at the next start"
-                )
-            self._keep = not busy
-            self.save()
+        if tried := self._measuring.begin(names, progress):
+            self._take_threads(tried)
+        self.save()
         if progress:
             progress(1.0)
-        self.replan("the first plan", eager=self._setup.eager)
+        self.replan("the first plan", eager=self._setup.eager, first=True)
 
-    def _disturbed(self) -> bool:
-        """Whether others compute, and not only on cores that nobody uses here."""
-        return others_running() >= (cpu_count() or 1) - self._setup.threads[-1] + BUSY
+    def _take_threads(self, tried: Mapping[int, float]) -> None:
+        if why := self._in_force.tried(tried):
+            self._note(Change(perf_counter(), why))
 
-    def _measure_again(self) -> None:
-        """What was measured while others computed, if they do not any more: the most telling of it."""
-        if self._disturbed():
-            return
-        names = [n for n in self._candidates() if n in self._state.started]
-        for name in names:
-            self._probe(name, self._trials(name), PROBE_S / 4 / len(names), self.aside)
-        self._executor.forget_threads()
-        self._again_at = float("inf")
-        self.replan("measured again without other programs", eager=self._setup.eager)
-
-    def _unknown(self, name: str) -> list[Trial]:
-        """What should be measured of a backend: nothing, if it was."""
-        trials = self._trials(name)
-        return [] if all(self._known(t) for t in trials) else trials
-
-    def _trials(self, name: str) -> list[Trial]:
-        """What can be measured of a backend."""
-        s = self._setup
-        home = name in s.home.values()
-        trials = trials_of(
-            self._graph,
-            self.planner.units,
-            name,
-            home,
-            s.threads,
-            s.context,
-            self._executor.plans.ubatch,
-            s.wide,
-        )
-        able = self.planner.costs.able
-        forms = {u.form for i, u in enumerate(self.planner.units) if name in able[i]}
-        whole = all(name in some for some in able)
-        mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
-        return mine + self.planner.more_trials(name, s.context, self._executor.plans.ubatch)
-
-    def _known(self, trial: Trial) -> bool:
-        """Whether something was measured, or was to be and took too long."""
-        return self.forecast.knows(trial.work) or self.forecast.fact(_asked(trial), trial.backend) is not None
-
-    def _probe(self, name: str, trials: Sequence[Trial], seconds: float, tell: Progress) -> float:
-        """Measure for so long, behind whatever it takes to start; how long that was."""
+    def _settle_threads(self) -> None:
+        """See with how many threads work is fastest now, before somebody waits for a pass."""
         start = perf_counter()
-        try:
-            self._weights.start(name)
-            start = perf_counter()
-            if self.forecast.fact(CALL, name) is None:
-                self.prober.call(name, self._setup.threads[-1])
-            if self.prober.run(trials, start + seconds, tell):
-                self._learn_turns(name)
-                for trial in trials:
-                    self.forecast.learn_fact(_asked(trial), name, 1.0)
-        except Cancelled:
-            raise
-        except Exception as e:  # a plugin may fail in any way, and the others go on
-            if name in self._setup.home.values():
-                raise
-            self._refuse(name, e)
-        finally:
-            if self._backends[name].asynchronous:
-                self.prober.give_back(name)  # a device's memory is for what plans need
-        return perf_counter() - start
-
-    def _learn_turns(self, name: str) -> None:
-        """What it costs that this backend and the one that holds most of the model take turns."""
-        home, _ = Counter(self._setup.home.values()).most_common(1)[0]
-        if name == home or self._backends[name].asynchronous:
-            return
-        able, threads = self.planner.costs.able, self._setup.threads[-1]
-        for tokens in SIZES:
-            price = price_of_a_turn(self.prober, self.planner.units, able, home, name, threads, tokens)
-            if price is not None:
-                self.forecast.learn_fact(turn(tokens), name, price)
+        if tried := self._measuring.threads(self._in_force.crowded):
+            self._take_threads(tried)
+        self._in_force.budget.book(perf_counter(), perf_counter() - start)
 
     # --- between steps
 
@@ -212,13 +132,17 @@ class Pilot:
 
     def _expect(self, waiting: int) -> None:
         state = self._state
+        for change in self._in_force.look(perf_counter()):
+            self._note(change)
+        if self._in_force.unsettled and waiting >= LEAST_WAITING:
+            self._settle_threads()
         if waiting <= state.asked:
             return  # it was not worth it for as many
-        crowded = self._in_force.crew.crowded
+        crowded = self._in_force.crowded
         for name in [n for n in self._candidates() if n not in state.started]:
             trying = not crowded and self._weights.may_start(name) and self._worth_a_try(waiting)
-            if trying and (trials := self._unknown(name)):
-                self._probe(name, trials, PROBE_S / 4, self.aside)
+            if trying and (trials := self._measuring.unknown(name)):
+                self._measuring.probe(name, trials, PROBE_S / 4, self.aside)
                 self._executor.forget_threads()
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
         state.asked = LEAST_WAITING if changed else waiting
@@ -242,20 +166,21 @@ class Pilot:
         if idle and state.cause and self._setup.eager:
             cause, state.cause = state.cause, ""
             self.replan(cause, eager=True)
-        if idle and not self._keep and now >= self._again_at:
-            self._again_at = now + AGAIN_S
-            self._measure_again()
-        if cause := self._in_force.look(now):
-            self._note(Change(now, cause))
-        if now < state.next_look or self._in_force.crew.crowded:
-            return  # what is tried in a crowd says more about others
-        state.next_look = now + LOOK_S
+        if idle and now >= state.next_refining:
+            self._refine(now)
+        for change in self._in_force.look(now):
+            self._note(change)
+        if self._in_force.unsettled and self._in_force.budget.left(now) > EXPLORING_S:
+            self._settle_threads()
         if now >= state.next_trial:
-            self._try_another()
-            state.next_trial = now + max(LOOK_S, (perf_counter() - now) / SHARE)
+            self._explore(now, idle)
+        if now < state.next_look:
+            return
+        state.next_look = now + LOOK_S
         if now < self._watcher.ready_at:
             return
-        cause = self._watcher.drifted() or self._watcher.moved(self._now())
+        cause = state.news or self._watcher.drifted() or self._watcher.moved(self._now())
+        state.news = ""
         if cause := cause or self.planner.surprised(self._in_force.planned):
             state.cause = cause
             start = perf_counter()
@@ -263,19 +188,60 @@ class Pilot:
             end = perf_counter()
             self._watcher.rest(end, (end - start) / PLANNING)
 
-    def _try_another(self) -> None:
-        allowed = [n for n in self._candidates() if n in self._state.started]
-        chosen = self._explorer.choose(self._now(), allowed) if len(allowed) > 1 else None
-        if chosen is None:
+    def _refine(self, now: float) -> None:
+        """Measure again, in quiet, what was measured beside others; give back what nobody uses."""
+        self._state.next_refining = now + AGAIN_S
+        names = [n for n in self._candidates() if n in self._state.started]
+        if self._measuring.refine(names, self.aside):
+            why = "measured again without other programs"
+            self._note(Change(now, why))
+            self.replan(why, eager=self._setup.eager, first=True)
+        self._give_back()
+
+    def _explore(self, now: float, idle: bool) -> None:
+        """Some of a comparison, if trying has not cost too much in the last minute."""
+        state, budget = self._state, self._in_force.budget
+        least = 0.0 if self._explorer.trying else EXPLORING_S
+        if not idle and budget.left(now) <= least:
+            state.next_trial = now + LOOK_S
             return
+        news, took = self._try_another(), perf_counter() - now
+        budget.book(now, 0.0 if idle else took)
+        state.trying_s += took
+        if news is None:
+            return
+        quiet_s = min(2 * state.rest, max(LOOK_S, state.trying_s / SHARE))
+        state.rest, state.trying_s = (LOOK_S if abs(news) > CHANGED else quiet_s), 0.0
+        state.next_trial = now + state.rest
+        if isinf(news):
+            self.replan("something was measured for the first time")
+        elif abs(news) > CHANGED:
+            self._in_force.refresh()
+            state.news = "a comparison with what is not in use"
+
+    def _try_another(self) -> float | None:
+        """Compare something that is in use with something that is not, a slice of time; in the end, how far
+        off an estimate was."""
+        allowed = [n for n in self._candidates() if n in self._state.started]
+        if len(allowed) < 2:
+            return 0.0
         try:
-            self._explorer.run(chosen)
-        except Cancelled:
-            raise
+            return self._explorer.step(self._now(), allowed, not self._in_force.quiet)
+        except (Cancelled, BudgetError) as e:
+            self._explorer.close()
+            if isinstance(e, Cancelled):
+                raise
+            return 0.0  # keys and values need the room
         except Exception as e:  # a plugin may fail in any way, and the answer goes on
-            self._refuse(chosen.backend, e)
-            self.replan(f"{chosen.backend} failed")  # which it would do in somebody's answer, too
-        self._executor.forget_threads()
+            name = self._explorer.trying
+            self._explorer.close()
+            if not name or name in self._setup.home.values():
+                raise
+            self._refuse(name, e)
+            self.replan(f"{name} failed")  # which it would do in somebody's answer, too
+            return 0.0
+        finally:
+            self._executor.forget_threads()
 
     def goes_on_without(self, name: str, error: Exception) -> bool:
         """A backend failed in the middle of a step: whether the others can take the same step."""
@@ -296,6 +262,8 @@ class Pilot:
                 "the backend %s is left out: %s", name, error, exc_info=not isinstance(error, HetrunError)
             )
         self._state.refused.add(name)
+        self._in_force.remove(lambda plan: any(backend == name for _, backend in plan.places))
+        self._note(Change(perf_counter(), f"{name} failed: nothing runs there any more", "taken back"))
 
     # --- plans
 
@@ -318,14 +286,16 @@ class Pilot:
             {name: own.room for name, own in self._weights.own.items()},
         )
 
-    def replan(self, cause: str, waiting: int = 0, eager: bool = False) -> bool:
-        """Ask the planner; whether another plan is in force now."""
+    def replan(self, cause: str, waiting: int = 0, eager: bool = False, first: bool = False) -> bool:
+        """Ask the planner; whether another plan is in force or on trial now. The `first` is in force at once,
+        unless it rests on rough times."""
         now = self._now(waiting, eager)
         self.planner.candidates = tuple(self._candidates())
         plans = within(self._in_force.planned, self._weights.own)
         proposal = self.planner.propose(plans, now)
         if proposal is None:
             self._in_force.adopt(self.planner.annotate(plans, now))
+            self._in_force.offer_alone(self._whole())
             self._watcher.watch(self._in_force.planned, now, self._candidates())
             return False
         try:
@@ -341,20 +311,55 @@ class Pilot:
                 if name not in self._setup.home.values():
                     self._refuse(name, e)
             return False
-        self._in_force.adopt(proposal.plans)
-        self._weights.drop(proposal.drop)
+        rough = any(map(self._in_force.rough, proposal.plans.plans.values()))
+        # Parts of weights come and go with the plans that share them out: no two such are there at once.
+        shared = bool(proposal.parts or proposal.spare)
+        direct = proposal.must or shared or (first and not rough)
+        if shared:
+            self._in_force.remove(self.planner.needs_parts)
+        new = self._in_force.adopt(proposal.plans, direct)
+        self._drop(proposal.drop)
         self._weights.drop_parts(proposal.spare)
         self._state.parts = proposal.parts
-        change = Change(perf_counter(), f"{cause}: {proposal.reason}")
-        self._note(change)
-        self._watcher.changed(proposal.plans, change.at)
+        self._in_force.offer_alone(self._whole())
+        if new:
+            became: Became = "in force" if direct else "proposed"
+            change = Change(perf_counter(), f"{cause}: {proposal.reason}", became)
+            self._note(change)
+            self._watcher.changed(proposal.plans, change.at)
         self._watcher.watch(proposal.plans, now, self._candidates())
-        return True
+        return new
+
+    def _drop(self, copies: frozenset[Copy]) -> None:
+        """Give the memory of copies back, and forget the plans that need them."""
+        if copies:
+            self._weights.drop(copies)
+            self._in_force.remove(lambda plan: bool(self.planner.copies_of(plan) & copies))
+
+    def _give_back(self) -> None:
+        """Copies that no plan in force uses, or that gain next to nothing."""
+        copies = frozenset(self._state.held) - self._home
+        if not copies:
+            return
+        if not self._in_force.used() <= self._home and self._in_force.gain(self._home, self._now()) < WORTH:
+            self._in_force.prefer(self._home)
+        idle = copies - self._in_force.wanted()
+        if idle:
+            names = ", ".join(sorted({name for _, name in idle}))
+            mib = self.planner.sizes.moved(idle) / 2**20
+            self._drop(idle)
+            why = f"{mib:.0f} MiB of weights for {names} do not pay"
+            self._note(Change(perf_counter(), why, "given back"))
+
+    def _whole(self) -> list[str]:
+        """The backends that hold all of the model."""
+        n, counts = len(self.planner.units), Counter(b for _, b in self._state.held)
+        return [b for b in self._candidates() if counts[b] == n]
 
     def _note(self, change: Change) -> None:
         self._state.changes.append(change)
         del self._state.changes[:-MOST_CHANGES]
-        log.info("planned anew: %s", change.reason)
+        log.info("plan %s: %s", change.became, change.reason)
 
     # --- what follows
 
@@ -362,9 +367,14 @@ class Pilot:
         """Seconds of a step: so many tokens of each sequence, each behind so many others; None: unknown."""
         return self._in_force.predict(chunks)
 
+    def close(self) -> None:
+        """Give back what a comparison holds, and keep what was measured."""
+        self._explorer.close()
+        self.save()
+
     def save(self) -> None:
         """Keep what was measured for the next start."""
-        if self._setup.memory is None or not self._keep:
+        if self._setup.memory is None:
             return
         try:
             self.forecast.save(self._setup.memory)
@@ -372,8 +382,3 @@ class Pilot:
                 self.choices.save(self._choices_at)
         except OSError as e:
             log.debug("times are not kept: %s", e)
-
-
-def _asked(trial: Trial) -> str:
-    """The fact that a probe had its chance to measure something."""
-    return f"asked {trial.form} {trial.threads} {trial.sequences > 1}"

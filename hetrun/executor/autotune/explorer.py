@@ -1,26 +1,44 @@
-"""What is not in use is tried now and then: whatever nobody runs, nobody measures."""
+"""What is not in use is compared now and then with what is: whatever nobody runs, nobody measures."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, hypot, inf, log
 
 from hetrun.backend import Backend
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober
+from hetrun.executor.autotune.survey import estimate, in_slices
 from hetrun.executor.executor import Executor
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Op
 from hetrun.graph.signature import of_wanted_rows
-from hetrun.planner.costmodel import Work
+from hetrun.planner.costmodel import Forecast
 from hetrun.planner.online import Now, OnlinePlanner
 from hetrun.planner.plan import BUCKETS, Plan
-from hetrun.planner.residency import Copy
 from hetrun.planner.trials import Trial
 
-SURPRISE = 0.25  # a trial that is so far off has met something new: what was measured before does not count
-DOUBTS = 2  # slow trials in a row are another program's doing; the next one is believed
+SURE = 0.1  # how far off, relative, what was measured in quiet is believed to be
+CHANGED = 0.1  # a logarithm: more is news
+LEAST_SPREAD = 0.05  # of a comparison: parts of a pass are no pass
 LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
-LONGEST_S = 0.015  # of one run: somebody waits for the next token meanwhile, so larger passes are cut
-FADING = 0.9  # of what was seen of late, from one trial to the next
+LONGEST_S = 0.04  # of one run: somebody waits for the next token meanwhile, so larger passes are cut
+SEEN = 0.5  # of the time that counts for a bucket, once something of it was tried: others have their turn
+FADING = 0.9  # of what was seen before, from one trial to the next
+
+
+Place = tuple[int, str, str]  # a unit, where it runs, and where it could
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One that has begun: what runs now, and what could."""
+
+    here: Trial
+    there: Trial
+    crowded: bool
+    slices: Iterator[list[list[float]]]
+    found: Sequence[Sequence[float]] = ()
 
 
 class Explorer:
@@ -31,49 +49,93 @@ class Explorer:
         planner: OnlinePlanner,
         executor: Executor,
         prober: Prober,
+        forecast: Forecast,
         store: WeightStore,
         backends: Mapping[str, Backend],
         context: int,
     ) -> None:
         self._planner, self._executor, self._prober = planner, executor, prober
         self._store, self._backends, self._context = store, backends, context
+        self._forecast = forecast
         self._turn = 0
-        self._doubted: Work | None = None  # what was slower than expected the last time that it was tried
-        self._doubts = 0  # times in a row
+        self._tried: dict[tuple[str, str], int] = {}  # form and backend -> the turn of its last comparison
+        self._open: Comparison | None = None
 
-    def choose(self, now: Now, allowed: Collection[str]) -> Trial | None:
-        """What is tried next; None if nothing can be."""
+    def step(self, now: Now, allowed: Collection[str], crowded: bool) -> float | None:
+        """A slice of a comparison; in the end by how much an estimate was off, as a logarithm (infinite:
+        there was none). None: it goes on the next time."""
+        if self._open is None:
+            pair = self._choose(now, allowed)
+            if pair is None:
+                return 0.0
+            if pair[0] is pair[1]:
+                return self._run_alone(pair[0])
+            self._open = Comparison(*pair, crowded, in_slices(self._prober, pair, crowded))
+        found = next(self._open.slices, None)
+        if found is not None:
+            self._open.found = found
+            return None
+        done, self._open = self._open, None
+        return self._learn(done)
+
+    @property
+    def trying(self) -> str:
+        """The backend that a comparison is about."""
+        return self._open.there.backend if self._open else ""
+
+    def close(self) -> None:
+        """End a comparison that goes on: its graphs and sequences are given back."""
+        if self._open:
+            self._open.slices.close()  # type: ignore[attr-defined]
+            self._open = None
+
+    def _choose(self, now: Now, allowed: Collection[str]) -> tuple[Trial, Trial] | None:
+        """What is tried next, beside what runs now; None if nothing can be."""
         recent = self._executor.recent
-        bucket = max(BUCKETS, key=lambda b: recent[b].passes)
-        seen = recent[bucket].passes >= 1
+        bucket = max(BUCKETS, key=lambda b: recent[b].seconds)
+        if not recent[bucket].passes:
+            return None
+        recent[bucket].seconds *= SEEN
         for r in recent.values():
             r.passes *= FADING
-        if not seen:
-            return None
         self._planner.costs.fresh()
         plans = self._executor.plans
         plan = plans.plans[bucket]
         tokens, depth = self._planner.point(bucket, plans.ubatch, now)
-        choices = [
-            self._trial(c, plan, tokens, depth) for c in self._alternatives(plan, tokens, depth, allowed)
-        ]
+        found = self._alternatives(plan, tokens, depth, allowed)
+        if found:
+            unit, used, name = self._next(found)
+            pair = self._trial(unit, used, plan, tokens, depth), self._trial(unit, name, plan, tokens, depth)
+        pairs = [pair] if found else []
         more = self._planner.other_trials(plan, min(depth, self._context - 1))
-        choices += [t for t in more if t.backend in allowed and self._holds(t.backend, t.ops[0])]
-        if not choices:
+        pairs += [(t, t) for t in more if t.backend in allowed and self._holds(t.backend, t.ops[0])]
+        if not pairs:
             return None
-        again = [trial for trial in choices if trial.work == self._doubted]
-        if not again:
-            self._turn += 1
-            self._doubted, self._doubts = None, 0
-        return again[0] if again else choices[self._turn % len(choices)]
+        self._turn += 1
+        return pairs[self._turn % len(pairs)]
 
-    def _trial(self, copy: Copy, plan: Plan, tokens: int, depth: float) -> Trial:
-        """A unit on another backend, in a pass that is not too long."""
-        unit, name = copy
+    def _next(self, found: Mapping[Place, float]) -> Place:
+        """What has waited longest for its turn; larger parts of a pass wait less."""
+        self._turn += 1
+
+        def waited(place: Place) -> float:
+            unit, _, name = place
+            form = self._planner.units[unit].form
+            return found[place] * (self._turn - self._tried.get((form, name), 0))
+
+        chosen = max(found, key=waited)
+        self._tried[self._planner.units[chosen[0]].form, chosen[2]] = self._turn
+        return chosen
+
+    def _trial(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> Trial:
+        """A unit on a backend, in a pass that is not too long."""
         chosen = self._planner.units[unit]
         if of_wanted_rows(chosen.ops):
             return Trial("again", chosen.form, (chosen.ops,), name, plan.threads, 1)
-        while tokens > 1 and (self._seconds(unit, name, plan, tokens, depth) or 0.0) > LONGEST_S:
+        names = {b for b in self._backends if b in self._planner.costs.able[unit]}
+        while (
+            tokens > 1 and max(self._seconds(unit, b, plan, tokens, depth) or 0.0 for b in names) > LONGEST_S
+        ):
             tokens //= 2
         behind = max(0, int(min(depth, self._context - tokens) - (tokens + 1) / 2))
         return Trial("again", chosen.form, (chosen.ops,), name, plan.threads, tokens, behind)
@@ -81,13 +143,60 @@ class Explorer:
     def _seconds(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> float | None:
         return self._planner.costs.seconds(unit, name, plan.threads, tokens, depth)
 
-    def run(self, trial: Trial) -> None:
-        """Try it; a time that is slower than expected is tried again first."""
-        believed = self._prober.again(trial, SURPRISE, last=self._doubts == DOUBTS)
-        self._doubted, self._doubts = (None, 0) if believed else (trial.work, self._doubts + 1)
+    def _learn(self, done: Comparison) -> float:
+        """Beside other programs only the ratio of the two says something."""
+        here, there = done.here, done.there
+        (mine, mine_spread), (theirs, their_spread) = (estimate(t, done.crowded) for t in done.found)
+        before_mine, before = self._forecast_of(here), self._forecast_of(there)
+        spread = max(LEAST_SPREAD, hypot(mine_spread, their_spread))
+        if before_mine is None or before is None:
+            rough = HASTY_DOUBT if done.crowded else 0.0
+            scale = 1.0 if before_mine is None else before_mine / mine
+            if before_mine is None:
+                self._note(here, mine, rough)
+            if before is None:
+                self._note(there, theirs * scale, rough)
+            return inf
+        off = log(theirs / mine) - log(before / before_mine)
+        believed = max(SURE, self._forecast.rough(there.work), self._forecast.rough(here.work))
+        if abs(off) > 3 * hypot(believed, spread):
+            believed = abs(off) / 2
+        gain = believed**2 / (believed**2 + spread**2)
+        # What counts is the ratio of the two, and that is known better now.
+        rough = believed * (1 - gain) ** 0.5 if done.crowded else 0.0
+        scale = before_mine / mine if done.crowded else 1.0
+        for trial, seconds, was in ((here, mine * scale, before_mine), (there, theirs * scale, before)):
+            factor = (seconds / was) ** gain
+            for threads in self._planner.threads:
+                work = replace(trial.work, threads=threads)
+                for one in (work, work.other):
+                    self._forecast.rescale(one, factor, trial.tokens * trial.sequences, rough)
+            self._note(trial, seconds, rough)
+        return gain * off if abs(gain * off) > 2 * spread else 0.0
 
-    def _alternatives(self, plan: Plan, tokens: int, depth: float, allowed: Collection[str]) -> list[Copy]:
-        """What takes a good part of a bucket's passes, on backends where it could run and does not."""
+    def _note(self, trial: Trial, seconds: float, rough: float) -> None:
+        depth = trial.seen + (trial.tokens + 1) / 2
+        self._forecast.learn(trial.work, trial.tokens * trial.sequences, depth, seconds, rough)
+
+    def _forecast_of(self, trial: Trial) -> float | None:
+        return self._forecast.seconds(trial.work, trial.tokens, trial.seen + (trial.tokens + 1) / 2)
+
+    def _run_alone(self, trial: Trial) -> float:
+        """What a device does by itself beside passes is compared with nothing."""
+        found: list[float] = []
+        before = self._forecast_of(trial)
+        self._prober.measure(trial, found.append, once=True)
+        off = log(found[0] / before) if before else 0.0
+        if abs(off) > CHANGED:
+            self._forecast.rescale(trial.work, exp(off), trial.tokens)
+        self._forecast.learn(trial.work, trial.tokens, trial.seen + (trial.tokens + 1) / 2, found[0])
+        return off
+
+    def _alternatives(
+        self, plan: Plan, tokens: int, depth: float, allowed: Collection[str]
+    ) -> Mapping[Place, float]:
+        """What takes a good part of a bucket's passes, and how many seconds; if there is anything of which
+        nothing is known, only that."""
         costs = self._planner.costs
         times: dict[str, float] = {}
         first: dict[str, tuple[int, str]] = {}
@@ -97,13 +206,19 @@ class Explorer:
                 first.setdefault(form, (i, s.backend))
                 seconds = costs.seconds(i, s.backend, plan.threads, tokens, depth) or 0.0
                 times[form] = times.get(form, 0.0) + seconds
-        large = [form for form, t in times.items() if t > LARGE * sum(times.values())]
-        return [
-            (unit, name)
-            for unit, used in (first[form] for form in large)
+        found = {
+            (unit, used, name): times[form]
+            for form, (unit, used) in first.items()
             for name in allowed
-            if name != used and name in costs.able[unit] and self._holds(name, self._planner.units[unit].ops)
-        ]
+            if name != used and name in costs.able[unit] and self._holds(name, costs.units[unit].ops)
+        }
+        unknown = {
+            (unit, used, name): 1.0
+            for unit, used, name in found
+            if None in [costs.seconds(unit, b, plan.threads, tokens, depth) for b in (used, name)]
+        }
+        least = LARGE * sum(times.values())
+        return unknown or {place: seconds for place, seconds in found.items() if seconds > least}
 
     def _holds(self, name: str, ops: Sequence[Op]) -> bool:
         return self._store.holds(name, self._backends[name].wants(ops))

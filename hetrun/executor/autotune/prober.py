@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -43,6 +43,7 @@ from hetrun.system.progress import Progress
 log = logging.getLogger(__name__)
 
 RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: so many, so long, or one that is long by itself
+HASTY_DOUBT = 0.5  # how far off, relative, what is measured beside other programs may be
 MOST_RUNS = 12
 LARGEST_PART = 0.15  # of the time left, for one run
 NOISE = 0.5  # of the values that go in: any will do that stay finite
@@ -168,23 +169,40 @@ class Prober:
     def _chain(self, runners: Sequence[Runner], work: Pass) -> float:
         return sum(self._once(runner, work) for runner in runners)
 
-    def again(self, trial: Trial, surprise: float, last: bool) -> bool:
-        """Run what was measured before, and whether its time is believed.
+    def compare(self, trials: Sequence[Trial], rounds: int, slice_s: float) -> Iterator[list[list[float]]]:
+        """Run trials in turn, each for a slice of time, again and again: the mean seconds of a run in each
+        slice, by trial. Whatever else this machine does happens to all of them. It stops between slices, for
+        whoever has something better to do, and gives what there is so far."""
+        with ExitStack() as open_for_it:
+            ready = [open_for_it.enter_context(self._ready(t)) for t in trials]
+            found: list[list[float]] = [[] for _ in trials]
+            for at in range(rounds + 1):
+                for trial, (runner, work), mine in zip(trials, ready, found, strict=True):
+                    for backend in self._backends.values():
+                        backend.set_threads(trial.threads)
+                    runs, start = 0, perf_counter()
+                    while not runs or (at and perf_counter() < start + slice_s):
+                        runner.submit(work).wait()
+                        runs += 1
+                    if at:  # the first round touches memory
+                        mine.append((perf_counter() - start) / runs)
+                    yield found
 
-        Where it is far from what was expected, all that was measured before is scaled by that: at once if it
-        is faster, because nothing makes work faster than it is; if it is slower only the `last` time.
-        """
-        depth, found = trial.seen + (trial.tokens + 1) / 2, list[float]()
-        before = self._forecast.seconds(trial.work, trial.tokens, depth)
-        self.measure(trial, found.append, once=True)
-        off = 0.0 if before is None else found[0] / before - 1
-        if off > surprise and not last:
-            return False
-        if abs(off) > surprise:
-            self._forecast.rescale(trial.work, 1 + off)
-            self._forecast.rescale(trial.work.other, 1 + off)
-        self._forecast.learn(trial.work, trial.tokens, depth, found[0])
-        return True
+    @contextmanager
+    def _ready(self, trial: Trial) -> Iterator[tuple[Runner, Pass]]:
+        """A trial's first ops, compiled for a pass that is there for them only."""
+        backend = self._backends[trial.backend]
+        backend.set_threads(trial.threads)
+        segment = self._segment(trial, trial.ops[0])
+        self._bring(trial.backend, dict.fromkeys(backend.wants(segment.ops)))
+        with self._sequences(trial, [segment]) as work:
+            for value in segment.reads:
+                work.values[value.name] = self._noise(work.rows(value), value.width)
+            runner = backend.compile(segment, work.shape, self._store.buffers(trial.backend), self._kv)
+            try:
+                yield runner, work
+            finally:
+                runner.close()
 
     def _time(
         self,

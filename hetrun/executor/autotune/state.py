@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hetrun.planner.online import Parts
 from hetrun.planner.residency import Copy
@@ -10,12 +11,16 @@ from hetrun.planner.residency import Copy
 LEAST_WAITING = 64  # tokens that are read in no time anyway
 
 
+Became = Literal["proposed", "in force", "taken back", "given back"]
+
+
 @dataclass(slots=True)
 class Change:
-    """One plan that took the place of another."""
+    """What was decided: a plan to try, what became of it, or memory that was given back."""
 
     at: float
     reason: str
+    became: Became = "in force"
 
 
 @dataclass(slots=True)
@@ -29,5 +34,9 @@ class State:
     changes: list[Change] = field(default_factory=list)
     next_look: float = 0.0
     next_trial: float = 0.0
+    next_refining: float = 0.0
+    news: str = ""  # that make another plan likely
+    trying_s: float = 0.0  # that the comparison has taken which goes on
+    rest: float = 0.5  # between two trials: longer and longer while nothing is new
     asked: int = LEAST_WAITING  # tokens for which nothing was worth bringing in
     cause: str = ""  # of the last new plan, if nobody has looked since whether more weights would pay

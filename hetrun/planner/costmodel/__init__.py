@@ -8,7 +8,8 @@ follow. Depth is what a token sees on average (`Pass.depth`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from math import exp, log2
 from pathlib import Path
 
 from hetrun.planner.costmodel import store
@@ -20,6 +21,7 @@ from hetrun.planner.costmodel.timing_bin import Size, size_of
 
 log = logging.getLogger(__name__)
 
+NEAR = 3.0  # doublings of tokens, over which a rough time says less and less of another
 FACT_RATE = 0.3  # how much a newly measured fact counts
 
 
@@ -56,10 +58,11 @@ class Measured:
             self._fit, self._fitted = Fit(self.cells), runs
         return self._fit
 
-    def rescale(self, factor: float) -> None:
-        """As if every run had taken so many times as long."""
+    def rescale(self, factor: float, tokens: int = 0) -> None:
+        """As if every run had taken so many times as long; of other sizes less so, each was off by itself."""
         for cell in self.cells.values():
-            cell.rescale(factor)
+            near = exp(-abs(log2(cell.tokens / tokens)) / NEAR) if tokens and cell.runs else 1.0
+            cell.rescale(factor**near)
         self._fitted = -1
 
 
@@ -83,9 +86,17 @@ class Forecast:
         """Where runs of about that size are kept; it stays the same object for ever."""
         return self.measured(work).cell(tokens, depth)
 
-    def learn(self, work: Work, tokens: int, depth: float, seconds: float) -> None:
-        """One more run."""
-        self.measured(work).add(tokens, depth, seconds)
+    def learn(self, work: Work, tokens: int, depth: float, seconds: float, rough: float = 0.0) -> None:
+        """One more run; a rough one was measured beside other programs."""
+        if rough:
+            self.cell(work, tokens, depth).add_rough(tokens, depth, seconds, rough)
+        else:
+            self.measured(work).add(tokens, depth, seconds)
+
+    def rough(self, work: Work) -> float:
+        """How far off, relative, all that is known of a work may be."""
+        cells = [c.rough for c in self.measured(work).cells.values() if c.runs]
+        return min(cells, default=0.0)
 
     def seconds(self, work: Work, tokens: int, depth: float) -> float | None:
         """What a run takes; None if nothing is known of the work."""
@@ -107,9 +118,23 @@ class Forecast:
         """Whether some run of exactly this work was measured."""
         return bool(self._fit(work))
 
-    def rescale(self, work: Work, factor: float) -> None:
-        """The work has become slower or faster by this: so have, for all one knows, runs of every size."""
-        self.measured(work).rescale(factor)
+    def rescale(self, work: Work, factor: float, tokens: int = 0, rough: float | None = None) -> None:
+        """The work has become slower or faster by this, as runs of so many tokens show: so have, for all one
+        knows, runs of every size."""
+        self.measured(work).rescale(factor, tokens)
+        if rough is not None:
+            for cell in self.measured(work).cells.values():
+                cell.rough = min(cell.rough, rough) if rough else 0.0
+
+    def forget_rough(self, backends: Collection[str]) -> None:
+        """What was measured beside other programs has been measured again, or is not worth it."""
+        for work, measured in self._measured.items():
+            if work.backend in backends:
+                measured.cells = {
+                    size: c for size, c in measured.cells.items() if not c.rough
+                } or measured.cells
+                for cell in measured.cells.values():
+                    cell.rough = 0.0
 
     def works(self) -> Iterator[Work]:
         """All works of which something is known."""

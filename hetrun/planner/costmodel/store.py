@@ -20,7 +20,7 @@ from hetrun.planner.costmodel.key import Work
 from hetrun.planner.costmodel.timing_bin import Cell, Size, size_of
 from hetrun.system.files import read_text
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 8 << 20  # of a file
 MOST_WORKS = 4096  # in it; a model has a few dozen
 MOST_CELLS = 400  # of a work
@@ -107,7 +107,7 @@ def _text(works: list[object], facts: list[list[object]]) -> str:
 
 def _work_json(work: Work, cells: Cells) -> object:
     rows = [
-        [c.runs, c.tokens, c.depth, c.smoothed, c.spread, c.best]
+        [c.runs, c.tokens, c.depth, c.smoothed, c.spread, c.best, c.rough]
         for c in cells.values()
         if c.runs and max(c.smoothed, c.spread, c.best) <= MOST_SECONDS
     ]
@@ -128,12 +128,12 @@ def _cell(row: object) -> tuple[Size, Cell]:
     if not isinstance(row, list):
         raise ValueError("a cell is no list")
     runs, tokens, depth, *seconds = row
-    smoothed, spread, best = (_number(s, MOST_SECONDS) for s in seconds)
+    smoothed, spread, best, rough = (_number(s, MOST_SECONDS) for s in seconds)
     tokens = _number(tokens, 1e9)
     if _number(runs, 1e15) < 1 or tokens < 1:
         raise ValueError("a cell without runs")
     cell = Cell()
-    cell.restore(int(runs), tokens, _number(depth, 1e9), smoothed, spread, best)
+    cell.restore(int(runs), tokens, _number(depth, 1e9), smoothed, spread, best, rough)
     return size_of(math.ceil(tokens), cell.depth), cell
 
 

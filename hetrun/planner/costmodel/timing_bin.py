@@ -38,7 +38,7 @@ class Cell:
     It is written after every segment that runs, so adding costs less than a microsecond.
     """
 
-    __slots__ = ("_even", "_slow", "best", "depth", "runs", "smoothed", "spread", "tokens")
+    __slots__ = ("_even", "_slow", "best", "depth", "rough", "runs", "smoothed", "spread", "tokens")
 
     def __init__(self) -> None:
         self.clear()
@@ -51,6 +51,7 @@ class Cell:
         self.smoothed = 0.0  # seconds
         self.spread = 0.0  # mean distance of a run from the smoothed time
         self.best = float("inf")
+        self.rough = 0.0  # how far off all of that may be, relative: it was measured beside other programs
         self._even = 0  # runs in the mean, up to STEADY
         self._slow = 0  # far slower runs in a row, not counted so far
 
@@ -62,15 +63,35 @@ class Cell:
         self._even = min(self._even, BELIEVED)
 
     def restore(
-        self, runs: int, tokens: float, depth: float, smoothed: float, spread: float, best: float
+        self,
+        runs: int,
+        tokens: float,
+        depth: float,
+        smoothed: float,
+        spread: float,
+        best: float,
+        rough: float = 0.0,
     ) -> None:
         """The cell as it was saved."""
+        self.rough = rough
         self.runs, self.tokens, self.depth = runs, tokens, depth
         self.smoothed, self.spread, self.best = max(LEAST_S, smoothed), spread, max(LEAST_S, best)
         self._even, self._slow = min(runs, STEADY), 0
 
+    def add_rough(self, tokens: int, depth: float, seconds: float, rough: float) -> None:
+        """One more run, beside other programs: it counts where nothing better is known."""
+        if self.runs and self.rough < rough:
+            return
+        self.rough = 0.0
+        self.add(tokens, depth, seconds)
+        self.rough = rough
+
     def add(self, tokens: int, depth: float, seconds: float) -> None:
         """One more run."""
+        if self.rough:  # that was a guess, and this is not
+            runs = self.runs
+            self.clear()
+            self.runs = runs
         if seconds < LEAST_S:
             seconds = LEAST_S
         even = self._even
@@ -126,7 +147,8 @@ class Cell:
     @property
     def variance(self) -> float:
         """How far the smoothed time may be from a time taken elsewhere, squared."""
-        return self.error**2 + (FLOOR * max(self.smoothed, LEAST_S)) ** 2
+        floor = max(FLOOR, self.rough) * max(self.smoothed, LEAST_S)
+        return self.error**2 + floor**2
 
     def drifted(self, expected: float) -> bool:
         """Whether the last runs took another time than `expected`: by over 10 %, and more than noise."""

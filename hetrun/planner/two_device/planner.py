@@ -113,7 +113,8 @@ class ConcurrentPlanner(OnlinePlanner):
         reason = self._reason_of_all(current, chosen, changed, proposal)
         billed = self._held.billed(after, parts)
         plan_set = self.annotate(replace(billed, plans=plans, reason=reason), now)
-        return Proposal(plan_set, bring, drop, reason, parts, now.parts - parts - whole)
+        must = bool(proposal and proposal.must)
+        return Proposal(plan_set, bring, drop, reason, parts, now.parts - parts - whole, must)
 
     def _copies_used(self, plans: Mapping[str, Plan]) -> frozenset[Copy]:
         """Those of units that run as a whole."""
@@ -167,7 +168,7 @@ class ConcurrentPlanner(OnlinePlanner):
         limit = (1 - WORTH) * min(stay, in_turn)
         best: Choice | None = None
         steps = max(1.0, MOVED_S / max(in_turn, 1e-9))
-        at = At(tokens, depth, self._threads[-1])
+        at = At(tokens, depth, self.threads[-1])
         for candidate in self._candidates(at, mine, after.plans[bucket], now, steps):
             if self._wrong.get(bucket, 1.0) * candidate.seconds >= limit:
                 continue
@@ -200,7 +201,7 @@ class ConcurrentPlanner(OnlinePlanner):
         predicted = self.pass_seconds(plan, tokens, depth, at.several)
         if predicted is None or None not in [self.sides.measured(s, at) for s in plan.segments]:
             return predicted
-        clocked = self.sides.clock(plan, replace(at, threads=self._threads[-1]))
+        clocked = self.sides.clock(plan, replace(at, threads=self.threads[-1]))
         return max(predicted, clocked.seconds) if clocked else predicted
 
     def _clocked(self, bucket: str, plan: Plan, tokens: int, depth: float) -> float | None:
@@ -272,8 +273,7 @@ class ConcurrentPlanner(OnlinePlanner):
         """Decide which experts lie on which device, in what room whole units leave."""
         coming = self._copies_used(after.plans) | now.held
         points = [
-            Point(At(*self.point(b, after.ubatch, now), self._threads[-1]), weight_of(b, now))
-            for b in BUCKETS
+            Point(At(*self.point(b, after.ubatch, now), self.threads[-1]), weight_of(b, now)) for b in BUCKETS
         ]
         homes = {b: [i for i in self._mixtures if (i, b) in now.home] for _, b in now.home}
         host = max(homes, key=lambda b: len(homes[b]))
@@ -360,13 +360,21 @@ class ConcurrentPlanner(OnlinePlanner):
             expected[bucket] = Expected(tokens, depth, times)
         return replace(found, expected=expected)
 
+    def needs_parts(self, plan: Plan) -> bool:
+        return is_concurrent(plan)
+
+    def believed_seconds(self, plan: Plan, tokens: int, depth: float, several: bool) -> float | None:
+        if is_concurrent(plan):
+            return self.pass_seconds(plan, tokens, depth, several)
+        return super().believed_seconds(plan, tokens, depth, several)
+
     def pass_seconds(self, plan: Plan, tokens: int, depth: float, several: bool = False) -> float | None:
         if not is_concurrent(plan):
             return super().pass_seconds(plan, tokens, depth, several)
         return self._clocked(plan.bucket, plan, tokens, depth)
 
     def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:
-        return self.sides.trials(backend, self._threads[-1], context, ubatch)
+        return self.sides.trials(backend, self.threads[-1], context, ubatch)
 
     def other_trials(self, plan: Plan, depth: float) -> list[Trial]:
         return self.sides.elsewhere(plan, depth) if is_concurrent(plan) else []

@@ -1,0 +1,212 @@
+"""What is measured before the first step, and once more when it is quiet.
+
+On a quiet machine each backend is probed by itself. Beside other programs everything is run on all backends
+in turn, so that whatever the others do happens to all of them; these times are kept, and marked as rough.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import cpu_count
+from time import perf_counter
+
+from hetrun.backend import Backend
+from hetrun.errors import Cancelled
+from hetrun.executor.autotune.core_choice import heaviest, take_seats
+from hetrun.executor.autotune.cpu_contention import others_running
+from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober, price_of_a_turn
+from hetrun.executor.autotune.setup import Setup
+from hetrun.executor.autotune.state import State
+from hetrun.executor.autotune.survey import by_threads, compared
+from hetrun.executor.autotune.weight_migration import Weights
+from hetrun.executor.executor import Executor
+from hetrun.graph import Graph
+from hetrun.planner.costmodel import Forecast
+from hetrun.planner.online import OnlinePlanner
+from hetrun.planner.segment_cost import CALL
+from hetrun.planner.switch_cost import SIZES, turn
+from hetrun.planner.trials import Trial, trials_of
+from hetrun.system.progress import Progress, stretch
+
+PROBE_S = 8.0  # that a first use may take to measure
+PROBE_BUSY_S = 2.0  # while others compute: a rough idea must do
+SETTLING = 16  # tokens of the work with which threads are compared
+BUSY = 0.5  # threads of others: times would say more about them
+ROUNDS = 2  # of comparisons before the first step, where somebody waits for that
+
+Refuse = Callable[[str, Exception], None]  # a backend that failed
+
+
+class Measuring:
+    """Measures for one model."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        backends: Mapping[str, Backend],
+        planner: OnlinePlanner,
+        prober: Prober,
+        forecast: Forecast,
+        weights: Weights,
+        executor: Executor,
+        setup: Setup,
+        state: State,
+        refuse: Refuse,
+    ) -> None:
+        self._graph, self._backends, self._planner = graph, backends, planner
+        self._prober, self._forecast, self._weights = prober, forecast, weights
+        self._executor, self._setup, self._state, self._refuse = executor, setup, state, refuse
+        self._home, _ = Counter(setup.home.values()).most_common(1)[0]
+
+    def begin(self, names: Sequence[str], progress: Progress | None) -> Mapping[int, float]:
+        """What is not known of these backends; what the same work takes with each number of threads, where
+        that was tried, because others compute."""
+        wanted = [name for name in names if self.unknown(name)]
+        take_seats(self._prober, self._planner, self._forecast, self._setup)
+        if self._disturbed():
+            tried = self.threads(crowded=True)
+            best = min(tried, key=lambda n: tried[n], default=self._setup.threads[-1])
+            self._in_turn(wanted, best)
+            return tried
+        left = PROBE_S
+        for at, name in enumerate(wanted):
+            tell = stretch(progress, at / len(wanted), (at + 1) / len(wanted))
+            left -= self.probe(name, self._trials(name), left / (len(wanted) - at), tell)
+        if wanted:
+            self._executor.forget_threads()
+        return {}
+
+    def unknown(self, name: str) -> list[Trial]:
+        """What should be measured of a backend: nothing, if it was."""
+        trials = self._trials(name)
+        known = [self._known(t) for t in trials]
+        return [] if all(known) or self._rough([name]) else trials
+
+    def refine(self, names: Sequence[str], tell: Progress) -> bool:
+        """Measure what was measured beside other programs, if nobody computes any more; whether it was."""
+        if not self._rough(names) or self._disturbed():
+            return False
+        for name in names:
+            self.probe(name, self._trials(name), PROBE_S / 4 / len(names), tell)
+        self._forecast.forget_rough(names)
+        self._executor.forget_threads()
+        return True
+
+    def _rough(self, names: Iterable[str]) -> bool:
+        """Whether anything that is known of backends was measured beside other programs."""
+        forms = {unit.form for unit in self._planner.units}
+        works = [w for w in self._forecast.works() if w.form in forms and w.backend in names]
+        return any(self._forecast.rough(work) for work in works)
+
+    def _disturbed(self) -> bool:
+        """Whether others compute, and not only on cores that nobody uses here."""
+        return others_running() >= (cpu_count() or 1) - self._setup.threads[-1] + BUSY
+
+    def threads(self, crowded: bool) -> Mapping[int, float]:
+        """What the same work takes with each number of threads now; empty: there is one number only."""
+        counts = self._setup.threads
+        if len(counts) < 2:
+            return {}
+        unit = heaviest(self._planner.units, self._planner.nbytes, self._home)[0]
+        trial = Trial("threads", unit.form, (unit.ops,), self._home, counts[-1], SETTLING)
+        found = by_threads(self._prober, trial, counts, crowded)
+        self._executor.forget_threads()
+        return found
+
+    def _trials(self, name: str, threads: Sequence[int] = ()) -> list[Trial]:
+        """What can be measured of a backend."""
+        s, ubatch = self._setup, self._executor.plans.ubatch
+        home, units = name in s.home.values(), self._planner.units
+        trials = trials_of(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide)
+        able = self._planner.costs.able
+        forms = {u.form for i, u in enumerate(units) if name in able[i]}
+        whole = all(name in some for some in able)
+        mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
+        return mine + self._planner.more_trials(name, s.context, ubatch)
+
+    def _known(self, trial: Trial) -> bool:
+        """Whether something was measured, or was to be and took too long."""
+        asked = self._forecast.fact(_asked(trial), trial.backend) is not None
+        return asked or self._forecast.knows(trial.work)
+
+    def probe(self, name: str, trials: Sequence[Trial], seconds: float, tell: Progress) -> float:
+        """Measure for so long, after whatever it takes to start; how long that was."""
+        start = perf_counter()
+        try:
+            self._weights.start(name)
+            start = perf_counter()
+            if self._forecast.fact(CALL, name) is None:
+                self._prober.call(name, self._setup.threads[-1])
+            if self._prober.run(trials, start + seconds, tell):
+                self._learn_turns(name)
+                for trial in trials:
+                    self._forecast.learn_fact(_asked(trial), name, 1.0)
+        except Cancelled:
+            raise
+        except Exception as e:  # a plugin may fail in any way, and the others go on
+            if name in self._setup.home.values():
+                raise
+            self._refuse(name, e)
+        finally:
+            if self._backends[name].asynchronous:
+                self._prober.give_back(name)  # a device's memory is for what plans need
+        return perf_counter() - start
+
+    def _in_turn(self, names: Sequence[str], threads: int) -> None:
+        """Measure beside other programs, one size of everything before the next: nothing is planned of a
+        model of which something was never measured."""
+        for name in names:  # a device that works by itself has no part in the crowd
+            alone = self._backends[name].asynchronous
+            mine = self._trials(name, (threads,)) if alone else []
+            self.probe(name, mine, PROBE_BUSY_S if alone else 0.0, lambda part: None)
+        end = perf_counter() + PROBE_BUSY_S
+        groups: dict[tuple[str, int, int, int], list[Trial]] = {}
+        for name in names:
+            for t in self._trials(name, (threads,)) if name not in self._state.refused else ():
+                if t.name != "whole" and not self._backends[name].asynchronous:
+                    groups.setdefault((t.form, t.tokens, t.seen, t.sequences), []).append(t)
+        for trials in _breadth_first(list(groups.values())):
+            if perf_counter() > end:
+                break
+            trials = [t for t in trials if t.backend not in self._state.refused]
+            try:
+                self._compare(trials)
+            except Cancelled:
+                raise
+            except Exception:  # one of them fails: which one it is shows when each runs by itself
+                for t in trials:
+                    self.probe(t.backend, [t], PROBE_BUSY_S, lambda part: None)
+        self._executor.forget_threads()
+
+    def _compare(self, trials: Sequence[Trial]) -> None:
+        found = compared(self._prober, trials, True, ROUNDS)
+        for trial, (seconds, _) in zip(trials, found, strict=True):
+            depth = trial.seen + (trial.tokens + 1) / 2
+            n = trial.tokens * trial.sequences
+            self._forecast.learn(trial.work, n, depth, seconds, HASTY_DOUBT)
+
+    def _learn_turns(self, name: str) -> None:
+        """What it costs that this backend and the one that holds most of the model take turns."""
+        if name == self._home or self._backends[name].asynchronous:
+            return
+        able, threads = self._planner.costs.able, self._setup.threads[-1]
+        for tokens in SIZES:
+            units = self._planner.units
+            price = price_of_a_turn(self._prober, units, able, self._home, name, threads, tokens)
+            if price is not None:
+                self._forecast.learn_fact(turn(tokens), name, price)
+
+
+def _breadth_first(groups: Sequence[Sequence[Trial]]) -> list[Sequence[Trial]]:
+    """The first of each form, then the second of each."""
+    turns, order = Counter[str](), []
+    for at, trials in enumerate(groups):
+        order.append((turns[trials[0].form], at))
+        turns[trials[0].form] += 1
+    return [groups[at] for _, at in sorted(order)]
+
+
+def _asked(trial: Trial) -> str:
+    """The fact that a probe had its chance to measure something."""
+    return f"asked {trial.form} {trial.threads} {trial.sequences > 1}"
