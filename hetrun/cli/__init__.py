@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
@@ -45,8 +46,6 @@ def exit_code(arguments: list[str]) -> int:
 
     from hetrun.cli.app import run_command
 
-    logger = logging.getLogger("hetrun")
-    before = logger.level, REMARKS.level
     try:
         code = run_command(arguments)
         sys.stdout.flush()
@@ -67,9 +66,6 @@ def exit_code(arguments: list[str]) -> int:
         return STOPPED
     except Exception as e:
         return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
-    finally:  # a command that says more says it for itself
-        logger.setLevel(before[0])
-        REMARKS.setLevel(before[1])
 
 
 class Remarks(logging.Handler):
@@ -91,10 +87,18 @@ class Remarks(logging.Handler):
 REMARKS = Remarks()
 
 
-def say_more() -> None:
-    """What was decided, too."""
+def say_more() -> Callable[[], None]:
+    """What was decided, too; how to say as much as before again."""
+    logger = logging.getLogger("hetrun")
+    before = logger.level, REMARKS.level
+
+    def as_before() -> None:
+        logger.setLevel(before[0])
+        REMARKS.setLevel(before[1])
+
+    logger.setLevel(logging.INFO)
     REMARKS.setLevel(logging.INFO)
-    logging.getLogger("hetrun").setLevel(logging.INFO)
+    return as_before
 
 
 def _our_fault(error: Exception, verbose: bool) -> int:

@@ -108,7 +108,7 @@ def _say_more(ctx: click.Context, param: click.Parameter, given: bool) -> bool:
     if given:
         from hetrun.cli import say_more  # on use: most commands say little
 
-        say_more()
+        ctx.call_on_close(say_more())
     return given
 
 
