@@ -1,9 +1,9 @@
 """What steps take: as the model predicts it, corrected by how long such steps really took.
 
-Whoever wants to know asks here: what goes into a step, whether a draft pays, who may come in, how long the
-watchdog is patient, and front ends. Each step is told once. A prediction knows nothing of Python, of rows
-that a draft wants, or of programs that came since, so each kind of step has a factor, which follows what such
-steps took. Where nothing is predicted, steps are measured by size.
+Everything that needs to know asks here: what goes into a step, whether a draft pays, who may come in, how
+long the watchdog is patient, and front ends. Each step is told once. A prediction knows nothing of Python,
+of rows that a draft wants, or of programs that came since, so each kind of step has a factor, which follows
+what such steps took. Where nothing is predicted, steps are measured by size.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Verdict:
-    """A turn of a plan that ended, for whoever wants to read about it."""
+    """How the trial of a plan ended."""
 
     bucket: str
     plan: Plan

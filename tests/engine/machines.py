@@ -14,6 +14,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.backend import Available, Backend, Descriptor, Pass, Segment, WeightUse, registry
+from hetrun.backend import Pass, Segment, WeightUse
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
@@ -29,6 +30,7 @@ from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.options import Machine as Counts
 from hetrun.planner.plan import bucket_of
+from tests.engine import simulated
 from tests.engine.simulated import NAMES, Simulated
 from tests.models.tiny import TinyLlama
 
@@ -118,7 +120,6 @@ class World:
     now: float = 1000.0
     began: float = 1e9  # not yet
     threads: int = 1
-    spent: float = 0.0  # seconds of our own threads
     chance: random.Random = field(default_factory=random.Random)
     known: dict[tuple[str, int, str, int, int], float] = field(default_factory=dict)
     crowds: tuple[float, float, float] = (1.0, 0.0, 0.0)  # from when to when, and the cores they want
@@ -147,9 +148,7 @@ class World:
 
     def take(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> None:
         """Ops of a segment, each with its rows, in a pass of so many tokens; somebody waits for that."""
-        seconds = self._takes(name, ops, tokens, threads)
-        self.now += seconds
-        self.spent += seconds * threads / self._crowding(threads)
+        self.now += self._takes(name, ops, tokens, threads)
 
     def _takes(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> float:
         seconds = self.seconds(name, ops, tokens, 1 if name == DEVICE else threads)
@@ -241,31 +240,12 @@ class Others:
 def machine(seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A machine, on whose clock everything runs that measures."""
     world = World(made_up(seed))
-    for module in (
-        "hetrun.executor.executor",
-        "hetrun.executor.autotune.active_plan",
-        "hetrun.executor.autotune.autotuner",
-        "hetrun.executor.autotune.measuring",
-        "hetrun.executor.autotune.prober",
-        "hetrun.executor.autotune.yielding",
-        "hetrun.executor.autotune.weight_migration",
-    ):
-        monkeypatch.setattr(f"{module}.perf_counter", world)
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", world.others)
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: Others(world))
     monkeypatch.setattr("hetrun.executor.planned_model.this_machine", lambda: Counts(CORES, (1, 2), (2,)))
-    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
-    made: dict[str, Callable[[], Backend]] = {n: lambda n=n: Simulated(n, world) for n in NAMES}  # type: ignore[misc, arg-type]
-    made[DEVICE] = lambda: Device(DEVICE, world)  # type: ignore[arg-type]
-    remove = [
-        registry.register(Descriptor(n, lambda: Available("a test"), made[n], "a test", preference=200 - i))
-        for i, n in enumerate(world.machine.names)
-    ]
-    try:
+    kinds = {name: Device if name == DEVICE else Simulated for name in world.machine.names}
+    with simulated.on(world, {name: partial(kind, name, world) for name, kind in kinds.items()}, monkeypatch):
         yield world
-    finally:
-        for one in remove:
-            one()
 
 
 @dataclass(frozen=True)

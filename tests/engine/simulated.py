@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -51,10 +53,20 @@ class Clock:
         return self.now
 
 
+class Timed(Protocol):
+    """What lets a clock run on by what work takes."""
+
+    now: float
+    threads: int
+
+    def run(self, name: str, segment: Segment, work: Pass) -> float:
+        """When a segment is done that begins now."""
+
+
 class Simulated(NullDevice):
     """Takes time on the clock, and gives zeros."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: Timed) -> None:
         super().__init__(name)
         self.clock = clock
 
@@ -86,29 +98,30 @@ class Run:
         pass
 
 
+MEASURING = ("active_plan", "autotuner", "measuring", "prober", "weight_migration", "yielding")
+
+
+@contextmanager
+def on(
+    clock: Callable[[], float], made: Mapping[str, Callable[[], Backend]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Backends on a clock, which everything reads that measures; the first is where weights lie."""
+    for module in ("executor", *(f"autotune.{name}" for name in MEASURING)):
+        monkeypatch.setattr(f"hetrun.executor.{module}.perf_counter", clock)
+    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
+    with ExitStack() as registered:
+        for i, (name, make) in enumerate(made.items()):
+            one = Descriptor(name, lambda: Available("a test"), make, "a test", preference=200 - i)
+            registered.callback(registry.register(one))
+        yield
+
+
 @contextmanager
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """Two backends on one clock, which everything reads that measures; the first is where weights lie."""
+    """Two backends on one clock."""
     clock = Clock()
-    for module in (
-        "hetrun.executor.executor",
-        "hetrun.executor.autotune.active_plan",
-        "hetrun.executor.autotune.autotuner",
-        "hetrun.executor.autotune.measuring",
-        "hetrun.executor.autotune.prober",
-    ):
-        monkeypatch.setattr(f"{module}.perf_counter", clock)
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
     # Passes are long here, so that a few are many seconds.
     monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 1e4)
-    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
-    made: dict[str, Callable[[], Backend]] = {n: lambda n=n: Simulated(n, clock) for n in NAMES}  # type: ignore[misc]
-    remove = [
-        registry.register(Descriptor(n, lambda: Available("a test"), made[n], "a test", preference=200 - i))
-        for i, n in enumerate(NAMES)
-    ]
-    try:
+    with on(clock, {name: partial(Simulated, name, clock) for name in NAMES}, monkeypatch):
         yield clock
-    finally:
-        for one in remove:
-            one()

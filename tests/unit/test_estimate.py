@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -71,9 +72,13 @@ def test_nine_in_ten_come_as_expected_whatever_the_noise(seed: int, sigma: float
     assert covered(told(noise, 600, seed), 10**9) >= 0.9
 
 
+def lognormal(sigma: float, i: int, chance: random.Random) -> float:
+    return chance.lognormvariate(0, sigma)
+
+
 def test_the_width_is_that_of_the_noise() -> None:
     for sigma in (0.01, 0.03, 0.1):
-        found = told(lambda i, chance, s=sigma: chance.lognormvariate(0, s), 1000, 1)  # type: ignore[misc]
+        found = told(partial(lognormal, sigma), 1000, 1)
         widths = [e.spread for e, _ in found[200:]]
         assert sigma < sum(widths) / len(widths) < 1.6 * sigma
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, exp, hypot, log
+from math import ceil, exp, log
 from time import perf_counter
 
 from hetrun.executor.autotune.decisions import SPARE, TAKEN, in_words, of_threads, same_places
@@ -312,7 +312,7 @@ class InForce:
             self._due.add(race.bucket)
 
     def _conclude(self, v: Verdict) -> str:
-        """A plan's trial is over: whoever can learn from that does; and why, in words."""
+        """A plan's trial is over: other buckets learn from it; and why, in words."""
         race = self._races[v.bucket]
         if v.kept:
             self._vary(race)
@@ -353,11 +353,6 @@ class InForce:
         race = self._races[self.planned.plan(tokens).bucket]
         yard, known = self._yard.seconds(race.bucket, tokens, depth, several)
         return yard * exp(race.now.mean) + self._executor.between_s if known or race.now.runs else None
-
-    def spread(self, tokens: int) -> float:
-        """The standard deviation of the logarithm of a pass's time."""
-        race = self._races[self.planned.plan(tokens).bucket]
-        return hypot(race.now.doubt, race.noise)
 
 
 def places_of(plan: Plan) -> Hashable:

@@ -227,11 +227,12 @@ class Pilot:
             return 0.0
         try:
             return self._explorer.step(self._now(), allowed, not self._in_force.quiet)
-        except (Cancelled, BudgetError) as e:
+        except Cancelled:
             self._explorer.close()
-            if isinstance(e, Cancelled):
-                raise
-            return 0.0  # keys and values need the room
+            raise
+        except BudgetError:  # keys and values need the room
+            self._explorer.close()
+            return 0.0
         except Exception as e:  # a plugin may fail in any way, and the answer goes on
             name = self._explorer.trying
             self._explorer.close()

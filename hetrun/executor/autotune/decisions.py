@@ -27,7 +27,8 @@ def in_words(v: Verdict, others: float | None) -> str:
 
 def of_threads(now: int, before: int, ratio: float, others: float | None) -> str:
     """Other threads, because the same work took so many times as long with them."""
-    return f"{_cause(now, before, others)}: {count(now)} instead of {before}: parts take {1 - ratio:.0%} less"
+    what = f"{count(now)} instead of {before}: the same work takes {1 - ratio:.0%} less time so"
+    return what if others is None else f"{_cause(now, before, others)}: {what}"
 
 
 def _cause(now: int, before: int, others: float | None) -> str:

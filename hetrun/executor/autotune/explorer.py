@@ -1,13 +1,13 @@
-"""What is not in use is compared now and then with what is: whatever nobody runs, nobody measures."""
+"""What is not in use is compared now and then with what is: what does not run would never be measured."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, inf, log
 
 from hetrun.backend import Backend
-from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober
+from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober, Slices
 from hetrun.executor.autotune.survey import estimate, in_slices
 from hetrun.executor.executor import Executor
 from hetrun.executor.weight_store import WeightStore
@@ -37,7 +37,7 @@ class Comparison:
     here: Trial
     there: Trial
     crowded: bool
-    slices: Iterator[list[list[float]]]
+    slices: Slices
     found: Sequence[Sequence[float]] = ()
 
 
@@ -86,7 +86,7 @@ class Explorer:
     def close(self) -> None:
         """End a comparison that goes on: its graphs and sequences are given back."""
         if self._open:
-            self._open.slices.close()  # type: ignore[attr-defined]
+            self._open.slices.close()
             self._open = None
 
     def _choose(self, now: Now, allowed: Collection[str]) -> tuple[Trial, Trial] | None:

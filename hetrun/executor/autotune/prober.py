@@ -8,7 +8,7 @@ with layers of the same form.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -48,6 +48,8 @@ MOST_RUNS = 12
 LARGEST_PART = 0.15  # of the time left, for one run
 NOISE = 0.5  # of the values that go in: any will do that stay finite
 LINK_TOKENS = 512  # whose values are sent to measure it
+
+Slices = Generator[list[list[float]], None, None]  # of trials, the seconds of a run in each slice so far
 
 
 class Prober:
@@ -169,10 +171,10 @@ class Prober:
     def _chain(self, runners: Sequence[Runner], work: Pass) -> float:
         return sum(self._once(runner, work) for runner in runners)
 
-    def compare(self, trials: Sequence[Trial], rounds: int, slice_s: float) -> Iterator[list[list[float]]]:
+    def compare(self, trials: Sequence[Trial], rounds: int, slice_s: float) -> Slices:
         """Run trials in turn, each for a slice of time, again and again: the mean seconds of a run in each
-        slice, by trial. Whatever else this machine does happens to all of them. It stops between slices, for
-        whoever has something better to do, and gives what there is so far."""
+        slice, by trial. Whatever else this machine does happens to all of them. Between slices, where a step
+        can run, it gives what there is so far."""
         with ExitStack() as open_for_it:
             ready = [open_for_it.enter_context(self._ready(t)) for t in trials]
             found: list[list[float]] = [[] for _ in trials]

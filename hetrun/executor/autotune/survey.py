@@ -3,10 +3,10 @@ on one backend and on another. What others do meanwhile happens to all that are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.prober import Prober, Slices
 from hetrun.planner.trials import Trial
 
 ROUNDS = 3
@@ -23,9 +23,7 @@ def compared(
     return [estimate(times, crowded) for times in found]
 
 
-def in_slices(
-    prober: Prober, trials: Sequence[Trial], crowded: bool, rounds: int = ROUNDS
-) -> Iterator[list[list[float]]]:
+def in_slices(prober: Prober, trials: Sequence[Trial], crowded: bool, rounds: int = ROUNDS) -> Slices:
     """The same, slice by slice."""
     return prober.compare(trials, rounds, CROWDED_SLICE_S if crowded else SLICE_S)
 
