@@ -65,7 +65,6 @@ class Arm:
     at: float = NEVER  # when that was
     failed: int = 0  # turns in a row that were slower
     off: int = 0  # passes in a row that were far off, signed
-    there: bool = True  # its weights are in memory
 
     def forget(self, doubt: float) -> None:
         """Something has changed: what is known is less sure."""
@@ -124,6 +123,7 @@ class Race:
     bucket: str
     budget: Budget
     tell: Tell
+    fixed: Hashable = None  # the arm of the fixed order, which is always there
     blind: bool = False  # nobody says what other programs do
     arms: dict[Hashable, Arm] = field(default_factory=dict)
     force: Hashable = None  # the arm in force
@@ -190,7 +190,7 @@ class Race:
             arm.doubt = min(arm.doubt, LIKELY)
 
     def _make_room(self) -> None:
-        idle = [a for a in self.arms.values() if a.key not in (self.force, self.running)]
+        idle = [a for a in self.arms.values() if a.key not in (self.fixed, self.force, self.running)]
         if len(self.arms) >= MOST_ARMS:
             del self.arms[min(idle, key=lambda a: (a.at, -a.mean)).key]
 
@@ -207,13 +207,12 @@ class Race:
         some = [arm for arm in self.arms.values() if allowed(arm.plan)]
         return min(some, key=lambda arm: arm.mean, default=self.standing)
 
-    def remove(self, gone: Callable[[Plan], bool], fixed: Hashable) -> None:
+    def remove(self, gone: Callable[[Plan], bool]) -> None:
         """Plans cannot run any more; if the one in force is among them, the best of the others takes its
-        place. The `fixed` order stays."""
-        self.arms = {key: a for key, a in self.arms.items() if not gone(a.plan) or key == fixed}
+        place. The fixed order stays."""
+        self.arms = {key: a for key, a in self.arms.items() if not gone(a.plan) or key == self.fixed}
         if self.force not in self.arms:
-            there = [a for a in self.arms.values() if a.there]
-            self.force = min(there, key=lambda a: a.mean).key
+            self.force = min(self.arms.values(), key=lambda a: a.mean).key
         if self.running not in self.arms:
             self.running = self.force
 
@@ -379,7 +378,7 @@ class Race:
         if not self.event:
             return None
         self.event, standing = False, self.standing
-        others = [a for a in self.arms.values() if a.there and a.plan.threads == standing.plan.threads]
+        others = [a for a in self.arms.values() if a.plan.threads == standing.plan.threads]
         other = min((a for a in others if a is not standing), key=lambda a: a.mean, default=None)
         if other is None:
             return None
@@ -394,7 +393,7 @@ class Race:
     def _worth(self, arm: Arm, at: float) -> bool:
         standing = self.standing
         loss = max(0.0, self.yard * (exp(self._feared(arm, at)) - exp(standing.mean)))
-        if not arm.there or loss > max(0.0, self.budget.left_for_passes(at)):
+        if loss > max(0.0, self.budget.left_for_passes(at)):
             return False
         drift = DRIFT * sqrt(min((at - arm.at) / 60, MOST_DRIFT))
         hopeful = arm.mean - hypot(arm.doubt, drift) < standing.mean - WORTH

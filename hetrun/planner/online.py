@@ -80,6 +80,7 @@ class Proposal:
     parts: Parts = frozenset()  # what it needs besides the weights of whole units
     spare: Parts = frozenset()  # what nobody needs any more of those
     must: bool = False  # the plan before cannot stay
+    also: Mapping[str, Plan] = field(default_factory=dict)  # by bucket: what is worth a trial as well
 
 
 class OnlinePlanner:
@@ -185,9 +186,12 @@ class OnlinePlanner:
     def listen(self, likely: Likely) -> None:
         """Hear from there how likely tokens choose each expert of a mixture, by its router."""
 
-    def surprised(self, plans: PlanSet) -> str:
-        """Whether passes take another time than the plans say; empty if not."""
+    def surprised(self) -> str:
+        """Whether models are used in another way than the plans were made for; empty if not."""
         return ""
+
+    def saw(self, bucket: str, factor: float) -> None:
+        """Passes of plans that `needs_parts` took so many times as long as was predicted."""
 
     # --- what it would take
 

@@ -26,7 +26,7 @@ class Passes:
     def __init__(self, seconds: Callable[[str, float], float], priors: dict[str, float]) -> None:
         """`seconds`: of a pass by a plan, at a moment; the first of the `priors` is in force."""
         self.verdicts: list[Verdict] = []
-        self.race = Race("1", Budget(), self.verdicts.append)
+        self.race = Race("1", Budget(), self.verdicts.append, "old")
         self.seconds, self.now = seconds, 0.0
         self.ran: list[str] = []
         for name, prior in priors.items():
@@ -141,7 +141,7 @@ def test_copies_that_went_take_their_plans_with_them() -> None:
     passes.run(8)
     assert passes.race.force == "new"
     gone = passes.race.arms["new"].plan
-    passes.race.remove(lambda p: p is gone, "old")
+    passes.race.remove(lambda p: p is gone)
     assert passes.race.force == passes.race.running == "old"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, exp, log
+from statistics import median
 from time import perf_counter
 
 from hetrun.executor.autotune.decisions import SPARE, TAKEN, in_words, of_threads, same_places
@@ -26,6 +27,7 @@ from hetrun.planner.residency import Copy
 LOOK_S = 0.5  # between two looks at what other programs do
 RENEWED = 4  # looks for which the yardstick is good: it takes half a millisecond to make
 BELIEVED = 20  # passes: where nobody says what others do, so many tell how it is now
+SURPRISE = 0.1  # a logarithm: so far off is a prediction that plans should not rest on any more
 CLEARLY = 0.9  # of the time of the same work: with so many threads it is faster, for sure
 BLIND_S = 30.0  # where nobody says what others do: so long what threads take is believed
 FEW = BUCKETS[:4]  # whose passes mostly wait for memory; in the others cores compute
@@ -57,7 +59,9 @@ class InForce:
         self._fixed = executor.plans.plans  # the fixed order: always among what may run
         self._yard = Yardstick(planner, forecast, self._fixed)
         self._verdicts: list[Verdict] = []
-        self._races = {b: Race(b, self.budget, self._verdicts.append) for b in BUCKETS}
+        self._races = {
+            b: Race(b, self.budget, self._verdicts.append, key_of(self._fixed[b])) for b in BUCKETS
+        }
         self._by_threads: dict[int, float] = {}  # what the same work takes now, as logarithms
         self._due: set[str] = set()  # buckets in which a pass ran
         self._next_look, self._looks, self._reference = 0.0, 0, 0.0
@@ -73,9 +77,9 @@ class InForce:
         """How far off, relative, the times may be that a plan rests on."""
         return self._yard.rough(plan, self.planned)
 
-    def adopt(self, plans: PlanSet, proven: bool = True) -> bool:
-        """What is new in these plans is put into force, or on trial where it was not measured well; whether
-        anything is new."""
+    def adopt(self, plans: PlanSet, proven: bool = True, also: Mapping[str, Plan] | None = None) -> bool:
+        """What is new in these plans is put into force, or on trial where it was not measured well, with what
+        is worth a trial besides; whether anything is new."""
         self._renew()
         new, taken = False, dict(self.planned.plans)
         for bucket, plan in plans.plans.items():
@@ -86,6 +90,8 @@ class InForce:
                 race.put_in_force(key)
                 taken[bucket] = race.standing.plan
             self._vary(race)
+        for bucket, plan in (also or {}).items():
+            self._offer(self._races[bucket], plan, plans)
         self.planned = replace(plans, plans=taken)
         self.refresh()
         self._run()
@@ -93,7 +99,7 @@ class InForce:
 
     def _offer(self, race: Race, plan: Plan, plans: PlanSet) -> None:
         doubt = max(CERTAIN, self._yard.rough(plan, plans))
-        race.offer(key_of(plan), plan, self._yard.prior(plan, plans), doubt).there = True
+        race.offer(key_of(plan), plan, self._yard.prior(plan, plans), doubt)
 
     def offer_alone(self, names: Sequence[str]) -> None:
         """Backends that hold everything may also run all of it, whatever the planner thinks of that."""
@@ -116,6 +122,33 @@ class InForce:
             race.refresh(priors, doubts, perf_counter())
             self._recall_threads(race)
 
+    def tell_planner(self) -> None:
+        """How far off its predictions are for plans that share out single operations."""
+        for bucket, race in self._races.items():
+            if abs(off := self._shared_off(race)) > SURPRISE:
+                self._planner.saw(bucket, exp(off))
+        self.refresh()
+
+    def surprised(self) -> str:
+        """Whether passes that share out operations take another time than was predicted; empty if not."""
+        for bucket, race in self._races.items():
+            off = self._shared_off(race)
+            if self._planner.needs_parts(race.standing.plan) and abs(off) > SURPRISE:
+                word = "longer" if off > 0 else "less"
+                took = f"{abs(exp(off) - 1):.0%} {word}"
+                return f"passes of {bucket} tokens on two devices take {took} than planned"
+        return ""
+
+    def _shared_off(self, race: Race) -> float:
+        """How much longer plans that share out operations took than predicted, beside others: a logarithm."""
+        sure = [arm for arm in race.arms.values() if arm.runs]
+        mine = [arm for arm in sure if self._planner.needs_parts(arm.plan)]
+        if not mine:
+            return 0.0
+        longer = [arm.mean - arm.prior for arm in sure if arm not in mine]
+        last = max(mine, key=lambda arm: arm.at)
+        return last.mean - last.prior - (median(longer) if longer else 0.0)
+
     def _renew(self) -> None:
         for bucket, longer in self._yard.renew():
             self._races[bucket].rebase(longer)
@@ -124,7 +157,7 @@ class InForce:
         """Plans that cannot run any more: a backend failed, or weights went."""
         plans = dict(self.planned.plans)
         for bucket, race in self._races.items():
-            race.remove(gone, key_of(self._fixed[bucket]))
+            race.remove(gone)
             if gone(plans[bucket]):
                 plans[bucket] = race.standing.plan
         self.planned = replace(self.planned, plans=plans)

@@ -44,6 +44,7 @@ PLANNING = 0.02  # of the time goes into planning anew
 UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
 MOST_CHANGES = 100  # that are remembered
 AGAIN_S = 5.0  # until it is seen whether others still compute
+SOON_S = 15.0  # since nobody waited: they wait for the next such moment, which may come soon
 EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
 
 
@@ -181,7 +182,7 @@ class Pilot:
             return
         cause = state.news or self._watcher.drifted() or self._watcher.moved(self._now())
         state.news = ""
-        if cause := cause or self.planner.surprised(self._in_force.planned):
+        if cause := cause or self.planner.surprised() or self._in_force.surprised():
             state.cause = cause
             start = perf_counter()
             self.replan(cause)
@@ -201,11 +202,15 @@ class Pilot:
     def _explore(self, now: float, idle: bool) -> None:
         """Some of a comparison, if trying has not cost too much in the last minute."""
         state, budget = self._state, self._in_force.budget
+        if idle:
+            state.idle_at = now
+        elif now - state.idle_at < SOON_S:
+            return
         least = 0.0 if self._explorer.trying else EXPLORING_S
         if not idle and budget.left(now) <= least:
             state.next_trial = now + LOOK_S
             return
-        news, took = self._try_another(), perf_counter() - now
+        news, took = self._try_another(idle), perf_counter() - now
         budget.book(now, 0.0 if idle else took)
         state.trying_s += took
         if news is None:
@@ -219,14 +224,14 @@ class Pilot:
             self._in_force.refresh()
             state.news = "a comparison with what is not in use"
 
-    def _try_another(self) -> float | None:
+    def _try_another(self, idle: bool) -> float | None:
         """Compare something that is in use with something that is not, a slice of time; in the end, how far
         off an estimate was."""
         allowed = [n for n in self._candidates() if n in self._state.started]
         if len(allowed) < 2:
             return 0.0
         try:
-            return self._explorer.step(self._now(), allowed, not self._in_force.quiet)
+            return self._explorer.step(self._now(), allowed, not self._in_force.quiet, idle)
         except Cancelled:
             self._explorer.close()
             raise
@@ -290,6 +295,7 @@ class Pilot:
     def replan(self, cause: str, waiting: int = 0, eager: bool = False, first: bool = False) -> bool:
         """Ask the planner; whether another plan is in force or on trial now. The `first` is in force at once,
         unless it rests on rough times."""
+        self._in_force.tell_planner()
         now = self._now(waiting, eager)
         self.planner.candidates = tuple(self._candidates())
         plans = within(self._in_force.planned, self._weights.own)
@@ -315,10 +321,10 @@ class Pilot:
         rough = any(map(self._in_force.rough, proposal.plans.plans.values()))
         # Parts of weights come and go with the plans that share them out: no two such are there at once.
         shared = bool(proposal.parts or proposal.spare)
-        direct = proposal.must or shared or (first and not rough)
+        direct = proposal.must or (first and not rough)
         if shared:
             self._in_force.remove(self.planner.needs_parts)
-        new = self._in_force.adopt(proposal.plans, direct)
+        new = self._in_force.adopt(proposal.plans, direct, proposal.also)
         self._drop(proposal.drop)
         self._weights.drop_parts(proposal.spare)
         self._state.parts = proposal.parts

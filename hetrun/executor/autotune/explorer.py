@@ -22,7 +22,8 @@ SURE = 0.1  # how far off, relative, what was measured in quiet is believed to b
 CHANGED = 0.1  # a logarithm: more is news
 LEAST_SPREAD = 0.05  # of a comparison: parts of a pass are no pass
 LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
-LONGEST_S = 0.04  # of one run: somebody waits for the next token meanwhile, so larger passes are cut
+LONGEST_S = 0.04  # of one run: somebody waits for the next token meanwhile, so larger passes are cut...
+IDLE_LONGEST_S = 0.2  # ...and where nobody does, somebody may come
 SEEN = 0.5  # of the time that counts for a bucket, once something of it was tried: others have their turn
 FADING = 0.9  # of what was seen before, from one trial to the next
 
@@ -57,13 +58,14 @@ class Explorer:
         self._planner, self._executor, self._prober = planner, executor, prober
         self._store, self._backends, self._context = store, backends, context
         self._forecast = forecast
-        self._turn = 0
+        self._turn, self._longest = 0, LONGEST_S
         self._tried: dict[tuple[str, str], int] = {}  # form and backend -> the turn of its last comparison
         self._open: Comparison | None = None
 
-    def step(self, now: Now, allowed: Collection[str], crowded: bool) -> float | None:
-        """A slice of a comparison; in the end by how much an estimate was off, as a logarithm (infinite:
+    def step(self, now: Now, allowed: Collection[str], crowded: bool, idle: bool) -> float | None:
+        """A slice of a comparison, which may take longer where nobody waits (`idle`); in the end by how much an estimate was off, as a logarithm (infinite:
         there was none). None: it goes on the next time."""
+        self._longest = IDLE_LONGEST_S if idle else LONGEST_S
         if self._open is None:
             pair = self._choose(now, allowed)
             if pair is None:
@@ -75,7 +77,8 @@ class Explorer:
         if found is not None:
             self._open.found = found
             return None
-        done, self._open = self._open, None
+        done = self._open
+        self.close()
         return self._learn(done)
 
     @property
@@ -87,6 +90,8 @@ class Explorer:
         """End a comparison that goes on: its graphs and sequences are given back."""
         if self._open:
             self._open.slices.close()
+            if self._backends[self.trying].asynchronous:
+                self._prober.give_back(self.trying)  # a device's memory is for what plans need
             self._open = None
 
     def _choose(self, now: Now, allowed: Collection[str]) -> tuple[Trial, Trial] | None:
@@ -133,12 +138,13 @@ class Explorer:
         if of_wanted_rows(chosen.ops):
             return Trial("again", chosen.form, (chosen.ops,), name, plan.threads, 1)
         names = {b for b in self._backends if b in self._planner.costs.able[unit]}
-        while (
-            tokens > 1 and max(self._seconds(unit, b, plan, tokens, depth) or 0.0 for b in names) > LONGEST_S
-        ):
+        while tokens > 1 and self._slowest(unit, names, plan, tokens, depth) > self._longest:
             tokens //= 2
         behind = max(0, int(min(depth, self._context - tokens) - (tokens + 1) / 2))
         return Trial("again", chosen.form, (chosen.ops,), name, plan.threads, tokens, behind)
+
+    def _slowest(self, unit: int, names: Collection[str], plan: Plan, tokens: int, depth: float) -> float:
+        return max(self._seconds(unit, name, plan, tokens, depth) or 0.0 for name in names)
 
     def _seconds(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> float | None:
         return self._planner.costs.seconds(unit, name, plan.threads, tokens, depth)
@@ -164,7 +170,8 @@ class Explorer:
         gain = believed**2 / (believed**2 + spread**2)
         # What counts is the ratio of the two, and that is known better now.
         rough = believed * (1 - gain) ** 0.5 if done.crowded else 0.0
-        scale = before_mine / mine if done.crowded else 1.0
+        # What is known was measured in quiet, or beside others, as this was.
+        scale = before_mine / mine if done.crowded and not self._forecast.rough(here.work) else 1.0
         for trial, seconds, was in ((here, mine * scale, before_mine), (there, theirs * scale, before)):
             factor = (seconds / was) ** gain
             for threads in self._planner.threads:
@@ -221,4 +228,6 @@ class Explorer:
         return unknown or {place: seconds for place, seconds in found.items() if seconds > least}
 
     def _holds(self, name: str, ops: Sequence[Op]) -> bool:
-        return self._store.holds(name, self._backends[name].wants(ops))
+        """Whether the weights are there; a device gets them for a trial, and gives them back."""
+        backend = self._backends[name]
+        return backend.asynchronous or self._store.holds(name, backend.wants(ops))

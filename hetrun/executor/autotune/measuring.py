@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from os import cpu_count
 from time import perf_counter
 
@@ -33,6 +34,9 @@ PROBE_S = 8.0  # that a first use may take to measure
 PROBE_BUSY_S = 2.0  # while others compute: a rough idea must do
 SETTLING = 16  # tokens of the work with which threads are compared
 BUSY = 0.5  # threads of others: times would say more about them
+SIZES_BESIDE = (1, 16, 64, 512)  # tokens of the first passes there
+LEAST_RUNS = 2  # that must fit into the time that is left
+SHORT = 0.2  # of the time of the longest part: what takes less is measured at one size
 ROUNDS = 2  # of comparisons before the first step, where somebody waits for that
 
 Refuse = Callable[[str, Exception], None]  # a backend that failed
@@ -160,24 +164,48 @@ class Measuring:
             alone = self._backends[name].asynchronous
             mine = self._trials(name, (threads,)) if alone else []
             self.probe(name, mine, PROBE_BUSY_S if alone else 0.0, lambda part: None)
-        end = perf_counter() + PROBE_BUSY_S
+        start = perf_counter()
         groups: dict[tuple[str, int, int, int], list[Trial]] = {}
         for name in names:
             for t in self._trials(name, (threads,)) if name not in self._state.refused else ():
                 if t.name != "whole" and not self._backends[name].asynchronous:
                     groups.setdefault((t.form, t.tokens, t.seen, t.sequences), []).append(t)
-        for trials in _breadth_first(list(groups.values())):
-            if perf_counter() > end:
-                break
-            trials = [t for t in trials if t.backend not in self._state.refused]
-            try:
-                self._compare(trials)
-            except Cancelled:
-                raise
-            except Exception:  # one of them fails: which one it is shows when each runs by itself
-                for t in trials:
-                    self.probe(t.backend, [t], PROBE_BUSY_S, lambda part: None)
+        units = {unit.form for unit in self._planner.units}
+
+        def by_size(trials: Sequence[Trial]) -> tuple[bool, int, int]:
+            """The smallest pass first, which costs least, and then how times grow with passes. Parts of
+            units come after them: without units nothing is planned."""
+            n = trials[0].tokens * trials[0].sequences
+            size = SIZES_BESIDE.index(n) if n in SIZES_BESIDE else len(SIZES_BESIDE)
+            return trials[0].form not in units, trials[0].seen, size
+
+        for _, some in groupby(sorted(groups.values(), key=by_size), by_size):
+            for trials in self._longest_first(list(some)):
+                left = start + PROBE_BUSY_S - perf_counter()
+                trials = [t for t in trials if t.backend not in self._state.refused]
+                if left > 0 and self._expected(trials) < left / LEAST_RUNS:
+                    self._compare_or_probe(trials)
         self._executor.forget_threads()
+
+    def _longest_first(self, groups: Sequence[Sequence[Trial]]) -> Sequence[Sequence[Trial]]:
+        """What takes next to no time was measured once, and that is enough."""
+        known = [(self._expected(trials), at) for at, trials in enumerate(groups)]
+        longest = max(known)[0]
+        return [groups[at] for took, at in sorted(known, reverse=True) if took >= SHORT * longest]
+
+    def _expected(self, trials: Sequence[Trial]) -> float:
+        """Seconds of one run of each, as passes of other sizes say."""
+        sizes = [(t.work, t.tokens * t.sequences, t.seen + (t.tokens + 1) / 2) for t in trials]
+        return sum(self._forecast.seconds(*size) or 0.0 for size in sizes)
+
+    def _compare_or_probe(self, trials: Sequence[Trial]) -> None:
+        try:
+            self._compare(trials)
+        except Cancelled:
+            raise
+        except Exception:  # one of them fails: which one it is shows when each runs by itself
+            for t in trials:
+                self.probe(t.backend, [t], PROBE_BUSY_S, lambda part: None)
 
     def _compare(self, trials: Sequence[Trial]) -> None:
         found = compared(self._prober, trials, True, ROUNDS)
@@ -196,15 +224,6 @@ class Measuring:
             price = price_of_a_turn(self._prober, units, able, self._home, name, threads, tokens)
             if price is not None:
                 self._forecast.learn_fact(turn(tokens), name, price)
-
-
-def _breadth_first(groups: Sequence[Sequence[Trial]]) -> list[Sequence[Trial]]:
-    """The first of each form, then the second of each."""
-    turns, order = Counter[str](), []
-    for at, trials in enumerate(groups):
-        order.append((turns[trials[0].form], at))
-        turns[trials[0].form] += 1
-    return [groups[at] for _, at in sorted(order)]
 
 
 def _asked(trial: Trial) -> str:

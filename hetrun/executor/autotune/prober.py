@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: so many, so long, or one that is long by itself
 HASTY_DOUBT = 0.5  # how far off, relative, what is measured beside other programs may be
 MOST_RUNS = 12
+LONG_SLICES = 3  # a run that takes longer is a measurement by itself
 LARGEST_PART = 0.15  # of the time left, for one run
 NOISE = 0.5  # of the values that go in: any will do that stay finite
 LINK_TOKENS = 512  # whose values are sent to measure it
@@ -186,9 +187,12 @@ class Prober:
                     while not runs or (at and perf_counter() < start + slice_s):
                         runner.submit(work).wait()
                         runs += 1
-                    if at:  # the first round touches memory
-                        mine.append((perf_counter() - start) / runs)
+                    took = perf_counter() - start
+                    if at or took > LONG_SLICES * slice_s:  # the first round touches memory
+                        mine.append(took / runs)
                     yield found
+                if at and all(len(mine) > at and mine[-1] > LONG_SLICES * slice_s for mine in found):
+                    return  # long runs differ little from each other, and cost much
 
     @contextmanager
     def _ready(self, trial: Trial) -> Iterator[tuple[Runner, Pass]]:

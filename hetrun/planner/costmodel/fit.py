@@ -18,6 +18,8 @@ from math import log2
 
 from hetrun.planner.costmodel.timing_bin import Cell, Size
 
+COMPUTING = 64  # tokens: passes of more take what their tokens take
+LEAST_GROWTH = 0.3  # of a growth in proportion
 ROUNDS = 3  # of finding the price of a key and that of a token in turn; each needs the other
 PER_DOUBLING = 0.3  # how much the price of a key may change from one row to the next
 TOKEN_PRICE = 0.3  # how far the price of a token inside a row may differ from that between rows
@@ -61,15 +63,28 @@ class Fit:
         return bool(self.rows)
 
     def seconds(self, tokens: float, depth: float) -> float:
-        """Below the fewest tokens that were measured time stays, above the most it is in proportion."""
+        """Below the fewest tokens that were measured time stays. Above the most it grows as it did before, at
+        most in proportion."""
         i = bisect(range(len(self.rows)), tokens, key=lambda j: self._at(j, depth)[0])
         if i == 0:
             return self._at(0, depth)[1]
         n, seconds = self._at(i - 1, depth)
         if i == len(self.rows):
-            return seconds * tokens / n
+            return self._beyond(n, seconds, tokens, depth)
         more, later = self._at(i, depth)
         return seconds + (later - seconds) * (tokens - n) / (more - n)
+
+    def _beyond(self, n: float, seconds: float, tokens: float, depth: float) -> float:
+        """What more tokens take than were measured; `n` of them take `seconds`. Up to some size reading
+        weights takes most of the time, and passes cost about the same."""
+        in_proportion = seconds * tokens / n
+        if n >= COMPUTING:
+            return in_proportion
+        grown = seconds
+        if len(self.rows) > 1:
+            fewer, before = self._at(-2, depth)
+            grown += (seconds - before) * (tokens - n) / (n - fewer) if fewer < n else in_proportion
+        return min(max(grown, LEAST_GROWTH * in_proportion), in_proportion)
 
     def span(self, depth: float) -> tuple[float, float]:
         """The fewest and the most tokens that were measured."""

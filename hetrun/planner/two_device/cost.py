@@ -277,27 +277,6 @@ class Sides:
                 return self._forecast.seconds(one, *size)
         return None
 
-    def wrong(self, plan: Plan) -> float | None:
-        """How many times as long as the clock says real passes took; None before some have run."""
-        cells = [c for c in self._cells(plan) if bucket_of(max(1, round(c.tokens))) == plan.bucket]
-        if not cells:
-            return None
-        most = max(cells, key=lambda c: c.runs)
-        at = At(max(1, round(most.tokens)), most.depth, plan.threads)
-        clocked, total = self.clock(plan, at), 0.0
-        for stage in plan.stages:
-            found = [self.measured(s, at) for s in stage]
-            if None in found:
-                return None
-            total += max(seconds or 0.0 for seconds in found)
-        return total / clocked.seconds if clocked and clocked.seconds else None
-
-    def _cells(self, plan: Plan) -> Sequence[Cell]:
-        first = plan.stages[0][0]
-        work = Work(self._costs.form(first), first.backend, plan.threads)
-        found = (c for one in (work, work.other) for c in self._forecast.measured(one).cells.values())
-        return [c for c in found if c.runs >= ENOUGH]
-
 
 def _size(op: Op) -> int:
     """What parts of an operation are counted by: numbers in its matrices, or heads."""

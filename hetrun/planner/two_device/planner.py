@@ -50,8 +50,7 @@ from hetrun.planner.two_device.hot_experts import Device, HotExperts, Point
 log = logging.getLogger(__name__)
 
 MOVED_S = 2.0  # within this time keys and values that change sides must have paid for it
-MOST_WRONG = 2.0  # times: what is further off was disturbed
-SURPRISE = 0.1  # of a pass's time
+MOST_WRONG = 16.0  # times as long as predicted: no plan is that bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,6 @@ class ConcurrentPlanner(OnlinePlanner):
 
     def propose(self, current: PlanSet, now: Now) -> Proposal | None:
         self.sides.fresh()
-        self._learn(current)
         before = replace(current, plans={b: self._without(b, p) for b, p in current.plans.items()})
         proposal = super().propose(before, now)
         after = proposal.plans if proposal else before
@@ -106,7 +104,8 @@ class ConcurrentPlanner(OnlinePlanner):
         changed = [b for b in BUCKETS if plans[b] is not current.plans[b]]
         if not changed and not (proposal and proposal.drop):
             return None
-        used = self._copies_used(plans)
+        # What takes turns has its trial, too: two devices at once are harder to predict.
+        used = self._copies_used(plans) | self._copies_used(after.plans)
         bring, drop = used - now.held, (proposal.drop if proposal else frozenset[Copy]()) - used
         whole = self._uses_of((now.held | bring) - drop)
         parts = frozenset(x for c in chosen.values() for x in self._held.needed(c.plan)) - whole
@@ -114,7 +113,8 @@ class ConcurrentPlanner(OnlinePlanner):
         billed = self._held.billed(after, parts)
         plan_set = self.annotate(replace(billed, plans=plans, reason=reason), now)
         must = bool(proposal and proposal.must)
-        return Proposal(plan_set, bring, drop, reason, parts, now.parts - parts - whole, must)
+        spare = now.parts - parts - whole
+        return Proposal(plan_set, bring, drop, reason, parts, spare, must, self._in_turn)
 
     def _copies_used(self, plans: Mapping[str, Plan]) -> frozenset[Copy]:
         """Those of units that run as a whole."""
@@ -208,11 +208,9 @@ class ConcurrentPlanner(OnlinePlanner):
         found = self.sides.clock(plan, At(tokens, depth, plan.threads))
         return self._wrong.get(bucket, 1.0) * found.seconds if found else None
 
-    def _learn(self, plans: PlanSet) -> None:
-        """How wrong the clock is, from the passes that ran by plans with two devices."""
-        for bucket, plan in plans.plans.items():
-            if is_concurrent(plan) and (wrong := self.sides.wrong(plan)):
-                self._wrong[bucket] = min(max(wrong, 1 / MOST_WRONG), MOST_WRONG)
+    def saw(self, bucket: str, factor: float) -> None:
+        wrong = factor * self._wrong.get(bucket, 1.0)
+        self._wrong[bucket] = min(max(wrong, 1 / MOST_WRONG), MOST_WRONG)
 
     def _made(self, bucket: str, threads: int, candidate: Candidate) -> Plan | None:
         try:
@@ -385,17 +383,8 @@ class ConcurrentPlanner(OnlinePlanner):
     def listen(self, likely: Likely) -> None:
         self.sides.likely = likely
 
-    def surprised(self, plans: PlanSet) -> str:
-        if other_experts := self.hot.surprised():
-            return other_experts
-        for bucket, plan in plans.plans.items():
-            wrong = self.sides.wrong(plan) if is_concurrent(plan) else None
-            known = self._wrong.get(bucket, 1.0)
-            off = min(max(wrong or known, 1 / MOST_WRONG), MOST_WRONG) / known - 1
-            if abs(off) > SURPRISE:
-                word = "longer" if off > 0 else "less"
-                return f"passes of {bucket} tokens on two devices take {abs(off):.0%} {word} than planned"
-        return ""
+    def surprised(self) -> str:
+        return self.hot.surprised()
 
     def _reason_of(self, new: Mapping[str, Choice]) -> str:
         bucket = max(new, key=lambda b: USUAL[b] * (new[b].otherwise - new[b].seconds))
