@@ -43,7 +43,7 @@ REMEMBERED = 8  # plans that were in force
 SETTLED_S, MOST_SETTLED_S = 0.5, 60.0  # until the next trial once another plan is in force
 HALF_S = 60.0  # in which what one unlucky pass has shown is believed half
 DRIFT, MOST_DRIFT = 0.1, 4.0  # doubt that comes with a minute, and minutes in which it grows
-MOST_ARMS = 8
+MOST_ARMS, MOST_GONE = 8, 32
 NEVER = -1e9
 LEAST_S = 1e-9
 FEWER_SUFFER, OTHER_THREADS = 0.5, 0.6  # of a slowdown: what fewer threads feel of it, and how sure that is
@@ -125,7 +125,9 @@ class Race:
     tell: Tell
     fixed: Hashable = None  # the arm of the fixed order, which is always there
     blind: bool = False  # nobody says what other programs do
+    crowded: bool = False  # they take cores, for sure
     arms: dict[Hashable, Arm] = field(default_factory=dict)
+    gone: dict[Hashable, Arm] = field(default_factory=dict)  # plans that made room for others
     force: Hashable = None  # the arm in force
     running: Hashable = None  # the arm of the next pass
     noise: float = NOISE
@@ -152,9 +154,15 @@ class Race:
         arm = self.arms.get(key)
         if arm is None:
             self._make_room()
-            arm = self.arms[key] = Arm(key, plan, prior, prior, doubt)
-            arm.mean += self._level
+            arm = self.gone.pop(key, None) or Arm(key, plan, prior, prior, doubt)
+            arm.plan, arm.prior, arm.mean, arm.doubt = plan, prior, prior + self._level + arm.bias, doubt
+            arm.runs = arm.off = 0
+            self.arms[key] = arm
         return arm
+
+    def knows(self, key: Hashable) -> bool:
+        """Whether a plan was offered before."""
+        return key in self.arms or key in self.gone
 
     def refresh(self, priors: Mapping[Hashable, float], doubts: Mapping[Hashable, float], at: float) -> None:
         """What is predicted now for a quiet machine. Of plans that run passes know better; of those that ran,
@@ -192,7 +200,10 @@ class Race:
     def _make_room(self) -> None:
         idle = [a for a in self.arms.values() if a.key not in (self.fixed, self.force, self.running)]
         if len(self.arms) >= MOST_ARMS:
-            del self.arms[min(idle, key=lambda a: (a.at, -a.mean)).key]
+            key = min(idle, key=lambda a: (a.at, -a.mean)).key
+            self.gone[key] = self.arms.pop(key)
+            while len(self.gone) > MOST_GONE:
+                del self.gone[next(iter(self.gone))]
 
     def put_in_force(self, key: Hashable) -> None:
         """From the next pass on, without a trial."""
@@ -266,9 +277,14 @@ class Race:
         return 0.0
 
     def _set_level(self, off: float) -> None:
-        """How busy the machine is shows in the first pass, and concerns all plans alike."""
+        """How busy the machine is shows in the first pass, and concerns all plans alike. Where nobody knows
+        of other programs, it may as well be that the backends of this plan are slower than was predicted."""
+        mine = self.standing.plan.backends
+        maybe = 0.0 if self.crowded or off < JUMP else off / 2
         for arm in self.arms.values():
-            arm.mean += off
+            other = maybe if arm.plan.backends != mine else 0.0
+            arm.mean += off - other
+            arm.doubt = hypot(arm.doubt, other)
         self.unsure = False
 
     def _hear_noise(self, arm: Arm, off: float) -> None:

@@ -61,6 +61,11 @@ class Plan:
         """Which backend runs which segment."""
         return [(s.name, s.backend) for s in self.segments]
 
+    @property
+    def backends(self) -> frozenset[str]:
+        """The backends in use."""
+        return frozenset(s.backend for s in self.segments)
+
 
 Times = Mapping[str, tuple[float, float | None]]  # segment -> seconds predicted, and measured if it ran
 

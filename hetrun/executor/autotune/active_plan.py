@@ -84,7 +84,7 @@ class InForce:
         new, taken = False, dict(self.planned.plans)
         for bucket, plan in plans.plans.items():
             race, key, before = self._races[bucket], key_of(plan), self.planned.plans[bucket]
-            new = new or key not in race.arms
+            new = new or not race.knows(key)
             self._offer(race, plan, plans)
             if proven and key != key_of(before):
                 race.put_in_force(key)
@@ -322,7 +322,7 @@ class InForce:
         if self._looks % RENEWED == 0:
             self._renew()
         for race in self._races.values():
-            race.blind = self.others is None
+            race.blind, race.crowded = self.others is None, self.crowded
         if self.others is None:
             if at > self._surveyed + BLIND_S:
                 self._by_threads.clear()

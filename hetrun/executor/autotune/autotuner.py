@@ -43,7 +43,9 @@ SHARE = 0.01  # of the time goes into trying what is not in use
 PLANNING = 0.02  # of the time goes into planning anew
 UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
 MOST_CHANGES = 100  # that are remembered
-AGAIN_S = 5.0  # until it is seen whether others still compute
+AGAIN_S = 5.0  # until it is seen whether others still compute...
+REFINED_S = 300.0  # ...and once everything was measured again
+IDLE_SLICE_S = 0.1  # for comparisons, each time that nobody waits
 SOON_S = 15.0  # since nobody waited: they wait for the next such moment, which may come soon
 EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
 
@@ -194,6 +196,7 @@ class Pilot:
         self._state.next_refining = now + AGAIN_S
         names = [n for n in self._candidates() if n in self._state.started]
         if self._measuring.refine(names, self.aside):
+            self._state.next_refining = now + REFINED_S
             why = "measured again without other programs"
             self._note(Change(now, why))
             self.replan(why, eager=self._setup.eager, first=True)
@@ -210,7 +213,10 @@ class Pilot:
         if not idle and budget.left(now) <= least:
             state.next_trial = now + LOOK_S
             return
-        news, took = self._try_another(idle), perf_counter() - now
+        news = self._try_another(idle)
+        while idle and news is None and perf_counter() < now + IDLE_SLICE_S:
+            news = self._try_another(idle)
+        took = perf_counter() - now
         budget.book(now, 0.0 if idle else took)
         state.trying_s += took
         if news is None:
