@@ -41,6 +41,7 @@ SELDOM = 0.01  # of the time for what was slower the last time
 REST_S, LONGEST_REST_S = 2.0, 600.0
 REMEMBERED = 8  # plans that were in force
 SETTLED_S, MOST_SETTLED_S = 0.5, 60.0  # until the next trial once another plan is in force
+STALE_S = 20.0  # after which passes by a plan begin to be forgotten
 HALF_S = 60.0  # in which what one unlucky pass has shown is believed half
 DRIFT, MOST_DRIFT = 0.1, 4.0  # doubt that comes with a minute, and minutes in which it grows
 MOST_ARMS, MOST_GONE = 8, 32
@@ -63,6 +64,7 @@ class Arm:
     runs: int = 0  # since the machine changed
     last: float = 0.0  # of the last pass
     at: float = NEVER  # when that was
+    since: float | None = None  # when its trial began
     failed: int = 0  # turns in a row that were slower
     off: int = 0  # passes in a row that were far off, signed
 
@@ -174,6 +176,20 @@ class Race:
                 arm.mean = arm.prior + self._level + arm.bias * self._believed(arm, at)
                 arm.doubt = hypot(doubts[key], doubts[self.force])
 
+    def _fade(self, at: float) -> None:
+        """What passes showed long ago may have been bad luck: predictions count again, more and more. What
+        other numbers of threads take is different while others compute, which predictions know nothing of."""
+        for arm in self.arms.values():
+            if arm is self.standing or arm is self.now or arm.at == NEVER:
+                continue
+            if arm.plan.threads != self.standing.plan.threads and not self.blind:
+                continue
+            if arm.runs and at - arm.at > STALE_S:
+                arm.runs = 0
+            if not arm.runs:
+                arm.mean = arm.prior + self._level + arm.bias * self._believed(arm, at)
+                arm.doubt = max(arm.doubt, CERTAIN)
+
     def _believed(self, arm: Arm, at: float) -> float:
         """How much a pass still says that ran so long ago: it may have been unlucky."""
         half = HALF_S * 2 ** min(arm.failed, 10) / 2
@@ -259,7 +275,8 @@ class Race:
             arm.mean, off = x, 0.0  # nothing makes work faster than it is
         if abs(off) > max(OFF * sure, JUMP) and arm.runs:
             arm.off = arm.off + 1 if off > 0 else min(arm.off, 0) - 1
-            if abs(arm.off) >= AGREE:
+            # Nothing makes work faster than it is: once is enough for that.
+            if abs(arm.off) >= AGREE or off < 0 and arm is standing:
                 shift, off = off, 0.0
                 arm.mean, arm.off = arm.mean + shift, 0
             else:  # it was disturbed, or the next one agrees
@@ -269,9 +286,10 @@ class Race:
             arm.off = 0
         self._hear_noise(arm, off)
         self._learn(arm, off, noise, alone=bool(shift))
-        arm.runs, arm.last, arm.at = arm.runs + 1, x, at
+        before, arm.at = arm.at, at
+        arm.runs, arm.last = arm.runs + 1, x
         if shift and arm is standing:
-            self._others_changed(shift)
+            self._others_changed(shift, before)
             self.event = shift > EVENT
             return shift
         return 0.0
@@ -301,14 +319,14 @@ class Race:
             other.mean += gain * off
         arm.doubt = max(arm.doubt * sqrt(1 - gain), noise / sqrt(STEADY))
 
-    def _others_changed(self, shift: float) -> None:
+    def _others_changed(self, shift: float, since: float) -> None:
         """The machine has become slower or faster: so have, for all one knows, the other plans. If other
         programs are to blame, and nobody knows, threads that wait for each other suffer most, so fewer may be
         slower by less."""
         mine = self.standing.plan.threads
         for arm in self.arms.values():
-            if arm is self.standing:
-                continue
+            if arm is self.standing or (shift < 0 and arm.at > since):
+                continue  # it has shown the same already
             fewer = self.blind and arm.plan.threads < mine and shift > 0
             arm.mean += FEWER_SUFFER * shift if fewer else shift
             if self.blind and arm.plan.threads != mine:
@@ -337,12 +355,14 @@ class Race:
     def choose(self, at: float) -> bool:
         """Whether the next pass runs by another plan than the last."""
         before = self.running
+        self._fade(at)
         if self.running != self.force:
             if self.now.at > self.began:
                 self._judge(self.now, self.standing)
         elif self.standing.runs and not self.unsure and at >= self.rests:
             if arm := self._another(at) or self._candidate(at):
                 self.running, self.began = arm.key, at
+                arm.since = at if arm.since is None else arm.since
         return self.running != before
 
     def _judge(self, arm: Arm, standing: Arm) -> None:
@@ -353,14 +373,25 @@ class Race:
         elif arm.last > standing.mean + self.noise:
             self.running = self.force  # in turn: perhaps all has become slower
         elif self._proven(arm, standing, better):
+            if self._is_odd(arm, standing, better):
+                self.running = self.force  # in turn: perhaps all has become faster
+                return
             self._say(arm, standing, True)
             self._settle(arm, arm.at)
-            self.force, arm.failed = arm.key, 0
+            self.force, arm.failed, arm.since = arm.key, 0, None
             standing.bias, arm.bias = (standing.mean - standing.prior) - self._level, 0.0
         else:
             arm.failed = 0
             if arm.runs >= AGREE and arm.runs % AGREE == 0:
                 self.running = self.force  # in turn: perhaps all has become faster
+
+    def _is_odd(self, arm: Arm, standing: Arm, better: float) -> bool:
+        """Whether a plan is far better than was predicted, against one that has not run since: for all one
+        knows, what made that one slow is over."""
+        if (self.blind or self.crowded) and arm.plan.threads < standing.plan.threads:
+            return False  # threads that wait for each other are far worse indeed
+        odd = better - (standing.prior - arm.prior) > JUMP
+        return odd and arm.since is not None and standing.at < arm.since
 
     def _settle(self, arm: Arm, at: float) -> None:
         """Another plan is in force from now on. One that was in force before makes the next trials wait,
@@ -370,7 +401,7 @@ class Race:
         self.rests = at + min(SETTLED_S * 2**self.backs, MOST_SETTLED_S)
 
     def _take_back(self, arm: Arm, standing: Arm) -> None:
-        arm.failed += 1
+        arm.failed, arm.since = arm.failed + 1, None
         self.running = self.force
         arm.bias = (arm.mean - arm.prior) - self._level
         if arm.failed == 1:
