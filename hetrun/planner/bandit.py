@@ -276,7 +276,7 @@ class Race:
         if abs(off) > max(OFF * sure, JUMP) and arm.runs:
             arm.off = arm.off + 1 if off > 0 else min(arm.off, 0) - 1
             # Nothing makes work faster than it is: once is enough for that.
-            if abs(arm.off) >= AGREE or off < 0 and arm is standing:
+            if abs(arm.off) >= AGREE or (off < 0 and arm is standing):
                 shift, off = off, 0.0
                 arm.mean, arm.off = arm.mean + shift, 0
             else:  # it was disturbed, or the next one agrees

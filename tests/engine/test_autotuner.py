@@ -224,7 +224,7 @@ def test_static_is_an_option(small_model: Path) -> None:
 def test_a_backend_that_is_told_to_stop_has_not_failed(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(self: Explorer, now: Now, allowed: Collection[str], crowded: bool) -> None:
+    def stopped(self: Explorer, now: Now, allowed: Collection[str], crowded: bool, idle: bool) -> None:
         raise Cancelled("the computation was stopped")
 
     monkeypatch.setattr(Explorer, "step", stopped)

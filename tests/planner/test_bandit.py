@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.planner.bandit import CERTAIN, SHARE, WINDOW_S, Budget, Race, Verdict
-from hetrun.planner.plan import Plan
+from hetrun.planner.bandit import CERTAIN, MOST_ARMS, SHARE, WINDOW_S, Budget, Race, Verdict
+from hetrun.planner.plan import Plan, segment_of
 
 YARD = 0.05  # seconds of a pass by the yardstick
 
 
-def plan(threads: int = 1) -> Plan:
-    return Plan("1", threads, (), ())
+def plan(threads: int = 1, backend: str = "one") -> Plan:
+    return Plan("1", threads, (), ((segment_of("all", backend, (), frozenset(), "a test"),),))
 
 
 class Passes:
@@ -30,7 +30,7 @@ class Passes:
         self.seconds, self.now = seconds, 0.0
         self.ran: list[str] = []
         for name, prior in priors.items():
-            self.race.offer(name, plan(), prior, CERTAIN)
+            self.race.offer(name, plan(backend=name), prior, CERTAIN)
             if not self.ran and self.race.force is None:
                 self.race.put_in_force(name)
 
@@ -106,6 +106,56 @@ def test_a_plan_that_becomes_slow_is_left() -> None:
     ran = passes.run(60)
     assert passes.race.force == "new"
     assert ran.count("old") < 30
+
+
+def test_a_burst_that_ends_while_another_plan_is_tried_is_no_reason_to_stay_with_it() -> None:
+    def seconds(name: str, at: float) -> float:
+        return YARD * (1.0 if name == "good" else 2.4) * (5.0 if 3 < at < 3.6 else 1.0)
+
+    passes = Passes(seconds, {"good": 0.0, "bad": log(2.4)})
+    ran = passes.run(300)
+    assert passes.race.force == "good"
+    assert not any(v.kept for v in passes.verdicts)
+    assert ran.count("bad") <= 6
+
+
+def test_what_was_unlucky_has_another_chance() -> None:
+    """All that the good plan has shown was slow; a minute later predictions count again."""
+    passes = Passes(lambda name, at: YARD * (0.6 if name == "good" else 1.0), {"old": 0.0, "good": log(0.6)})
+    passes.run(6)
+    race = passes.race
+    assert race.force == "good"
+    race.arms["good"].mean, race.arms["good"].at = log(4.0), passes.now
+    race.replace_standing("old", log(0.25))
+    race.arms["good"].bias = log(4.0) - log(0.6)
+    assert "good" not in passes.run(20)
+    while passes.now < 120:
+        passes.run(1)
+    assert race.force == "good"
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_backend_that_is_far_slower_than_predicted_is_left_at_once(crowded: bool) -> None:
+    """Unless other programs take cores, which makes all of them slow."""
+    passes = Passes(lambda name, at: YARD * (3.6 if name == "old" else 1.8), {"old": 0.0, "new": log(1.8)})
+    passes.race.crowded = crowded
+    ran = passes.run(10)
+    assert ran[:3].count("old") == (3 if crowded else 1)
+    if not crowded:
+        assert passes.race.force == "new"
+
+
+def test_the_fixed_order_stays_and_plans_that_go_are_remembered() -> None:
+    passes = Passes(lambda name, at: YARD, {"old": 0.0, **{f"new{i}": 0.5 + i / 10 for i in range(20)}})
+    race = passes.race
+    assert "old" in race.arms
+    assert len(race.arms) <= MOST_ARMS
+    assert all(race.knows(f"new{i}") for i in range(20))
+    gone = next(iter(race.gone.values()))
+    gone.failed, gone.bias, gone.at = 3, 0.4, passes.now
+    again = race.offer(gone.key, plan(), 0.3, CERTAIN)
+    assert again.failed == 3
+    assert again.mean == pytest.approx(0.7)
 
 
 def test_one_disturbed_pass_changes_nothing() -> None:

@@ -212,7 +212,7 @@ def test_those_that_tokens_choose_most_lie_on_the_device() -> None:
     assert room / 2 < on_device(after) <= (1 - SPARE) * room
     # Whoever has all experts anyway gets no second copy of any.
     assert not [use for b, use in after.parts if b == HOST and use.use == "experts"]
-    assert not decide.surprised(proposal.plans)
+    assert not decide.surprised()
     assert decide.propose(proposal.plans, after) is None
 
 
@@ -249,7 +249,7 @@ def test_all_alike_while_nobody_has_counted() -> None:
     proposal = decide.propose(on_the_host(), now(14 * EACH))
     assert proposal is not None
     assert sum(map(len, experts(proposal.plans).values())) >= 6
-    assert not decide.surprised(proposal.plans)
+    assert not decide.surprised()
 
 
 def test_all_sizes_of_passes_share_what_lies_there() -> None:
@@ -279,7 +279,7 @@ def test_when_the_taste_changes_others_come_within_the_room() -> None:
     plans, moment = proposal.plans, follow(before, proposal)
     other = {ROUTERS[0]: skewed(12), ROUTERS[1]: skewed(20)}
     decide.listen(Taste(other).likely)
-    assert "tokens choose other experts" in decide.surprised(plans)
+    assert "tokens choose other experts" in decide.surprised()
     # In the middle of answers nothing is brought in, and what lies there goes on.
     held = decide.propose(plans, replace(moment, eager=False))
     assert held is None or experts(held.plans) == experts(plans)
@@ -292,7 +292,7 @@ def test_when_the_taste_changes_others_come_within_the_room() -> None:
     assert proposal is None
     found = experts(plans)
     assert len({*found[SCOPES[0]]} & {(12 + i) % N for i in range(8)}) >= 0.8 * len(found[SCOPES[0]])
-    assert not decide.surprised(plans)
+    assert not decide.surprised()
 
 
 def test_a_little_more_or_less_changes_nothing() -> None:
@@ -305,7 +305,7 @@ def test_a_little_more_or_less_changes_nothing() -> None:
             r: np.minimum(h * rng.uniform(0.95, 1.05, N).astype(np.float32), 1.0) for r, h in BOTH.items()
         }
         decide.listen(Taste(noisy).likely)
-        assert not decide.surprised(proposal.plans)
+        assert not decide.surprised()
         assert decide.propose(proposal.plans, follow(before, proposal)) is None
 
 

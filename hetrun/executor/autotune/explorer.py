@@ -63,8 +63,8 @@ class Explorer:
         self._open: Comparison | None = None
 
     def step(self, now: Now, allowed: Collection[str], crowded: bool, idle: bool) -> float | None:
-        """A slice of a comparison, which may take longer where nobody waits (`idle`); in the end by how much an estimate was off, as a logarithm (infinite:
-        there was none). None: it goes on the next time."""
+        """A slice of a comparison, which may take longer where nobody waits (`idle`); in the end by how much
+        an estimate was off, as a logarithm (infinite: there was none). None: it goes on the next time."""
         self._longest = IDLE_LONGEST_S if idle else LONGEST_S
         if self._open is None:
             pair = self._choose(now, allowed)

@@ -8,7 +8,7 @@ computing, with the small values that cross the link for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetrun.backend import FLOAT_BYTES, Backend, Floats, Segment
@@ -16,9 +16,9 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op
 from hetrun.graph.ops import Attention, Moe
 from hetrun.graph.signature import coarse
-from hetrun.planner.costmodel import Cell, Forecast, Work
+from hetrun.planner.costmodel import Forecast, Work
 from hetrun.planner.online import Likely
-from hetrun.planner.plan import Plan, bucket_of
+from hetrun.planner.plan import Plan
 from hetrun.planner.segment_cost import MOST_SAVED, NEAR, Costs, distance, size_of
 from hetrun.planner.trials import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
 from hetrun.planner.two_device.balance import PARTS, Operation, operations
