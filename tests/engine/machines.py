@@ -13,7 +13,7 @@ import random
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from hetrun import LLM
-from hetrun.backend import Pass, Segment, WeightUse
+from hetrun.backend import FLOAT_BYTES, Pass, Segment, WeightUse
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
@@ -30,6 +30,9 @@ from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.options import Machine as Counts
 from hetrun.planner.plan import bucket_of
+from hetrun.tools.simulate.machine import Device as Described
+from hetrun.tools.simulate.machine import sides
+from hetrun.tools.simulate.machine_files import open_machine
 from tests.engine import simulated
 from tests.engine.simulated import NAMES, Simulated
 from tests.models.tiny import TinyLlama
@@ -38,6 +41,8 @@ CORES, CONTEXT, UBATCH = 2, 1024, 512
 DEVICE = "device"
 CROSSING_S = 2e-6  # of a token whose values cross to a device, or back
 MODEL = TinyLlama("made_up", layers=6, context=1024)
+FILLED, BITS, WIDTH = 0.8, 4.5, 8192  # of a GPU's memory, by a model with such weights and such a width
+OPS = 95  # of the graph here, which stands for it
 OP_S, TOKEN_S, CALL_S = 1.5e-4, 4e-5, 1e-5  # of the first backend with one thread
 PROMPTS = (24, 60, 240, 500, 900)
 ANSWER = 10  # tokens
@@ -72,6 +77,7 @@ class Machine:
     bursts: Sequence[tuple[float, float, float]]  # from when to when, and how many times slower all is
     names: Sequence[str]  # of the backends; with a device that works by itself a third one
     blind: bool  # nobody says what other programs do
+    crossing: float = CROSSING_S
 
 
 def made_up(seed: int) -> Machine:
@@ -97,6 +103,28 @@ def made_up(seed: int) -> Machine:
         names = (*NAMES, DEVICE)
         kinds[DEVICE] = _kind(chance, 2 ** chance.uniform(-1, 2), 2 ** chance.uniform(-4, 1))
     return Machine(seed, kinds, noise, programs, bursts, names, blind)
+
+
+def of_file(named: str, seed: int) -> Machine:
+    """A machine that `hetrun plan --machine` knows, on which happens what a number says: its processor and
+    its GPU take the times of a model that fills most of the GPU."""
+    made, (cpu, gpu, link) = made_up(seed), sides(open_machine(named))
+    chance = random.Random(seed)
+    nbytes = FILLED * gpu.memory / OPS
+
+    def kind(device: Described, base: Kind, threads: float) -> Kind:
+        """`threads`: how many times faster several are than the one that counts here."""
+        op = nbytes / device.bandwidth + device.launch
+        token = 2 * nbytes * 8 / BITS / device.rate(UBATCH, True)
+        return replace(base, op=op * threads**0.4 / OP_S, token=token * threads / TOKEN_S, together=1.0)
+
+    kinds = {
+        "one": kind(cpu, _kind(chance, 1.0, 1.0), CORES),
+        "two": kind(cpu, _kind(chance, 1.0, 1.0), CORES * chance.uniform(0.7, 1.5)),
+        DEVICE: kind(gpu, _kind(chance, 1.0, 1.0), 1.0),
+    }
+    crossing = WIDTH * FLOAT_BYTES / link.bandwidth + link.latency / UBATCH
+    return replace(made, kinds=kinds, names=(*NAMES, DEVICE), crossing=crossing)
 
 
 def _kind(chance: random.Random, op: float, token: float) -> Kind:
@@ -174,7 +202,7 @@ class World:
         if threads > 1:
             total /= 1 + kind.second * (1.0 if tokens > 16 else 0.3)
         if name == DEVICE:
-            return total + 2 * CROSSING_S * tokens
+            return total + 2 * self.machine.crossing * tokens
         total *= 1 + kind.warm * (1 - math.exp(-max(0.0, self.at) / 60))
         crowding = self._crowding(threads)
         return total * crowding * (1 + kind.collapse if threads > 1 and crowding > 1 else 1.0)
@@ -237,9 +265,9 @@ class Others:
 
 
 @contextmanager
-def machine(seed: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def machine(made: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A machine, on whose clock everything runs that measures."""
-    world = World(made_up(seed))
+    world = World(made)
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", world.others)
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: Others(world))
     monkeypatch.setattr("hetrun.executor.planned_model.this_machine", lambda: Counts(CORES, (1, 2), (2,)))

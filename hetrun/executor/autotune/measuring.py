@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from os import cpu_count
 from time import perf_counter
@@ -31,6 +33,8 @@ from hetrun.planner.trials import Trial, trials_of
 from hetrun.system.progress import Progress, stretch
 
 PROBE_S = 8.0  # that a first use may take to measure
+LEAST_SHARE = 0.5  # of that, divided by all, for each backend, whatever others have taken
+TURNS = 16  # runs of two units, to see what it costs that backends take turns
 PROBE_BUSY_S = 2.0  # while others compute: a rough idea must do
 SETTLING = 16  # tokens of the work with which threads are compared
 BUSY = 0.5  # threads of others: times would say more about them
@@ -74,9 +78,11 @@ class Measuring:
             self._in_turn(wanted, best)
             return tried
         left = PROBE_S
-        for at, name in enumerate(wanted):
+        # What works by itself is quick, and gains most.
+        for at, name in enumerate(sorted(wanted, key=lambda n: not self._backends[n].asynchronous)):
             tell = stretch(progress, at / len(wanted), (at + 1) / len(wanted))
-            left -= self.probe(name, self._trials(name), left / (len(wanted) - at), tell)
+            share = max(left / (len(wanted) - at), LEAST_SHARE * PROBE_S / len(wanted))
+            left -= self.probe(name, self._trials(name), share, tell)
         if wanted:
             self._executor.forget_threads()
         return {}
@@ -143,7 +149,8 @@ class Measuring:
             if self._forecast.fact(CALL, name) is None:
                 self._prober.call(name, self._setup.threads[-1])
             if self._prober.run(trials, start + seconds, tell):
-                self._learn_turns(name)
+                self._complete(trials)
+                self._learn_turns(name, seconds)
                 for trial in trials:
                     self._forecast.learn_fact(_asked(trial), name, 1.0)
         except Cancelled:
@@ -156,6 +163,20 @@ class Measuring:
             if self._backends[name].asynchronous:
                 self._prober.give_back(name)  # a device's memory is for what plans need
         return perf_counter() - start
+
+    def _complete(self, trials: Sequence[Trial], rough: float = 0.0) -> None:
+        """Run what was never run, a token at a time: without it nothing is planned, however slow it is."""
+        forms = {unit.form for unit in self._planner.units}
+        smallest: dict[tuple[str, str], Trial] = {}
+        for trial in sorted(trials, key=lambda t: (t.seen, t.tokens * t.sequences, -t.threads)):
+            if trial.form in forms:
+                smallest.setdefault((trial.form, trial.backend), trial)
+        for trial in smallest.values():
+            works = [replace(trial.work, threads=n) for n in self._setup.threads]
+            if not any(self._forecast.seconds(work, 1, 1.0) for work in works):
+                n, depth = trial.tokens * trial.sequences, trial.seen + (trial.tokens + 1) / 2
+                learn = partial(self._forecast.learn, trial.work, n, depth, rough=rough)
+                self._prober.measure(trial, learn, once=True)
 
     def _in_turn(self, names: Sequence[str], threads: int) -> None:
         """Measure beside other programs, one size of everything before the next: nothing is planned of a
@@ -185,6 +206,10 @@ class Measuring:
                 trials = [t for t in trials if t.backend not in self._state.refused]
                 if left > 0 and self._expected(trials) < left / LEAST_RUNS:
                     self._compare_or_probe(trials)
+        left_out = self._state.refused
+        self._complete(
+            [t for some in groups.values() for t in some if t.backend not in left_out], HASTY_DOUBT
+        )
         self._executor.forget_threads()
 
     def _longest_first(self, groups: Sequence[Sequence[Trial]]) -> Sequence[Sequence[Trial]]:
@@ -214,13 +239,18 @@ class Measuring:
             n = trial.tokens * trial.sequences
             self._forecast.learn(trial.work, n, depth, seconds, HASTY_DOUBT)
 
-    def _learn_turns(self, name: str) -> None:
-        """What it costs that this backend and the one that holds most of the model take turns."""
+    def _learn_turns(self, name: str, most_s: float) -> None:
+        """What it costs that this backend and the one that holds most of the model take turns, in passes of
+        which some do not take too long."""
         if name == self._home or self._backends[name].asynchronous:
             return
-        able, threads = self._planner.costs.able, self._setup.threads[-1]
+        able, threads, units = self._planner.costs.able, self._setup.threads[-1], self._planner.units
+        self._planner.costs.fresh()
+        middle, both = len(units) // 2, (name, self._home)
         for tokens in SIZES:
-            units = self._planner.units
+            times = [self._planner.costs.seconds(middle, b, threads, tokens, tokens / 2) for b in both]
+            if TURNS * sum(seconds or 0.0 for seconds in times) > most_s:
+                return
             price = price_of_a_turn(self._prober, units, able, self._home, name, threads, tokens)
             if price is not None:
                 self._forecast.learn_fact(turn(tokens), name, price)
