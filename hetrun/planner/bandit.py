@@ -341,11 +341,16 @@ class Race:
             arm.forget(CERTAIN)
             if arm.plan.threads < standing.plan.threads:
                 arm.mean = min(arm.mean, standing.mean)
+                arm.bias = (arm.mean - arm.prior) - self._level
                 arm.forget(ROUGH)
 
     def quiet(self, doubt: float) -> None:
-        """Nobody else computes any more: it is as it was predicted, for all one knows."""
+        """Nobody else computes any more: it is as it was predicted, for all one knows. What other numbers of
+        threads have shown in the crowd says nothing now."""
+        threads = self.standing.plan.threads
         for arm in self.arms.values():
+            if arm.plan.threads != threads:
+                arm.bias = 0.0
             if arm is not self.standing or arm.mean > arm.prior:
                 arm.mean = min(arm.mean, arm.prior)
                 arm.forget(doubt)
@@ -362,7 +367,7 @@ class Race:
         elif self.standing.runs and not self.unsure and at >= self.rests:
             if arm := self._another(at) or self._candidate(at):
                 self.running, self.began = arm.key, at
-                arm.since = at if arm.since is None else arm.since
+                arm.since = arm.since if arm.since is not None and arm.runs else at
         return self.running != before
 
     def _judge(self, arm: Arm, standing: Arm) -> None:

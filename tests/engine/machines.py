@@ -152,6 +152,7 @@ class World:
     known: dict[tuple[str, int, str, int, int], float] = field(default_factory=dict)
     crowds: tuple[float, float, float] = (1.0, 0.0, 0.0)  # from when to when, and the cores they want
     free: float = 0.0  # when the device that works by itself is done
+    stands: float | None = None  # the moment of the machine's day at which it stands still
     luck: float | None = None  # of the pass that runs; None: it is none that anybody waits for
 
     def __post_init__(self) -> None:
@@ -162,8 +163,8 @@ class World:
 
     @property
     def at(self) -> float:
-        """Seconds since the first request."""
-        return self.now - self.began
+        """Seconds since the first request. While an answer is read, nothing else happens."""
+        return self.now - self.began if self.stands is None else self.stands
 
     def run(self, name: str, segment: Segment, work: Pass) -> float:
         """A segment runs on a backend of it; when that is over."""
@@ -316,11 +317,11 @@ def fly(
 
         def idle(model: PlannedModel) -> None:
             """Somebody reads the answer; what takes longer than that holds up the next request."""
-            end = world.now + READING_S
+            end, world.stands = world.now + READING_S, world.at
             while world.now < end:
                 model.tend(idle=True)
                 world.now = max(world.now, min(world.now + 0.25, end))
-            world.began += READING_S
+            world.began, world.stands = world.began + READING_S, None
 
         for prompt in requests(world.machine.seed):
             seq, left = model.alloc(), prompt
