@@ -46,6 +46,7 @@ MOST_CHANGES = 100  # that are remembered
 AGAIN_S = 5.0  # until it is seen whether others still compute...
 REFINED_S = 300.0  # ...and once everything was measured again
 IDLE_SLICE_S = 0.1  # for comparisons, each time that nobody waits
+UNUSED_S = 60.0  # for which copies of weights stay that do not pay now
 SOON_S = 15.0  # since nobody waited: they wait for the next such moment, which may come soon
 EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
 
@@ -350,13 +351,18 @@ class Pilot:
             self._in_force.remove(lambda plan: bool(self.planner.copies_of(plan) & copies))
 
     def _give_back(self) -> None:
-        """Copies that no plan in force uses, or that gain next to nothing."""
-        copies = frozenset(self._state.held) - self._home
-        if not copies:
-            return
-        if not self._in_force.used() <= self._home and self._in_force.gain(self._home, self._now()) < WORTH:
-            self._in_force.prefer(self._home)
-        idle = copies - self._in_force.wanted()
+        """Copies that no plan in force has used for a while, or that have gained next to nothing: to bring
+        them back would take longer than a burst that makes their plan look bad."""
+        copies, now = frozenset(self._state.held) - self._home, perf_counter()
+        used = copies & self._in_force.used()
+        if used and self._in_force.gain(self._home, self._now()) < WORTH:
+            used = frozenset()
+        since = {c: self._state.unused.get(c, now) for c in copies - used}
+        self._state.unused = since
+        old = frozenset(c for c in since if now - since[c] >= UNUSED_S)
+        if old and not used:
+            self._in_force.prefer(self._home | (copies - old))
+        idle = old - self._in_force.wanted()
         if idle:
             names = ", ".join(sorted({name for _, name in idle}))
             mib = self.planner.sizes.moved(idle) / 2**20

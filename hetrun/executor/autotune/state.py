@@ -30,6 +30,7 @@ class State:
     held: set[Copy]
     started: set[str]
     refused: set[str] = field(default_factory=set)  # backends that failed: not asked again
+    unused: dict[Copy, float] = field(default_factory=dict)  # copies that do not pay, and since when
     parts: Parts = frozenset()  # weights besides those of whole units
     changes: list[Change] = field(default_factory=list)
     next_look: float = 0.0
