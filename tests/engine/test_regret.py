@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("all_threads")
 
 FEW, ALL = range(10), range(300)
 # Times of the best plan in hindsight, which nobody has: on average, and on nine of ten machines.
-AVERAGE, NINE_OF_TEN = 1.10, 1.25
+AVERAGE, NINE_OF_TEN = 1.07, 1.20
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ GPUS = [name for name in known() if open_machine(name).gpu]
 @pytest.mark.parametrize("named", [GPUS[0], *(pytest.param(name, marks=exhaustive) for name in GPUS[1:])])
 def test_processor_and_gpu_of_a_machine_from_a_file(named: str, model: Path, tmp_path: Path) -> None:
     """What `plan --machine` describes, with the same weather."""
-    found = list(regrets((of_file(named, seed) for seed in (0, 7)), model, tmp_path))
-    assert max(found) <= NINE_OF_TEN, found
+    (found,) = regrets([of_file(named, 7)], model, tmp_path)
+    assert found <= AVERAGE
 
 
 def test_the_same_machine_is_the_same_again(model: Path, tmp_path: Path) -> None:
