@@ -18,7 +18,7 @@ from hetrun.executor.autotune.yardstick import Yardstick
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import Executor
 from hetrun.graph import Graph
-from hetrun.planner.bandit import CERTAIN, JUMP, ROUGH, Arm, Budget, Race, Verdict
+from hetrun.planner.bandit import CERTAIN, EVENT, JUMP, PROVEN, ROUGH, Arm, Budget, Race, Verdict
 from hetrun.planner.costmodel import Forecast
 from hetrun.planner.online import Now, OnlinePlanner, weight_of
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
@@ -147,7 +147,9 @@ class InForce:
             return 0.0
         longer = [arm.mean - arm.prior for arm in sure if arm not in mine]
         last = max(mine, key=lambda arm: arm.at)
-        return last.mean - last.prior - (median(longer) if longer else 0.0)
+        off = last.mean - last.prior - (median(longer) if longer else 0.0)
+        # The first passes bring weights, which later ones find; twice as long is too long for that.
+        return off if last.runs >= PROVEN or abs(off) > EVENT else 0.0
 
     def _renew(self) -> None:
         for bucket, longer in self._yard.renew():
