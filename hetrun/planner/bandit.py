@@ -295,8 +295,8 @@ class Race:
         return 0.0
 
     def _set_level(self, off: float) -> None:
-        """How busy the machine is shows in the first pass, and concerns all plans alike. Where nobody knows
-        of other programs, it may as well be that the backends of this plan are slower than was predicted."""
+        """How busy the machine is shows in the first pass, and concerns all plans alike. Where no other
+        program is known to compute, the backends of this plan may as well be slower than was predicted."""
         mine = self.standing.plan.backends
         maybe = 0.0 if self.crowded or off < JUMP else off / 2
         for arm in self.arms.values():
@@ -345,8 +345,8 @@ class Race:
                 arm.forget(ROUGH)
 
     def quiet(self, doubt: float) -> None:
-        """Nobody else computes any more: it is as it was predicted, for all one knows. What other numbers of
-        threads have shown in the crowd says nothing now."""
+        """No other program computes any more: it is as it was predicted, for all one knows. What other
+        numbers of threads have shown in the crowd says nothing now."""
         threads = self.standing.plan.threads
         for arm in self.arms.values():
             if arm.plan.threads != threads:

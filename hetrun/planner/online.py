@@ -191,7 +191,7 @@ class OnlinePlanner:
         return ""
 
     def saw(self, bucket: str, factor: float) -> None:
-        """Passes of plans that `needs_parts` took so many times as long as was predicted."""
+        """Passes of plans that `needs_parts` took `factor` times as long as was predicted."""
 
     # --- what it would take
 

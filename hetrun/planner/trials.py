@@ -39,6 +39,11 @@ class Trial:
         device = alone(self.backend) if self.alone else self.backend
         return Work(self.form, device, self.threads, self.sequences > 1)
 
+    @property
+    def size(self) -> tuple[int, float]:
+        """Tokens of all sequences, and how many each sees on average: what its times are kept under."""
+        return self.tokens * self.sequences, self.seen + (self.tokens + 1) / 2
+
 
 def alone(backend: str) -> str:
     """Under which name times are kept of a backend that works by itself, where it had nothing else to do."""

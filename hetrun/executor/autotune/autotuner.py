@@ -45,9 +45,9 @@ UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a lon
 MOST_CHANGES = 100  # that are remembered
 AGAIN_S = 5.0  # until it is seen whether others still compute...
 REFINED_S = 300.0  # ...and once everything was measured again
-IDLE_SLICE_S = 0.1  # for comparisons, each time that nobody waits
+IDLE_SLICE_S = 0.1  # for comparisons, at each look while the engine is idle
 UNUSED_S = 60.0  # for which copies of weights stay that do not pay now
-SOON_S = 15.0  # since nobody waited: they wait for the next such moment, which may come soon
+SOON_S = 15.0  # since the engine was idle: comparisons wait for the next such moment, which may come soon
 EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
 
 

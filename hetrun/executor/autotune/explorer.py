@@ -23,7 +23,7 @@ CHANGED = 0.1  # a logarithm: more is news
 LEAST_SPREAD = 0.05  # of a comparison: parts of a pass are no pass
 LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
 LONGEST_S = 0.04  # of one run: somebody waits for the next token meanwhile, so larger passes are cut...
-IDLE_LONGEST_S = 0.2  # ...and where nobody does, somebody may come
+IDLE_LONGEST_S = 0.2  # ...and of an idle engine, which a request may reach meanwhile
 SEEN = 0.5  # of the time that counts for a bucket, once something of it was tried: others have their turn
 FADING = 0.9  # of what was seen before, from one trial to the next
 
@@ -63,7 +63,7 @@ class Explorer:
         self._open: Comparison | None = None
 
     def step(self, now: Now, allowed: Collection[str], crowded: bool, idle: bool) -> float | None:
-        """A slice of a comparison, which may take longer where nobody waits (`idle`); in the end by how much
+        """A slice of a comparison, which may take longer while the engine is `idle`; in the end by how much
         an estimate was off, as a logarithm (infinite: there was none). None: it goes on the next time."""
         self._longest = IDLE_LONGEST_S if idle else LONGEST_S
         if self._open is None:
@@ -182,8 +182,7 @@ class Explorer:
         return gain * off if abs(gain * off) > 2 * spread else 0.0
 
     def _note(self, trial: Trial, seconds: float, rough: float) -> None:
-        depth = trial.seen + (trial.tokens + 1) / 2
-        self._forecast.learn(trial.work, trial.tokens * trial.sequences, depth, seconds, rough)
+        self._forecast.learn(trial.work, *trial.size, seconds, rough)
 
     def _forecast_of(self, trial: Trial) -> float | None:
         return self._forecast.seconds(trial.work, trial.tokens, trial.seen + (trial.tokens + 1) / 2)

@@ -174,8 +174,7 @@ class Measuring:
         for trial in smallest.values():
             works = [replace(trial.work, threads=n) for n in self._setup.threads]
             if not any(self._forecast.seconds(work, 1, 1.0) for work in works):
-                n, depth = trial.tokens * trial.sequences, trial.seen + (trial.tokens + 1) / 2
-                learn = partial(self._forecast.learn, trial.work, n, depth, rough=rough)
+                learn = partial(self._forecast.learn, trial.work, *trial.size, rough=rough)
                 self._prober.measure(trial, learn, once=True)
 
     def _in_turn(self, names: Sequence[str], threads: int) -> None:
@@ -196,7 +195,7 @@ class Measuring:
         def by_size(trials: Sequence[Trial]) -> tuple[bool, int, int]:
             """The smallest pass first, which costs least, and then how times grow with passes. Parts of
             units come after them: without units nothing is planned."""
-            n = trials[0].tokens * trials[0].sequences
+            n, _ = trials[0].size
             size = SIZES_BESIDE.index(n) if n in SIZES_BESIDE else len(SIZES_BESIDE)
             return trials[0].form not in units, trials[0].seen, size
 
@@ -206,10 +205,8 @@ class Measuring:
                 trials = [t for t in trials if t.backend not in self._state.refused]
                 if left > 0 and self._expected(trials) < left / LEAST_RUNS:
                     self._compare_or_probe(trials)
-        left_out = self._state.refused
-        self._complete(
-            [t for some in groups.values() for t in some if t.backend not in left_out], HASTY_DOUBT
-        )
+        every = [t for trials in groups.values() for t in trials]
+        self._complete([t for t in every if t.backend not in self._state.refused], HASTY_DOUBT)
         self._executor.forget_threads()
 
     def _longest_first(self, groups: Sequence[Sequence[Trial]]) -> Sequence[Sequence[Trial]]:
@@ -220,8 +217,7 @@ class Measuring:
 
     def _expected(self, trials: Sequence[Trial]) -> float:
         """Seconds of one run of each, as passes of other sizes say."""
-        sizes = [(t.work, t.tokens * t.sequences, t.seen + (t.tokens + 1) / 2) for t in trials]
-        return sum(self._forecast.seconds(*size) or 0.0 for size in sizes)
+        return sum(self._forecast.seconds(t.work, *t.size) or 0.0 for t in trials)
 
     def _compare_or_probe(self, trials: Sequence[Trial]) -> None:
         try:
@@ -235,9 +231,7 @@ class Measuring:
     def _compare(self, trials: Sequence[Trial]) -> None:
         found = compared(self._prober, trials, True, ROUNDS)
         for trial, (seconds, _) in zip(trials, found, strict=True):
-            depth = trial.seen + (trial.tokens + 1) / 2
-            n = trial.tokens * trial.sequences
-            self._forecast.learn(trial.work, n, depth, seconds, HASTY_DOUBT)
+            self._forecast.learn(trial.work, *trial.size, seconds, HASTY_DOUBT)
 
     def _learn_turns(self, name: str, most_s: float) -> None:
         """What it costs that this backend and the one that holds most of the model take turns, in passes of

@@ -35,7 +35,7 @@ class State:
     changes: list[Change] = field(default_factory=list)
     next_look: float = 0.0
     next_trial: float = 0.0
-    idle_at: float = -1e9  # when nobody waited for anything
+    idle_at: float = -1e9  # when the engine was idle the last time
     next_refining: float = 0.0
     news: str = ""  # that make another plan likely
     trying_s: float = 0.0  # that the comparison has taken which goes on
