@@ -76,7 +76,7 @@ class LLM:
         progress: Progress | None = None,
         *,
         chatting: bool = False,
-        eager: bool = False,
+        eager: bool | None = False,
         most_waiting: int | None = None,
     ) -> LLM:
         """The model of settings that were resolved already.
@@ -92,7 +92,7 @@ class LLM:
         settings: Settings,
         progress: Progress | None,
         chatting: bool = False,
-        eager: bool = False,
+        eager: bool | None = False,
         most_waiting: int | None = None,
     ) -> None:
         self.settings = settings
@@ -321,10 +321,20 @@ class LLM:
 
 
 def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
-    """A model whose first message must not wait: what fronts run in a process of its own."""
+    """A model whose first message must not wait: what a server runs in a process of its own."""
+    return _conversing(progress, options, eager=True)
+
+
+def for_a_chat(*, progress: Progress | None = None, **options: object) -> LLM:
+    """The same for one person, who mostly reads: what would only make long prompts faster takes no memory
+    before there are any."""
+    return _conversing(progress, options, eager=None)
+
+
+def _conversing(progress: Progress | None, options: Mapping[str, object], eager: bool | None) -> LLM:
     settings = Settings.resolve(environ=None, **options)
     # Only here: others who ask too much do not know of each other, and must be told.
-    llm = LLM.of(settings, progress, chatting=True, eager=True, most_waiting=settings.queue)
+    llm = LLM.of(settings, progress, chatting=True, eager=eager, most_waiting=settings.queue)
     try:
         llm.check_template()
     except BaseException:
@@ -356,7 +366,7 @@ def model_path(settings: Settings) -> Path:
     return find(settings.model, not settings.offline)
 
 
-def as_options(settings: Settings, eager: bool = False) -> Options:
+def as_options(settings: Settings, eager: bool | None = False) -> Options:
     """The part of the settings that a model is made with."""
     wishes = Wishes(settings.threads, settings.ubatch, settings.plan, settings.deterministic)
     return Options(
@@ -375,7 +385,7 @@ def as_options(settings: Settings, eager: bool = False) -> Options:
 
 def make_plan(settings: Settings) -> PlanSet:
     """The plan for the settings' model, without reading its weights."""
-    return models.describe(open_model(model_path(settings)), as_options(settings))
+    return models.describe(open_model(model_path(settings)), as_options(settings, eager=None))
 
 
 def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:

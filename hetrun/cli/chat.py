@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from hetrun.cli import sampling_options
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.interface import ChatClient
+from hetrun.client.worker_main import CHAT
 from hetrun.config import Settings, dirs
 from hetrun.errors import UserError
 
@@ -46,7 +47,7 @@ def talk(settings: Settings, sampling: Mapping[str, object]) -> int:
 
 def _client(settings: Settings, log: BinaryIO) -> ChatClient:
     if settings.url is None:
-        return WorkerClient(settings, log=log)
+        return WorkerClient(settings, log=log, engine=CHAT)
     from hetrun.client.http_client import RemoteClient
 
     return RemoteClient(settings.url, api_key=settings.api_key, model=settings.model)

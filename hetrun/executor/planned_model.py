@@ -330,12 +330,17 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
         (wishes.threads,) if wishes.threads else machine.counts,
         prepared.room,
         prepared.context,
-        options.eager,
+        _is_eager(options, [prepared.backends[n] for n in chosen]),
         path_of_machine(machine.cores, details),
         options.precision,
         () if wishes.threads else machine.wide,
         prepared.own,
     )
+
+
+def _is_eager(options: Options, backends: Sequence[Backend]) -> bool:
+    """Copies in the memory of a device take none of the host's, and its speed is worth the start."""
+    return any(b.asynchronous for b in backends) if options.eager is None else options.eager
 
 
 def _may_be_chosen(name: str, known: Descriptor | None, allowed: Collection[str]) -> bool:

@@ -67,6 +67,8 @@ class Now:
     parts: Parts = frozenset()  # weights that are in memory besides those of whole units
     kv_bytes: int = 0  # keys and values that are in use
     own_room: Mapping[str, int] = field(default_factory=dict)  # for weights, in devices' own memory
+    # Bucket -> tokens of the last minutes, if what would have paid for them is brought in now.
+    ran: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class OnlinePlanner:
             return None  # something that is in memory was never measured
         kept = wanted = self._place(demands, now, now.held)
         # What should be brought in is asked only where it may be: it can take a second to find out.
-        if now.eager or now.waiting or self._must(before, now):
+        if now.eager or now.waiting or now.ran or self._must(before, now):
             wanted = self._afresh(demands, now, kept)
             if not self._pays(demands, kept, wanted, current.ubatch, now):
                 wanted = kept
@@ -300,8 +302,23 @@ class OnlinePlanner:
             return True
         if now.eager:
             return cost(demands, wanted) < (1 - BRING) * cost(demands, kept)
+        price = self.price(missing, now)
+        if now.ran:
+            return self._has_lost(price, kept, wanted, ubatch, now)
         # A long prompt runs in passes of the largest bucket.
-        return now.waiting / ubatch * (kept[-1].seconds - wanted[-1].seconds) > self.price(missing, now)
+        return now.waiting / ubatch * (kept[-1].seconds - wanted[-1].seconds) > price
+
+    def _has_lost(
+        self, price: float, kept: Sequence[Placed], wanted: Sequence[Placed], ubatch: int, now: Now
+    ) -> bool:
+        """Whether passes of the last minutes have lost as much without copies as these cost. To wait for that
+        costs at most twice what the best choice in hindsight would have cost (a ski rental)."""
+        lost = total = 0.0
+        for bucket, old, new in zip(BUCKETS, kept, wanted, strict=True):
+            passes = now.ran.get(bucket, 0.0) / self.point(bucket, ubatch, now)[0]
+            lost += passes * (old.seconds - new.seconds)
+            total += passes * old.seconds
+        return lost > max(price, BRING * total)
 
     def needs_parts(self, plan: Plan) -> bool:
         """Whether a plan needs more than the weights of whole units."""

@@ -43,7 +43,9 @@ class Options:
     precision: Precision = "exact"
     planner: str = "measured"  # or static, or a package's
     streaming: str = "balanced"  # what stays in memory where not all weights can, and how the others come
-    eager: bool = False  # bring in, before the first request, whatever pays in the long run
+    # Bring in, before the first request, whatever pays in the long run; None: only if devices have memory of
+    # their own for it.
+    eager: bool | None = False
     besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
 
     @property

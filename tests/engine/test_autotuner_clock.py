@@ -9,14 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hetrun import LLM
+from hetrun.api import make_plan
 from hetrun.backend import Segment
-from hetrun.config import dirs
+from hetrun.config import Settings, dirs
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.executor import Chunk, Step
@@ -24,7 +26,7 @@ from hetrun.executor.planned_model import PlannedModel
 from hetrun.planner.costmodel.store import read
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.switch_cost import turn
-from tests.engine.simulated import MODEL, NAMES, Clock, Speed, simulated
+from tests.engine.simulated import MODEL, NAMES, Clock, Simulated, Speed, on, simulated
 from tests.models import tiny
 from tests.support.tiers import exhaustive
 
@@ -260,3 +262,65 @@ def test_what_takes_turns_in_being_fast_is_not_followed_for_ever(model: Path, cl
     changes = fly(model, clock, 240, speed).kept
     assert 2 <= len(changes) <= 40
     assert len([at for at, _ in changes if at > 120]) <= 10
+
+
+class Late(Simulated):
+    """Its libraries are loaded when they are needed, which takes a second."""
+
+    started = False
+
+    def start(self) -> None:
+        self.clock.now += 0.0 if self.started else 1.0
+        self.started = True
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock(speed=lambda at, name, segment: 0.1 if name == "one" else 0.05)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 1e4)
+    kinds = {"one": Simulated, "two": Late}
+    with on(clock, {name: partial(kind, name, clock) for name, kind in kinds.items()}, monkeypatch):
+        yield clock
+
+
+def read_prompts(loaded: Loaded, tokens: int, n: int, clock: Clock) -> set[str]:
+    """Prompts of so many tokens, with a rest after each; who holds weights then."""
+    model = loaded.model
+    assert isinstance(model, PlannedModel)
+    assert model.pilot is not None
+    for _ in range(n):
+        seq = model.alloc()
+        model.expect(tokens)
+        model.step(Step((Chunk(seq, np.full(tokens, 5), np.array([tokens - 1])),)))
+        model.free(seq)
+        clock.now += 1.0
+        model.tend(idle=True)
+    return {name for _, name in model.pilot._state.held}
+
+
+def test_what_pays_only_for_prompts_comes_once_they_have_lost_as_much_without_it(
+    model: Path, late: Clock
+) -> None:
+    """A pass of 256 tokens takes 0.06 s, so no single one is worth the second that the other one costs."""
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
+        assert llm.call(lambda loaded: read_prompts(loaded, 40, 20, late)) == {"one"}
+        assert llm.call(lambda loaded: read_prompts(loaded, 256, 10, late)) == {"one"}
+        assert llm.call(lambda loaded: read_prompts(loaded, 256, 200, late)) == {"one", "two"}
+    options = {"backends": NAMES, "ctx": 512, "threads": 1, "planner": "measured"}
+    later = make_plan(Settings.resolve(environ=None, model=str(model), **options))
+    assert later.backends == ["one"]
+    assert any("two may come later" in note for note in later.notes)
+
+
+def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, late: Clock) -> None:
+    def hesitation(loaded: Loaded) -> float:
+        pilot = loaded.model.pilot  # type: ignore[attr-defined]
+        return float(pilot._state.hesitation)
+
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
+        assert llm.call(lambda loaded: read_prompts(loaded, 256, 210, late)) == {"one", "two"}
+        assert llm.call(hesitation) == 1.0
+        late.speed = lambda at, name, segment: 0.1 if name == "one" else 2.0
+        assert llm.call(lambda loaded: read_prompts(loaded, 256, 100, late)) == {"one"}
+        assert llm.call(hesitation) >= 2.0

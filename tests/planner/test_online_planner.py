@@ -206,6 +206,30 @@ def test_what_to_bring_in_is_asked_only_where_somebody_waits_for_it(monkeypatch:
         assert asked.pop()
 
 
+@pytest.mark.parametrize(
+    ("ran", "price_s", "brought"),
+    [
+        ({"257+": 5120.0}, 0.5, True),
+        ({"257+": 5120.0}, 5.0, False),  # it costs more than was lost
+        ({"257+": 512.0}, 0.5, False),
+        ({"257+": 5120.0, "1": 9000.0}, 0.5, False),  # most of the time goes elsewhere: it gains too little
+        ({"1": 3000.0}, 0.0, False),
+    ],
+)
+def test_copies_come_once_passes_have_lost_more_without_them_than_they_cost(
+    ran: dict[str, float], price_s: float, brought: bool
+) -> None:
+    """A pass of 512 tokens takes 0.21 s on one and half of that on the other; one of a token 8 ms."""
+
+    def long(kind: str, tokens: int, depth: float, threads: int) -> float:
+        return large(kind, tokens, depth, threads) / (2 if tokens > 16 else 0.5)
+
+    times = forecast(cpu=large, amx=long)
+    times.learn_fact(START, "amx", price_s)
+    proposal = planner(times, "cpu", "amx").propose(static(), now(ran=ran))
+    assert bool(proposal and proposal.bring) == brought
+
+
 def test_units_that_are_in_memory_and_were_never_measured_stay_where_they_are() -> None:
     times = forecast(cpu=small, amx=large)
     times.measured(Work(UNITS[-1].form, "cpu", 1)).cells.clear()

@@ -25,6 +25,7 @@ from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest, Message
 from hetrun.client.queries import State
 from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.worker_main import CHAT
 from hetrun.config import Settings
 from hetrun.memory import breakdown
 
@@ -176,7 +177,7 @@ def opened(way: str, options: Mapping[str, Any]) -> Iterator[Chat]:
         return
     with asyncio.Runner() as runner:
         settings = Settings.resolve(environ=None, **options)
-        client = WorkerClient(settings)
+        client = WorkerClient(settings, engine=CHAT)
         try:
             runner.run(client.info())
             yield InWorker(client, runner)

@@ -14,6 +14,7 @@ from time import perf_counter
 
 from hetrun.executor.autotune.decisions import SPARE, TAKEN, in_words, of_threads, same_places
 from hetrun.executor.autotune.state import Change
+from hetrun.executor.autotune.usage import Usage
 from hetrun.executor.autotune.yardstick import Yardstick
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import Executor
@@ -50,7 +51,7 @@ class InForce:
     ) -> None:
         """`counts`: numbers of threads that may be tried; with one there is nothing to choose."""
         self.planned = executor.plans  # in force, with the threads that were planned
-        self.budget = Budget()
+        self.budget, self.usage = Budget(), Usage()
         self.others: float | None = None  # cores that other programs keep busy
         self.unsettled = False  # that has changed, and no pass has run since
         self._planner, self._executor = planner, executor
@@ -287,8 +288,9 @@ class InForce:
     def _hear(self, ran: Ran) -> None:
         race = self._races[ran.bucket]
         yard = self._yard.of_pass(ran.bucket, ran.tokens, ran.depth, ran.several)
-        arm = race.now
-        if race.saw(ran.seconds, yard, not ran.warm, perf_counter()):
+        arm, at = race.now, perf_counter()
+        self.usage.hear(ran.bucket, ran.tokens, ran.seconds, at)
+        if race.saw(ran.seconds, yard, not ran.warm, at):
             for other in self._races.values():
                 other.unsure = other.unsure or other is not race
             self._vary(race)

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from hetrun.backend import Backend
 from hetrun.errors import BudgetError, Cancelled, HetrunError, PluginError
-from hetrun.executor.autotune.active_plan import InForce
+from hetrun.executor.autotune.active_plan import FEW, InForce
 from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.autotune.drift import Watcher
 from hetrun.executor.autotune.explorer import CHANGED, Explorer
@@ -41,11 +41,13 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5  # between two looks at what has drifted
 SHARE = 0.01  # of the time goes into trying what is not in use
 PLANNING = 0.02  # of the time goes into planning anew
-UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try
+UNKNOWN_START_S = 2.0  # for loading a backend that was never loaded here: a longer prompt is worth a try...
+UNKNOWN_LONG_S = 2 * UNKNOWN_START_S  # ...and prompts of the last minutes that took so long in all
 MOST_CHANGES = 100  # that are remembered
 AGAIN_S = 5.0  # until it is seen whether others still compute...
 REFINED_S = 300.0  # ...and once everything was measured again
 IDLE_SLICE_S = 0.1  # for comparisons, at each look while the engine is idle
+SPENT_S = 1.0  # in passes, until it is seen once more what would have paid for them
 UNUSED_S = 60.0  # for which copies of weights stay that do not pay now
 SOON_S = 15.0  # since the engine was idle: comparisons wait for the next such moment, which may come soon
 EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
@@ -145,9 +147,8 @@ class Pilot:
         crowded = self._in_force.crowded
         for name in [n for n in self._candidates() if n not in state.started]:
             trying = not crowded and self._weights.may_start(name) and self._worth_a_try(waiting)
-            if trying and (trials := self._measuring.unknown(name)):
-                self._measuring.probe(name, trials, PROBE_S / 4, self.aside)
-                self._executor.forget_threads()
+            if trying:
+                self._try_unknown(name)
         changed = self.replan(f"{waiting} tokens wait", waiting=waiting)
         state.asked = LEAST_WAITING if changed else waiting
 
@@ -172,6 +173,8 @@ class Pilot:
             self.replan(cause, eager=True)
         if idle and now >= state.next_refining:
             self._refine(now)
+        if idle and not self._setup.eager and self._in_force.usage.seconds >= state.next_bringing:
+            self._bring_what_has_paid(now)
         for change in self._in_force.look(now):
             self._note(change)
         if self._in_force.unsettled and self._in_force.budget.left(now) > EXPLORING_S:
@@ -202,6 +205,33 @@ class Pilot:
             self._note(Change(now, why))
             self.replan(why, eager=self._setup.eager, first=True)
         self._give_back()
+
+    def _bring_what_has_paid(self, now: float) -> None:
+        """Copies of weights without which passes of the last minutes have lost more than they cost."""
+        state, usage = self._state, self._in_force.usage
+        tokens = {b: n / state.hesitation for b, n in usage.tokens(now).items() if b not in FEW}
+        for name in [n for n in self._candidates() if n not in state.started]:
+            trying = self._in_force.quiet and self._weights.may_start(name)
+            if trying and self._seconds_of(tokens) > UNKNOWN_LONG_S:
+                self._try_unknown(name)
+        if tokens:
+            self.replan("prompts have taken longer without it", ran=tokens)
+        took = perf_counter() - now
+        state.next_bringing = usage.seconds + max(SPENT_S, took / PLANNING)
+
+    def _seconds_of(self, tokens: Mapping[str, float]) -> float:
+        """What passes take now that have so many tokens in all."""
+        found, ubatch, now = 0.0, self._in_force.planned.ubatch, self._now()
+        for bucket, n in tokens.items():
+            size, depth = self.planner.point(bucket, ubatch, now)
+            found += (self._in_force.predict_pass(size, depth) or 0.0) * n / size
+        return found
+
+    def _try_unknown(self, name: str) -> None:
+        """Measure a backend of which nothing is known yet."""
+        if trials := self._measuring.unknown(name):
+            self._measuring.probe(name, trials, PROBE_S / 4, self.aside)
+            self._executor.forget_threads()
 
     def _explore(self, now: float, idle: bool) -> None:
         """Some of a comparison, if trying has not cost too much in the last minute."""
@@ -283,7 +313,7 @@ class Pilot:
     def _candidates(self) -> list[str]:
         return [n for n in self._setup.candidates if n not in self._state.refused]
 
-    def _now(self, waiting: int = 0, eager: bool = False) -> Now:
+    def _now(self, waiting: int = 0, eager: bool = False, ran: Mapping[str, float] | None = None) -> Now:
         state, recent = self._state, self._executor.recent
         return Now(
             self._setup.room,
@@ -297,13 +327,22 @@ class Pilot:
             state.parts,
             self._kv.used_bytes,
             {name: own.room for name, own in self._weights.own.items()},
+            ran or {},
         )
 
-    def replan(self, cause: str, waiting: int = 0, eager: bool = False, first: bool = False) -> bool:
+    def replan(
+        self,
+        cause: str,
+        waiting: int = 0,
+        eager: bool = False,
+        first: bool = False,
+        ran: Mapping[str, float] | None = None,
+    ) -> bool:
         """Ask the planner; whether another plan is in force or on trial now. The `first` is in force at once,
-        unless it rests on rough times."""
+        unless it rests on rough times. `ran`: tokens for which copies may be brought in that would have
+        paid."""
         self._in_force.tell_planner()
-        now = self._now(waiting, eager)
+        now = self._now(waiting, eager, ran)
         self.planner.candidates = tuple(self._candidates())
         plans = within(self._in_force.planned, self._weights.own)
         proposal = self.planner.propose(plans, now)
@@ -367,6 +406,8 @@ class Pilot:
             names = ", ".join(sorted({name for _, name in idle}))
             mib = self.planner.sizes.moved(idle) / 2**20
             self._drop(idle)
+            self._in_force.usage.clear()
+            self._state.hesitation *= 2
             why = f"{mib:.0f} MiB of weights for {names} do not pay"
             self._note(Change(perf_counter(), why, "given back"))
 

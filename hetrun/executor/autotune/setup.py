@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetrun.backend import Backend, Precision
 from hetrun.executor.loading.device_memory import Own
 from hetrun.graph import Graph
 from hetrun.planner.costmodel import Forecast
-from hetrun.planner.online import Now, OnlinePlanner
+from hetrun.planner.online import Now, OnlinePlanner, Proposal
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
 
@@ -24,7 +24,7 @@ class Setup:
     threads: tuple[int, ...]  # ascending
     room: int  # bytes for weights, and for what backends hold besides
     context: int
-    eager: bool  # bring in whatever pays in the long run, before the first request
+    eager: bool  # bring in whatever pays in the long run, before the first request; else once it has paid
     memory: Path | None  # where times are kept
     precision: Precision = "exact"
     wide: tuple[int, ...] = ()  # of the threads those that keep all cores busy; empty: only the most do
@@ -49,9 +49,24 @@ def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:
 
 
 def planned(planner: OnlinePlanner, plans: PlanSet, setup: Setup) -> PlanSet:
-    """What a model that brings in all that pays would be run by, as far as times are known already."""
+    """What a model would be run by, as far as times are known already, and what could come later."""
     home = home_of(planner, setup)
     own_room = {name: own.room for name, own in setup.own.items()}
-    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=True, own_room=own_room)
+    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=setup.eager, own_room=own_room)
     proposal = planner.propose(plans, now)
-    return proposal.plans if proposal else planner.annotate(plans, now)
+    found = proposal.plans if proposal else planner.annotate(plans, now)
+    if setup.eager:
+        return found
+    later = planner.propose(found, replace(now, eager=True))
+    return replace(found, notes=(*found.notes, *_may_come(later))) if later and later.bring else found
+
+
+def _may_come(later: Proposal) -> Iterator[str]:
+    """What would pay in the long run, for each backend."""
+    bill = later.plans.memory
+    for name in sorted({name for _, name in later.bring}):
+        size = bill.get(f"copies for {name}", 0) + bill.get(f"{name} itself", 0)
+        yield (
+            f"{size / 2**20:.0f} MiB for {name} may come later, once prompts have lost more time without it "
+            f"than it takes to bring it in: {later.reason}"
+        )
