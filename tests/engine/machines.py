@@ -47,6 +47,7 @@ OP_S, TOKEN_S, CALL_S = 1.5e-4, 4e-5, 1e-5  # of the first backend with one thre
 PROMPTS = (24, 60, 240, 500, 900)
 ANSWER = 10  # tokens
 HELD_UP_S = 0.02  # at a time
+TICK_S = 1e-9  # no two changes are closer
 REQUESTS = 100
 READING_S = 1.0  # between two of them, and no part of what they take
 RUN_S = 600.0  # for which programs and bursts are made up; a run that takes longer sees none of them
@@ -154,9 +155,12 @@ class World:
     free: float = 0.0  # when the device that works by itself is done
     stands: float | None = None  # the moment of the machine's day at which it stands still
     luck: float | None = None  # of the pass that runs; None: it is none that anybody waits for
+    edges: Sequence[float] = ()  # of programs and bursts
 
     def __post_init__(self) -> None:
         self.chance.seed(self.machine.seed)
+        happens = (*self.machine.programs, *self.machine.bursts)
+        self.edges = sorted({x for begun, end, _ in happens for x in (begun, end)})
 
     def __call__(self) -> float:
         return self.now
@@ -180,18 +184,36 @@ class World:
         self.now += self._takes(name, ops, tokens, threads)
 
     def _takes(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> float:
-        seconds = self.seconds(name, ops, tokens, 1 if name == DEVICE else threads)
-        kind = self.machine.kinds[name]
+        kind, threads = self.machine.kinds[name], 0 if name == DEVICE else threads
+        seconds = self.alone(name, ops, tokens, threads)
         seconds *= kind.first if self.at < 0 else 1.0
         unlucky = self.chance.expovariate(1) if self.luck is None else self.luck
         # Others hold up for milliseconds at a time: a long run has its share of that, a short one may not.
         unlucky = 1 + (unlucky - 1) / math.sqrt(max(1.0, seconds / HELD_UP_S))
         seconds *= 1 + self._noise() * unlucky
         seconds *= 1 if self.luck is None else kind.together
-        return seconds * self._burst()
+        return self._beside_others(kind, seconds, threads)
 
-    def seconds(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> float:
-        """The same without chance."""
+    def _beside_others(self, kind: Kind, seconds: float, threads: int) -> float:
+        """How long work takes of so many seconds alone: each part of it as the machine is by then."""
+        at, took = self.at, 0.0
+        while seconds:
+            slower = self._slower(kind, at + took, threads)
+            until = max(took + TICK_S, self._next_change(at + took) - at) if self.stands is None else math.inf
+            part = min(seconds, (until - took) / slower)
+            took = took + part * slower if part == seconds else until
+            seconds -= part
+        return took
+
+    def _slower(self, kind: Kind, at: float, threads: int) -> float:
+        """How many times longer work takes at some moment, for what else the machine does. A device that works
+        by itself has no threads, and shares no cores."""
+        crowding = max(1.0, (self._others_at(max(0.0, at)) + threads) / CORES) if threads else 1.0
+        collapse = 1 + kind.collapse if threads > 1 and crowding > 1 else 1.0
+        return crowding * collapse * self._burst(at)
+
+    def alone(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> float:
+        """The same without chance, where nothing else runs."""
         kind = self.machine.kinds[name]
         key = name, len(ops), ops[0][0].scope, ops[0][1], ops[-1][1]
         total = self.known.get(key)
@@ -204,9 +226,7 @@ class World:
             total /= 1 + kind.second * (1.0 if tokens > 16 else 0.3)
         if name == DEVICE:
             return total + 2 * self.machine.crossing * tokens
-        total *= 1 + kind.warm * (1 - math.exp(-max(0.0, self.at) / 60))
-        crowding = self._crowding(threads)
-        return total * crowding * (1 + kind.collapse if threads > 1 and crowding > 1 else 1.0)
+        return total * (1 + kind.warm * (1 - math.exp(-max(0.0, self.at) / 60)))
 
     def others(self) -> float:
         """Cores that other programs want."""
@@ -221,17 +241,18 @@ class World:
             self.crowds = found = (edges[i - 1] if i else -1e18, edges[i] if i < len(edges) else 1e18, cores)
         return found[2]
 
-    def _crowding(self, threads: int) -> float:
-        return max(1.0, (self.others() + threads) / CORES)
-
     def _noise(self) -> float:
         return self.machine.noise * (4 if self.others() else 1)
 
-    def _burst(self) -> float:
-        at = self.at
+    def _burst(self, at: float) -> float:
         i = bisect(self.machine.bursts, (at, 1e18))
         begun, end, slow = self.machine.bursts[i - 1] if i else (0.0, 0.0, 1.0)
         return slow if begun <= at < end else 1.0
+
+    def _next_change(self, at: float) -> float:
+        """When a program or a burst begins or ends the next time."""
+        i = bisect(self.edges, at)
+        return self.edges[i] if i < len(self.edges) else math.inf
 
 
 class Device(Simulated):

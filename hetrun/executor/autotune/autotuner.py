@@ -122,12 +122,13 @@ class Pilot:
         if why := self._in_force.tried(tried):
             self._note(Change(perf_counter(), why))
 
-    def _settle_threads(self) -> None:
+    def _settle_threads(self, idle: bool = False) -> None:
         """See with how many threads work is fastest now, before somebody waits for a pass."""
         start = perf_counter()
         if tried := self._measuring.threads(self._in_force.crowded):
             self._take_threads(tried)
-        self._in_force.budget.book(perf_counter(), perf_counter() - start)
+        if not idle:
+            self._in_force.budget.book(perf_counter(), perf_counter() - start)
 
     # --- between steps
 
@@ -177,8 +178,8 @@ class Pilot:
             self._bring_what_has_paid(now)
         for change in self._in_force.look(now):
             self._note(change)
-        if self._in_force.unsettled and self._in_force.budget.left(now) > EXPLORING_S:
-            self._settle_threads()
+        if self._in_force.unsettled and (idle or self._in_force.budget.left(now) > EXPLORING_S):
+            self._settle_threads(idle)
         if now >= state.next_trial:
             self._explore(now, idle)
         if now < state.next_look:
