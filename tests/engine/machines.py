@@ -206,7 +206,7 @@ class World:
         return took
 
     def _slower(self, kind: Kind, at: float, threads: int) -> float:
-        """How many times longer work takes at some moment, for what else the machine does. A device that works
+        """How many times longer work takes at some moment, for what else happens. A device that works
         by itself has no threads, and shares no cores."""
         crowding = max(1.0, (self._others_at(max(0.0, at)) + threads) / CORES) if threads else 1.0
         collapse = 1 + kind.collapse if threads > 1 and crowding > 1 else 1.0

@@ -30,6 +30,7 @@ RENEWED = 4  # looks for which the yardstick is good: it takes half a millisecon
 BELIEVED = 20  # passes: where nobody says what others do, so many tell how it is now
 SURPRISE = 0.1  # a logarithm: so far off is a prediction that plans should not rest on any more
 CLEARLY = 0.9  # of the time of the same work: with so many threads it is faster, for sure
+CLEARLY_BLIND = 0.6  # the same where nobody knows whether anything has changed: passes tell more
 BLIND_S = 30.0  # where nobody says what others do: so long what threads take is believed
 FEW = BUCKETS[:4]  # whose passes mostly wait for memory; in the others cores compute
 
@@ -53,7 +54,7 @@ class InForce:
         self.planned = executor.plans  # in force, with the threads that were planned
         self.budget, self.usage = Budget(), Usage()
         self.others: float | None = None  # cores that other programs keep busy
-        self.unsettled = False  # that has changed, and no pass has run since
+        self.unsettled = False  # that has changed, or may have, and nothing has shown what that means
         self._planner, self._executor = planner, executor
         self._counts, self._look, self._cores = tuple(counts), look, cores
         self._graph, self._alone = graph, dict[str, Mapping[str, Plan]]()
@@ -219,13 +220,14 @@ class InForce:
         fastest = min(seconds, key=lambda n: seconds[n])
         self._surveyed = perf_counter()
         self._by_threads = {n: log(took) for n, took in seconds.items()}
+        clearly = CLEARLY if self.others is not None else CLEARLY_BLIND
         for race in self._races.values():
             places, before = places_of(race.standing.plan), race.standing.plan.threads
             if before not in seconds:
                 continue
             self._vary(race)
             # Where it makes next to no difference, passes decide.
-            best = fastest if seconds[fastest] < CLEARLY * seconds[before] else before
+            best = fastest if seconds[fastest] < clearly * seconds[before] else before
             race.replace_standing((places, best), log(seconds[best] / seconds[before]))
             for n in seconds.keys() - {best}:
                 ratio = log(seconds[n] / seconds[best])
@@ -297,7 +299,7 @@ class InForce:
         if self._tells(arm):
             ran.learn()
         self._due.add(ran.bucket)
-        self.unsettled = False
+        self.unsettled = self.unsettled and self.others is None  # passes show what others do, but for that
 
     def _tells(self, arm: Arm) -> bool:
         """Whether what just ran says what work takes where nobody else computes."""
@@ -328,9 +330,7 @@ class InForce:
         for race in self._races.values():
             race.blind, race.crowded = self.others is None, self.crowded
         if self.others is None:
-            if at > self._surveyed + BLIND_S:
-                self._by_threads.clear()
-                self._surveyed, self.unsettled = at, True
+            self.unsettled = self.unsettled or at > self._surveyed + BLIND_S
             return
         if self._begun:  # threads were tried in the same crowd, a moment ago
             self._begun, self._reference = False, self.others

@@ -95,7 +95,7 @@ class Pilot:
         )
         self._watcher = Watcher(self.planner, forecast)
         self._explorer = Explorer(
-            self.planner, executor, self.prober, forecast, store, backends, setup.context
+            *(self.planner, executor, self.prober, forecast, store, backends, setup.context, setup.room)
         )
 
     @property

@@ -21,6 +21,7 @@ from hetrun.planner.trials import Trial
 SURE = 0.1  # how far off, relative, what was measured in quiet is believed to be
 CHANGED = 0.1  # a logarithm: more is news
 LEAST_SPREAD = 0.05  # of a comparison: parts of a pass are no pass
+LARGEST_LENT = 64 << 20  # bytes of weights that are brought in for a comparison: some 50 ms
 LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
 LONGEST_S = 0.04  # of one run: somebody waits for the next token meanwhile, so larger passes are cut...
 IDLE_LONGEST_S = 0.2  # ...and of an idle engine, which a request may reach meanwhile
@@ -54,9 +55,11 @@ class Explorer:
         store: WeightStore,
         backends: Mapping[str, Backend],
         context: int,
+        room: int,
     ) -> None:
+        """`room`: bytes for weights, and for what backends hold besides."""
         self._planner, self._executor, self._prober = planner, executor, prober
-        self._store, self._backends, self._context = store, backends, context
+        self._store, self._backends, self._context, self._room = store, backends, context, room
         self._forecast = forecast
         self._turn, self._longest = 0, LONGEST_S
         self._tried: dict[tuple[str, str], int] = {}  # form and backend -> the turn of its last comparison
@@ -67,7 +70,7 @@ class Explorer:
         an estimate was off, as a logarithm (infinite: there was none). None: it goes on the next time."""
         self._longest = IDLE_LONGEST_S if idle else LONGEST_S
         if self._open is None:
-            pair = self._choose(now, allowed)
+            pair = self._choose(now, allowed, idle)
             if pair is None:
                 return 0.0
             if pair[0] is pair[1]:
@@ -90,11 +93,10 @@ class Explorer:
         """End a comparison that goes on: its graphs and sequences are given back."""
         if self._open:
             self._open.slices.close()
-            if self._backends[self.trying].asynchronous:
-                self._prober.give_back(self.trying)  # a device's memory is for what plans need
+            self._prober.give_back(self.trying)  # memory is for what plans need
             self._open = None
 
-    def _choose(self, now: Now, allowed: Collection[str]) -> tuple[Trial, Trial] | None:
+    def _choose(self, now: Now, allowed: Collection[str], idle: bool) -> tuple[Trial, Trial] | None:
         """What is tried next, beside what runs now; None if nothing can be."""
         recent = self._executor.recent
         bucket = max(BUCKETS, key=lambda b: recent[b].seconds)
@@ -107,13 +109,13 @@ class Explorer:
         plans = self._executor.plans
         plan = plans.plans[bucket]
         tokens, depth = self._planner.point(bucket, plans.ubatch, now)
-        found = self._alternatives(plan, tokens, depth, allowed)
+        found = self._alternatives(plan, tokens, depth, allowed, idle)
         if found:
             unit, used, name = self._next(found)
             pair = self._trial(unit, used, plan, tokens, depth), self._trial(unit, name, plan, tokens, depth)
         pairs = [pair] if found else []
         more = self._planner.other_trials(plan, min(depth, self._context - 1))
-        pairs += [(t, t) for t in more if t.backend in allowed and self._holds(t.backend, t.ops[0])]
+        pairs += [(t, t) for t in more if t.backend in allowed and self._has(t.backend, t.ops[0], idle)]
         if not pairs:
             return None
         self._turn += 1
@@ -199,7 +201,7 @@ class Explorer:
         return off
 
     def _alternatives(
-        self, plan: Plan, tokens: int, depth: float, allowed: Collection[str]
+        self, plan: Plan, tokens: int, depth: float, allowed: Collection[str], idle: bool
     ) -> Mapping[Place, float]:
         """What takes a good part of a bucket's passes, and how many seconds; if there is anything of which
         nothing is known, only that."""
@@ -216,7 +218,7 @@ class Explorer:
             (unit, used, name): times[form]
             for form, (unit, used) in first.items()
             for name in allowed
-            if name != used and name in costs.able[unit] and self._holds(name, costs.units[unit].ops)
+            if name != used and name in costs.able[unit] and self._has(name, costs.units[unit].ops, idle)
         }
         unknown = {
             (unit, used, name): 1.0
@@ -226,7 +228,12 @@ class Explorer:
         least = LARGE * sum(times.values())
         return unknown or {place: seconds for place, seconds in found.items() if seconds > least}
 
-    def _holds(self, name: str, ops: Sequence[Op]) -> bool:
-        """Whether the weights are there; a device gets them for a trial, and gives them back."""
+    def _has(self, name: str, ops: Sequence[Op], idle: bool) -> bool:
+        """Whether the weights are there, or may come for a trial and go again: to a device, or to a backend
+        that a wrong measurement keeps out of all plans, while nobody waits."""
         backend = self._backends[name]
-        return backend.asynchronous or self._store.holds(name, backend.wants(ops))
+        wanted = backend.wants(ops)
+        if backend.asynchronous or self._store.holds(name, wanted):
+            return True
+        size = backend.resident_bytes(wanted)
+        return idle and size <= min(LARGEST_LENT, self._room - self._store.resident_bytes)

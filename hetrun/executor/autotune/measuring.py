@@ -160,8 +160,7 @@ class Measuring:
                 raise
             self._refuse(name, e)
         finally:
-            if self._backends[name].asynchronous:
-                self._prober.give_back(name)  # a device's memory is for what plans need
+            self._prober.give_back(name)  # memory is for what plans need
         return perf_counter() - start
 
     def _complete(self, trials: Sequence[Trial], rough: float = 0.0) -> None:
@@ -229,7 +228,11 @@ class Measuring:
                 self.probe(t.backend, [t], PROBE_BUSY_S, lambda part: None)
 
     def _compare(self, trials: Sequence[Trial]) -> None:
-        found = compared(self._prober, trials, True, ROUNDS)
+        try:
+            found = compared(self._prober, trials, True, ROUNDS)
+        finally:
+            for name in {t.backend for t in trials}:
+                self._prober.give_back(name)
         for trial, (seconds, _) in zip(trials, found, strict=True):
             self._forecast.learn(trial.work, *trial.size, seconds, HASTY_DOUBT)
 
