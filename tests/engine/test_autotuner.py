@@ -265,6 +265,7 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
             pilot, assured = pilot_of(loaded), loaded.model
             assert isinstance(assured, PlannedModel)
             units = enumerate(pilot.planner.units)
+            pilot._end_comparison()
             pilot._weights.bring(frozenset((i, "plugin") for i, u in units if u.scope.startswith("blk.1")))
             placed = Placement("", "llamacpp", "a test"), Placement("blk.1", "plugin", "a test")
             plans = make_plans(assured.graph, {b: (1, placed) for b in BUCKETS})
@@ -276,7 +277,7 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
         found = []
         for event in llm.stream(prompt, SamplingParams(max_tokens=12, temperature=0)):
             found += [event.token] if event.token is not None else []
-            Plugin.fails = len(found) > 4
+            Plugin.fails = bool(found)  # before passes could show that it is the slower one
         assert found == right
         reasons = llm.call(lambda loaded: [change.reason for change in pilot_of(loaded).changes])
         assert any("plugin failed" in why for why in reasons)

@@ -109,7 +109,7 @@ def test_what_becomes_slow_is_left(model: Path, clock: Clock) -> None:
     assert fly(model, clock, 19, speed).users("") == {"one"}
     after = fly(model, clock, 25, speed)
     assert after.users("") == {"two"}
-    assert "on two stays in force" in after.kept[0][1]
+    assert "two stays in force" in after.kept[0][1]
     assert after.kept[0][0] < 25, "and soon"
 
 
@@ -324,3 +324,39 @@ def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, l
         late.speed = lambda at, name, segment: 0.1 if name == "one" else 2.0
         assert llm.call(lambda loaded: read_prompts(loaded, 256, 100, late)) == {"one"}
         assert llm.call(hesitation) >= 2.0
+
+
+def test_what_was_measured_wrongly_and_is_not_held_is_found_all_the_same(model: Path, clock: Clock) -> None:
+    """A backend without weights is lent those of a unit for a comparison, and only while nobody waits."""
+    clock.began = 1e9
+
+    def speed(at: float, name: str, segment: Segment) -> float:
+        return SHORT * (1.0 if name == "one" else 0.5 if at else 3.0)
+
+    def weights(loaded: Loaded) -> bool:
+        model = loaded.model
+        assert isinstance(model, PlannedModel)
+        assert model.pilot is not None
+        two = model.backends["two"]
+        return any(model._store.holds("two", two.wants(unit.ops)) for unit in model.pilot.planner.units[1:-1])
+
+    def work(loaded: Loaded) -> None:
+        model, held = loaded.model, []
+        assert not weights(loaded), "measured, and given back"
+        clock.began = clock.now
+        for _ in range(400):
+            seq = model.alloc()
+            model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
+            model.free(seq)
+            model.tend()
+            held.append(weights(loaded))
+            clock.now += 0.1
+            model.tend(idle=True)
+        assert held[-1]
+        layers = [name for scope, name in model.plans.plan(1).places if scope.startswith("blk")]
+        assert layers == ["two"]
+        assert not held[0]
+
+    clock.speed = speed
+    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+        llm.call(work)

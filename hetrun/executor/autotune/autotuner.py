@@ -200,7 +200,9 @@ class Pilot:
         """Measure again, in quiet, what was measured beside others; give back what nobody uses."""
         self._state.next_refining = now + AGAIN_S
         names = [n for n in self._candidates() if n in self._state.started]
-        if self._measuring.refine(names, self.aside):
+        if self._measuring.due(names):
+            self._end_comparison()
+            self._measuring.refine(names, self.aside)
             self._state.next_refining = now + REFINED_S
             why = "measured again without other programs"
             self._note(Change(now, why))
@@ -231,6 +233,7 @@ class Pilot:
     def _try_unknown(self, name: str) -> None:
         """Measure a backend of which nothing is known yet."""
         if trials := self._measuring.unknown(name):
+            self._end_comparison()
             self._measuring.probe(name, trials, PROBE_S / 4, self.aside)
             self._executor.forget_threads()
 
@@ -261,6 +264,10 @@ class Pilot:
         elif abs(news) > CHANGED:
             self._in_force.refresh()
             state.news = "a comparison with what is not in use"
+
+    def _end_comparison(self) -> None:
+        """Before weights come or go: it may have been lent some of them."""
+        self._explorer.close()
 
     def _try_another(self, idle: bool) -> float | None:
         """Compare something that is in use with something that is not, a slice of time; in the end, how far
@@ -353,6 +360,8 @@ class Pilot:
             self._watcher.watch(self._in_force.planned, now, self._candidates())
             return False
         try:
+            if proposal.bring or proposal.parts - now.parts:
+                self._end_comparison()
             self._weights.bring(proposal.bring)
             self._weights.bring_parts(proposal.parts)
         except Cancelled:
@@ -387,6 +396,7 @@ class Pilot:
     def _drop(self, copies: frozenset[Copy]) -> None:
         """Give the memory of copies back, and forget the plans that need them."""
         if copies:
+            self._end_comparison()
             self._weights.drop(copies)
             self._in_force.remove(lambda plan: bool(self.planner.copies_of(plan) & copies))
 

@@ -93,15 +93,16 @@ class Measuring:
         known = [self._known(t) for t in trials]
         return [] if all(known) or self._rough([name]) else trials
 
-    def refine(self, names: Sequence[str], tell: Progress) -> bool:
-        """Measure what was measured beside other programs, if nobody computes any more; whether it was."""
-        if not self._rough(names) or self._disturbed():
-            return False
+    def due(self, names: Sequence[str]) -> bool:
+        """Whether something was measured beside other programs, and nobody computes any more."""
+        return self._rough(names) and not self._disturbed()
+
+    def refine(self, names: Sequence[str], tell: Progress) -> None:
+        """Measure it again."""
         for name in names:
             self.probe(name, self._trials(name), PROBE_S / 4 / len(names), tell)
         self._forecast.forget_rough(names)
         self._executor.forget_threads()
-        return True
 
     def _rough(self, names: Iterable[str]) -> bool:
         """Whether anything that is known of backends was measured beside other programs."""
