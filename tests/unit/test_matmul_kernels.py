@@ -247,11 +247,14 @@ def test_bits_depend_on_nothing_but_the_row(
 
 
 @pytest.mark.parametrize("level", LEVELS[1:])
-def test_many_rows_are_taken_in_tiles(level: int) -> None:
-    w, x = weight("Q4_0", 48, 2048), activations(203, 2048)
-    several = computed(w, x, level, threads=2)
-    for i in (0, 7, 79, 80, 81, 150, 202):
-        assert same(several[i : i + 1], computed(w, x[i : i + 1], level))
+@pytest.mark.parametrize("activation", [PLAIN, SWIGLU])
+@pytest.mark.parametrize("name", SCALES)
+def test_many_rows_are_taken_in_tiles(name: str, activation: int, level: int) -> None:
+    """And weights unpacked for some of them at once, a part of the columns at a time."""
+    w, x, fused = weight(name, 64, 2048), activations(203, 2048), Fused(activation=activation)
+    several = computed(w, x, level, threads=2, fused=fused)
+    for i in (0, 7, 63, 64, 79, 80, 81, 144, 150, 202):
+        assert same(several[i : i + 1], computed(w, x[i : i + 1], level, fused=fused))
     assert library().scratch(203, 2048) < 1 << 20
 
 

@@ -7,7 +7,21 @@
 #define LANES 8
 #define BATCH 4 /* rows of activations at once: their sums stay in registers */
 #define SMALL 0
+#undef MANY
+#undef AT_A_TIME
+#define MANY 8 /* rows of activations from which on weights are unpacked for all of them */
+#define AT_A_TIME 2 /* vectors of rows of a weight that share an activation once it is broadcast */
 #define UNROLLED UNROLL
+
+/* For all that compilers know memory has changed here. Otherwise they read the activations of a whole block
+   before its first word, run out of registers, and keep most of them on the stack. */
+#undef READ_LATER
+#undef READ_WORD_LATER
+#define READ_LATER(when) __asm__ volatile("" : : : "memory")
+#define READ_WORD_LATER() READ_LATER(1)
+/* Nor may they make all products of a block first, and add them up in another order. */
+#undef ADD_NOW
+#define ADD_NOW(sum) __asm__("" : "+x"(sum))
 
 typedef float NAME(vf) __attribute__((vector_size(32)));
 typedef int32_t NAME(vi) __attribute__((vector_size(32)));
@@ -57,8 +71,11 @@ INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const 
     }
     __m256i pairs = _mm256_maddubs_epi16(w, columns);
     if (type == TYPE_Q8_0 || type == TYPE_Q6_K)
-        return (NAME(vi))_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    return (NAME(vi))_mm256_add_epi16((__m256i)sum, pairs);
+        pairs = _mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    else
+        pairs = _mm256_add_epi16((__m256i)sum, pairs);
+    ADD_NOW(pairs);
+    return (NAME(vi))pairs;
 }
 
 INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
@@ -66,6 +83,22 @@ INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
     return (NAME(vi))_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)) + start;
 }
 #endif
+
+/* Eight more columns: of 6 bits two products fit into 16 bits, so they are added up there. */
+INLINE NAME(vi) NAME(add_two)(const int type, NAME(vi) sum, const NAME(vu) weights[2], const int8_t *x,
+                              const int k) {
+#if VNNI
+    return NAME(add)(type, NAME(add)(type, sum, weights[0], x, k), weights[1], x, k + 1);
+#else
+    (void)type;
+    __m256i first = _mm256_maddubs_epi16((__m256i)weights[0], _mm256_set1_epi32(word_at(x + 4 * k)));
+    __m256i second = _mm256_maddubs_epi16((__m256i)weights[1], _mm256_set1_epi32(word_at(x + 4 * k + 4)));
+    __m256i both = _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1));
+    both = _mm256_add_epi32((__m256i)sum, both);
+    ADD_NOW(both);
+    return (NAME(vi))both;
+#endif
+}
 
 /* The greater of each two, the greatest of all lanes, and their sum. */
 INLINE NAME(vi) NAME(greater)(NAME(vi) a, NAME(vi) b) {

@@ -7,7 +7,14 @@
 #define LANES 16
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
 #define SMALL 0
+#undef MANY
+#define MANY 0
 #define UNROLLED UNROLL
+
+#undef READ_LATER
+#undef READ_WORD_LATER
+#define READ_LATER(when)
+#define READ_WORD_LATER()
 
 typedef float NAME(vf) __attribute__((vector_size(64)));
 typedef int32_t NAME(vi) __attribute__((vector_size(64)));

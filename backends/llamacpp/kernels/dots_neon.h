@@ -7,6 +7,8 @@
 #define LANES 4
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
 #define SMALL 0
+#undef MANY
+#define MANY 0
 #define UNROLLED UNROLL
 
 /* For all that compilers know memory has changed here. Otherwise they read what four parts of a step have in

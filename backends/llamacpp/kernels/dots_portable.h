@@ -7,6 +7,8 @@
 #define LANES 4
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
 #define SMALL 1 /* code: one for any number of rows of activations */
+#undef MANY
+#define MANY 0
 #define UNROLLED
 
 typedef float NAME(vf) __attribute__((vector_size(16)));

@@ -30,6 +30,14 @@ INLINE struct form form_of(int64_t type) {
     }
 }
 
+/* Blocks of 32 columns in a step, and whether something is added to each weight. */
+INLINE int blocks_of(int64_t type) {
+    const struct form f = form_of(type);
+    return f.block * f.blocks / 32;
+}
+
+INLINE int has_low(int type) { return type == TYPE_Q4_1 || type == TYPE_Q4_K; }
+
 /* Where words of a step begin. */
 INLINE int64_t head(struct form f) { return (f.halves * f.blocks * 32 + 63) / 64 * 64; }
 

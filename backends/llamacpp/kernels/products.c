@@ -63,7 +63,13 @@ INLINE void ask(int type, const uint8_t *x) {
 #define PAUSE() ((void)0)
 #endif
 
-#define READ_LATER(when) /* for compilers that read too early (dots_neon.h) */
+#define READ_LATER(when) /* for compilers that read too early (dots_neon.h, dots_avx2.h) */
+#define READ_WORD_LATER()
+
+enum {
+    RUN = 64,  /* rows of activations that weights are unpacked for at once, where that is worth it */
+    READY = 16 /* blocks of a group of weights that are unpacked at once: 11 KiB */
+};
 
 typedef void multiplier(int64_t n, float *out, const uint8_t *weights, const uint8_t *others,
                         const struct rounded *x, int64_t cols);

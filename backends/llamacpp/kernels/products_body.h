@@ -200,6 +200,7 @@ INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, 
     READ_LATER(n > 4);
     UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[0]);
     UNROLLED for (int k = 0; k < 8; k++) {
+        READ_WORD_LATER();
         vu w = NAME(word)(type, words, b, k);
         UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x, k);
     }
@@ -216,6 +217,7 @@ INLINE void NAME(dot_half)(const int type, const int n, const int b, const int h
     READ_LATER(n > 4);
     UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[half]);
     UNROLLED for (int k = 4 * half; k < 4 * half + 4; k++) {
+        READ_WORD_LATER();
         vu w = NAME(word)(type, words, b, k);
         UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x, k);
     }
@@ -246,41 +248,56 @@ INLINE void NAME(ask)(const int type, const uint8_t *mine, const int b, const in
         ask(type, mine + 64 * turns * i);
 }
 
-INLINE void NAME(step_simple)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
-                              const struct rounded *x, const uint8_t *mine) {
-    UNROLLED for (int b = 0; b < 2; b++) {
-        NAME(ask)(type, mine, b, 2);
-        vf low, scale = NAME(from_half)(step + 32 * b);
-        if (type == TYPE_Q4_1) low = NAME(from_half)(step + 64 + 32 * b);
-        NAME(add_block)(type, n, b, sums, words, x + b * n, scale, type == TYPE_Q4_1 ? &low : NULL);
-    }
-}
+/* What a part of a step multiplies the dot products of its blocks by, and what it adds. */
+struct NAME(factors) {
+    vf scale, other, low;     /* of a block; of its second half; what is added to each weight */
+    vf scales, minimum;       /* of K types: of all blocks */
+    vu bytes[2], minima[2];   /* six bits each */
+};
 
-/* Scales and minima of 8 blocks have six bits each: words 0 and 1 hold those of the first four and the upper
-   bits of the others, word 2 the others' lower bits. */
-INLINE void NAME(step_q4_k)(const int n, vf *sums, const uint8_t *step, const uint8_t *words,
-                            const struct rounded *x, const uint8_t *mine) {
-    vf scale = NAME(from_half)(step), minimum = -NAME(from_half)(step + 32);
+INLINE struct NAME(factors) NAME(factors_of)(const int type, const uint8_t *step, const uint8_t *words) {
+    struct NAME(factors) f = {0};
+    if (type == TYPE_Q4_K || type == TYPE_Q6_K) f.scales = NAME(from_half)(step);
+    if (type != TYPE_Q4_K) return f;
+    /* Words 0 and 1 hold scales and minima of the first four blocks and the upper bits of the others, word 2 the
+       others' lower bits. */
+    f.minimum = -NAME(from_half)(step + 32);
     vu first = NAME(line)(words, 0), second = NAME(line)(words, 1), lower = NAME(line)(words, 2);
-    vu scales[2] = {first & 0x3f3f3f3f, (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030)};
-    vu minima[2] = {second & 0x3f3f3f3f, ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030)};
-    UNROLLED for (int b = 0; b < 8; b++) {
-        NAME(ask)(TYPE_Q4_K, mine, b, 8);
-        vf low = minimum * NAME(byte)(minima[b / 4], b % 4);
-        vf s = scale * NAME(byte)(scales[b / 4], b % 4);
-        NAME(add_block)(TYPE_Q4_K, n, b, sums, words, x + b * n, s, &low);
+    f.bytes[0] = first & 0x3f3f3f3f;
+    f.bytes[1] = (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030);
+    f.minima[0] = second & 0x3f3f3f3f;
+    f.minima[1] = ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030);
+    return f;
+}
+
+/* The same of block b. */
+INLINE void NAME(factors_at)(const int type, struct NAME(factors) *f, const uint8_t *step, const uint8_t *words,
+                             const int b) {
+    if (type == TYPE_Q4_K) {
+        f->low = f->minimum * NAME(byte)(f->minima[b / 4], b % 4);
+        f->scale = f->scales * NAME(byte)(f->bytes[b / 4], b % 4);
+    } else if (type == TYPE_Q6_K) {
+        vu scales = NAME(line)(words, line_of(TYPE_Q6_K, 48 + b / 2));
+        f->scale = f->scales * NAME(signed_byte)(scales, 2 * b % 4);
+        f->other = f->scales * NAME(signed_byte)(scales, 2 * b % 4 + 1);
+    } else {
+        f->scale = NAME(from_half)(step + 32 * b);
+        if (type == TYPE_Q4_1) f->low = NAME(from_half)(step + 64 + 32 * b);
     }
 }
 
-INLINE void NAME(step_q6_k)(const int n, vf *sums, const uint8_t *step, const uint8_t *words,
-                            const struct rounded *x, const uint8_t *mine) {
-    vf scale = NAME(from_half)(step);
-    UNROLLED for (int b = 0; b < 8; b++) {
-        NAME(ask)(TYPE_Q6_K, mine, b, 8);
-        vu scales = NAME(line)(words, line_of(TYPE_Q6_K, 48 + b / 2));
-        vf s = scale * NAME(signed_byte)(scales, 2 * b % 4);
-        NAME(add_halves)(TYPE_Q6_K, n, b, sums, words, x + b * n, s,
-                         scale * NAME(signed_byte)(scales, 2 * b % 4 + 1));
+/* A part of a step times n rows of activations. */
+INLINE void NAME(part)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
+                       const struct rounded *x, const uint8_t *mine) {
+    const int blocks = blocks_of(type);
+    struct NAME(factors) f = NAME(factors_of)(type, step, words);
+    UNROLLED for (int b = 0; b < blocks; b++) {
+        NAME(ask)(type, mine, b, blocks);
+        NAME(factors_at)(type, &f, step, words, b);
+        if (type == TYPE_Q6_K)
+            NAME(add_halves)(type, n, b, sums, words, x + b * n, f.scale, f.other);
+        else
+            NAME(add_block)(type, n, b, sums, words, x + b * n, f.scale, has_low(type) ? &f.low : NULL);
     }
 }
 
@@ -292,12 +309,7 @@ INLINE void NAME(step)(const int type, const int n, vf sums[16 / LANES][BATCH], 
         READ_LATER(1);
         const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
         const uint8_t *mine = weights + part * 64;
-        if (type == TYPE_Q4_K)
-            NAME(step_q4_k)(n, sums[part], step, words, x, mine);
-        else if (type == TYPE_Q6_K)
-            NAME(step_q6_k)(n, sums[part], step, words, x, mine);
-        else
-            NAME(step_simple)(type, n, sums[part], step, words, x, mine);
+        NAME(part)(type, n, sums[part], step, words, x, mine);
     }
 }
 
@@ -400,6 +412,145 @@ INLINE struct NAME(rows) NAME(rows_of)(const struct product *p, int64_t group) {
     return (struct NAME(rows)){first, p->activation == PLAIN ? NULL : first + columns_out(p) / ROWS * bytes};
 }
 
+#if MANY
+/* Many rows of activations: weights are unpacked once for all of a run, some blocks at a time, so that neither
+   they nor the activations leave the first cache. Sums wait in memory, and are made in the same order. */
+
+/* A block of all rows of a group. */
+struct NAME(ready) {
+    uint8_t words[8][64];
+    float scale[ROWS], other[ROWS], low[ROWS];
+};
+
+INLINE void NAME(prepare)(const int type, const uint8_t *step, struct NAME(ready) *out) {
+    const int blocks = blocks_of(type);
+    for (int part = 0; part < 16 / LANES; part++) {
+        const uint8_t *own = step + part * LANES * 2, *words = step + head(form_of(type)) + part * LANES * 4;
+        struct NAME(factors) f = NAME(factors_of)(type, own, words);
+        UNROLLED for (int b = 0; b < blocks; b++) {
+            NAME(ask)(type, step + part * 64, b, blocks);
+            NAME(factors_at)(type, &f, own, words, b);
+            UNROLLED for (int k = 0; k < 8; k++) {
+                vu w = NAME(word)(type, words, b, k);
+                memcpy(out[b].words[k] + part * LANES * 4, &w, sizeof(w));
+            }
+            NAME(store)(out[b].scale + part * LANES, f.scale);
+            if (type == TYPE_Q6_K) NAME(store)(out[b].other + part * LANES, f.other);
+            if (has_low(type)) NAME(store)(out[b].low + part * LANES, f.low);
+        }
+    }
+}
+
+/* Some parts of a block, each LANES rows, times BATCH rows of activations. */
+INLINE void NAME(add_ready)(const int type, const int parts, const struct NAME(ready) *w, const int from,
+                            const struct rounded *x, float *sums) {
+    vi dots[2][BATCH];
+    UNROLLED for (int p = 0; p < parts; p++)
+        UNROLLED for (int t = 0; t < BATCH; t++) dots[p][t] = NAME(begin)(type, x[t].start[0]);
+    UNROLLED for (int k = 0; k < 8; k++) {
+        READ_WORD_LATER();
+        vu v[2];
+        UNROLLED for (int p = 0; p < parts; p++)
+            memcpy(v + p, w->words[k] + (from + p) * LANES * 4, sizeof(vu));
+        UNROLLED for (int t = 0; t < BATCH; t++)
+            UNROLLED for (int p = 0; p < parts; p++)
+                dots[p][t] = NAME(add)(type, dots[p][t], v[p], x[t].x, k);
+    }
+    UNROLLED for (int p = 0; p < parts; p++) {
+        READ_WORD_LATER();
+        vf scale = NAME(load)(w->scale + (from + p) * LANES), low = NAME(load)(w->low + (from + p) * LANES);
+        UNROLLED for (int t = 0; t < BATCH; t++) {
+            float *sum = sums + t * ROWS + (from + p) * LANES;
+            vf dot = NAME(floats)(NAME(end)(type, dots[p][t], x[t].start[0]));
+            vf y = NAME(fused)(dot, scale * x[t].scale, NAME(load)(sum));
+            if (has_low(type)) y = NAME(fused)(low, NAME(all)(x[t].sum), y);
+            NAME(store)(sum, y);
+        }
+    }
+}
+
+INLINE void NAME(dot_ready)(const struct NAME(ready) *w, const int part, const int half, vi *dots,
+                            const struct rounded *x) {
+    UNROLLED for (int t = 0; t < BATCH; t++) dots[t] = NAME(begin)(TYPE_Q6_K, x[t].start[half]);
+    UNROLLED for (int k = 4 * half; k < 4 * half + 4; k += 2) {
+        READ_WORD_LATER();
+        vu v[2];
+        for (int i = 0; i < 2; i++) memcpy(v + i, w->words[k + i] + part * LANES * 4, sizeof(vu));
+        UNROLLED for (int t = 0; t < BATCH; t++) dots[t] = NAME(add_two)(TYPE_Q6_K, dots[t], v, x[t].x, k);
+    }
+    UNROLLED for (int t = 0; t < BATCH; t++) dots[t] = NAME(end)(TYPE_Q6_K, dots[t], x[t].start[half]);
+}
+
+/* The same for a type with a scale for 16 columns. */
+INLINE void NAME(add_ready_halves)(const struct NAME(ready) *w, const int part, const struct rounded *x,
+                                   float *sums) {
+    vi dots[BATCH], others[BATCH];
+    NAME(dot_ready)(w, part, 0, dots, x);
+    NAME(dot_ready)(w, part, 1, others, x);
+    READ_WORD_LATER();
+    vf scale = NAME(load)(w->scale + part * LANES), other = NAME(load)(w->other + part * LANES);
+    UNROLLED for (int t = 0; t < BATCH; t++) {
+        float *at = sums + t * ROWS + part * LANES;
+        vf sum = NAME(fused)(NAME(floats)(others[t]), other, NAME(floats)(dots[t]) * scale);
+        NAME(store)(at, NAME(fused)(sum, NAME(all)(x[t].scale), NAME(load)(at)));
+    }
+}
+
+INLINE void NAME(multiply_ready)(const int type, int blocks, const struct NAME(ready) *w,
+                                 const struct rounded *x, float *sums) {
+    for (int b = 0; b < blocks; b++, w++, x += BATCH) {
+        if (type == TYPE_Q6_K)
+            UNROLLED for (int part = 0; part < 16 / LANES; part++) NAME(add_ready_halves)(w, part, x, sums);
+        else
+            UNROLLED for (int part = 0; part < 16 / LANES; part += AT_A_TIME)
+                NAME(add_ready)(type, AT_A_TIME, w, part, x, sums);
+    }
+}
+
+/* A group of rows times n rows of activations, a multiple of BATCH: sums[n][ROWS]. */
+INLINE void NAME(multiply_many)(const int type, int64_t n, float *sums, const uint8_t *weights,
+                                const struct rounded *x, int64_t cols) {
+    const struct form f = form_of(type);
+    const int64_t each = blocks_of(type), all = cols / BLOCK, bytes = step_bytes(f);
+    struct NAME(ready) ready[READY];
+    memset(sums, 0, (size_t)n * ROWS * sizeof(float));
+    for (int64_t b = 0; b < all;) {
+        int64_t blocks = 0;
+        for (; blocks + each <= READY && b + blocks < all; blocks += each, weights += bytes)
+            NAME(prepare)(type, weights, ready + blocks);
+        for (int64_t t = 0; t < n; t += BATCH)
+            NAME(multiply_ready)(type, (int)blocks, ready, x + t * all + b * BATCH, sums + t * ROWS);
+        b += blocks;
+    }
+}
+
+static void NAME(multiply_many_of)(int64_t type, int64_t n, float *sums, const uint8_t *weights,
+                                   const struct rounded *x, int64_t cols) {
+    switch (type) {
+        case TYPE_Q4_0: NAME(multiply_many)(TYPE_Q4_0, n, sums, weights, x, cols); break;
+        case TYPE_Q4_1: NAME(multiply_many)(TYPE_Q4_1, n, sums, weights, x, cols); break;
+        case TYPE_Q4_K: NAME(multiply_many)(TYPE_Q4_K, n, sums, weights, x, cols); break;
+        default: NAME(multiply_many)(TYPE_Q6_K, n, sums, weights, x, cols);
+    }
+}
+
+/* Whole batches of rows from `first` on, if they are many; how many that were. */
+static int64_t NAME(group_of_many)(const struct product *p, struct NAME(rows) rows, int64_t group,
+                                   int64_t first, int64_t end, const struct rounded *x) {
+    float results[2][RUN * ROWS];
+    int64_t whole = (end - first) / BATCH * BATCH;
+    if (whole < MANY || p->type == TYPE_Q8_0) return 0; /* whose bytes are ready as they are */
+    for (int64_t t = 0; t < whole; t += RUN) {
+        int64_t n = at_most(RUN, whole - t);
+        const struct rounded *mine = x + t * (p->cols / BLOCK);
+        NAME(multiply_many_of)(p->type, n, results[0], rows.first, mine, p->cols);
+        if (rows.second) NAME(multiply_many_of)(p->type, n, results[1], rows.second, mine, p->cols);
+        NAME(finish)(p, first + t, n, group * ROWS, results[0], results[1]);
+    }
+    return whole;
+}
+#endif
+
 /* A group of columns of `out`, for rows of activations from `first` to `end`. `also`: another one, whose rows are
    the second ones, if there is no activation; the same one: none. */
 static void NAME(group)(const struct product *p, multiplier *multiply, struct NAME(rows) rows, int64_t group,
@@ -408,6 +559,9 @@ static void NAME(group)(const struct product *p, multiplier *multiply, struct NA
     int64_t t = first;
 #if TILES
     t += NAME(group_by_tiles)(p, rows.first, rows.second, group, first, end, x);
+#endif
+#if MANY
+    t += NAME(group_of_many)(p, rows, group, first, end, x);
 #endif
     for (; t < end; t += BATCH) {
         int64_t n = at_most(BATCH, end - t);
