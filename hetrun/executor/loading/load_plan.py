@@ -117,6 +117,7 @@ class Pieces:
     disk: Disk
     window: Window
     fixed: int  # bytes that are held whatever stays of the weights
+    besides: Mapping[str, int]  # of these what is no weight, as a bill has it
 
 
 class Deciding:
@@ -273,12 +274,13 @@ class Deciding:
             return None
         pieces = {piece.weight for piece in cut.pieces} | set(cut.lookups)
         whole = backend.resident_bytes([use for use in wanted[name] if use.weight not in pieces])
-        others = self._besides() + whole
+        parts = self._parts()  # measured once: the bill must add up
+        others = sum(parts.values()) + whole
         plans = self._at_once(plans, others)
         work = work_bytes(self._graph, plans.ubatch)
         room = self._granted.nbytes - others - work - self._least_kv(plans)
         ahead = self._window(cut, disk, max(0, room), plans.plan(1).threads)
-        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, others + work + ahead.nbytes)
+        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, others + work + ahead.nbytes, parts)
 
     def _at_once(self, plans: PlanSet, others: int) -> PlanSet:
         """Each pass reads the same, however many tokens it has: as many as their memory is worth, which is
@@ -333,7 +335,7 @@ class Deciding:
             breakdown.WINDOW: found.window.nbytes,
             breakdown.KV_ONE: one,
             breakdown.WORK: found.work,
-            **self._parts(),
+            **found.besides,
         }
         within = partial(billed, found, paid, policy_of(self._options.streaming))
         self._keep_only(found.plans)
