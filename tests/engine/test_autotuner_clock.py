@@ -285,7 +285,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def read_prompts(loaded: Loaded, tokens: int, n: int, clock: Clock) -> set[str]:
-    """Prompts of so many tokens, with a rest after each; who holds weights then."""
+    """Prompts of some length, with a rest after each; the backends that hold weights then."""
     model = loaded.model
     assert isinstance(model, PlannedModel)
     assert model.pilot is not None
@@ -315,8 +315,10 @@ def test_what_pays_only_for_prompts_comes_once_they_have_lost_as_much_without_it
 
 def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, late: Clock) -> None:
     def hesitation(loaded: Loaded) -> float:
-        pilot = loaded.model.pilot  # type: ignore[attr-defined]
-        return float(pilot._state.hesitation)
+        model = loaded.model
+        assert isinstance(model, PlannedModel)
+        assert model.pilot is not None
+        return model.pilot._state.hesitation
 
     with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
         assert llm.call(lambda loaded: read_prompts(loaded, 256, 210, late)) == {"one", "two"}
@@ -327,7 +329,7 @@ def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, l
 
 
 def test_what_was_measured_wrongly_and_is_not_held_is_found_all_the_same(model: Path, clock: Clock) -> None:
-    """A backend without weights is lent those of a unit for a comparison, and only while nobody waits."""
+    """A backend without weights is lent those of a unit to be compared, and only in idle moments."""
     clock.began = 1e9
 
     def speed(at: float, name: str, segment: Segment) -> float:

@@ -30,7 +30,7 @@ RENEWED = 4  # looks for which the yardstick is good: it takes half a millisecon
 BELIEVED = 20  # passes: where nobody says what others do, so many tell how it is now
 SURPRISE = 0.1  # a logarithm: so far off is a prediction that plans should not rest on any more
 CLEARLY = 0.9  # of the time of the same work: with so many threads it is faster, for sure
-CLEARLY_BLIND = 0.6  # the same where nobody knows whether anything has changed: passes tell more
+CLEARLY_BLIND = 0.6  # the same where it is unknown whether anything has changed: passes tell more
 BLIND_S = 30.0  # where nobody says what others do: so long what threads take is believed
 FEW = BUCKETS[:4]  # whose passes mostly wait for memory; in the others cores compute
 

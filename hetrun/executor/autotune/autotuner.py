@@ -223,7 +223,7 @@ class Pilot:
         state.next_bringing = usage.seconds + max(SPENT_S, took / PLANNING)
 
     def _seconds_of(self, tokens: Mapping[str, float]) -> float:
-        """What passes take now that have so many tokens in all."""
+        """What passes of these tokens take now."""
         found, ubatch, now = 0.0, self._in_force.planned.ubatch, self._now()
         for bucket, n in tokens.items():
             size, depth = self.planner.point(bucket, ubatch, now)

@@ -230,7 +230,7 @@ class Explorer:
 
     def _has(self, name: str, ops: Sequence[Op], idle: bool) -> bool:
         """Whether the weights are there, or may come for a trial and go again: to a device, or to a backend
-        that a wrong measurement keeps out of all plans, while nobody waits."""
+        that a wrong measurement keeps out of all plans, while the engine is idle."""
         backend = self._backends[name]
         wanted = backend.wants(ops)
         if backend.asynchronous or self._store.holds(name, wanted):

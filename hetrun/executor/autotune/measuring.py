@@ -94,7 +94,7 @@ class Measuring:
         return [] if all(known) or self._rough([name]) else trials
 
     def due(self, names: Sequence[str]) -> bool:
-        """Whether something was measured beside other programs, and nobody computes any more."""
+        """Whether something was measured beside other programs, and none computes any more."""
         return self._rough(names) and not self._disturbed()
 
     def refine(self, names: Sequence[str], tell: Progress) -> None:

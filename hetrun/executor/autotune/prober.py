@@ -152,7 +152,7 @@ class Prober:
             for unit, name in zip(units, way, strict=True)
         }
         for (_, name), s in placed.items():
-            self._store.load({name: list(self._backends[name].wants(s.ops))})
+            self._bring(name, dict.fromkeys(self._backends[name].wants(s.ops)))
         with self._sequences(trial, list(placed.values())) as work:
             for value in dict.fromkeys(v for s in placed.values() for v in s.reads):
                 work.values[value.name] = self._noise(work.rows(value), value.width)
