@@ -72,7 +72,20 @@ def test_ollama_models_by_the_names_that_ollama_shows(home: Path, tiny: bytes) -
 @pytest.mark.slow
 def test_a_model_of_ollamas_answers(home: Path, tiny: bytes) -> None:
     Ollama(home).add("registry.ollama.ai/library/tiny/latest", tiny)
-    command = [sys.executable, "-m", "hetrun", "run", "-m", "ollama:tiny:latest", "hi", "-n", "3", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "hetrun",
+        "run",
+        "-m",
+        "ollama:tiny:latest",
+        "hi",
+        "-n",
+        "3",
+        "--seed",
+        "1",
+        "--json",
+    ]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)["tokens"]) == 3
 
