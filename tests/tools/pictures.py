@@ -4,15 +4,18 @@ Those of the documents, with a real model, are drawn by `python -m tests.tools.g
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import patch
 
 from textual.widgets import Input, TextArea
 
 from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
+from hetrun.tui import streaming
 from hetrun.tui.app import ChatApp
 from hetrun.tui.host import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choose
@@ -182,14 +185,20 @@ async def picture(name: str, kept: str | None = None) -> str:
     offered = [Offered("SmolLM2-135M-Instruct", "/a.gguf", "98 MB"), Offered("Qwen3-4B", "/b.gguf", "2.5 GB")]
     client = unready() if scene is loading else LocalClient(engine)
     app = ChatApp(client, SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))
+    # On a busy machine figures come before an answer ends, too: only those of its end are drawn.
+    with patch.object(streaming, "TELL_S", math.inf):
+        drawn = await _drawn(app, scene, size, kept)
+    await client.close()
+    engine.close()
+    return drawn
+
+
+async def _drawn(app: ChatApp, scene: Scene, size: tuple[int, int], kept: str | None) -> str:
     async with app.run_test(size=size) as pilot:
         chat = Driver(app, pilot)
         await chat.until(lambda: scene is loading or chat.screen.info is not None)
         await scene(chat)
-        drawn = await settled(chat, looks(kept) if kept else None)
-    await client.close()
-    engine.close()
-    return drawn
+        return await settled(chat, looks(kept) if kept else None)
 
 
 def unready() -> WorkerClient:
