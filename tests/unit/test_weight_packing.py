@@ -32,6 +32,8 @@ class Form:
     words: tuple[int, ...]  # bytes where they begin
     blocks: int = 1  # of a step
     flip: int = 0  # of each byte of a word
+    half_bytes: int = 2
+    fifth_bits: bool = False  # in the first word
 
 
 def words(first: int, count: int) -> tuple[int, ...]:
@@ -52,7 +54,15 @@ FORMS = {
     "Q4_0": Form((0,), words(2, 4), blocks=2),
     "Q4_1": Form((0, 2), words(4, 4), blocks=2),
     "Q8_0": Form((0,), words(2, 8), blocks=2, flip=128),
+    "Q5_0": Form((0,), words(2, 5), blocks=2, fifth_bits=True),
+    "Q5_1": Form((0, 2), words(4, 5), blocks=2, fifth_bits=True),
+    "IQ4_NL": Form((0,), words(2, 4), blocks=2),
+    "MXFP4": Form((0,), words(1, 4), blocks=2, half_bytes=1),
+    "Q2_K": Form((80, 82), words(0, 20)),
+    "Q3_K": Form((108,), words(0, 27)),
+    "IQ4_XS": Form((0, 2), words(4, 33)),
     "Q4_K": Form((0, 2), words(4, 35)),
+    "Q5_K": Form((0, 2), words(4, 43)),
     "Q6_K": Form((208,), q6_k_words()),
 }
 
@@ -65,11 +75,21 @@ def expected(name: str, stored: Bytes) -> Bytes:
     whole[: len(stored)] = stored
     blocks = whole.reshape(groups, ROWS, -1, form.blocks, size).transpose(0, 2, 3, 1, 4)
     steps = blocks.shape[:2]
-    halves = np.stack([blocks[..., at : at + 2] for at in form.halves], axis=2).reshape(*steps, -1)
+    halves = np.stack([blocks[..., at : at + 2] for at in form.halves], axis=2)
+    halves[..., form.half_bytes :] = 0
+    halves = halves.reshape(*steps, -1)
     head = np.zeros((*steps, -(-halves.shape[2] // 64) * 64), np.uint8)
     head[..., : halves.shape[2]] = halves
-    lines = np.stack([blocks[..., at : at + 4] ^ form.flip for at in form.words], axis=3).reshape(*steps, -1)
-    return np.concatenate([head, lines], axis=2).reshape(-1)
+    lines = np.stack([blocks[..., at : at + 4] ^ form.flip for at in form.words], axis=3)
+    if form.fifth_bits:
+        lines[..., 0, :, :] = byte_by_byte(lines[..., 0, :, :])
+    return np.concatenate([head, lines.reshape(*steps, -1)], axis=2).reshape(-1)
+
+
+def byte_by_byte(words: Bytes) -> Bytes:
+    """Bit 4 k + i of each word becomes bit 8 i + k."""
+    bits = np.unpackbits(words, axis=-1, bitorder="little").reshape(*words.shape[:-1], 8, 4)
+    return np.packbits(bits.swapaxes(-1, -2), axis=-1, bitorder="little").reshape(words.shape)
 
 
 @cache

@@ -37,6 +37,12 @@
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
+INLINE float bits_as_float(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 /* A 16-bit float, bit by bit. */
 static inline float half_to_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13, bits;

@@ -12,6 +12,14 @@
 #define MANY 8 /* rows of activations from which on weights are unpacked for all of them */
 #define AT_A_TIME 2 /* vectors of rows of a weight that share an activation once it is broadcast */
 #define UNROLLED UNROLL
+#undef ROOM
+#undef NEEDS_HALVES
+#define ROOM(type) ((type) == TYPE_Q6_K ? 2 : 4) /* words whose products are added up in 16 bits */
+#if VNNI
+#define NEEDS_HALVES(type) 0
+#else
+#define NEEDS_HALVES(type) ((type) == TYPE_Q5_0 || (type) == TYPE_Q5_K) /* those of a block have no room there */
+#endif
 
 /* For all that compilers know memory has changed here. Otherwise they read the activations of a whole block
    before its first word, run out of registers, and keep most of them on the stack. */
@@ -56,48 +64,73 @@ INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
 }
 #else
 /* Products of two columns are added up in 16 bits. Those of nibbles fit there for a whole block (16 * 15 * 127),
-   those of 6 bits once; weights of 8 bits get their signs back, and give them to x, so that 128 * 127 is the
+   others only some (ROOM); weights of 8 bits get their signs back, and give them to x, so that 128 * 127 is the
    largest product. So they have no offset. */
+enum NAME(sums) { NAME(in_16_bits), NAME(in_32_bits), NAME(with_signs) };
+
+INLINE enum NAME(sums) NAME(sums_of)(const int type) {
+    switch (type) {
+        case TYPE_Q8_0:
+        case TYPE_IQ4_NL:
+        case TYPE_IQ4_XS: return NAME(with_signs);
+        case TYPE_Q5_0:
+        case TYPE_Q5_1:
+        case TYPE_Q5_K:
+        case TYPE_Q6_K:
+        case TYPE_MXFP4: return NAME(in_32_bits);
+        default: return NAME(in_16_bits);
+    }
+}
+
 INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
-    return (NAME(vi))_mm256_set1_epi32(type == TYPE_Q6_K ? start : 0);
+    return (NAME(vi))_mm256_set1_epi32(NAME(sums_of)(type) == NAME(in_32_bits) ? start : 0);
 }
 
 INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x, const int k) {
     __m256i w = (__m256i)weights, columns = _mm256_set1_epi32(word_at(x + 4 * k));
-    if (type == TYPE_Q8_0) {
+    if (NAME(sums_of)(type) == NAME(with_signs)) {
         __m256i with_sign = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
         w = _mm256_abs_epi8(with_sign);
         columns = _mm256_sign_epi8(columns, with_sign);
     }
     __m256i pairs = _mm256_maddubs_epi16(w, columns);
-    if (type == TYPE_Q8_0 || type == TYPE_Q6_K)
-        pairs = _mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    else
+    if (NAME(sums_of)(type) == NAME(in_16_bits))
         pairs = _mm256_add_epi16((__m256i)sum, pairs);
+    else
+        pairs = _mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     ADD_NOW(pairs);
     return (NAME(vi))pairs;
 }
 
 INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
-    if (type == TYPE_Q8_0 || type == TYPE_Q6_K) return sum;
+    if (NAME(sums_of)(type) != NAME(in_16_bits)) return sum;
     return (NAME(vi))_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)) + start;
 }
 #endif
 
-/* Eight more columns: of 6 bits two products fit into 16 bits, so they are added up there. */
-INLINE NAME(vi) NAME(add_two)(const int type, NAME(vi) sum, const NAME(vu) weights[2], const int8_t *x,
-                              const int k) {
+/* Columns of some more words, as many as there is room for. */
+INLINE NAME(vi) NAME(add_words)(const int type, NAME(vi) sum, const NAME(vu) *weights, const int8_t *x,
+                                const int k, const int words) {
 #if VNNI
-    return NAME(add)(type, NAME(add)(type, sum, weights[0], x, k), weights[1], x, k + 1);
+    UNROLLED for (int i = 0; i < words; i++) sum = NAME(add)(type, sum, weights[i], x, k + i);
+    return sum;
 #else
     (void)type;
-    __m256i first = _mm256_maddubs_epi16((__m256i)weights[0], _mm256_set1_epi32(word_at(x + 4 * k)));
-    __m256i second = _mm256_maddubs_epi16((__m256i)weights[1], _mm256_set1_epi32(word_at(x + 4 * k + 4)));
-    __m256i both = _mm256_madd_epi16(_mm256_add_epi16(first, second), _mm256_set1_epi16(1));
-    both = _mm256_add_epi32((__m256i)sum, both);
-    ADD_NOW(both);
-    return (NAME(vi))both;
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)weights[0], _mm256_set1_epi32(word_at(x + 4 * k)));
+    UNROLLED for (int i = 1; i < words; i++) {
+        __m256i more = _mm256_maddubs_epi16((__m256i)weights[i], _mm256_set1_epi32(word_at(x + 4 * (k + i))));
+        pairs = _mm256_add_epi16(pairs, more);
+    }
+    pairs = _mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    ADD_NOW(pairs);
+    return (NAME(vi))pairs;
 #endif
+}
+
+/* Each byte's place in a list of sixteen. */
+INLINE NAME(vu) NAME(looked_up)(NAME(vu) places, const uint8_t *list) {
+    __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)list));
+    return (NAME(vu))_mm256_shuffle_epi8(all, (__m256i)places);
 }
 
 /* The greater of each two, the greatest of all lanes, and their sum. */

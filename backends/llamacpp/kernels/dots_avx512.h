@@ -9,6 +9,12 @@
 #define SMALL 0
 #undef MANY
 #define MANY 0
+#undef ROOM
+#undef NEEDS_HALVES
+#undef AT_A_TIME
+#define ROOM(type) 4 /* words of which products are added up at once */
+#define NEEDS_HALVES(type) 0
+#define AT_A_TIME 1
 #define UNROLLED UNROLL
 
 #undef READ_LATER
@@ -45,6 +51,19 @@ INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
     (void)type;
     (void)start;
     return sum;
+}
+
+/* Columns of some more words. */
+INLINE NAME(vi) NAME(add_words)(const int type, NAME(vi) sum, const NAME(vu) *weights, const int8_t *x,
+                                const int k, const int words) {
+    UNROLLED for (int i = 0; i < words; i++) sum = NAME(add)(type, sum, weights[i], x, k + i);
+    return sum;
+}
+
+/* Each byte's place in a list of sixteen. */
+INLINE NAME(vu) NAME(looked_up)(NAME(vu) places, const uint8_t *list) {
+    __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)list));
+    return (NAME(vu))_mm512_shuffle_epi8(all, (__m512i)places);
 }
 
 /* The greater of each two, the greatest of all lanes, and their sum. */

@@ -9,6 +9,12 @@
 #define SMALL 0
 #undef MANY
 #define MANY 0
+#undef ROOM
+#undef NEEDS_HALVES
+#undef AT_A_TIME
+#define ROOM(type) 4 /* words of which products are added up at once */
+#define NEEDS_HALVES(type) 0
+#define AT_A_TIME 1
 #define UNROLLED UNROLL
 
 /* For all that compilers know memory has changed here. Otherwise they read what four parts of a step have in
@@ -34,12 +40,12 @@ INLINE NAME(vf) NAME(fused)(NAME(vf) a, NAME(vf) b, NAME(vf) c) {
 /* A sum of products of weights of a type: its beginning, four more columns, and what it is in the end. Bytes
    have signs here: those of 8 bits get theirs back, and have no offset, and others do not need one. */
 INLINE NAME(vi) NAME(begin)(const int type, int32_t start) {
-    return (NAME(vi))vdupq_n_s32(type == TYPE_Q8_0 ? 0 : start);
+    return (NAME(vi))vdupq_n_s32(offset_of(type) == 128 ? 0 : start);
 }
 
 INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const int8_t *x, const int k) {
     const int8x16_t columns = vld1q_s8(x + k / 4 * 16);
-    int8x16_t w = (int8x16_t)(type == TYPE_Q8_0 ? weights ^ 0x80808080 : weights);
+    int8x16_t w = (int8x16_t)(offset_of(type) == 128 ? weights ^ 0x80808080 : weights);
     switch (k % 4) {
         case 0: return (NAME(vi))vdotq_laneq_s32((int32x4_t)sum, w, columns, 0);
         case 1: return (NAME(vi))vdotq_laneq_s32((int32x4_t)sum, w, columns, 1);
@@ -52,6 +58,18 @@ INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
     (void)type;
     (void)start;
     return sum;
+}
+
+/* Columns of some more words. */
+INLINE NAME(vi) NAME(add_words)(const int type, NAME(vi) sum, const NAME(vu) *weights, const int8_t *x,
+                                const int k, const int words) {
+    UNROLLED for (int i = 0; i < words; i++) sum = NAME(add)(type, sum, weights[i], x, k + i);
+    return sum;
+}
+
+/* Each byte's place in a list of sixteen. */
+INLINE NAME(vu) NAME(looked_up)(NAME(vu) places, const uint8_t *list) {
+    return (NAME(vu))vqtbl1q_u8(vld1q_u8(list), (uint8x16_t)places);
 }
 
 /* The greater of each two, the greatest of all lanes, and their sum. */

@@ -9,6 +9,12 @@
 #define SMALL 1 /* code: one for any number of rows of activations */
 #undef MANY
 #define MANY 0
+#undef ROOM
+#undef NEEDS_HALVES
+#undef AT_A_TIME
+#define ROOM(type) 4 /* words of which products are added up at once */
+#define NEEDS_HALVES(type) 0
+#define AT_A_TIME 1
 #define UNROLLED
 
 typedef float NAME(vf) __attribute__((vector_size(16)));
@@ -43,6 +49,22 @@ INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
     (void)type;
     (void)start;
     return sum;
+}
+
+/* Columns of some more words. */
+INLINE NAME(vi) NAME(add_words)(const int type, NAME(vi) sum, const NAME(vu) *weights, const int8_t *x,
+                                const int k, const int words) {
+    UNROLLED for (int i = 0; i < words; i++) sum = NAME(add)(type, sum, weights[i], x, k + i);
+    return sum;
+}
+
+/* Each byte's place in a list of sixteen. */
+INLINE NAME(vu) NAME(looked_up)(NAME(vu) places, const uint8_t *list) {
+    uint8_t bytes[16];
+    memcpy(bytes, &places, sizeof(bytes));
+    for (int i = 0; i < 16; i++) bytes[i] = list[bytes[i] & 15];
+    memcpy(&places, bytes, sizeof(bytes));
+    return places;
 }
 
 /* The greater of each two, the greatest of all lanes, and their sum. */

@@ -37,24 +37,13 @@
 #define WHOLE 12582912.0f /* adding it leaves the nearest whole number in the lowest bits */
 #define LEAST 1e-36f      /* activations up to here are zero: 127 / x would not be a number */
 
-INLINE float bits_as_float(int32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-
-/* What unsigned weights are too large by. */
-INLINE int32_t offset_of(int64_t type) {
-    return type == TYPE_Q4_0 ? 8 : type == TYPE_Q8_0 ? 128 : type == TYPE_Q6_K ? 32 : 0;
-}
-
 /* Asks memory for a line of what lies ahead in a group. How far ahead, and that only Q6_K's lines should come
    nearer than the second cache, was measured. */
 INLINE void ask(int type, const uint8_t *x) {
     if (type == TYPE_Q6_K)
         __builtin_prefetch(x + 2304, 0, 3);
     else
-        __builtin_prefetch(x + (type == TYPE_Q4_K ? 1280 : 3072), 0, 2);
+        __builtin_prefetch(x + (form_of(type).block == 256 ? 1280 : 3072), 0, 2);
 }
 
 #if defined(__x86_64__)
@@ -70,6 +59,11 @@ enum {
     RUN = 64,  /* rows of activations that weights are unpacked for at once, where that is worth it */
     READY = 16 /* blocks of a group of weights that are unpacked at once: 11 KiB */
 };
+
+/* What dot products of half a block begin with. */
+INLINE int32_t start_of_half(const int type, const struct rounded *x, const int half) {
+    return has_lows(type) ? 0 : x->start[half];
+}
 
 typedef void multiplier(int64_t n, float *out, const uint8_t *weights, const uint8_t *others,
                         const struct rounded *x, int64_t cols);

@@ -22,7 +22,21 @@ enum {
 };
 
 enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX_VNNI, LEVEL_AVX512_VNNI, LEVEL_AMX_INT8, LEVEL_DOTPROD };
-enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q8_0 = 8, TYPE_Q4_K = 12, TYPE_Q6_K = 14 }; /* as ggml numbers them */
+enum { /* as ggml numbers them */
+    TYPE_Q4_0 = 2,
+    TYPE_Q4_1 = 3,
+    TYPE_Q5_0 = 6,
+    TYPE_Q5_1 = 7,
+    TYPE_Q8_0 = 8,
+    TYPE_Q2_K = 10,
+    TYPE_Q3_K = 11,
+    TYPE_Q4_K = 12,
+    TYPE_Q5_K = 13,
+    TYPE_Q6_K = 14,
+    TYPE_IQ4_NL = 20,
+    TYPE_IQ4_XS = 23,
+    TYPE_MXFP4 = 39
+};
 enum { PLAIN = 0, SWIGLU = 1, GEGLU = 2, GEGLU_ERF = 3 }; /* what becomes of the results */
 
 /* One product and what is fused with it. Python writes it once; x, out and residual lie where ggml put them. */

@@ -8,6 +8,8 @@
 #define vi NAME(vi)
 #define vu NAME(vu)
 
+typedef uint16_t NAME(vh) __attribute__((vector_size(2 * LANES)));
+
 INLINE vf NAME(load)(const float *x) {
     vf v;
     memcpy(&v, x, sizeof(v));
@@ -33,6 +35,8 @@ INLINE void NAME(store_some)(float *x, vf v, int64_t count) {
 }
 
 INLINE vf NAME(all)(float x) { return x - (vf){0}; }
+
+INLINE vi NAME(ints)(int32_t x) { return x + (vi){0}; }
 
 INLINE vf NAME(floats)(vi x) { return __builtin_convertvector(x, vf); }
 
@@ -147,7 +151,9 @@ INLINE void NAME(round_block)(struct rounded *out, const vf x[BLOCK / LANES], co
     int32_t all = sums[0] + sums[1];
     out->scale = top <= LEAST ? 0 : top / 127.0f;
     out->sum = out->scale * (float)all;
-    out->start[0] = -offset * (type == TYPE_Q6_K ? sums[0] : all);
+    /* Q2_K, whose weights are not too large by anything, needs the sums themselves. */
+    if (has_lows(type)) offset = -1;
+    out->start[0] = -offset * (by_halves(type) ? sums[0] : all);
     out->start[1] = -offset * sums[1];
 }
 
@@ -165,33 +171,9 @@ static void NAME(round_row)(const struct product *p, int64_t row, struct rounded
     }
 }
 
-/* Weights */
+#include "types_body.h"
 
-INLINE vu NAME(line)(const uint8_t *words, int i) {
-    vu v;
-    memcpy(&v, words + 64 * i, sizeof(v));
-    return v;
-}
-
-INLINE vu NAME(nibbles)(vu x, const int high) {
-#if defined(__aarch64__) /* it shifts bytes */
-    if (high) return (vu)vshrq_n_u8((uint8x16_t)x, 4);
-#endif
-    return (high ? x >> 4 : x) & 0x0f0f0f0f;
-}
-
-/* Four columns of LANES rows as bytes: word k of block b of a step. */
-INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const int k) {
-    if (type == TYPE_Q4_0 || type == TYPE_Q4_1) return NAME(nibbles)(NAME(line)(words, 4 * b + k % 4), k / 4);
-    if (type == TYPE_Q8_0) return NAME(line)(words, 8 * b + k);
-    if (type == TYPE_Q4_K) return NAME(nibbles)(NAME(line)(words, 3 + b / 2 * 8 + k), b % 2);
-    /* Q6_K: 128 columns have 16 words of nibbles, two runs of 32 columns in each, and 8 of pairs of bits. */
-    const int run = b % 4;
-    vu low = NAME(nibbles)(NAME(line)(words, line_of(type, b / 4 * 16 + run % 2 * 8 + k)), run / 2);
-    vu high = NAME(line)(words, line_of(type, 32 + b / 4 * 8 + k));
-    high = run < 2 ? high << (4 - 2 * run) : high >> (2 * run - 4);
-    return low | (high & 0x30303030);
-}
+/* Products */
 
 /* 32 columns that have one scale. `low`: what is added to each weight behind that; NULL: nothing. */
 INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
@@ -215,30 +197,34 @@ INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, 
 INLINE void NAME(dot_half)(const int type, const int n, const int b, const int half, vi *dots,
                            const uint8_t *words, const struct rounded *x) {
     READ_LATER(n > 4);
-    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[half]);
+    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, start_of_half(type, x + t, half));
     UNROLLED for (int k = 4 * half; k < 4 * half + 4; k++) {
         READ_WORD_LATER();
         vu w = NAME(word)(type, words, b, k);
         UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x, k);
     }
-    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(end)(type, dots[t], x[t].start[half]);
+    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(end)(type, dots[t], start_of_half(type, x + t, half));
+}
+
+/* A sum and what both halves of a block add to it. */
+INLINE vf NAME(with_halves)(const int type, vf sum, vi dot, vi other, const struct NAME(factors) *f,
+                            const struct rounded *x) {
+    vf both = NAME(fused)(NAME(floats)(other), f->other, NAME(floats)(dot) * f->scale);
+    if (has_lows(type)) {
+        both = NAME(fused)(NAME(floats)(NAME(ints)(x->start[0])), f->low, both);
+        both = NAME(fused)(NAME(floats)(NAME(ints)(x->start[1])), f->other_low, both);
+    }
+    return NAME(fused)(both, NAME(all)(x->scale), sum);
 }
 
 INLINE void NAME(add_halves)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
-                             const struct rounded *x, vf scale, vf other_scale) {
+                             const struct rounded *x, const struct NAME(factors) *f) {
     vi dots[BATCH], others[BATCH];
     NAME(dot_half)(type, n, b, 0, dots, words, x);
     NAME(dot_half)(type, n, b, 1, others, words, x);
-    UNROLLED for (int t = 0; t < n; t++) {
-        vf sum = NAME(fused)(NAME(floats)(others[t]), other_scale, NAME(floats)(dots[t]) * scale);
-        sums[t] = NAME(fused)(sum, NAME(all)(x[t].scale), sums[t]);
-    }
+    UNROLLED for (int t = 0; t < n; t++)
+        sums[t] = NAME(with_halves)(type, sums[t], dots[t], others[t], f, x + t);
 }
-
-/* Byte i of each lane. */
-INLINE vf NAME(byte)(vu x, const int i) { return NAME(floats)((vi)((x >> (8 * i)) & 255)); }
-
-INLINE vf NAME(signed_byte)(vu x, const int i) { return NAME(floats)((vi)(x << (24 - 8 * i)) >> 24); }
 
 /* Asks memory for some of what lies ahead of a step, with block b of so many: a little at a time. Parts of a
    step take turns with its lines: `mine` is the first that falls to this one. */
@@ -246,44 +232,6 @@ INLINE void NAME(ask)(const int type, const uint8_t *mine, const int b, const in
     const int turns = 16 / LANES, lines = ((int)step_bytes(form_of(type)) / 64 + turns - 1) / turns;
     UNROLLED for (int i = lines * b / blocks; i < lines * (b + 1) / blocks; i++)
         ask(type, mine + 64 * turns * i);
-}
-
-/* What a part of a step multiplies the dot products of its blocks by, and what it adds. */
-struct NAME(factors) {
-    vf scale, other, low;     /* of a block; of its second half; what is added to each weight */
-    vf scales, minimum;       /* of K types: of all blocks */
-    vu bytes[2], minima[2];   /* six bits each */
-};
-
-INLINE struct NAME(factors) NAME(factors_of)(const int type, const uint8_t *step, const uint8_t *words) {
-    struct NAME(factors) f = {0};
-    if (type == TYPE_Q4_K || type == TYPE_Q6_K) f.scales = NAME(from_half)(step);
-    if (type != TYPE_Q4_K) return f;
-    /* Words 0 and 1 hold scales and minima of the first four blocks and the upper bits of the others, word 2 the
-       others' lower bits. */
-    f.minimum = -NAME(from_half)(step + 32);
-    vu first = NAME(line)(words, 0), second = NAME(line)(words, 1), lower = NAME(line)(words, 2);
-    f.bytes[0] = first & 0x3f3f3f3f;
-    f.bytes[1] = (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030);
-    f.minima[0] = second & 0x3f3f3f3f;
-    f.minima[1] = ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030);
-    return f;
-}
-
-/* The same of block b. */
-INLINE void NAME(factors_at)(const int type, struct NAME(factors) *f, const uint8_t *step, const uint8_t *words,
-                             const int b) {
-    if (type == TYPE_Q4_K) {
-        f->low = f->minimum * NAME(byte)(f->minima[b / 4], b % 4);
-        f->scale = f->scales * NAME(byte)(f->bytes[b / 4], b % 4);
-    } else if (type == TYPE_Q6_K) {
-        vu scales = NAME(line)(words, line_of(TYPE_Q6_K, 48 + b / 2));
-        f->scale = f->scales * NAME(signed_byte)(scales, 2 * b % 4);
-        f->other = f->scales * NAME(signed_byte)(scales, 2 * b % 4 + 1);
-    } else {
-        f->scale = NAME(from_half)(step + 32 * b);
-        if (type == TYPE_Q4_1) f->low = NAME(from_half)(step + 64 + 32 * b);
-    }
 }
 
 /* A part of a step times n rows of activations. */
@@ -294,8 +242,8 @@ INLINE void NAME(part)(const int type, const int n, vf *sums, const uint8_t *ste
     UNROLLED for (int b = 0; b < blocks; b++) {
         NAME(ask)(type, mine, b, blocks);
         NAME(factors_at)(type, &f, step, words, b);
-        if (type == TYPE_Q6_K)
-            NAME(add_halves)(type, n, b, sums, words, x + b * n, f.scale, f.other);
+        if (by_halves(type))
+            NAME(add_halves)(type, n, b, sums, words, x + b * n, &f);
         else
             NAME(add_block)(type, n, b, sums, words, x + b * n, f.scale, has_low(type) ? &f.low : NULL);
     }
@@ -346,8 +294,9 @@ INLINE void NAME(multiply_some)(const int type, int64_t n, float *out, const uin
 #if SMALL
         NAME(multiply)(type, (int)n, 1, out, weights, weights, x, cols);
 #else
+        if (n == 1) NAME(multiply)(type, 1, 1, out, weights, weights, x, cols);
+        if (!as_it_lies(type)) continue; /* it was unpacked for more of them */
         switch (n) {
-            case 1: NAME(multiply)(type, 1, 1, out, weights, weights, x, cols); break;
             case 2: NAME(multiply)(type, 2, 1, out, weights, weights, x, cols); break;
             case 3: NAME(multiply)(type, 3, 1, out, weights, weights, x, cols); break;
             case 4: NAME(multiply)(type, 4, 1, out, weights, weights, x, cols); break;
@@ -362,26 +311,20 @@ INLINE void NAME(multiply_some)(const int type, int64_t n, float *out, const uin
     }
 }
 
-#define MULTIPLY(name, type)                                                                                  \
-    static void NAME(name)(int64_t n, float *out, const uint8_t *weights, const uint8_t *others,              \
-                           const struct rounded *x, int64_t cols) {                                           \
-        NAME(multiply_some)(type, n, out, weights, others, x, cols);                                          \
+#define MULTIPLY(name)                                                                                        \
+    static void NAME(multiply_##name)(int64_t n, float *out, const uint8_t *weights, const uint8_t *others,   \
+                                      const struct rounded *x, int64_t cols) {                                \
+        NAME(multiply_some)(TYPE_##name, n, out, weights, others, x, cols);                                   \
     }
-MULTIPLY(multiply_q4_0, TYPE_Q4_0)
-MULTIPLY(multiply_q4_1, TYPE_Q4_1)
-MULTIPLY(multiply_q8_0, TYPE_Q8_0)
-MULTIPLY(multiply_q4_k, TYPE_Q4_K)
-MULTIPLY(multiply_q6_k, TYPE_Q6_K)
+ALL_TYPES(MULTIPLY)
 #undef MULTIPLY
 
 static multiplier *NAME(multiplier_of)(int64_t type) {
-    switch (type) {
-        case TYPE_Q4_0: return NAME(multiply_q4_0);
-        case TYPE_Q4_1: return NAME(multiply_q4_1);
-        case TYPE_Q8_0: return NAME(multiply_q8_0);
-        case TYPE_Q4_K: return NAME(multiply_q4_k);
-        default: return NAME(multiply_q6_k);
-    }
+#define MULTIPLIER(name)                                                                                      \
+    case TYPE_##name: return NAME(multiply_##name);
+    switch (type) { ALL_TYPES(MULTIPLIER) }
+#undef MULTIPLIER
+    return NULL; /* no such weight can be packed */
 }
 
 #if TILES
@@ -412,144 +355,7 @@ INLINE struct NAME(rows) NAME(rows_of)(const struct product *p, int64_t group) {
     return (struct NAME(rows)){first, p->activation == PLAIN ? NULL : first + columns_out(p) / ROWS * bytes};
 }
 
-#if MANY
-/* Many rows of activations: weights are unpacked once for all of a run, some blocks at a time, so that neither
-   they nor the activations leave the first cache. Sums wait in memory, and are made in the same order. */
-
-/* A block of all rows of a group. */
-struct NAME(ready) {
-    uint8_t words[8][64];
-    float scale[ROWS], other[ROWS], low[ROWS];
-};
-
-INLINE void NAME(prepare)(const int type, const uint8_t *step, struct NAME(ready) *out) {
-    const int blocks = blocks_of(type);
-    for (int part = 0; part < 16 / LANES; part++) {
-        const uint8_t *own = step + part * LANES * 2, *words = step + head(form_of(type)) + part * LANES * 4;
-        struct NAME(factors) f = NAME(factors_of)(type, own, words);
-        UNROLLED for (int b = 0; b < blocks; b++) {
-            NAME(ask)(type, step + part * 64, b, blocks);
-            NAME(factors_at)(type, &f, own, words, b);
-            UNROLLED for (int k = 0; k < 8; k++) {
-                vu w = NAME(word)(type, words, b, k);
-                memcpy(out[b].words[k] + part * LANES * 4, &w, sizeof(w));
-            }
-            NAME(store)(out[b].scale + part * LANES, f.scale);
-            if (type == TYPE_Q6_K) NAME(store)(out[b].other + part * LANES, f.other);
-            if (has_low(type)) NAME(store)(out[b].low + part * LANES, f.low);
-        }
-    }
-}
-
-/* Some parts of a block, each LANES rows, times BATCH rows of activations. */
-INLINE void NAME(add_ready)(const int type, const int parts, const struct NAME(ready) *w, const int from,
-                            const struct rounded *x, float *sums) {
-    vi dots[2][BATCH];
-    UNROLLED for (int p = 0; p < parts; p++)
-        UNROLLED for (int t = 0; t < BATCH; t++) dots[p][t] = NAME(begin)(type, x[t].start[0]);
-    UNROLLED for (int k = 0; k < 8; k++) {
-        READ_WORD_LATER();
-        vu v[2];
-        UNROLLED for (int p = 0; p < parts; p++)
-            memcpy(v + p, w->words[k] + (from + p) * LANES * 4, sizeof(vu));
-        UNROLLED for (int t = 0; t < BATCH; t++)
-            UNROLLED for (int p = 0; p < parts; p++)
-                dots[p][t] = NAME(add)(type, dots[p][t], v[p], x[t].x, k);
-    }
-    UNROLLED for (int p = 0; p < parts; p++) {
-        READ_WORD_LATER();
-        vf scale = NAME(load)(w->scale + (from + p) * LANES), low = NAME(load)(w->low + (from + p) * LANES);
-        UNROLLED for (int t = 0; t < BATCH; t++) {
-            float *sum = sums + t * ROWS + (from + p) * LANES;
-            vf dot = NAME(floats)(NAME(end)(type, dots[p][t], x[t].start[0]));
-            vf y = NAME(fused)(dot, scale * x[t].scale, NAME(load)(sum));
-            if (has_low(type)) y = NAME(fused)(low, NAME(all)(x[t].sum), y);
-            NAME(store)(sum, y);
-        }
-    }
-}
-
-INLINE void NAME(dot_ready)(const struct NAME(ready) *w, const int part, const int half, vi *dots,
-                            const struct rounded *x) {
-    UNROLLED for (int t = 0; t < BATCH; t++) dots[t] = NAME(begin)(TYPE_Q6_K, x[t].start[half]);
-    UNROLLED for (int k = 4 * half; k < 4 * half + 4; k += 2) {
-        READ_WORD_LATER();
-        vu v[2];
-        for (int i = 0; i < 2; i++) memcpy(v + i, w->words[k + i] + part * LANES * 4, sizeof(vu));
-        UNROLLED for (int t = 0; t < BATCH; t++) dots[t] = NAME(add_two)(TYPE_Q6_K, dots[t], v, x[t].x, k);
-    }
-    UNROLLED for (int t = 0; t < BATCH; t++) dots[t] = NAME(end)(TYPE_Q6_K, dots[t], x[t].start[half]);
-}
-
-/* The same for a type with a scale for 16 columns. */
-INLINE void NAME(add_ready_halves)(const struct NAME(ready) *w, const int part, const struct rounded *x,
-                                   float *sums) {
-    vi dots[BATCH], others[BATCH];
-    NAME(dot_ready)(w, part, 0, dots, x);
-    NAME(dot_ready)(w, part, 1, others, x);
-    READ_WORD_LATER();
-    vf scale = NAME(load)(w->scale + part * LANES), other = NAME(load)(w->other + part * LANES);
-    UNROLLED for (int t = 0; t < BATCH; t++) {
-        float *at = sums + t * ROWS + part * LANES;
-        vf sum = NAME(fused)(NAME(floats)(others[t]), other, NAME(floats)(dots[t]) * scale);
-        NAME(store)(at, NAME(fused)(sum, NAME(all)(x[t].scale), NAME(load)(at)));
-    }
-}
-
-INLINE void NAME(multiply_ready)(const int type, int blocks, const struct NAME(ready) *w,
-                                 const struct rounded *x, float *sums) {
-    for (int b = 0; b < blocks; b++, w++, x += BATCH) {
-        if (type == TYPE_Q6_K)
-            UNROLLED for (int part = 0; part < 16 / LANES; part++) NAME(add_ready_halves)(w, part, x, sums);
-        else
-            UNROLLED for (int part = 0; part < 16 / LANES; part += AT_A_TIME)
-                NAME(add_ready)(type, AT_A_TIME, w, part, x, sums);
-    }
-}
-
-/* A group of rows times n rows of activations, a multiple of BATCH: sums[n][ROWS]. */
-INLINE void NAME(multiply_many)(const int type, int64_t n, float *sums, const uint8_t *weights,
-                                const struct rounded *x, int64_t cols) {
-    const struct form f = form_of(type);
-    const int64_t each = blocks_of(type), all = cols / BLOCK, bytes = step_bytes(f);
-    struct NAME(ready) ready[READY];
-    memset(sums, 0, (size_t)n * ROWS * sizeof(float));
-    for (int64_t b = 0; b < all;) {
-        int64_t blocks = 0;
-        for (; blocks + each <= READY && b + blocks < all; blocks += each, weights += bytes)
-            NAME(prepare)(type, weights, ready + blocks);
-        for (int64_t t = 0; t < n; t += BATCH)
-            NAME(multiply_ready)(type, (int)blocks, ready, x + t * all + b * BATCH, sums + t * ROWS);
-        b += blocks;
-    }
-}
-
-static void NAME(multiply_many_of)(int64_t type, int64_t n, float *sums, const uint8_t *weights,
-                                   const struct rounded *x, int64_t cols) {
-    switch (type) {
-        case TYPE_Q4_0: NAME(multiply_many)(TYPE_Q4_0, n, sums, weights, x, cols); break;
-        case TYPE_Q4_1: NAME(multiply_many)(TYPE_Q4_1, n, sums, weights, x, cols); break;
-        case TYPE_Q4_K: NAME(multiply_many)(TYPE_Q4_K, n, sums, weights, x, cols); break;
-        default: NAME(multiply_many)(TYPE_Q6_K, n, sums, weights, x, cols);
-    }
-}
-
-/* Whole batches of rows from `first` on, if they are many; how many that were. */
-static int64_t NAME(group_of_many)(const struct product *p, struct NAME(rows) rows, int64_t group,
-                                   int64_t first, int64_t end, const struct rounded *x) {
-    float results[2][RUN * ROWS];
-    int64_t whole = (end - first) / BATCH * BATCH;
-    if (whole < MANY || p->type == TYPE_Q8_0) return 0; /* whose bytes are ready as they are */
-    for (int64_t t = 0; t < whole; t += RUN) {
-        int64_t n = at_most(RUN, whole - t);
-        const struct rounded *mine = x + t * (p->cols / BLOCK);
-        NAME(multiply_many_of)(p->type, n, results[0], rows.first, mine, p->cols);
-        if (rows.second) NAME(multiply_many_of)(p->type, n, results[1], rows.second, mine, p->cols);
-        NAME(finish)(p, first + t, n, group * ROWS, results[0], results[1]);
-    }
-    return whole;
-}
-#endif
+#include "ready_body.h"
 
 /* A group of columns of `out`, for rows of activations from `first` to `end`. `also`: another one, whose rows are
    the second ones, if there is no activation; the same one: none. */
@@ -560,9 +366,7 @@ static void NAME(group)(const struct product *p, multiplier *multiply, struct NA
 #if TILES
     t += NAME(group_by_tiles)(p, rows.first, rows.second, group, first, end, x);
 #endif
-#if MANY
-    t += NAME(group_of_many)(p, rows, group, first, end, x);
-#endif
+    t += NAME(group_unpacked)(p, rows, group, t, end, x + (t - first) * (p->cols / BLOCK));
     for (; t < end; t += BATCH) {
         int64_t n = at_most(BATCH, end - t);
         multiply(n, results, rows.first, rows.second, x + (t - first) * (p->cols / BLOCK), p->cols);

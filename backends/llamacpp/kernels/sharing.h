@@ -18,7 +18,8 @@ struct rounded {
     int8_t x[BLOCK];
     float scale;
     float sum;        /* of what x stands for */
-    int32_t start[2]; /* what dot products begin with: Q6_K has one for each half, others one */
+    int32_t start[2]; /* what dot products begin with: types by halves have one for each, others one. Of Q2_K: the
+                         sums of the halves of x */
 };
 
 /* Columns of the results. */

@@ -27,7 +27,7 @@ struct rounded_rows {
 struct unpacked {
     int8_t lines[8][64];
     float scale[ROWS];
-    float other[ROWS]; /* Q6_K: of the second half of the columns; else what is added to each weight */
+    float other[ROWS]; /* of the second half of the columns; of other types what is added to each weight */
 };
 
 /* What tiles are used for, and how large they are: 0 to 3 for sums, 4 and 5 for activations, 6 and 7 for
@@ -54,7 +54,7 @@ static const struct tile_sizes blocks_of_16 = {
    the last of all rows are no whole batch, and whether they become one follows from how many rows there are, not
    from how these were cut: who rounds activations may cut them otherwise than who multiplies. */
 static int64_t rows_by_tiles(const struct product *p, int64_t first, int64_t end) {
-    if (p->level != LEVEL_AMX_INT8) return 0;
+    if (p->level != LEVEL_AMX_INT8 || has_lows((int)p->type)) return 0;
     int64_t n = end - first, least = p->n < TILE_ROWS ? FEWEST : FEWEST_MORE;
     return n % TILE_ROWS < least ? n / TILE_ROWS * TILE_ROWS : n;
 }
@@ -110,7 +110,7 @@ INLINE void NAME(round_span)(const struct product *p, const float *x, const floa
         }
         out[b].scale[row] = scales[b];
     }
-    if (p->type != TYPE_Q4_1 && p->type != TYPE_Q4_K) return;
+    if (!has_low((int)p->type)) return;
     NAME(store)(all, scale * NAME(floats)(NAME(across)(sums, 1)));
     for (int64_t b = 0; b < blocks; b++) out[b].sum[row] = all[b];
 }
@@ -143,7 +143,7 @@ INLINE void NAME(unpack_words)(const int type, struct unpacked *out, const uint8
     const uint32_t offset = (uint32_t)offset_of(type) * 0x01010101u;
     UNROLLED for (int k = 0; k < 8; k++) {
         vu w = NAME(word)(type, words, b, k);
-        if (type == TYPE_Q8_0)
+        if (offset_of(type) == 128)
             w ^= offset;
         else if (offset)
             w = (vu)_mm512_sub_epi8((__m512i)w, _mm512_set1_epi32((int)offset));
@@ -151,56 +151,36 @@ INLINE void NAME(unpack_words)(const int type, struct unpacked *out, const uint8
     }
 }
 
-INLINE void NAME(unpack_simple)(const int type, struct unpacked *out, const uint8_t *step) {
-    UNROLLED for (int b = 0; b < 2; b++, out++) {
-        NAME(ask)(type, step, b, 2);
-        NAME(store)(out->scale, NAME(from_half)(step + 32 * b));
-        if (type == TYPE_Q4_1) NAME(store)(out->other, NAME(from_half)(step + 64 + 32 * b));
-        NAME(unpack_words)(type, out, step + head(form_of(type)), b);
-    }
-}
-
-INLINE void NAME(unpack_q4_k)(struct unpacked *out, const uint8_t *step) {
-    const uint8_t *words = step + head(form_of(TYPE_Q4_K));
-    vf scale = NAME(from_half)(step), minimum = -NAME(from_half)(step + 32);
-    vu first = NAME(line)(words, 0), second = NAME(line)(words, 1), lower = NAME(line)(words, 2);
-    vu scales[2] = {first & 0x3f3f3f3f, (lower & 0x0f0f0f0f) | ((first >> 2) & 0x30303030)};
-    vu minima[2] = {second & 0x3f3f3f3f, ((lower >> 4) & 0x0f0f0f0f) | ((second >> 2) & 0x30303030)};
-    UNROLLED for (int b = 0; b < 8; b++, out++) {
-        NAME(ask)(TYPE_Q4_K, step, b, 8);
-        NAME(store)(out->scale, scale * NAME(byte)(scales[b / 4], b % 4));
-        NAME(store)(out->other, minimum * NAME(byte)(minima[b / 4], b % 4));
-        NAME(unpack_words)(TYPE_Q4_K, out, words, b);
-    }
-}
-
-INLINE void NAME(unpack_q6_k)(struct unpacked *out, const uint8_t *step) {
-    const uint8_t *words = step + head(form_of(TYPE_Q6_K));
-    vf scale = NAME(from_half)(step);
-    UNROLLED for (int b = 0; b < 8; b++, out++) {
-        NAME(ask)(TYPE_Q6_K, step, b, 8);
-        vu scales = NAME(line)(words, line_of(TYPE_Q6_K, 48 + b / 2));
-        NAME(store)(out->scale, scale * NAME(signed_byte)(scales, 2 * b % 4));
-        NAME(store)(out->other, scale * NAME(signed_byte)(scales, 2 * b % 4 + 1));
-        NAME(unpack_words)(TYPE_Q6_K, out, words, b);
-    }
-}
-
-/* Neighbouring steps of a group; returns where the next one begins. */
-INLINE const uint8_t *NAME(unpack_span)(const int type, struct unpacked *out, const uint8_t *step,
-                                        int64_t blocks) {
-    const struct form f = form_of(type);
-    const int each = f.block * f.blocks / BLOCK;
-    for (int64_t b = 0; b < blocks; b += each, step += step_bytes(f), out += each) {
-        if (type == TYPE_Q4_K)
-            NAME(unpack_q4_k)(out, step);
-        else if (type == TYPE_Q6_K)
-            NAME(unpack_q6_k)(out, step);
-        else
-            NAME(unpack_simple)(type, out, step);
+/* Neighbouring steps of a group. */
+INLINE void NAME(unpack_lines)(const int type, struct unpacked *out, const uint8_t *step, int64_t blocks) {
+    const int each = blocks_of(type);
+    for (; blocks > 0; blocks -= each, step += step_bytes(form_of(type))) {
+        const uint8_t *words = step + head(form_of(type));
+        struct NAME(factors) f = NAME(factors_of)(type, step, words);
+        UNROLLED for (int b = 0; b < each; b++, out++) {
+            NAME(ask)(type, step, b, each);
+            NAME(factors_at)(type, &f, step, words, b);
+            NAME(store)(out->scale, f.scale);
+            if (by_halves(type)) NAME(store)(out->other, f.other);
+            if (has_low(type)) NAME(store)(out->other, f.low);
+            NAME(unpack_words)(type, out, words, b);
+        }
     }
     WRITTEN(out);
-    return step;
+}
+
+#define UNPACK(name)                                                                                          \
+    static void NAME(lines_##name)(struct unpacked *out, const uint8_t *step, int64_t blocks) {               \
+        NAME(unpack_lines)(TYPE_##name, out, step, blocks);                                                   \
+    }
+ALL_TYPES(UNPACK)
+#undef UNPACK
+
+static void NAME(unpack_span)(int64_t type, struct unpacked *out, const uint8_t *step, int64_t blocks) {
+#define UNPACK(name)                                                                                          \
+    case TYPE_##name: NAME(lines_##name)(out, step, blocks); break;
+    switch (type) { ALL_TYPES(UNPACK) }
+#undef UNPACK
 }
 
 /* Products
@@ -223,7 +203,7 @@ static const float whole_line[ROWS] __attribute__((aligned(64))) = {
         _tile_dpbssd(sums, x_tile, w_tile);                                                                   \
     } while (0)
 
-/* Begins with dot products of a block, or of half of one for Q6_K, in one of four places. */
+/* Begins with dot products of a block, or of half of one, in one of four places. */
 INLINE void NAME(start_dots)(const int place, const int8_t *x, const int8_t *w) {
     switch (place) {
         case 0: START(0, 4, 6, x, w); break;
@@ -242,18 +222,18 @@ INLINE void NAME(end_dots)(const int place, dots out) {
     }
 }
 
-/* A block is added as elsewhere. `others`: dot products of the second half of its columns, for Q6_K. */
+/* A block is added as elsewhere. `others`: dot products of the second half of its columns, if that has a scale. */
 INLINE void NAME(add_dots)(const int type, vf sums[TILE_ROWS], dots from, dots others, const struct unpacked *w,
                            const struct rounded_rows *x) {
     vf scale = NAME(load)(w->scale), other = NAME(load)(w->other);
     UNROLLED for (int t = 0; t < TILE_ROWS; t++) {
         vf dot = NAME(load)(from[t]) - WHOLE;
-        if (type == TYPE_Q6_K) {
+        if (by_halves(type)) {
             vf sum = NAME(fused)(NAME(load)(others[t]) - WHOLE, other, dot * scale);
             sums[t] = NAME(fused)(sum, NAME(all)(x->scale[t]), sums[t]);
         } else {
             sums[t] = NAME(fused)(dot, scale * x->scale[t], sums[t]);
-            if (type == TYPE_Q4_1 || type == TYPE_Q4_K)
+            if (has_low(type))
                 sums[t] = NAME(fused)(other, NAME(all)(x->sum[t]), sums[t]);
         }
     }
@@ -261,11 +241,11 @@ INLINE void NAME(add_dots)(const int type, vf sums[TILE_ROWS], dots from, dots o
 
 /* A span of columns of a group of weights times batches of rows, whose blocks begin `stride` apart. Tiles work
    some blocks ahead of the vectors, and go on with the next batch meanwhile: dot products are started, stored
-   4 turns later, and added another 2 later. A turn is a block, or half of one for Q6_K; turns are taken by fours.
+   4 turns later, and added another 2 later. A turn is a block, or half of one for types by halves; turns are taken by fours.
    `first`: nothing was added to the results before. */
 INLINE void NAME(multiply_span)(const int type, int64_t batches, float *results, const struct unpacked *w,
                                 const struct rounded_rows *x, int64_t stride, int64_t blocks, int first) {
-    const int parts = type == TYPE_Q6_K ? 2 : 1;
+    const int parts = by_halves(type) ? 2 : 1;
     const struct rounded_rows *ahead = x;
     dots ring[4] __attribute__((aligned(64)));
     vf sums[TILE_ROWS];
@@ -318,42 +298,44 @@ INLINE void NAME(multiply_two)(const int type, int64_t batches, float *results, 
     }
 }
 
-/* A group of weights times batches of rows: out[row][ROWS]. */
-INLINE void NAME(multiply_batches)(const int type, int64_t batches, float *out, const uint8_t *weights,
-                                   const struct rounded *x, int64_t cols) {
-    struct unpacked w[SPAN_BLOCKS] __attribute__((aligned(64)));
-    const int64_t blocks = cols / BLOCK;
-    for (int64_t b = 0; b < blocks; b += SPAN_BLOCKS) {
-        int64_t some = at_most(SPAN_BLOCKS, blocks - b);
-        weights = NAME(unpack_span)(type, w, weights, some);
-        const struct rounded_rows *rows = (const struct rounded_rows *)x + b;
-        int64_t fours = type == TYPE_Q6_K ? some : some / 4 * 4;
-        if (fours) NAME(multiply_span)(type, batches, out, w, rows, blocks, fours, b == 0);
-        if (fours < some)
-            NAME(multiply_two)(type, batches, out, w + fours, rows + fours, blocks, b + fours == 0);
-    }
+/* A span of columns, of a type or of one that is like it. */
+INLINE void NAME(span)(const int type, int64_t batches, float *out, const struct unpacked *w,
+                       const struct rounded_rows *x, int64_t stride, int64_t blocks, int first) {
+    int64_t fours = by_halves(type) ? blocks : blocks / 4 * 4;
+    if (fours) NAME(multiply_span)(type, batches, out, w, x, stride, fours, first);
+    if (fours < blocks) NAME(multiply_two)(type, batches, out, w + fours, x + fours, stride, first && !fours);
 }
 
-#define BATCHES(name, type)                                                                                   \
-    static void NAME(name)(int64_t batches, float *out, const uint8_t *weights, const struct rounded *x,      \
-                           int64_t cols) {                                                                    \
-        NAME(multiply_batches)(type, batches, out, weights, x, cols);                                         \
-    }
-BATCHES(batches_q4_0, TYPE_Q4_0)
-BATCHES(batches_q4_1, TYPE_Q4_1)
-BATCHES(batches_q8_0, TYPE_Q8_0)
-BATCHES(batches_q4_k, TYPE_Q4_K)
-BATCHES(batches_q6_k, TYPE_Q6_K)
-#undef BATCHES
+static void NAME(span_plain)(int64_t batches, float *out, const struct unpacked *w, const struct rounded_rows *x,
+                             int64_t stride, int64_t blocks, int first) {
+    NAME(span)(TYPE_Q4_0, batches, out, w, x, stride, blocks, first);
+}
 
-static void NAME(some_batches)(int64_t type, int64_t n, float *out, const uint8_t *w, const struct rounded *x,
-                               int64_t cols) {
-    switch (type) {
-        case TYPE_Q4_0: NAME(batches_q4_0)(n, out, w, x, cols); break;
-        case TYPE_Q4_1: NAME(batches_q4_1)(n, out, w, x, cols); break;
-        case TYPE_Q8_0: NAME(batches_q8_0)(n, out, w, x, cols); break;
-        case TYPE_Q4_K: NAME(batches_q4_k)(n, out, w, x, cols); break;
-        default: NAME(batches_q6_k)(n, out, w, x, cols);
+static void NAME(span_with_low)(int64_t batches, float *out, const struct unpacked *w,
+                                const struct rounded_rows *x, int64_t stride, int64_t blocks, int first) {
+    NAME(span)(TYPE_Q4_1, batches, out, w, x, stride, blocks, first);
+}
+
+static void NAME(span_by_halves)(int64_t batches, float *out, const struct unpacked *w,
+                                 const struct rounded_rows *x, int64_t stride, int64_t blocks, int first) {
+    NAME(span)(TYPE_Q6_K, batches, out, w, x, stride, blocks, first);
+}
+
+/* A group of weights times batches of rows: out[row][ROWS]. */
+static void NAME(some_batches)(int64_t type, int64_t batches, float *out, const uint8_t *weights,
+                               const struct rounded *x, int64_t cols) {
+    struct unpacked w[SPAN_BLOCKS] __attribute__((aligned(64)));
+    const int64_t blocks = cols / BLOCK, run = SPAN_BLOCKS / blocks_of(type) * step_bytes(form_of(type));
+    for (int64_t b = 0; b < blocks; b += SPAN_BLOCKS, weights += run) {
+        int64_t some = at_most(SPAN_BLOCKS, blocks - b);
+        const struct rounded_rows *rows = (const struct rounded_rows *)x + b;
+        NAME(unpack_span)(type, w, weights, some);
+        if (by_halves((int)type))
+            NAME(span_by_halves)(batches, out, w, rows, blocks, some, b == 0);
+        else if (has_low((int)type))
+            NAME(span_with_low)(batches, out, w, rows, blocks, some, b == 0);
+        else
+            NAME(span_plain)(batches, out, w, rows, blocks, some, b == 0);
     }
 }
 
@@ -389,7 +371,7 @@ static void NAME(product_with_tiles)(const struct product *p, int ith, int nth) 
     int tiles = p->n >= FEWEST;
     if (tiles) {
         _tile_storeconfig(&before);
-        _tile_loadconfig(p->type == TYPE_Q6_K ? &blocks_of_16 : &blocks_of_32);
+        _tile_loadconfig(by_halves((int)p->type) ? &blocks_of_16 : &blocks_of_32);
     }
     NAME(product)(p, ith, nth);
     if (tiles) {
