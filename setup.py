@@ -75,7 +75,8 @@ setup(
             [path.as_posix()],
             include_dirs=[SHARED.parent.as_posix()],
             depends=sorted(header.as_posix() for header in (SHARED, *path.parent.glob("*.h"))),
-            extra_compile_args=["-O3", *FLAGS.get(path.name, [])],
+            # Python's own options ask for what debuggers need, which takes longer than all the rest.
+            extra_compile_args=["-O3", "-g0", *FLAGS.get(path.name, [])],
             libraries=[] if os.name == "nt" else ["m"],
             optional=True,  # without a C compiler everything works, more slowly
         )

@@ -129,6 +129,13 @@ MIXES = {
     "Q4_0": Mix(LlamaFileType.MOSTLY_Q4_0, Qt.Q4_0, Qt.Q6_K, Qt.Q4_0),
     "Q4_1": Mix(LlamaFileType.MOSTLY_Q4_1, Qt.Q4_1, Qt.Q6_K, Qt.Q4_1),
     "Q4_K_M": Mix(LlamaFileType.MOSTLY_Q4_K_M, Qt.Q4_K, Qt.Q6_K, Qt.Q6_K),
+    "Q5_K_M": Mix(LlamaFileType.MOSTLY_Q5_K_M, Qt.Q5_K, Qt.Q6_K, Qt.Q6_K),
+    "Q6_K": Mix(LlamaFileType.MOSTLY_Q6_K, Qt.Q6_K, Qt.Q6_K, Qt.Q6_K),
+    # Of these llama.cpp's recipes have one type more, for a few matrices.
+    "Q2_K": Mix(LlamaFileType.MOSTLY_Q2_K, Qt.Q2_K, Qt.Q6_K, Qt.Q3_K),
+    "Q3_K_M": Mix(LlamaFileType.MOSTLY_Q3_K_M, Qt.Q3_K, Qt.Q6_K, Qt.Q4_K),
+    "IQ4_XS": Mix(LlamaFileType.MOSTLY_IQ4_XS, Qt.IQ4_XS, Qt.Q6_K, Qt.Q5_K),
+    "MXFP4": Mix(LlamaFileType.MOSTLY_MXFP4_MOE, Qt.MXFP4, Qt.Q8_0, Qt.MXFP4),
 }
 
 

@@ -1,30 +1,25 @@
 /* Dot products of bytes in vectors of 8 lanes (AVX2; where VNNI is 1, with AVX-VNNI's instruction for them). */
 
-#undef LANES
-#undef BATCH
-#undef SMALL
-#undef UNROLLED
 #define LANES 8
 #define BATCH 4 /* rows of activations at once: their sums stay in registers */
 #define SMALL 0
-#undef MANY
-#undef AT_A_TIME
-#define MANY 8 /* rows of activations from which on weights are unpacked for all of them */
-#define AT_A_TIME 2 /* vectors of rows of a weight that share an activation once it is broadcast */
 #define UNROLLED UNROLL
-#undef ROOM
-#undef NEEDS_HALVES
-#define ROOM(type) ((type) == TYPE_Q6_K ? 2 : 4) /* words whose products are added up in 16 bits */
+
+#define MANY 8
+#define WORTH_UNPACKING(type) ((type) != TYPE_Q8_0) /* whose bytes are ready as they are */
+#define MORE_TYPES_READY(EACH) EACH(Q4_0) EACH(Q4_1) EACH(Q4_K) EACH(Q6_K)
+#define MORE_KINDS_READY(EACH) EACH(Q4_0) EACH(Q4_K) EACH(Q6_K)
+#define SUMS_STAY 0
+#define ROOM(type) ((type) == TYPE_Q6_K ? 2 : 4) /* in 16 bits */
 #if VNNI
 #define NEEDS_HALVES(type) 0
 #else
-#define NEEDS_HALVES(type) ((type) == TYPE_Q5_0 || (type) == TYPE_Q5_K) /* those of a block have no room there */
+#define NEEDS_HALVES(type) ((type) == TYPE_Q5_0 || (type) == TYPE_Q5_K)
 #endif
+#define AT_A_TIME 2
 
 /* For all that compilers know memory has changed here. Otherwise they read the activations of a whole block
    before its first word, run out of registers, and keep most of them on the stack. */
-#undef READ_LATER
-#undef READ_WORD_LATER
 #define READ_LATER(when) __asm__ volatile("" : : : "memory")
 #define READ_WORD_LATER() READ_LATER(1)
 /* Nor may they make all products of a block first, and add them up in another order. */

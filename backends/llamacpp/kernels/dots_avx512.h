@@ -1,26 +1,20 @@
 /* Dot products of bytes in vectors of 16 lanes (AVX-512 with VNNI). */
 
-#undef LANES
-#undef BATCH
-#undef SMALL
-#undef UNROLLED
 #define LANES 16
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
 #define SMALL 0
-#undef MANY
-#define MANY 0
-#undef ROOM
-#undef NEEDS_HALVES
-#undef AT_A_TIME
-#define ROOM(type) 4 /* words of which products are added up at once */
-#define NEEDS_HALVES(type) 0
-#define AT_A_TIME 1
 #define UNROLLED UNROLL
-
-#undef READ_LATER
-#undef READ_WORD_LATER
 #define READ_LATER(when)
 #define READ_WORD_LATER()
+
+#define MANY 16
+#define WORTH_UNPACKING(type) ((type) == TYPE_Q6_K) /* others gain nothing */
+#define MORE_TYPES_READY(EACH) EACH(Q6_K)
+#define MORE_KINDS_READY(EACH) EACH(Q6_K)
+#define SUMS_STAY 1
+#define ROOM(type) 4
+#define NEEDS_HALVES(type) 0
+#define AT_A_TIME 1
 
 typedef float NAME(vf) __attribute__((vector_size(64)));
 typedef int32_t NAME(vi) __attribute__((vector_size(64)));

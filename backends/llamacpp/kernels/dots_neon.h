@@ -1,26 +1,23 @@
 /* Dot products of bytes in vectors of 4 lanes (arm64 with its instructions for them). */
 
-#undef LANES
-#undef BATCH
-#undef SMALL
-#undef UNROLLED
 #define LANES 4
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
 #define SMALL 0
-#undef MANY
+#define UNROLLED UNROLL
+
 #define MANY 0
-#undef ROOM
-#undef NEEDS_HALVES
-#undef AT_A_TIME
-#define ROOM(type) 4 /* words of which products are added up at once */
+#define WORTH_UNPACKING(type) 0
+#define MORE_TYPES_READY(EACH)
+#define MORE_KINDS_READY(EACH)
+#define SUMS_STAY 0
+#define ROOM(type) 4
 #define NEEDS_HALVES(type) 0
 #define AT_A_TIME 1
-#define UNROLLED UNROLL
 
 /* For all that compilers know memory has changed here. Otherwise they read what four parts of a step have in
    common before the first, and what a block needs long before it, and run out of registers. */
-#undef READ_LATER
 #define READ_LATER(when) if (when) __asm__ volatile("" : : : "memory")
+#define READ_WORD_LATER()
 
 typedef float NAME(vf) __attribute__((vector_size(16)));
 typedef int32_t NAME(vi) __attribute__((vector_size(16)));

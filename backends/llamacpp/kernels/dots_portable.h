@@ -1,21 +1,21 @@
 /* Dot products of bytes in vectors of 4 lanes, in plain C: for CPUs that nothing was written for. */
 
-#undef LANES
-#undef BATCH
-#undef SMALL
-#undef UNROLLED
 #define LANES 4
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
 #define SMALL 1 /* code: one for any number of rows of activations */
-#undef MANY
-#define MANY 0
-#undef ROOM
-#undef NEEDS_HALVES
-#undef AT_A_TIME
-#define ROOM(type) 4 /* words of which products are added up at once */
-#define NEEDS_HALVES(type) 0
-#define AT_A_TIME 1
 #define UNROLLED
+#define READ_LATER(when) /* for compilers that read too early (dots_neon.h, dots_avx2.h) */
+#define READ_WORD_LATER()
+
+/* Of weights that are unpacked first (ready_body.h): */
+#define MANY 0 /* rows of activations from which on others are, too, ... */
+#define WORTH_UNPACKING(type) 0 /* ... if they are of such a type; */
+#define MORE_TYPES_READY(EACH)  /* these types, */
+#define MORE_KINDS_READY(EACH)  /* and those of them that look different once they are unpacked */
+#define SUMS_STAY 0 /* in registers, from block to block */
+#define ROOM(type) 4 /* words whose products are added up at once */
+#define NEEDS_HALVES(type) 0 /* because sums of a whole block have no room */
+#define AT_A_TIME 1 /* vectors of rows of a weight that share an activation */
 
 typedef float NAME(vf) __attribute__((vector_size(16)));
 typedef int32_t NAME(vi) __attribute__((vector_size(16)));

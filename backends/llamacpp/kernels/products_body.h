@@ -228,19 +228,20 @@ INLINE void NAME(add_halves)(const int type, const int n, const int b, vf *sums,
 
 /* Asks memory for some of what lies ahead of a step, with block b of so many: a little at a time. Parts of a
    step take turns with its lines: `mine` is the first that falls to this one. */
-INLINE void NAME(ask)(const int type, const uint8_t *mine, const int b, const int blocks) {
+INLINE void NAME(ask)(const int type, const int first_cache, const uint8_t *mine, const int b,
+                      const int blocks) {
     const int turns = 16 / LANES, lines = ((int)step_bytes(form_of(type)) / 64 + turns - 1) / turns;
     UNROLLED for (int i = lines * b / blocks; i < lines * (b + 1) / blocks; i++)
-        ask(type, mine + 64 * turns * i);
+        ask(type, first_cache, mine + 64 * turns * i);
 }
 
 /* A part of a step times n rows of activations. */
 INLINE void NAME(part)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
                        const struct rounded *x, const uint8_t *mine) {
-    const int blocks = blocks_of(type);
+    const int blocks = blocks_of(type), first_cache = asks_for_first_cache(type);
     struct NAME(factors) f = NAME(factors_of)(type, step, words);
     UNROLLED for (int b = 0; b < blocks; b++) {
-        NAME(ask)(type, mine, b, blocks);
+        NAME(ask)(type, first_cache, mine, b, blocks);
         NAME(factors_at)(type, &f, step, words, b);
         if (by_halves(type))
             NAME(add_halves)(type, n, b, sums, words, x + b * n, &f);
@@ -420,3 +421,19 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
 #undef vf
 #undef vi
 #undef vu
+
+/* What dots_*.h says of these instructions. */
+#undef LANES
+#undef BATCH
+#undef SMALL
+#undef UNROLLED
+#undef MANY
+#undef WORTH_UNPACKING
+#undef MORE_TYPES_READY
+#undef MORE_KINDS_READY
+#undef AT_A_TIME
+#undef ROOM
+#undef NEEDS_HALVES
+#undef SUMS_STAY
+#undef READ_LATER
+#undef READ_WORD_LATER

@@ -3,7 +3,8 @@
    order. Included by products_body.h.
 
    All types go this way if there are several rows, but for those that few rows, or with some instructions any
-   number, are multiplied by as they lie there (MANY). What is unpacked looks the same for several types. */
+   number, are multiplied by as they lie there (MANY, WORTH_UNPACKING). What is unpacked looks the same for several
+   types. */
 
 /* A block of all rows of a group. */
 struct NAME(ready) {
@@ -12,11 +13,11 @@ struct NAME(ready) {
 } __attribute__((aligned(64)));
 
 INLINE void NAME(unpack_part)(const int type, const uint8_t *step, const int part, struct NAME(ready) *out) {
-    const int blocks = blocks_of(type);
+    const int blocks = blocks_of(type), first_cache = asks_for_first_cache(type);
     const uint8_t *own = step + part * LANES * 2, *words = step + head(form_of(type)) + part * LANES * 4;
     struct NAME(factors) f = NAME(factors_of)(type, own, words);
     UNROLLED for (int b = 0; b < blocks; b++, out++) {
-        NAME(ask)(type, step + part * 64, b, blocks);
+        NAME(ask)(type, first_cache, step + part * 64, b, blocks);
         NAME(factors_at)(type, &f, own, words, b);
         UNROLLED for (int k = 0; k < 8; k++) {
             vu w = NAME(word)(type, words, b, k);
@@ -36,13 +37,8 @@ INLINE void NAME(unpack_steps)(const int type, const uint8_t *weights, int64_t b
         for (int part = 0; part < 16 / LANES; part++) NAME(unpack_part)(type, weights, part, out);
 }
 
-#if MANY
-#define TYPES_READY(EACH) ALL_TYPES(EACH)
-#define KINDS_READY(EACH) EACH(Q4_0) EACH(Q4_K) EACH(Q5_0) EACH(Q8_0) EACH(Q2_K) EACH(Q3_K) EACH(Q5_K) EACH(Q6_K)
-#else
-#define TYPES_READY(EACH) TYPES_UNPACKED(EACH)
-#define KINDS_READY(EACH) EACH(Q5_0) EACH(Q8_0) EACH(Q2_K) EACH(Q3_K) EACH(Q5_K)
-#endif
+#define TYPES_READY(EACH) TYPES_UNPACKED(EACH) MORE_TYPES_READY(EACH)
+#define KINDS_READY(EACH) EACH(Q5_0) EACH(Q8_0) EACH(Q2_K) EACH(Q3_K) EACH(Q5_K) MORE_KINDS_READY(EACH)
 
 #define UNPACK(name)                                                                                          \
     static void NAME(unpack_##name)(const uint8_t *weights, int64_t blocks, struct NAME(ready) *out) {        \
@@ -58,9 +54,12 @@ static void NAME(unpack)(int64_t type, const uint8_t *weights, int64_t blocks, s
 #undef UNPACK
 }
 
+/* Where sums wait: of each row of activations, a vector for each part. With SUMS_STAY they do so in registers. */
+INLINE vf *NAME(sum_at)(vf *sums, const int t, const int part) { return sums + t * (16 / LANES) + part; }
+
 /* Some parts of a block, each LANES rows, times n rows of activations. */
 INLINE void NAME(add_ready)(const int type, const int n, const int parts, const struct NAME(ready) *w,
-                            const int from, const struct rounded *x, float *sums) {
+                            const int from, const struct rounded *x, vf *sums) {
     vi dots[AT_A_TIME][BATCH];
     UNROLLED for (int p = 0; p < parts; p++)
         UNROLLED for (int t = 0; t < n; t++) dots[p][t] = NAME(begin)(type, x[t].start[0]);
@@ -77,11 +76,11 @@ INLINE void NAME(add_ready)(const int type, const int n, const int parts, const 
         READ_WORD_LATER();
         vf scale = NAME(load)(w->scale + (from + p) * LANES), low = NAME(load)(w->low + (from + p) * LANES);
         UNROLLED for (int t = 0; t < n; t++) {
-            float *sum = sums + t * ROWS + (from + p) * LANES;
+            vf *sum = NAME(sum_at)(sums, t, from + p);
             vf dot = NAME(floats)(NAME(end)(type, dots[p][t], x[t].start[0]));
-            vf y = NAME(fused)(dot, scale * x[t].scale, NAME(load)(sum));
+            vf y = NAME(fused)(dot, scale * x[t].scale, *sum);
             if (has_low(type)) y = NAME(fused)(low, NAME(all)(x[t].sum), y);
-            NAME(store)(sum, y);
+            *sum = y;
         }
     }
 }
@@ -102,7 +101,7 @@ INLINE void NAME(dot_ready)(const int type, const int n, const struct NAME(ready
 
 /* The same for types that have scales for halves of a block, or whose sums have no room for a whole one. */
 INLINE void NAME(add_ready_halves)(const int type, const int n, const struct NAME(ready) *w, const int part,
-                                   const struct rounded *x, float *sums) {
+                                   const struct rounded *x, vf *sums) {
     vi dots[BATCH], others[BATCH];
     struct NAME(factors) f = {0};
     NAME(dot_ready)(type, n, w, part, 0, dots, x);
@@ -112,20 +111,25 @@ INLINE void NAME(add_ready_halves)(const int type, const int n, const struct NAM
     if (by_halves(type)) f.other = NAME(load)(w->other + part * LANES);
     if (has_lows(type)) f.other_low = NAME(load)(w->other_low + part * LANES);
     UNROLLED for (int t = 0; t < n; t++) {
-        float *at = sums + t * ROWS + part * LANES;
-        vf sum = NAME(load)(at);
+        vf *at = NAME(sum_at)(sums, t, part), sum = *at;
         if (by_halves(type)) {
             sum = NAME(with_halves)(type, sum, dots[t], others[t], &f, x + t);
         } else {
             sum = NAME(fused)(NAME(floats)(dots[t] + others[t]), f.scale * x[t].scale, sum);
             if (has_low(type)) sum = NAME(fused)(f.low, NAME(all)(x[t].sum), sum);
         }
-        NAME(store)(at, sum);
+        *at = sum;
     }
 }
 
 INLINE void NAME(multiply_ready)(const int type, const int n, int64_t blocks, const struct NAME(ready) *w,
-                                 const struct rounded *x, float *sums) {
+                                 const struct rounded *x, vf *waiting) {
+#if SUMS_STAY
+    vf sums[BATCH * (16 / LANES)];
+    UNROLLED for (int t = 0; t < n; t++) sums[t] = waiting[t];
+#else
+    vf *sums = waiting;
+#endif
     for (int64_t b = 0; b < blocks; b++, w++, x += n) {
         if (by_halves(type) || NEEDS_HALVES(type))
             UNROLLED for (int part = 0; part < 16 / LANES; part++)
@@ -134,10 +138,13 @@ INLINE void NAME(multiply_ready)(const int type, const int n, int64_t blocks, co
             UNROLLED for (int part = 0; part < 16 / LANES; part += AT_A_TIME)
                 NAME(add_ready)(type, n, AT_A_TIME, w, part, x, sums);
     }
+#if SUMS_STAY
+    UNROLLED for (int t = 0; t < n; t++) waiting[t] = sums[t];
+#endif
 }
 
 INLINE void NAME(multiply_ready_some)(const int type, int64_t n, int64_t blocks, const struct NAME(ready) *w,
-                                      const struct rounded *x, float *sums) {
+                                      const struct rounded *x, vf *sums) {
 #if SMALL
     NAME(multiply_ready)(type, (int)n, blocks, w, x, sums);
 #else
@@ -158,14 +165,14 @@ INLINE void NAME(multiply_ready_some)(const int type, int64_t n, int64_t blocks,
 
 #define READY_KIND(name)                                                                                      \
     static void NAME(ready_##name)(int64_t n, int64_t blocks, const struct NAME(ready) *w,                    \
-                                   const struct rounded *x, float *sums) {                                    \
+                                   const struct rounded *x, vf *sums) {                                       \
         NAME(multiply_ready_some)(TYPE_##name, n, blocks, w, x, sums);                                        \
     }
 KINDS_READY(READY_KIND)
 #undef READY_KIND
 
 static void NAME(multiply_blocks)(int64_t type, int64_t n, int64_t blocks, const struct NAME(ready) *w,
-                                  const struct rounded *x, float *sums) {
+                                  const struct rounded *x, vf *sums) {
 #define READY_KIND(name)                                                                                      \
     case TYPE_##name: NAME(ready_##name)(n, blocks, w, x, sums); break;
     switch (unpacked_like(type)) { KINDS_READY(READY_KIND) }
@@ -176,7 +183,7 @@ static void NAME(multiply_blocks)(int64_t type, int64_t n, int64_t blocks, const
 #undef TYPES_READY
 
 /* A group of rows times n rows of activations: sums[n][ROWS]. */
-static void NAME(multiply_unpacked)(int64_t type, int64_t n, float *sums, const uint8_t *weights,
+static void NAME(multiply_unpacked)(int64_t type, int64_t n, vf *sums, const uint8_t *weights,
                                     const struct rounded *x, int64_t cols) {
     const int64_t all = cols / BLOCK, run = READY / blocks_of(type) * step_bytes(form_of(type));
     struct NAME(ready) ready[READY];
@@ -186,29 +193,31 @@ static void NAME(multiply_unpacked)(int64_t type, int64_t n, float *sums, const 
         NAME(unpack)(type, weights, blocks, ready);
         for (int64_t t = 0; t < n; t += BATCH) {
             int64_t some = at_most(BATCH, n - t);
-            NAME(multiply_blocks)(type, some, blocks, ready, x + t * all + b * some, sums + t * ROWS);
+            NAME(multiply_blocks)(type, some, blocks, ready, x + t * all + b * some,
+                                  sums + t * (16 / LANES));
         }
     }
 }
 
-/* Of n rows those that weights are unpacked for, which is worth it for whole batches of some types only. */
+/* Of n rows those that weights are unpacked for: of types that can do without, some whole batches. */
 INLINE int64_t NAME(unpacked_rows)(int64_t type, int64_t n) {
     if (!as_it_lies(type)) return n > 1 ? n : 0;
     int64_t whole = n / BATCH * BATCH;
-    return MANY && whole >= MANY && type != TYPE_Q8_0 ? whole : 0; /* its bytes are ready as they are */
+    return WORTH_UNPACKING(type) && whole >= MANY ? whole : 0;
 }
 
 /* A group of columns of `out` for rows of activations from `first` on, as far as weights are unpacked for them. */
 static int64_t NAME(group_unpacked)(const struct product *p, struct NAME(rows) rows, int64_t group,
                                     int64_t first, int64_t end, const struct rounded *x) {
-    float results[2][RUN * ROWS];
+    vf results[2][RUN * ROWS / LANES];
     int64_t all = NAME(unpacked_rows)(p->type, end - first);
     for (int64_t t = 0; t < all; t += RUN) {
         int64_t n = at_most(RUN, all - t);
         const struct rounded *mine = x + t * (p->cols / BLOCK);
         NAME(multiply_unpacked)(p->type, n, results[0], rows.first, mine, p->cols);
         if (rows.second) NAME(multiply_unpacked)(p->type, n, results[1], rows.second, mine, p->cols);
-        NAME(finish)(p, first + t, n, group * ROWS, results[0], results[1]);
+        NAME(finish)(p, first + t, n, group * ROWS, (const float *)results[0],
+                     (const float *)results[1]);
     }
     return all;
 }
