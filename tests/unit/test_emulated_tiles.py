@@ -1,0 +1,64 @@
+"""AMX's tiles in plain C (tests/support/tiles.h): products with them have the same bits, on any CPU with AVX-512."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hetrun.backends.llamacpp.kernels import matmul as module
+from hetrun.backends.llamacpp.kernels.matmul import LEVELS, PLAIN, PORTABLE, SWIGLU, Products
+from tests.support.paths import ROOT
+from tests.support.tiers import exhaustive
+from tests.unit import test_matmul_kernels as kernels
+from tests.unit.test_matmul_kernels import SCALES, STEPS, Fused, activations, computed, same, weight
+
+AVX512, AMX = LEVELS.index("AVX-512 VNNI"), LEVELS.index("AMX")
+TILE_ROWS, ROUNDED_BYTES = 16, 48  # of activations at once; of 32 columns of one
+FOLDER = ROOT / "hetrun" / "backends" / "llamacpp" / "kernels"
+BUILT = module.library()
+pytestmark = [
+    exhaustive,
+    pytest.mark.skipif(BUILT is None or AVX512 not in BUILT.levels, reason="this CPU has no AVX-512 VNNI"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc"),
+]
+
+
+class Emulated(Products):
+    """It takes this CPU for what it is, and tiles want more rows of activations at once."""
+
+    def scratch(self, n: int, cols: int) -> int:
+        whole = -(-n // TILE_ROWS) * TILE_ROWS
+        return whole * (cols // 32) * ROUNDED_BYTES
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Products:
+    """The library as it is compiled for users, but for tiles."""
+    made = tmp_path_factory.mktemp("tiles") / "products.so"
+    shared = next((ROOT / "hetrun").rglob("supply.h"))
+    options = ("-O2", "-ffp-contract=off", "-fPIC", "-shared", "-include", _tiles(), f"-I{shared.parent}")
+    command = ("gcc", *options, str(FOLDER / "products.c"), "-o", str(made), "-lm")
+    subprocess.run(command, check=True)
+    return Emulated(ctypes.PyDLL(str(made)), ctypes.CDLL(str(made)))
+
+
+def _tiles() -> str:
+    return str(Path(__file__).parents[1] / "support" / "tiles.h")
+
+
+@pytest.mark.parametrize("activation", [PLAIN, SWIGLU])
+@pytest.mark.parametrize("name", sorted(SCALES))
+def test_tiles_make_the_same_bits(
+    name: str, activation: int, emulated: Products, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "BUILT", emulated)
+    fused = Fused(activation=activation)
+    for steps in (1, 3, 9):
+        w = weight(name, 64, STEPS[name] * steps)
+        for n in (13, 14, 16, 24, 33, 40, 130):
+            x = activations(n, w.cols)
+            assert same(computed(w, x, AMX, 2, fused), computed(w, x, PORTABLE, 1, fused))
