@@ -1,4 +1,4 @@
-"""AMX's tiles in plain C (tests/support/tiles.h): products with them have the same bits, on any CPU with AVX-512."""
+"""AMX's tiles in plain C (tests/support/tiles.h): products with them have the same bits."""
 
 from __future__ import annotations
 

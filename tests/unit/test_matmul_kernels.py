@@ -32,8 +32,8 @@ from hetrun.graph.quant import Bytes, Floats, QuantType, by_name
 BUILT = module.library()
 pytestmark = pytest.mark.skipif(BUILT is None, reason="hetrun was installed without a C compiler")
 LEVELS = BUILT.levels if BUILT else ()
-# Types, where their blocks hold float16 numbers, and what numbers of columns they are taken with. MXFP4 has an
-# exponent in a byte instead.
+# Types, and where their blocks hold float16 numbers; MXFP4 has an exponent in a byte instead. And what numbers of
+# columns they are taken with.
 SCALES: dict[str, tuple[int, ...]] = {
     **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "MXFP4": ()},
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)},
@@ -372,4 +372,5 @@ def test_what_is_taken(name: str) -> None:
 
 def test_other_types_are_not_taken() -> None:
     lib = library()
-    assert not any(lib.takes(by_name(name).ggml_id, (16, 256)) for name in ("F32", "F16", "BF16", "IQ3_S", "TQ2_0"))
+    others = ("F32", "F16", "BF16", "IQ3_S", "TQ2_0")
+    assert not any(lib.takes(by_name(name).ggml_id, (16, 256)) for name in others)
