@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hetrun.backend import Floats
 from hetrun.backends.llamacpp.attention_layout import Layout
 from hetrun.backends.llamacpp.decode_attention import Common, Span
+from hetrun.backends.llamacpp.expert_matmul import ExpertNode
 from hetrun.backends.llamacpp.graph_builder import Ref
 from hetrun.backends.llamacpp.packed_matmul import LookupNode, Node
 from hetrun.backends.llamacpp.page_in import Brought
@@ -61,7 +62,7 @@ class Inputs:
     kv: list[KvSlice] = field(default_factory=list)
     padded: list[Padded] = field(default_factory=list)
     masks: dict[tuple[int, int, Rows, Layout], Mask] = field(default_factory=dict)
-    products: list[Node] = field(default_factory=list)
+    products: list[Node | ExpertNode] = field(default_factory=list)
     lookups: list[LookupNode] = field(default_factory=list)
     brought: list[Brought] = field(default_factory=list)
     chosen: dict[str, int] = field(default_factory=dict)  # by router the experts of each row

@@ -10,6 +10,7 @@ from hetrun.backend import Buffers, PassShape, WeightUse
 from hetrun.backend.fusion import Rotation
 from hetrun.backends.llamacpp import (
     decode_attention,
+    expert_matmul,
     expert_stats,
     ggml_api,
     packed_matmul,
@@ -77,6 +78,10 @@ class Emitter:
         """Who brings a weight before it is multiplied by, if somebody has to."""
         buffer = self._buffer(use)
         return buffer.mapped if isinstance(buffer, MappedBuffer) else None
+
+    def layout(self, use: WeightUse) -> str:
+        """How a weight lies in memory."""
+        return self._buffer(use).layout
 
     def _buffer(self, use: WeightUse) -> GgmlBuffer:
         buffer = self._buffers[use]
@@ -255,22 +260,58 @@ def _moe(e: Emitter, op: Op) -> None:
         shares = lib.ggml_scale(ctx, shares, a.scale)
     if a.matrices < a.n_experts:
         chosen, shares = _held(e, a, scores, chosen, shares, x.rows)
-    late, experts = chosen, uses(op)[1:]
+    experts = uses(op)[1:]
     mapped = e.mapped(experts[0])
-    if a.without and e.sorter and not mapped:
+    packed = [e.layout(use) == PACKED for use in experts]
+    if a.without and e.sorter and not mapped and not all(packed):
         e.define(op, partial_moe.mixture(e, e.sorter, a, x, (gate, up, down), chosen, shares))
         return
     if a.without:
         shares = partial_moe.kept_shares(e, a, scores, chosen, shares, x.rows)
+    late = chosen
     if mapped:
         chosen, late = page_in.bring_experts(e, mapped, experts, chosen)
-    each = e.w.heads(x, x.width)  # [width, 1, rows]
-    inner = lib.ggml_swiglu_split(
-        ctx, lib.ggml_mul_mat_id(ctx, gate, each, chosen), lib.ggml_mul_mat_id(ctx, up, each, chosen)
-    )
-    results = lib.ggml_mul_mat_id(ctx, down, inner, late)  # [width, n_used, rows]
+    mixture = Mixture(e, x, chosen, late, a.without if all(packed) else (), experts[0].matrices)
+    (gate_use, up_use, down_use), alike = experts, experts[0].weight.quant == experts[1].weight.quant
+    if all(packed[:2]) and alike:
+        inner = mixture.product([(gate_use, gate), (up_use, up)])
+    else:
+        inner = lib.ggml_swiglu_split(
+            ctx, mixture.product([(gate_use, gate)]), mixture.product([(up_use, up)])
+        )
+    results = mixture.product([(down_use, down)], inner)  # [width, n_used, rows]
     total = lib.ggml_out_prod(ctx, results, shares)  # [width, 1, rows]: their sum by shares, as one node
     e.define(op, lib.ggml_reshape_2d(ctx, total, x.width, x.rows))
+
+
+class Mixture:
+    """The products of one mixture: our own where weights are packed, else ggml's."""
+
+    def __init__(
+        self, e: Emitter, x: Ref, chosen: int, late: int, without: Sequence[int], experts: int
+    ) -> None:
+        self._e, self._x = e, x
+        self._chosen, self._late = chosen, late  # of the first products, and of the last
+        self._without, self._experts = without, experts
+        self._routed: expert_matmul.Routed | None = None
+
+    def product(self, weights: Sequence[tuple[WeightUse, int]], inner: int = 0) -> int:
+        """By one weight, or by a gate's two; of the rows, or of what came of the first products."""
+        e, (use, weight) = self._e, weights[0]
+        if e.layout(use) == PACKED:
+            x = inner or e.w.plain(self._x)
+            return expert_matmul.multiply(e, self._route(), weights, x, bool(inner))
+        each = inner or e.w.heads(self._x, self._x.width)  # [width, 1, rows]
+        chosen = self._late if inner else self._chosen
+        found: int = e.lib.ggml_mul_mat_id(e.ctx, weight, each, chosen)
+        return found
+
+    def _route(self) -> expert_matmul.Routed:
+        if self._routed is None:
+            used = ggml_api.tensor_at(self._chosen).ne[0]
+            given = self._chosen, self._x.rows, used, self._experts, self._without
+            self._routed = expert_matmul.route(self._e, *given)
+        return self._routed
 
 
 def _held(e: Emitter, a: Moe, scores: int, chosen: int, shares: int, rows: int) -> tuple[int, int]:

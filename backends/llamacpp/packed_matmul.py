@@ -24,6 +24,7 @@ from hetrun.graph import Op
 from hetrun.graph.ops import Gelu, RmsNorm
 
 if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.expert_matmul import ExpertNode
     from hetrun.backends.llamacpp.lowering import Emitter
 
 ALL_THREADS = -1
@@ -39,6 +40,7 @@ class Node:
     out: int
     residual: int | None
     halves: int
+    counters = matmul.COUNTERS
 
     def point(self) -> None:
         """Write the addresses of its rows into its structure."""
@@ -58,9 +60,10 @@ class Node:
         unit = lib.unit(made.type, made.cols, self.halves) if self.partial else 0
         return lib.scratch(made.n, made.cols) + unit
 
-    def learn_next(self, after: Node) -> None:
-        """What is computed after this product."""
-        self.made.next = ctypes.addressof(after.made)
+    @property
+    def beginning(self) -> int | None:
+        """What is asked for before it is its turn."""
+        return ctypes.addressof(self.made)
 
 
 @dataclass(slots=True)
@@ -153,11 +156,15 @@ class PackedProducts:
     """The products of one graph, once ggml has given it memory."""
 
     def __init__(
-        self, lib: matmul.Products | None, nodes: Sequence[Node], lookups: Sequence[LookupNode], slots: int
+        self,
+        lib: matmul.Products | None,
+        nodes: Sequence[Node | ExpertNode],
+        lookups: Sequence[LookupNode],
+        slots: int,
     ) -> None:
         self._nodes, self._lookups = nodes, lookups  # ggml has only the addresses of their structures
         # Nodes run one after the other, and leave them as they were.
-        self._counters = np.zeros(matmul.COUNTERS, np.int32)
+        self._counters = np.zeros(max((node.counters for node in nodes), default=0), np.int32)
         self._scratch = np.empty(0, np.uint8)
         self._shared = np.empty(0, np.uint8)
         for lookup in lookups:
@@ -165,7 +172,7 @@ class PackedProducts:
         if lib and nodes:
             self._share(lib, slots)
             for node, after in pairwise(nodes):
-                node.learn_next(after)
+                node.made.next = after.beginning
 
     @property
     def nbytes(self) -> int:

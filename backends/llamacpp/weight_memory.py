@@ -202,9 +202,11 @@ class WeightMemory:
 
     def packed_by(self, use: WeightUse) -> Products | None:
         """Our own products, if they multiply by this weight, or look its rows up."""
-        if use.use not in ("product", "lookup") or self._products is None:
+        if use.use not in ("product", "lookup", "experts") or self._products is None:
             return None
         weight = use.weight
+        if use.use == "experts" and weight.shape[0] // use.matrices % ROWS:
+            return None  # a group of rows would be of two experts
         return self._products if self._products.takes(weight.quant.ggml_id, weight.shape) else None
 
     def _upload_plain(self, use: WeightUse, read: ReadInto) -> GgmlBuffer:

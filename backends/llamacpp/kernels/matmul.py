@@ -43,7 +43,25 @@ class Product(Structure):
         ("next", c_void_p),
         ("partial", c_void_p),
         ("shared", c_void_p),
+        ("second", c_void_p),
+        *((name, c_void_p) for name in ("from_rows", "to_rows")),
     )
+
+
+class Routing(Structure):
+    """struct routing: which rows each expert of a mixture takes."""
+
+    _fields_ = (
+        ("chosen", c_void_p),
+        *((name, c_int64) for name in ("rows", "used", "stride", "experts")),
+        *((name, c_void_p) for name in ("left_out", "first", "row", "pair")),
+    )
+
+
+class ExpertProducts(Structure):
+    """struct expert_products: one product by all experts."""
+
+    _fields_ = (("each", Product), ("routing", c_void_p), ("bytes", c_int64), ("by_pair", c_int64))
 
 
 class Partial(Structure):
@@ -74,7 +92,11 @@ class Lookup(Structure):
     )
 
 
-LAYOUT = 1000000 * ctypes.sizeof(Product) + 1000 * ctypes.sizeof(Partial) + ctypes.sizeof(Lookup)
+LAYOUT = (
+    1000000 * ctypes.sizeof(Product)
+    + 1000 * ctypes.sizeof(Partial)
+    + sum(map(ctypes.sizeof, (Lookup, Routing, ExpertProducts)))
+)
 
 
 class Products:
@@ -94,6 +116,10 @@ class Products:
         self.look_up = _declared(dll, "hetrun_lookup", None, *node)
         self.product_address = _address(dll, "hetrun_product")
         self.lookup_address = _address(dll, "hetrun_lookup")
+        self.route = _declared(dll, "hetrun_route", None, *node)
+        self.multiply_experts = _declared(dll, "hetrun_expert_products", None, *node)
+        self.route_address = _address(dll, "hetrun_route")
+        self.experts_address = _address(dll, "hetrun_expert_products")
         self.level: int = dll.hetrun_products_level()
         # All that this CPU could use, the best last.
         self.levels = tuple(level for level in range(len(LEVELS)) if dll.hetrun_products_runs(level))

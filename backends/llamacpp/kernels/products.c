@@ -6,6 +6,7 @@
 #include "lookups.h"
 #include "packing.h"
 #include "sharing.h"
+#include "mixture.h"
 
 /* Compilers of a few years ago do not know AVX-VNNI. */
 #if defined(__clang__)
@@ -168,7 +169,8 @@ void hetrun_lookup(void *node, int ith, int nth, void *lookup) {
 
 /* Changes whenever the structures do: a library that was built from other sources is not used. */
 int64_t hetrun_products_layout(void) {
-    return 1000000 * sizeof(struct product) + 1000 * sizeof(struct partial) + sizeof(struct lookup);
+    int64_t mixtures = sizeof(struct routing) + sizeof(struct expert_products);
+    return 1000000 * sizeof(struct product) + 1000 * sizeof(struct partial) + sizeof(struct lookup) + mixtures;
 }
 
 /* Whether this CPU and its system have all instructions of a level. A better one may be there without one below
@@ -242,4 +244,18 @@ void hetrun_product(void *node, int ith, int nth, void *product) {
 #endif
         default: product_portable(p, ith, nth);
     }
+}
+
+/* Who of the experts takes which rows; one thread. */
+void hetrun_route(void *node, int ith, int nth, void *routing) {
+    (void)node, (void)nth;
+    if (ith == 0) route(routing);
+}
+
+/* One thread's share of a product by all experts: they follow on one another without waiting. */
+void hetrun_expert_products(void *node, int ith, int nth, void *products) {
+    const struct expert_products *m = products;
+    int64_t expert = -1;
+    for (struct product p; next_expert(m, &expert, &p);) hetrun_product(node, ith, nth, &p);
+    clear_left_out(m, ith, nth);
 }

@@ -62,6 +62,8 @@ struct product {
     const struct product *next; /* what is computed after this, if known: memory is asked for its beginning */
     const struct partial *partial; /* a weight that is not always in memory as a whole; NULL: it is */
     uint8_t *shared;               /* memory for all rows of x, if they are more than one tile */
+    const uint8_t *second;         /* rows of the second half of the weight, if they lie elsewhere; or NULL */
+    const int32_t *from, *to;      /* rows of x and of out by their numbers; NULL: one after the other */
 };
 
 /* Some rows of a packed weight as floats: what an embedding looks up. */

@@ -102,7 +102,8 @@ INLINE vf NAME(activated)(int64_t activation, vf x) {
 static void NAME(finish)(const struct product *p, int64_t first, int64_t n, int64_t column, const float *results,
                          const float *gated) {
     int64_t width = columns_out(p);
-    for (int64_t t = 0; t < n; t++)
+    for (int64_t t = 0; t < n; t++) {
+        int64_t row = p->to ? p->to[first + t] : first + t;
         for (int64_t i = 0; i < ROWS && column + i < width; i += LANES) {
             int64_t at = column + i, count = width - at;
             vf y = NAME(load)(results + t * ROWS + i);
@@ -114,8 +115,9 @@ static void NAME(finish)(const struct product *p, int64_t first, int64_t n, int6
             }
             if (p->residual)
                 y += NAME(load_some)(p->residual + (first + t) * p->residual_stride + at, count);
-            NAME(store_some)(p->out + (first + t) * p->out_stride + at, y, count);
+            NAME(store_some)(p->out + row * p->out_stride + at, y, count);
         }
+    }
 }
 
 /* Activations to 8 bits */
@@ -159,7 +161,7 @@ INLINE void NAME(round_block)(struct rounded *out, const vf x[BLOCK / LANES], co
 
 /* One row of activations; its blocks are `step` apart. */
 static void NAME(round_row)(const struct product *p, int64_t row, struct rounded *out, int64_t step) {
-    const float *x = p->x + row * p->x_stride;
+    const float *x = row_of_x(p, row);
     float factor = p->gain ? NAME(inverse_rms)(x, p->cols, p->eps) : 1;
     for (int64_t c = 0; c < p->cols; c += BLOCK, out += step) {
         vf v[BLOCK / LANES];
@@ -352,8 +354,9 @@ struct NAME(rows) {
 
 INLINE struct NAME(rows) NAME(rows_of)(const struct product *p, int64_t group) {
     int64_t bytes = group_bytes(p->type, p->cols);
-    const uint8_t *first = p->weights + group * bytes;
-    return (struct NAME(rows)){first, p->activation == PLAIN ? NULL : first + columns_out(p) / ROWS * bytes};
+    const uint8_t *first = p->weights + group * bytes, *second = p->second;
+    if (p->activation == PLAIN) return (struct NAME(rows)){first, NULL};
+    return (struct NAME(rows)){first, (second ? second : p->weights + columns_out(p) / ROWS * bytes) + group * bytes};
 }
 
 #include "ready_body.h"

@@ -22,6 +22,10 @@ struct rounded {
                          sums of the halves of x */
 };
 
+INLINE const float *row_of_x(const struct product *p, int64_t row) {
+    return p->x + (p->from ? p->from[row] : row) * p->x_stride;
+}
+
 /* Columns of the results. */
 INLINE int64_t columns_out(const struct product *p) { return p->activation == PLAIN ? p->rows : p->rows / 2; }
 

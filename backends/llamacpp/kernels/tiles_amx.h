@@ -120,13 +120,13 @@ static void NAME(round_batch)(const struct product *p, int64_t first, int64_t n,
     float factors[TILE_ROWS];
     const int64_t blocks = p->cols / BLOCK;
     for (int64_t i = 0; i < n; i++)
-        factors[i] = p->gain ? NAME(inverse_rms)(p->x + (first + i) * p->x_stride, p->cols, p->eps) : 1;
+        factors[i] = p->gain ? NAME(inverse_rms)(row_of_x(p, first + i), p->cols, p->eps) : 1;
     for (int64_t b = 0; b < blocks; b += 16) {
         int64_t some = at_most(16, blocks - b);
         const float *gain = p->gain ? p->gain + b * BLOCK : NULL;
         if (n < TILE_ROWS) memset(out + b, 0, (size_t)some * sizeof(*out));
         for (int64_t i = 0; i < n; i++) {
-            const float *x = p->x + (first + i) * p->x_stride + b * BLOCK;
+            const float *x = row_of_x(p, first + i) + b * BLOCK;
             NAME(round_span)(p, x, gain, factors[i], some, out + b, (int)i);
         }
     }

@@ -1,0 +1,126 @@
+"""Products by the experts of a mixture, in our own layout, as nodes of a graph.
+
+A row and one of its experts are a pair. The first node finds which pairs each expert has (`struct routing`);
+products by all experts follow, gate and up as one. Results lie as ggml has them, [width, experts of a row, rows],
+so either of them may be ggml's as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backend import WeightUse
+from hetrun.backends.llamacpp import ggml_api
+from hetrun.backends.llamacpp.graph_builder import FLOAT
+from hetrun.backends.llamacpp.kernels import matmul
+
+if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.lowering import Emitter
+
+ALL_THREADS, ONE_THREAD = -1, 1
+INDEX = 4  # bytes
+
+
+@dataclass(slots=True)
+class Routed:
+    """Which pairs each expert has; ggml has only the address of its structure."""
+
+    made: matmul.Routing
+    left_out: NDArray[np.uint8] | None
+    chosen: int  # tensors
+    table: int
+
+    def point(self) -> None:
+        """Write the addresses into its structure; ggml has given the graph its memory."""
+        made, pairs = self.made, self.made.rows * self.made.used
+        made.chosen, made.first = (ggml_api.tensor_at(t).data for t in (self.chosen, self.table))
+        made.row = made.first + INDEX * (made.experts + 1)
+        made.pair = made.row + INDEX * pairs
+
+
+@dataclass(slots=True)
+class ExpertNode:
+    """One product by all experts in a graph."""
+
+    whole: matmul.ExpertProducts
+    routed: Routed
+    x: int  # tensors
+    out: int
+    partial = False
+    beginning = None  # which experts it is is not known before
+
+    @property
+    def made(self) -> matmul.Product:
+        """The product by one of them, but for which."""
+        each: matmul.Product = self.whole.each
+        return each
+
+    @property
+    def counters(self) -> int:
+        """How many it counts with."""
+        experts: int = self.routed.made.experts
+        return matmul.COUNTERS * experts
+
+    def point(self) -> None:
+        """Write the addresses of its rows into its structure."""
+        self.routed.point()
+        self.made.x, self.made.out = (ggml_api.tensor_at(t).data for t in (self.x, self.out))
+
+    def work_bytes(self, lib: matmul.Products) -> int:
+        """What each thread works in: all rows may have chosen the same expert."""
+        return lib.scratch(self.made.n, self.made.cols)
+
+
+def route(e: Emitter, chosen: int, rows: int, used: int, experts: int, without: Sequence[int]) -> Routed:
+    """One node: which pairs each expert has, those of some left out."""
+    lib, pairs = e.products, rows * used
+    assert lib is not None
+    left_out = None
+    made = matmul.Routing(rows=rows, used=used, experts=experts)
+    made.stride = ggml_api.tensor_at(chosen).nb[1] // INDEX
+    if without:
+        left_out = np.zeros(experts, np.uint8)
+        left_out[list(without)] = 1
+        made.left_out = left_out.ctypes.data
+    function = (lib.route_address, ONE_THREAD, addressof(made))
+    table = e.lib.ggml_custom_4d(
+        e.ctx, ggml_api.I32, experts + 1 + 2 * pairs, 1, 1, 1, (c_void_p * 1)(chosen), 1, *function
+    )
+    ggml_api.tensor_at(table).name = ggml_api.SORTED.encode()
+    return Routed(made, left_out, chosen, table)
+
+
+def multiply(
+    e: Emitter, routed: Routed, weights: Sequence[tuple[WeightUse, int]], x: int, by_pair: bool
+) -> int:
+    """One node: what each pair's expert makes of its row, or of what it has of the pair itself; of two weights
+    the first goes through SwiGLU and is multiplied by what the second one makes. Returns [width, used, rows]."""
+    lib, (use, first) = e.products, weights[0]
+    assert lib is not None
+    gated = len(weights) > 1
+    width, cols = use.weight.shape[0] // use.matrices, use.weight.shape[1]
+    whole = matmul.ExpertProducts(routing=addressof(routed.made), by_pair=by_pair)
+    whole.bytes = lib.packed_bytes(use.weight.quant.ggml_id, (width, cols))
+    each = whole.each
+    each.weights = ggml_api.tensor_at(first).data
+    each.type, each.rows, each.cols = use.weight.quant.ggml_id, width * len(weights), cols
+    each.n, each.out_stride = routed.made.rows, width
+    each.x_stride = ggml_api.tensor_at(x).nb[1] // FLOAT
+    each.activation, each.level = matmul.SWIGLU if gated else matmul.PLAIN, lib.level
+    if gated:
+        each.second = ggml_api.tensor_at(weights[1][1]).data
+    tensors = [*(tensor for _, tensor in weights), x, routed.table]
+    function = (lib.experts_address, ALL_THREADS, addressof(whole))
+    out: int = e.lib.ggml_custom_4d(
+        e.ctx, ggml_api.F32, width, routed.made.used, routed.made.rows, 1,
+        (c_void_p * len(tensors))(*tensors), len(tensors), *function,
+    )  # fmt: skip
+    ggml_api.tensor_at(out).name = ggml_api.PRODUCT.encode()
+    e.inputs.products.append(ExpertNode(whole, routed, x, out))
+    return out
