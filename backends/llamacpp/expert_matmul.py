@@ -1,8 +1,8 @@
 """Products by the experts of a mixture, in our own layout, as nodes of a graph.
 
 A row and one of its experts are a pair. The first node finds which pairs each expert has (`struct routing`);
-products by all experts follow, gate and up as one. Results lie as ggml has them, [width, experts of a row, rows],
-so either of them may be ggml's as well.
+products by all experts follow, gate and up as one. Results lie as ggml has them, [width, experts of a row,
+rows], so either of them may be ggml's as well.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def route(e: Emitter, chosen: int, rows: int, used: int, experts: int, without: 
 def multiply(
     e: Emitter, routed: Routed, weights: Sequence[tuple[WeightUse, int]], x: int, by_pair: bool
 ) -> int:
-    """One node: what each pair's expert makes of its row, or of what it has of the pair itself; of two weights
-    the first goes through SwiGLU and is multiplied by what the second one makes. Returns [width, used, rows]."""
+    """One node: what each pair's expert makes of its row, or of a row of the pair's own. Of two weights the
+    first goes through SwiGLU and is multiplied by what the second one makes. Returns [width, used, rows]."""
     lib, (use, first) = e.products, weights[0]
     assert lib is not None
     gated = len(weights) > 1

@@ -46,7 +46,7 @@ class Routes:
 
     @property
     def pairs(self) -> int:
-        return self.chosen.shape[0] * int(self.made.used)
+        return len(self.chosen) * int(self.made.used)
 
     def of(self, expert: int) -> Ints:
         """The pairs of an expert, as they are expected."""

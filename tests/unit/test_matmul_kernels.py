@@ -32,7 +32,7 @@ from hetrun.graph.quant import Bytes, Floats, QuantType, by_name
 BUILT = module.library()
 pytestmark = pytest.mark.skipif(BUILT is None, reason="hetrun was installed without a C compiler")
 LEVELS = BUILT.levels if BUILT else ()
-# Types, and where their blocks hold float16 numbers; MXFP4 has an exponent in a byte instead. And what numbers
+# Types, and where their blocks hold float16 numbers; MXFP4 has exponents of a byte. And what numbers
 # of columns they are taken with.
 SCALES: dict[str, tuple[int, ...]] = {
     **{"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "MXFP4": ()},
