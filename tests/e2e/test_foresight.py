@@ -112,8 +112,9 @@ def timed(timeline: Simulated, function: OpFunction) -> OpFunction:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A backend on a clock that nothing else on the machine moves."""
+    """A backend on a clock that nothing else on the machine moves, where no other program runs."""
     timeline = Simulated()
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
     measuring = ("autotuner", "weight_migration", "yielding", "prober")
     for name in ("executor", *(f"autotune.{part}" for part in measuring)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
