@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from hetrun.backend import Floats
 from hetrun.backends.llamacpp.attention_layout import Layout
 from hetrun.backends.llamacpp.decode_attention import Common, Span
-from hetrun.backends.llamacpp.expert_matmul import ExpertNode
 from hetrun.backends.llamacpp.graph_builder import Ref
+from hetrun.backends.llamacpp.mixture.expert_matmul import ExpertNode
+from hetrun.backends.llamacpp.mixture.partial_moe import Sorted
 from hetrun.backends.llamacpp.packed_matmul import LookupNode, Node
 from hetrun.backends.llamacpp.page_in import Brought
-from hetrun.backends.llamacpp.partial_moe import Sorted
 from hetrun.graph import Rows
 from hetrun.memory.kv.cache import KvTable
 

@@ -10,18 +10,16 @@ from hetrun.backend import Buffers, PassShape, WeightUse
 from hetrun.backend.fusion import Rotation
 from hetrun.backends.llamacpp import (
     decode_attention,
-    expert_matmul,
-    expert_stats,
     ggml_api,
     packed_matmul,
     page_in,
-    partial_moe,
 )
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.mapped_weights import Mapped, MappedBuffer
+from hetrun.backends.llamacpp.mixture import expert_matmul, expert_stats, partial_moe
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value, Weight

@@ -24,8 +24,8 @@ from hetrun.graph import Op
 from hetrun.graph.ops import Gelu, RmsNorm
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.expert_matmul import ExpertNode
     from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.mixture.expert_matmul import ExpertNode
 
 ALL_THREADS = -1
 CACHE_LINE = 64

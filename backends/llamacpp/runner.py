@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
-from hetrun.backends.llamacpp import expert_stats, fusion, ggml_api
+from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.attention_layout import TILE
 from hetrun.backends.llamacpp.decode_attention import FewRows
 from hetrun.backends.llamacpp.epilogues import join
@@ -20,9 +20,10 @@ from hetrun.backends.llamacpp.ggml_api import DATA, NB, NE
 from hetrun.backends.llamacpp.graph_builder import Ref, Writer
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
 from hetrun.backends.llamacpp.lowering import Emitter, most_tensors
+from hetrun.backends.llamacpp.mixture import expert_stats
+from hetrun.backends.llamacpp.mixture.partial_moe import Leaving
 from hetrun.backends.llamacpp.packed_matmul import PackedProducts
 from hetrun.backends.llamacpp.page_in import connect
-from hetrun.backends.llamacpp.partial_moe import Leaving
 from hetrun.backends.llamacpp.preemption import Pieces
 from hetrun.graph import Rows
 from hetrun.memory.kv.cache import KvCache

@@ -309,7 +309,12 @@ async def test_a_silent_process_that_waits_for_cores_is_kept(caplog: pytest.LogC
         assert "no sign of life for 4" in caplog.text
         first = client.pid
         assert (await collect(client, "say fine"))[-1].kind == "done"
-        life.look(1.0)
+
+        def heard() -> bool:
+            life.look(0.0)
+            return client.health.status == "ok"
+
+        await until(heard)
         assert await health(http) == (200, {"status": "ok"})
         assert client.pid == first
 
