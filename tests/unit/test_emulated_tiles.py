@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +17,7 @@ from tests.unit.test_matmul_kernels import SCALES, STEPS, Fused, activations, co
 
 AVX512, AMX = LEVELS.index("AVX-512 VNNI"), LEVELS.index("AMX")
 TILE_ROWS, ROUNDED_BYTES = 16, 48  # of activations at once; of 32 columns of one
+TILES = ROOT / "tests" / "support" / "tiles.h"
 FOLDER = ROOT / "hetrun" / "backends" / "llamacpp" / "kernels"
 BUILT = module.library()
 pytestmark = [
@@ -40,14 +40,10 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Products:
     """The library as it is compiled for users, but for tiles."""
     made = tmp_path_factory.mktemp("tiles") / "products.so"
     shared = next((ROOT / "hetrun").rglob("supply.h"))
-    options = ("-O2", "-ffp-contract=off", "-fPIC", "-shared", "-include", _tiles(), f"-I{shared.parent}")
+    options = ("-O2", "-ffp-contract=off", "-fPIC", "-shared", "-include", str(TILES), f"-I{shared.parent}")
     command = ("gcc", *options, str(FOLDER / "products.c"), "-o", str(made), "-lm")
     subprocess.run(command, check=True)
     return Emulated(ctypes.PyDLL(str(made)), ctypes.CDLL(str(made)))
-
-
-def _tiles() -> str:
-    return str(Path(__file__).parents[1] / "support" / "tiles.h")
 
 
 @pytest.mark.parametrize("activation", [PLAIN, SWIGLU])

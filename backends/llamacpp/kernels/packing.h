@@ -66,7 +66,9 @@ INLINE int has_lows(int type) { return type == TYPE_Q2_K; }
 
 /* Whether few rows of activations are multiplied by its words as they lie there. */
 INLINE int as_it_lies(int64_t type) {
-    return type == TYPE_Q4_0 || type == TYPE_Q4_1 || type == TYPE_Q8_0 || type == TYPE_Q4_K || type == TYPE_Q6_K;
+#define IS_IT(name) || type == TYPE_##name
+    return 0 TYPES_AS_THEY_LIE(IS_IT);
+#undef IS_IT
 }
 
 /* A type whose blocks look the same once they are unpacked, but for what weights are too large by. */
@@ -143,20 +145,12 @@ INLINE int32_t word_at(const void *x) {
         __typeof__(x) differ = ((x >> (by)) ^ x) & (mask);                                                    \
         x ^= differ ^ (differ << (by));                                                                       \
     } while (0)
-#define TO_BYTES(x)                                                                                           \
-    do {                                                                                                      \
-        EXCHANGE(x, 14, 0x0000ccccu);                                                                         \
-        EXCHANGE(x, 7, 0x00aa00aau);                                                                          \
-        EXCHANGE(x, 2, 0x0c0c0c0cu);                                                                          \
-        EXCHANGE(x, 1, 0x22222222u);                                                                          \
-    } while (0)
-#define FROM_BYTES(x)                                                                                         \
-    do {                                                                                                      \
-        EXCHANGE(x, 1, 0x22222222u);                                                                          \
-        EXCHANGE(x, 2, 0x0c0c0c0cu);                                                                          \
-        EXCHANGE(x, 7, 0x00aa00aau);                                                                          \
-        EXCHANGE(x, 14, 0x0000ccccu);                                                                         \
-    } while (0)
+#define EXCHANGE_1(x) EXCHANGE(x, 1, 0x22222222u)
+#define EXCHANGE_2(x) EXCHANGE(x, 2, 0x0c0c0c0cu)
+#define EXCHANGE_7(x) EXCHANGE(x, 7, 0x00aa00aau)
+#define EXCHANGE_14(x) EXCHANGE(x, 14, 0x0000ccccu)
+#define TO_BYTES(x) do { EXCHANGE_14(x); EXCHANGE_7(x); EXCHANGE_2(x); EXCHANGE_1(x); } while (0)
+#define FROM_BYTES(x) do { EXCHANGE_1(x); EXCHANGE_2(x); EXCHANGE_7(x); EXCHANGE_14(x); } while (0)
 
 /* Whether a word is one of fifth bits. */
 INLINE int fifth_bits(int type, int word) { return (type == TYPE_Q5_0 || type == TYPE_Q5_1) && word == 0; }
