@@ -13,10 +13,13 @@
 #define ROOM(type) ((type) == TYPE_Q6_K ? 2 : 4) /* in 16 bits */
 #if VNNI
 #define NEEDS_HALVES(type) 0
+#define ADDED_AT_ONCE(type) 1
 #else
+#define ADDED_AT_ONCE(type) (NAME(sums_of)(type) == NAME(in_32_bits) ? ROOM(type) : 1)
 #define NEEDS_HALVES(type) ((type) == TYPE_Q5_0 || (type) == TYPE_Q5_K)
 #endif
 #define AT_A_TIME 2
+#define TOGETHER(type, n) ((n) == 1 || form_of(type).block == 32 || (type) == TYPE_Q6_K ? 2 : 1)
 
 /* For all that compilers know memory has changed here. Otherwise they read the activations of a whole block
    before its first word, run out of registers, and keep most of them on the stack. */

@@ -15,6 +15,8 @@
 #define ROOM(type) 4
 #define NEEDS_HALVES(type) 0
 #define AT_A_TIME 1
+#define TOGETHER(type, n) ((n) == 1 ? 2 : 1)
+#define ADDED_AT_ONCE(type) 1
 
 typedef float NAME(vf) __attribute__((vector_size(64)));
 typedef int32_t NAME(vi) __attribute__((vector_size(64)));

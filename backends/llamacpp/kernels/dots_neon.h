@@ -13,6 +13,8 @@
 #define ROOM(type) 4
 #define NEEDS_HALVES(type) 0
 #define AT_A_TIME 1
+#define TOGETHER(type, n) 1
+#define ADDED_AT_ONCE(type) 1
 
 /* For all that compilers know memory has changed here. Otherwise they read what four parts of a step have in
    common before the first, and what a block needs long before it, and run out of registers. */

@@ -16,6 +16,8 @@
 #define ROOM(type) 4 /* words whose products are added up at once */
 #define NEEDS_HALVES(type) 0 /* because sums of a whole block have no room */
 #define AT_A_TIME 1 /* vectors of rows of a weight that share an activation */
+#define TOGETHER(type, n) 1 /* the same where they are multiplied as they lie there */
+#define ADDED_AT_ONCE(type) 1 /* words of those */
 
 typedef float NAME(vf) __attribute__((vector_size(16)));
 typedef int32_t NAME(vi) __attribute__((vector_size(16)));

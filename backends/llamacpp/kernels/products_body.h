@@ -177,35 +177,59 @@ static void NAME(round_row)(const struct product *p, int64_t row, struct rounded
 
 /* Products */
 
-/* 32 columns that have one scale. `low`: what is added to each weight behind that; NULL: nothing. */
-INLINE void NAME(add_block)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
-                            const struct rounded *x, vf scale, const vf *low) {
-    vi dots[BATCH];
-    READ_LATER(n > 4);
-    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, x[t].start[0]);
-    UNROLLED for (int k = 0; k < 8; k++) {
-        READ_WORD_LATER();
-        vu w = NAME(word)(type, words, b, k);
-        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x, k);
-    }
-    UNROLLED for (int t = 0; t < n; t++) {
-        vf dot = NAME(floats)(NAME(end)(type, dots[t], x[t].start[0]));
-        sums[t] = NAME(fused)(dot, scale * x[t].scale, sums[t]);
-        if (low) sums[t] = NAME(fused)(*low, NAME(all)(x[t].sum), sums[t]);
-    }
+/* Rows of a weight that are gone through side by side: LANES of one group or of two, all by the same activations,
+   which are then broadcast once for all of them. */
+enum { NAME(most_vectors) = 4 };
+
+struct NAME(side) {
+    const uint8_t *step, *words; /* where halves and words of its rows begin */
+    const uint8_t *asked;        /* the first line that it asks memory for */
+};
+
+/* Which word comes k-th: where the same line holds two of a block, one after the other, so that it is read once.
+   Whole numbers are added up, so any order makes the same bits. */
+INLINE int NAME(word_order)(const int type, const int k) {
+    const struct form f = form_of(type);
+    return f.block == 32 && f.words < 8 ? k % 2 * 4 + k / 2 : k;
 }
 
-/* Half of 32 columns that have a scale for 16. */
-INLINE void NAME(dot_half)(const int type, const int n, const int b, const int half, vi *dots,
-                           const uint8_t *words, const struct rounded *x) {
+/* Blocks whose words lie in the same lines: they are gone through together, if there is room for their sums. */
+INLINE int NAME(neighbours)(const int type, const int n) {
+    return n == 1 && type == TYPE_Q4_K && LANES == 16 ? 2 : 1;
+}
+
+/* Dot products of some words of `near` neighbouring blocks: [block][vector][row of activations]. */
+INLINE void NAME(dots_of)(const int type, const int n, const int vectors, const int near, const int b,
+                          const int from, const int to, vi dots[2][NAME(most_vectors)][BATCH],
+                          const struct NAME(side) *w, const struct rounded *x) {
+    const int some = ADDED_AT_ONCE(type), halves = by_halves(type);
+    const int twos = some == 1 && NAME(word_order)(type, 1) != 1;
     READ_LATER(n > 4);
-    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(begin)(type, start_of_half(type, x + t, half));
-    UNROLLED for (int k = 4 * half; k < 4 * half + 4; k++) {
-        READ_WORD_LATER();
-        vu w = NAME(word)(type, words, b, k);
-        UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(add)(type, dots[t], w, x[t].x, k);
+    UNROLLED for (int q = 0; q < near; q++)
+        UNROLLED for (int i = 0; i < vectors; i++)
+            UNROLLED for (int t = 0; t < n; t++) {
+                const struct rounded *mine = x + q * n + t;
+                dots[q][i][t] = NAME(begin)(type, halves ? start_of_half(type, mine, from / 4) : mine->start[0]);
+            }
+    UNROLLED for (int k = from; k < to; k += some) {
+        const int at = twos ? NAME(word_order)(type, k) : k;
+        if (!twos || k % 2 == 0) READ_WORD_LATER();
+        UNROLLED for (int q = 0; q < near; q++)
+            UNROLLED for (int i = 0; i < vectors; i++) {
+                vu words[4];
+                UNROLLED for (int j = 0; j < some; j++) words[j] = NAME(word)(type, w[i].words, b + q, at + j);
+                UNROLLED for (int t = 0; t < n; t++)
+                    dots[q][i][t] = some == 1 ? NAME(add)(type, dots[q][i][t], words[0], x[q * n + t].x, at)
+                                              : NAME(add_words)(type, dots[q][i][t], words, x[q * n + t].x, at, some);
+            }
     }
-    UNROLLED for (int t = 0; t < n; t++) dots[t] = NAME(end)(type, dots[t], start_of_half(type, x + t, half));
+    UNROLLED for (int q = 0; q < near; q++)
+        UNROLLED for (int i = 0; i < vectors; i++)
+            UNROLLED for (int t = 0; t < n; t++) {
+                const struct rounded *mine = x + q * n + t;
+                int32_t start = halves ? start_of_half(type, mine, from / 4) : mine->start[0];
+                dots[q][i][t] = NAME(end)(type, dots[q][i][t], start);
+            }
 }
 
 /* A sum and what both halves of a block add to it. */
@@ -219,13 +243,28 @@ INLINE vf NAME(with_halves)(const int type, vf sum, vi dot, vi other, const stru
     return NAME(fused)(both, NAME(all)(x->scale), sum);
 }
 
-INLINE void NAME(add_halves)(const int type, const int n, const int b, vf *sums, const uint8_t *words,
-                             const struct rounded *x, const struct NAME(factors) *f) {
-    vi dots[BATCH], others[BATCH];
-    NAME(dot_half)(type, n, b, 0, dots, words, x);
-    NAME(dot_half)(type, n, b, 1, others, words, x);
-    UNROLLED for (int t = 0; t < n; t++)
-        sums[t] = NAME(with_halves)(type, sums[t], dots[t], others[t], f, x + t);
+/* A sum and what a block adds to it that has one scale. */
+INLINE vf NAME(with_block)(const int type, vf sum, vi dot, const struct NAME(factors) *f,
+                           const struct rounded *x) {
+    sum = NAME(fused)(NAME(floats)(dot), f->scale * x->scale, sum);
+    return has_low(type) ? NAME(fused)(f->low, NAME(all)(x->sum), sum) : sum;
+}
+
+/* Some neighbouring blocks of a step. */
+INLINE void NAME(add_blocks)(const int type, const int n, const int vectors, const int near, const int b,
+                             vf sums[][BATCH], const struct NAME(side) *w, const struct rounded *x,
+                             struct NAME(factors) *f) {
+    vi dots[2][NAME(most_vectors)][BATCH], others[2][NAME(most_vectors)][BATCH];
+    NAME(dots_of)(type, n, vectors, near, b, 0, by_halves(type) ? 4 : 8, dots, w, x);
+    if (by_halves(type)) NAME(dots_of)(type, n, vectors, near, b, 4, 8, others, w, x);
+    UNROLLED for (int q = 0; q < near; q++)
+        UNROLLED for (int i = 0; i < vectors; i++) {
+            NAME(factors_at)(type, f + i, w[i].step, w[i].words, b + q);
+            UNROLLED for (int t = 0; t < n; t++)
+                sums[i][t] = by_halves(type)
+                    ? NAME(with_halves)(type, sums[i][t], dots[q][i][t], others[q][i][t], f + i, x + q * n + t)
+                    : NAME(with_block)(type, sums[i][t], dots[q][i][t], f + i, x + q * n + t);
+        }
 }
 
 /* Asks memory for some of what lies ahead of a step, with block b of so many: a little at a time. Parts of a
@@ -237,31 +276,34 @@ INLINE void NAME(ask)(const int type, const int first_cache, const uint8_t *mine
         ask(type, first_cache, mine + 64 * turns * i);
 }
 
-/* A part of a step times n rows of activations. */
-INLINE void NAME(part)(const int type, const int n, vf *sums, const uint8_t *step, const uint8_t *words,
-                       const struct rounded *x, const uint8_t *mine) {
-    const int blocks = blocks_of(type), first_cache = asks_for_first_cache(type);
-    struct NAME(factors) f = NAME(factors_of)(type, step, words);
-    UNROLLED for (int b = 0; b < blocks; b++) {
-        NAME(ask)(type, first_cache, mine, b, blocks);
-        NAME(factors_at)(type, &f, step, words, b);
-        if (by_halves(type))
-            NAME(add_halves)(type, n, b, sums, words, x + b * n, &f);
-        else
-            NAME(add_block)(type, n, b, sums, words, x + b * n, f.scale, has_low(type) ? &f.low : NULL);
+/* A step of some vectors of rows times n rows of activations. */
+INLINE void NAME(step)(const int type, const int n, const int vectors, vf sums[][BATCH],
+                       const struct NAME(side) *w, const struct rounded *x) {
+    const int blocks = blocks_of(type), near = NAME(neighbours)(type, n), first_cache = asks_for_first_cache(type);
+    struct NAME(factors) f[NAME(most_vectors)];
+    UNROLLED for (int i = 0; i < vectors; i++) f[i] = NAME(factors_of)(type, w[i].step, w[i].words);
+    UNROLLED for (int b = 0; b < blocks; b += near) {
+        UNROLLED for (int q = 0; q < near; q++)
+            UNROLLED for (int i = 0; i < vectors; i++) NAME(ask)(type, first_cache, w[i].asked, b + q, blocks);
+        NAME(add_blocks)(type, n, vectors, near, b, sums, w, x + b * n, f);
     }
 }
 
-/* One step of a group of rows. */
-INLINE void NAME(step)(const int type, const int n, vf sums[16 / LANES][BATCH], const uint8_t *weights,
-                       const struct rounded *x) {
-    const struct form f = form_of(type);
-    for (int part = 0; part < 16 / LANES; part++) {
-        READ_LATER(1);
-        const uint8_t *step = weights + part * LANES * 2, *words = weights + head(f) + part * LANES * 4;
-        const uint8_t *mine = weights + part * 64;
-        NAME(part)(type, n, sums[part], step, words, x, mine);
-    }
+/* Where LANES rows of a step lie. */
+INLINE struct NAME(side) NAME(side_of)(const int type, const uint8_t *step, const int part) {
+    return (struct NAME(side)){step + part * LANES * 2, step + head(form_of(type)) + part * LANES * 4,
+                               step + part * 64};
+}
+
+/* The same for vectors of one or two groups from `first` on. */
+INLINE void NAME(step_from)(const int type, const int n, const int vectors, const int first, vf sums[][BATCH],
+                            const uint8_t *weights, const uint8_t *others, const struct rounded *x) {
+    const int parts = 16 / LANES;
+    struct NAME(side) w[NAME(most_vectors)];
+    READ_LATER(1);
+    UNROLLED for (int i = 0; i < vectors; i++)
+        w[i] = NAME(side_of)(type, first + i < parts ? weights : others, (first + i) % parts);
+    NAME(step)(type, n, vectors, sums, w, x);
 }
 
 /* One or two groups of rows times n rows of activations: out[n][ROWS] of each, one behind the other. Memory
@@ -270,18 +312,21 @@ INLINE void NAME(multiply)(const int type, const int n, const int groups, float 
                            const uint8_t *others, const struct rounded *x, int64_t cols) {
     const struct form f = form_of(type);
     const int64_t columns = f.block * f.blocks, bytes = step_bytes(f);
-    vf sums[2][16 / LANES][BATCH];
-    for (int g = 0; g < groups; g++)
-        for (int part = 0; part < 16 / LANES; part++)
-            UNROLLED for (int t = 0; t < n; t++) sums[g][part][t] = (vf){0};
-    for (int64_t c = 0; c < cols; c += columns, weights += bytes, others += bytes, x += columns / BLOCK * n) {
-        NAME(step)(type, n, sums[0], weights, x);
-        if (groups == 2) NAME(step)(type, n, sums[1], others, x);
-    }
-    for (int g = 0; g < groups; g++)
-        for (int t = 0; t < n; t++)
-            for (int part = 0; part < 16 / LANES; part++)
-                NAME(store)(out + (g * BATCH + t) * ROWS + part * LANES, sums[g][part][t]);
+    const int parts = 16 / LANES, all = groups * parts, vectors = all < TOGETHER(type, n) ? all : TOGETHER(type, n);
+    vf sums[2 * 16 / LANES][BATCH];
+    UNROLLED for (int i = 0; i < all; i++)
+        UNROLLED for (int t = 0; t < n; t++) sums[i][t] = (vf){0};
+    for (int64_t c = 0; c < cols; c += columns, weights += bytes, others += bytes, x += columns / BLOCK * n)
+        if (LANES == 16 || f.block == 32)
+            UNROLLED for (int i = 0; i < all; i += vectors)
+                NAME(step_from)(type, n, vectors, i, sums + i, weights, others, x);
+        else
+            for (int i = 0; i < all; i += vectors)
+                NAME(step_from)(type, n, vectors, i, sums + i, weights, others, x);
+    UNROLLED for (int g = 0; g < groups; g++)
+        UNROLLED for (int t = 0; t < n; t++)
+            UNROLLED for (int part = 0; part < parts; part++)
+                NAME(store)(out + (g * BATCH + t) * ROWS + part * LANES, sums[g * parts + part][t]);
 }
 
 /* One group of rows, or two. */
@@ -435,6 +480,8 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
 #undef MORE_TYPES_READY
 #undef MORE_KINDS_READY
 #undef AT_A_TIME
+#undef TOGETHER
+#undef ADDED_AT_ONCE
 #undef ROOM
 #undef NEEDS_HALVES
 #undef SUMS_STAY
