@@ -27,9 +27,10 @@ from hetrun.system.thread_affinity import Team
 
 PRODUCTS = ("linear", "head", "moe")
 ANY = 1 << 20  # rows, of passes that are never so long
-# The error of a product, in parts of its size, by the weight's type: the others' activations have 8 bits.
+# The error of a product, in parts of its size. ggml rounds what is multiplied to the weight's type, or to 8 bits;
+# so do our own products, or to 16.
 ROUNDING = {"F32": 0.0, "F16": 2e-4, "BF16": 1.7e-3}
-EIGHT_BITS = 6e-3
+EIGHT_BITS, SIXTEEN_BITS = 6e-3, 2.4e-5
 
 
 class LlamacppBackend(Backend):
@@ -74,9 +75,15 @@ class LlamacppBackend(Backend):
         return number < ggml_api.TYPES and bool(self.lib.ggml_get_type_traits_cpu(number).contents.vec_dot)
 
     def rounding(self, op: Op) -> float:
-        """Products round what is multiplied: to 8 bits for a quantised weight, else to the weight's type."""
-        types = [use.weight.quant.name for use in fusion.uses(op) if use.use != "vector"]
-        return max((ROUNDING.get(name, EIGHT_BITS) for name in types), default=0.0) * (op.kind in PRODUCTS)
+        """Products round what is multiplied."""
+        if op.kind not in PRODUCTS:
+            return 0.0
+        return max((self._rounds(use) for use in fusion.uses(op) if use.use != "vector"), default=0.0)
+
+    def _rounds(self, use: WeightUse) -> float:
+        if self.exact and self.packs(use):
+            return SIXTEEN_BITS
+        return ROUNDING.get(use.weight.quant.name, EIGHT_BITS)
 
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         return fusion.wants(ops)

@@ -44,6 +44,7 @@ class Emitter:
         self.kv = kv
         self.threads, self.slots = backend.threads, backend.slots
         self.kernels, self.products, self.sorter = backend.kernels, backend.products, backend.sorter
+        self.exact = backend.exact
         self._partial = backend.partial()
         self.gathered: dict[tuple[int, int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.

@@ -45,7 +45,13 @@ class Product(Structure):
         ("shared", c_void_p),
         ("second", c_void_p),
         *((name, c_void_p) for name in ("from_rows", "to_rows")),
+        ("exact", c_int64),
     )
+
+    @property
+    def rounded_rows(self) -> int:
+        """Rows of 8 bits that its activations become."""
+        return int(self.n) * (2 if self.exact else 1)
 
 
 class Routing(Structure):

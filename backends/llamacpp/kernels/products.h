@@ -5,7 +5,10 @@
    from the first column to the last. The activations are rounded to 8 bits, 32 columns at a time (one scale
    each), and four of them are broadcast to all lanes. A row's sum is made in one lane in the order of the
    columns: its bits depend neither on how many rows of activations there are, nor on threads, nor on which
-   instructions were used. */
+   instructions were used.
+
+   Where results shall be exact, what rounding left of a row is rounded once more, with scales of its own. It
+   becomes a row of its own, the next one, and both results are added up in the end. */
 
 #ifndef HETRUN_PRODUCTS_H
 #define HETRUN_PRODUCTS_H
@@ -64,6 +67,7 @@ struct product {
     uint8_t *shared;               /* memory for all rows of x, if they are more than one tile */
     const uint8_t *second;         /* rows of the second half of the weight, if they lie elsewhere; or NULL */
     const int32_t *from, *to;      /* rows of x and of out by their numbers; NULL: one after the other */
+    int64_t exact; /* 1: activations have 16 bits: what 8 of them leave of a row is one more row of 8 bits */
 };
 
 /* Some rows of a packed weight as floats: what an embedding looks up. */

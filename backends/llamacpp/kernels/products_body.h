@@ -97,30 +97,41 @@ INLINE vf NAME(activated)(int64_t activation, vf x) {
     return NAME(gated)(x, y + y);
 }
 
-/* Results of n rows of activations from `first` on, for ROWS columns of `out` from `column` on: bias,
-   activation and residual. `gated`: those of the second half of the weight, if there is an activation. */
+/* The result of a row for LANES columns: of all its digits. */
+INLINE vf NAME(result)(const float *results, const int64_t digits) {
+    vf y = NAME(load)(results);
+    return digits == 1 ? y : y + NAME(load)(results + ROWS);
+}
+
+/* Results of n rows of 8 bits from `first` on, for ROWS columns of `out` from `column` on: bias, activation and
+   residual. `gated`: those of the second half of the weight, if there is an activation. */
 static void NAME(finish)(const struct product *p, int64_t first, int64_t n, int64_t column, const float *results,
                          const float *gated) {
-    int64_t width = columns_out(p);
-    for (int64_t t = 0; t < n; t++) {
-        int64_t row = p->to ? p->to[first + t] : first + t;
+    const int64_t width = columns_out(p), digits = digits_of(p), step = digits * ROWS;
+    for (int64_t t = first / digits; t < (first + n) / digits; t++, results += step, gated += gated ? step : 0) {
+        int64_t row = p->to ? p->to[t] : t;
         for (int64_t i = 0; i < ROWS && column + i < width; i += LANES) {
             int64_t at = column + i, count = width - at;
-            vf y = NAME(load)(results + t * ROWS + i);
+            vf y = NAME(result)(results + i, digits);
             if (p->bias) y += NAME(load_some)(p->bias + at, count);
             if (p->activation != PLAIN) {
-                vf z = NAME(load)(gated + t * ROWS + i);
+                vf z = NAME(result)(gated + i, digits);
                 if (p->bias) z += NAME(load_some)(p->bias + width + at, count);
                 y = NAME(activated)(p->activation, y) * z;
             }
-            if (p->residual)
-                y += NAME(load_some)(p->residual + (first + t) * p->residual_stride + at, count);
+            if (p->residual) y += NAME(load_some)(p->residual + t * p->residual_stride + at, count);
             NAME(store_some)(p->out + row * p->out_stride + at, y, count);
         }
     }
 }
 
 /* Activations to 8 bits */
+
+/* What rounding leaves of x: `shifted` is x in parts of the scale, and WHOLE. Joined, or it would be nothing but
+   what the product is rounded by. */
+INLINE vf NAME(left)(vf x, vf shifted, float scale) {
+    return NAME(fused)(NAME(all)(-scale), shifted - WHOLE, x);
+}
 
 /* What makes a row's mean square 1. */
 static float NAME(inverse_rms)(const float *x, int64_t n, double eps) {
@@ -133,25 +144,26 @@ static float NAME(inverse_rms)(const float *x, int64_t n, double eps) {
     return 1.0f / sqrtf(NAME(sum_of_16)(sums) / (float)n + (float)eps);
 }
 
-/* 32 columns. Numbers are rounded by adding one that leaves nothing behind the point. NaN and infinity are no
-   special case: as whole numbers their bits are greater than those of others, they make the scale NaN or
-   infinite, and with it the results. */
-INLINE void NAME(round_block)(struct rounded *out, const vf x[BLOCK / LANES], const int type) {
+/* 32 columns, and what is left of them. Numbers are rounded by adding one that leaves nothing behind the point.
+   NaN and infinity are no special case: as whole numbers their bits are greater than those of others, they make
+   the scale NaN or infinite, and with it the results. */
+INLINE void NAME(round_block)(struct rounded *out, vf x[BLOCK / LANES], const int type) {
     vi most = (vi)NAME(absolute)(x[0]);
     for (int i = 1; i < BLOCK / LANES; i++) most = NAME(greater)((vi)NAME(absolute)(x[i]), most);
     float top = bits_as_float(NAME(greatest)(most)), inverse = top > LEAST ? 127.0f / top : 0;
     int32_t sums[2], offset = offset_of(type);
+    out->scale = top <= LEAST ? 0 : top / 127.0f;
     for (int half = 0; half < 2; half++) {
         vi sum = {0};
         for (int i = half * 16 / LANES; i < (half + 1) * 16 / LANES; i++) {
-            vi whole = (vi)(x[i] * inverse + WHOLE);
-            NAME(put_bytes)(out->x + i * LANES, whole);
-            sum += (whole << 24) >> 24; /* what the byte says, whatever x was */
+            vf shifted = x[i] * inverse + WHOLE;
+            NAME(put_bytes)(out->x + i * LANES, (vi)shifted);
+            sum += ((vi)shifted << 24) >> 24; /* what the byte says, whatever x was */
+            x[i] = NAME(left)(x[i], shifted, out->scale);
         }
         sums[half] = NAME(total)(sum);
     }
     int32_t all = sums[0] + sums[1];
-    out->scale = top <= LEAST ? 0 : top / 127.0f;
     out->sum = out->scale * (float)all;
     /* Q2_K, whose weights are not too large by anything, needs the sums themselves. */
     if (has_lows(type)) offset = -1;
@@ -159,7 +171,7 @@ INLINE void NAME(round_block)(struct rounded *out, const vf x[BLOCK / LANES], co
     out->start[1] = -offset * sums[1];
 }
 
-/* One row of activations; its blocks are `step` apart. */
+/* One row of activations, digit by digit; its blocks are `step` apart. */
 static void NAME(round_row)(const struct product *p, int64_t row, struct rounded *out, int64_t step) {
     const float *x = row_of_x(p, row);
     float factor = p->gain ? NAME(inverse_rms)(x, p->cols, p->eps) : 1;
@@ -170,6 +182,7 @@ static void NAME(round_row)(const struct product *p, int64_t row, struct rounded
             if (p->gain) v[i] = v[i] * factor * NAME(load)(p->gain + c + i * LANES);
         }
         NAME(round_block)(out, v, (int)p->type);
+        if (p->exact) NAME(round_block)(out + 1, v, (int)p->type);
     }
 }
 
@@ -385,9 +398,11 @@ static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end
 #if TILES
     t += NAME(round_by_tiles)(p, first, end, out);
 #endif
+    const int64_t digits = digits_of(p);
     for (; t < end; t += BATCH) {
         int64_t n = at_most(BATCH, end - t);
-        for (int64_t i = 0; i < n; i++) NAME(round_row)(p, t + i, out + (t - first) * blocks + i, n);
+        for (int64_t i = 0; i < n; i += digits)
+            NAME(round_row)(p, (t + i) / digits, out + (t - first) * blocks + i, n);
     }
 }
 
@@ -444,18 +459,19 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
         NAME(partial_product)(p, ith, nth);
         return;
     }
+    const int64_t n = rows_of_8_bits(p);
     struct work w = work_of(p, ith, nth);
     multiplier *multiply = NAME(multiplier_of)(p->type);
     struct rounded *x = (struct rounded *)(p->scratch + ith * p->scratch_size);
     for (int64_t tile = -1; take(p, &w);) {
-        if (p->n == 1) {
+        if (n == 1) {
             if (tile < 0) NAME(round_tile)(p, 0, 1, x);
             tile = 0;
             NAME(halves)(p, multiply, w.from, w.to, x);
             continue;
         }
         for (int64_t unit = w.from; unit < w.to; unit++) {
-            int64_t first = unit / w.groups * w.tile, end = at_most(first + w.tile, p->n);
+            int64_t first = unit / w.groups * w.tile, end = at_most(first + w.tile, n);
             if (unit / w.groups != tile) NAME(round_tile)(p, first, end, x);
             tile = unit / w.groups;
             int64_t group = unit % w.groups;

@@ -26,6 +26,11 @@ INLINE const float *row_of_x(const struct product *p, int64_t row) {
     return p->x + (p->from ? p->from[row] : row) * p->x_stride;
 }
 
+/* Rows of 8 bits that a row of activations becomes, and how many there are of all. */
+INLINE int64_t digits_of(const struct product *p) { return p->exact ? 2 : 1; }
+
+INLINE int64_t rows_of_8_bits(const struct product *p) { return p->n * digits_of(p); }
+
 /* Columns of the results. */
 INLINE int64_t columns_out(const struct product *p) { return p->activation == PLAIN ? p->rows : p->rows / 2; }
 
@@ -61,8 +66,9 @@ static int64_t tile_rows(int64_t level, int64_t n, int64_t cols) {
 }
 
 static struct work work_of(const struct product *p, int ith, int nth) {
-    struct work w = {.tile = tile_rows(p->level, p->n, p->cols), .groups = (columns_out(p) + ROWS - 1) / ROWS};
-    w.units = (p->n + w.tile - 1) / w.tile * w.groups;
+    const int64_t n = rows_of_8_bits(p);
+    struct work w = {.tile = tile_rows(p->level, n, p->cols), .groups = (columns_out(p) + ROWS - 1) / ROWS};
+    w.units = (n + w.tile - 1) / w.tile * w.groups;
     w.workers = at_least(1, at_most(nth, p->slots));
     w.fixed = w.units * 3 / (4 * w.workers); /* the rest goes to whoever is fast */
     w.mine = ith < w.workers ? ith : -1;

@@ -55,7 +55,7 @@ static const struct tile_sizes blocks_of_16 = {
    from how these were cut: who rounds activations may cut them otherwise than who multiplies. */
 static int64_t rows_by_tiles(const struct product *p, int64_t first, int64_t end) {
     if (p->level != LEVEL_AMX_INT8 || has_lows((int)p->type)) return 0;
-    int64_t n = end - first, least = p->n < TILE_ROWS ? FEWEST : FEWEST_MORE;
+    int64_t n = end - first, least = rows_of_8_bits(p) < TILE_ROWS ? FEWEST : FEWEST_MORE;
     return n % TILE_ROWS < least ? n / TILE_ROWS * TILE_ROWS : n;
 }
 
@@ -83,20 +83,13 @@ INLINE vi NAME(across)(const vi x[16], const int sums) {
                         (vi)_mm512_shuffle_i32x4((__m512i)c[0], (__m512i)c[1], 0xdd), sums);
 }
 
-/* Up to 16 blocks of a row, rounded as round_block does it. */
-INLINE void NAME(round_span)(const struct product *p, const float *x, const float *gain, float factor,
-                             int64_t blocks, struct rounded_rows *out, int row) {
-    vf v[16][2];
+/* Up to 16 blocks of a row, rounded as round_block does it; v becomes what is left of them. */
+INLINE void NAME(round_span)(const int type, vf v[16][2], int64_t blocks, struct rounded_rows *out, int row) {
     vi most[16], sums[16];
     float scales[16], inverses[16], all[16];
     for (int64_t b = 0; b < 16; b++) {
         most[b] = sums[b] = (vi){0};
-        if (b >= blocks) continue;
-        for (int i = 0; i < 2; i++) {
-            v[b][i] = NAME(load)(x + b * BLOCK + i * 16);
-            if (gain) v[b][i] = v[b][i] * factor * NAME(load)(gain + b * BLOCK + i * 16);
-        }
-        most[b] = NAME(greater)((vi)NAME(absolute)(v[b][1]), (vi)NAME(absolute)(v[b][0]));
+        if (b < blocks) most[b] = NAME(greater)((vi)NAME(absolute)(v[b][1]), (vi)NAME(absolute)(v[b][0]));
     }
     vf top = (vf)NAME(across)(most, 0), least = NAME(all)(LEAST);
     vf scale = NAME(choose)((vi)(top <= least), NAME(all)(0), top / 127.0f);
@@ -104,30 +97,42 @@ INLINE void NAME(round_span)(const struct product *p, const float *x, const floa
     NAME(store)(scales, scale);
     for (int64_t b = 0; b < blocks; b++) {
         for (int i = 0; i < 2; i++) {
-            vi whole = (vi)(v[b][i] * inverses[b] + WHOLE);
-            NAME(put_bytes)(out[b].x[row] + i * 16, whole);
-            sums[b] += (whole << 24) >> 24;
+            vf shifted = v[b][i] * inverses[b] + WHOLE;
+            NAME(put_bytes)(out[b].x[row] + i * 16, (vi)shifted);
+            sums[b] += ((vi)shifted << 24) >> 24;
+            v[b][i] = NAME(left)(v[b][i], shifted, scales[b]);
         }
         out[b].scale[row] = scales[b];
     }
-    if (!has_low((int)p->type)) return;
+    if (!has_low(type)) return;
     NAME(store)(all, scale * NAME(floats)(NAME(across)(sums, 1)));
     for (int64_t b = 0; b < blocks; b++) out[b].sum[row] = all[b];
 }
 
-/* A batch of up to 16 rows of activations; those that it lacks are zero. */
+/* Up to 16 blocks of a row of activations, normed. */
+INLINE void NAME(read_span)(const float *x, const float *gain, float factor, int64_t blocks, vf v[16][2]) {
+    for (int64_t b = 0; b < blocks; b++)
+        for (int i = 0; i < 2; i++) {
+            v[b][i] = NAME(load)(x + b * BLOCK + i * 16);
+            if (gain) v[b][i] = v[b][i] * factor * NAME(load)(gain + b * BLOCK + i * 16);
+        }
+}
+
+/* A batch of up to 16 rows of 8 bits; those that it lacks are zero. */
 static void NAME(round_batch)(const struct product *p, int64_t first, int64_t n, struct rounded_rows *out) {
     float factors[TILE_ROWS];
-    const int64_t blocks = p->cols / BLOCK;
-    for (int64_t i = 0; i < n; i++)
-        factors[i] = p->gain ? NAME(inverse_rms)(row_of_x(p, first + i), p->cols, p->eps) : 1;
+    const int64_t blocks = p->cols / BLOCK, digits = digits_of(p);
+    for (int64_t i = 0; i < n; i += digits)
+        factors[i] = p->gain ? NAME(inverse_rms)(row_of_x(p, (first + i) / digits), p->cols, p->eps) : 1;
     for (int64_t b = 0; b < blocks; b += 16) {
         int64_t some = at_most(16, blocks - b);
         const float *gain = p->gain ? p->gain + b * BLOCK : NULL;
         if (n < TILE_ROWS) memset(out + b, 0, (size_t)some * sizeof(*out));
-        for (int64_t i = 0; i < n; i++) {
-            const float *x = row_of_x(p, first + i) + b * BLOCK;
-            NAME(round_span)(p, x, gain, factors[i], some, out + b, (int)i);
+        for (int64_t i = 0; i < n; i += digits) {
+            vf v[16][2];
+            NAME(read_span)(row_of_x(p, (first + i) / digits) + b * BLOCK, gain, factors[i], some, v);
+            for (int64_t k = 0; k < digits; k++)
+                NAME(round_span)((int)p->type, v, some, out + b, (int)(i + k));
         }
     }
 }
@@ -368,7 +373,7 @@ static void NAME(product)(const struct product *p, int ith, int nth);
    are left as they were. */
 static void NAME(product_with_tiles)(const struct product *p, int ith, int nth) {
     struct tile_sizes before;
-    int tiles = p->n >= FEWEST;
+    int tiles = rows_of_8_bits(p) >= FEWEST;
     if (tiles) {
         _tile_storeconfig(&before);
         _tile_loadconfig(by_halves((int)p->type) ? &blocks_of_16 : &blocks_of_32);

@@ -74,7 +74,7 @@ class ExpertNode:
 
     def work_bytes(self, lib: matmul.Products) -> int:
         """What each thread works in: all rows may have chosen the same expert."""
-        return lib.scratch(self.made.n, self.made.cols)
+        return lib.scratch(self.made.rounded_rows, self.made.cols)
 
 
 def route(e: Emitter, chosen: int, rows: int, used: int, experts: int, without: Sequence[int]) -> Routed:
@@ -113,6 +113,7 @@ def multiply(
     each.n, each.out_stride = routed.made.rows, width
     each.x_stride = ggml_api.tensor_at(x).nb[1] // FLOAT
     each.activation, each.level = matmul.SWIGLU if gated else matmul.PLAIN, lib.level
+    each.exact = e.exact
     if gated:
         each.second = ggml_api.tensor_at(weights[1][1]).data
     tensors = [*(tensor for _, tensor in weights), x, routed.table]

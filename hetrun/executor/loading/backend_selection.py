@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from hetrun.backend import Backend, registry
+from hetrun.backend import Backend, Descriptor, registry
 from hetrun.errors import OptionError, PluginError
 from hetrun.graph import Graph
 from hetrun.planner.options import Options
@@ -34,11 +34,17 @@ def create_backends(options: Options, graph: Graph) -> dict[str, Backend]:
     made: dict[str, Backend] = {}
     for name in some:
         try:
-            made[name] = _asked(name, known[name].create(), graph)
+            made[name] = _asked(name, _created(known[name], options), graph)
         except PluginError:
             if options.backends:
                 raise
     return made
+
+
+def _created(known: Descriptor, options: Options) -> Backend:
+    backend = known.create()
+    backend.exact = options.precision == "exact"
+    return backend
 
 
 def _asked(name: str, backend: Backend, graph: Graph) -> Backend:
