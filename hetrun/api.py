@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from hetrun.backend import Floats, Precision
+from hetrun.backend import Floats
 from hetrun.client.completion import (
     Completion,
     Prompt,
@@ -44,6 +44,7 @@ from hetrun.graph.pooling import Pooling, read_vector
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import PlanSet
+from hetrun.planner.precision import precision_of
 from hetrun.system.progress import Progress
 from hetrun.text.chat import ChatTemplate
 from hetrun.text.chat.renderer import TemplateWorker
@@ -376,7 +377,7 @@ def as_options(settings: Settings, eager: bool | None = False) -> Options:
         kv_type=settings.kv_type,
         ram=settings.ram,
         vram=settings.vram,
-        precision=cast("Precision", settings.precision),
+        precision=precision_of(settings.precision),
         planner=settings.planner,
         streaming=settings.streaming,
         eager=eager,

@@ -104,9 +104,14 @@ class Settings:
             "use only this backend; may be repeated", option_types.names, "--backend", shows="all"
         ),
     )
-    precision: str = field(
-        default="exact",
-        metadata=option("exact or fast", option_types.choice("exact", "fast"), "--precision"),
+    precision: str | None = field(
+        default=None,
+        metadata=option(
+            "exact: close to the model; fast: activations of 8 bits, as others have them",
+            option_types.choice("exact", "fast"),
+            "--precision",
+            shows="exact with AMX, else fast",
+        ),
     )
     spec: str = field(
         default="auto",

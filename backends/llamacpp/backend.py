@@ -27,8 +27,8 @@ from hetrun.system.thread_affinity import Team
 
 PRODUCTS = ("linear", "head", "moe")
 ANY = 1 << 20  # rows, of passes that are never so long
-# The error of a product, in parts of its size. ggml rounds what is multiplied to the weight's type, or to 8 bits;
-# so do our own products, or to 16.
+# The error of a product, in parts of its size. ggml rounds what is multiplied to the weight's type, or to 8
+# bits; our own products round to 8 bits, or to 16.
 ROUNDING = {"F32": 0.0, "F16": 2e-4, "BF16": 1.7e-3}
 EIGHT_BITS, SIXTEEN_BITS = 6e-3, 2.4e-5
 

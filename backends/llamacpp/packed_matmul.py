@@ -190,7 +190,9 @@ class PackedProducts:
         each = max(node.work_bytes(lib) for node in self._nodes)
         each = -(-each // CACHE_LINE) * CACHE_LINE
         self._scratch = np.empty(each * slots + CACHE_LINE, np.uint8)
-        shared = max((lib.shared(n.made.rounded_rows, n.made.cols) for n in self._nodes if n.partial), default=0)
+        shared = max(
+            (lib.shared(n.made.rounded_rows, n.made.cols) for n in self._nodes if n.partial), default=0
+        )
         self._shared = np.empty(shared + CACHE_LINE, np.uint8)
         for node in self._nodes:
             node.point()

@@ -29,6 +29,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import State, StepSeconds
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
+from hetrun.planner.precision import precision_of
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.tools.batch.line_reader import Lines
 from hetrun.tools.batch.output_file import Output, OutputFile
@@ -210,7 +211,7 @@ def said_of_all(
 
 
 def _of_the_model(settings: Settings, info: ModelInfo | None, starts: bool) -> list[object]:
-    numbers = (settings.precision, settings.kv_type, settings.deterministic)
+    numbers = (precision_of(settings.precision), settings.kv_type, settings.deterministic)
     if info is None:
         return [settings.model, *numbers] if starts else []
     return [info.name, info.architecture, info.file_bytes, info.template_origin, *numbers]

@@ -323,7 +323,7 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
     allowed = options.backends or ()
     chosen = [n for n in prepared.backends if n in home.values() or _may_be_chosen(n, known.get(n), allowed)]
     machine = this_machine()
-    details = {n: str(known[n].probe()) for n in chosen if n in known}
+    details = {n: str(known[n].probe()) for n in chosen if n in known} | {"precision": options.precision}
     return Setup(
         home,
         tuple(chosen),

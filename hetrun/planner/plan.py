@@ -9,7 +9,7 @@ from itertools import takewhile
 from textwrap import wrap
 from typing import Any
 
-from hetrun.backend import Backend, Segment
+from hetrun.backend import Backend, Precision, Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, Value, in_scope
 from hetrun.graph.sharding import Share, divide
@@ -67,6 +67,10 @@ class Plan:
         return frozenset(s.backend for s in self.segments)
 
 
+IN_FORCE: Mapping[Precision, str] = {
+    "exact": "activations are rounded to 16 bits, or to bf16",
+    "fast": "activations are rounded to 8 bits; with --precision exact prompts take about twice as long",
+}
 Times = Mapping[str, tuple[float, float | None]]  # segment -> seconds predicted, and measured if it ran
 
 
@@ -90,6 +94,7 @@ class PlanSet:
     promises_off: tuple[str, ...] = ()
     expected: Mapping[str, Expected] = field(default_factory=dict)  # by bucket; empty: nothing was measured
     reason: str = ""  # why this set took the place of another
+    precision: Precision | None = None  # of products; None: of a library that runs models as a whole
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     notes: tuple[str, ...] = ()  # what else was decided and why: of weights that come from disk
     streamed_bytes: int = 0  # of weights that every pass reads from disk
@@ -131,6 +136,7 @@ class PlanSet:
             "device_memory": {name: settled(bill) for name, bill in self.devices.items()},
             "promises_off": list(self.promises_off),
             "reason": self.reason,
+            "precision": self.precision,
             "notes": list(self.notes),
             "plans": [self._plan_json(p) for p in self.plans.values()],
         }
@@ -155,6 +161,8 @@ class PlanSet:
             ]
         if self.reason:
             lines.append(f"last change: {self.reason}")
+        if self.precision:
+            lines.append(f"precision {self.precision}: {IN_FORCE[self.precision]}")
         lines += [f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}", *table(self.memory)]
         for name, bill in self.devices.items():
             lines += table(bill, name)

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
+from hetrun.backend import Precision
 from hetrun.planner.residency import Copies, Demand, Placed, best_of, used_by
 from hetrun.planner.shortest_path import Chain
+from hetrun.system.cpu_flags import cpu_flags
 
 PRICE = 0.1  # of a pass: more time is not given
+BF16 = "amx_bf16"  # instructions that multiply such numbers as fast as those of 8 bits
+
+
+def precision_of(asked: str | None) -> Precision:
+    """What was asked for; else exact where that costs little: elsewhere prompts are read half as fast."""
+    if asked is not None:
+        return cast("Precision", asked)
+    return "exact" if BF16 in cpu_flags() else "fast"
 
 
 def closer(

@@ -20,6 +20,7 @@ from hetrun.config import Settings
 from hetrun.errors import BackendError, HetrunError, OptionError, UserError
 from hetrun.executor.stats import Stats
 from hetrun.graph.quant import by_name
+from hetrun.planner.precision import precision_of
 from hetrun.system import entry_points
 from hetrun.tools import bench
 from hetrun.tools.bench import hetrun_side as ours_module
@@ -397,6 +398,7 @@ def row(peer: PeerResult | None = None) -> Row:
         segments=(SegmentTime("model", "reference", 2, 12, 0.009),),
         python_share=0.02,
         bucket="1",
+        precision="fast",
     )
 
 
@@ -431,6 +433,7 @@ def test_json_has_the_fields_that_were_promised() -> None:
         "of_limit": 0.25,
         "memory": {"threads": 2, "block_bytes": 10**6, "bytes_per_s": 4e8, "dram_bytes_per_s": 4e8},
         "beside": 0,
+        "precision": "fast",
     }
     alone, explained = row().to_json(explain=False), row().to_json(explain=True)["explain"]
     assert alone["peer"] is None
@@ -456,9 +459,9 @@ def test_csv_can_be_read_back() -> None:
 def test_the_table_tells_it_to_people() -> None:
     text = to_table([row(PEER)], explain=True)
     heading, line = text.splitlines()[:2]
-    ours, theirs = "model test batch threads tokens/s of limit plan", "of limit threads (best) ratio"
+    ours, theirs = "model test precision batch threads tokens/s of limit plan", "of limit threads (best) ratio"
     assert heading.split() == [*ours.split(), "llama.cpp", *theirs.split()]
-    assert line.split() == "tiny tg4@8 1 2 100.0 ± 10.0 25% reference 80.0 ± 8.0 40% 1 1.250".split()
+    assert line.split() == "tiny tg4@8 fast 1 2 100.0 ± 10.0 25% reference 80.0 ± 8.0 40% 1 1.250".split()
     assert "tg4@8, batch 1, bucket 1: a step reads 1 MB; 25% of it was reached" in text
     assert "Python's share of a step: 2.00%" in text
     assert "load average: 0.10 at the start, 0.90 at the end" in text
@@ -487,9 +490,11 @@ def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(bench, "memory", lambda n, nbytes: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
     monkeypatch.setattr(matmul_peak, "WIDTH", 256)
     monkeypatch.setattr(matmul_peak, "TOKENS", 16)
-    settings = Settings.resolve(model=str(path), backends=["reference"], threads=1)
 
-    def run(**options: Any) -> None:  # noqa: ANN401 - those of BenchOptions
+    def run(precision: str | None = "fast", **options: Any) -> None:  # noqa: ANN401 - those of BenchOptions
+        settings = Settings.resolve(
+            model=str(path), backends=["reference"], threads=1, precision=precision
+        )
         chosen: dict[str, Any] = {"prompt": (16,), "generate": (4,), "depth": (8,), "rounds": 2} | options
         bench.main(settings, BenchOptions(**chosen))
 
@@ -536,6 +541,22 @@ def test_bench_alone_says_nothing_on_stderr(
     assert "\nof limit: " in captured.out
     small(output="csv")
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_both_precisions_are_measured_unless_one_was_asked_for(
+    small: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small(precision=None, vs="llama.cpp", output="json", generate=(0,))
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["precision"] == precision_of(None)
+    assert {first["precision"], second["precision"]} == {"fast", "exact"}
+    assert first["peer"] is not None
+    assert second["peer"] is None
+    small(precision=None, generate=(0,))
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[1:3]] == [
+        first["precision"],
+        second["precision"],
+    ]
 
 
 def test_an_unknown_peer_is_refused_before_anything_is_loaded(

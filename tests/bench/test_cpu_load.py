@@ -209,8 +209,8 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
     assert "memory" not in log[log.index("begin 3") : log.index("end")]
     assert found.err == ""  # what the others do to the load average is no news
     heads, row, *footer = found.out.splitlines()
-    assert heads.split()[:3] == ["model", "test", "beside"]
-    assert row.split()[:3] == ["tiny", "tg4@8", "3"]
+    assert heads.split()[:4] == ["model", "test", "precision", "beside"]
+    assert row.split()[:3] == ["tiny", "tg4@8", "3"]  # libllama has one precision
     assert "threads (default)" in heads
     assert any(line.startswith("beside 3: so many other programs kept a core busy each") for line in footer)
     assert "the number of threads that is its default" in found.out
@@ -219,7 +219,7 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
 def test_rows_say_what_ran_beside_and_when_a_limit_was_exceeded() -> None:
     limit = Limit(50.0, "because", memory=Memory(2, 98_000_000, 60e9, 40e9), bound="memory")
     theirs = PeerResult("llama.cpp", "1", 2, (40.0,), limit=limit, chosen="asked")
-    one = Row("tiny", "tg4", 1, 2, (60.0,), limit, "fast", theirs, 1.5, beside=1)
+    one = Row("tiny", "tg4", 1, 2, (60.0,), limit, "fast", theirs, 1.5, beside=1, precision="exact")
     text = to_table([one], explain=False)
     assert "threads (asked)" in text
     assert "the number of threads that was asked for" in text
@@ -229,4 +229,4 @@ def test_rows_say_what_ran_beside_and_when_a_limit_was_exceeded() -> None:
     )
     assert "of limit: more than 100 % means" in text
     assert one.to_json(explain=False)["beside"] == 1
-    assert to_csv([one]).splitlines()[1].endswith(",1.2,50.0,0.8,asked,1")
+    assert to_csv([one]).splitlines()[1].endswith(",1.2,50.0,0.8,asked,1,exact")

@@ -32,7 +32,7 @@ def opened(tmp_path: Path) -> Callable[..., LLM]:
     """A model with a file of prompts; deterministic, so that answers are the same to the last bit."""
 
     def open_(case: TinyLlama = GQA, **options: object) -> LLM:
-        given: dict[str, Any] = {"ctx": 128, "backends": ["reference"], "deterministic": True}
+        given: dict[str, Any] = {"ctx": 128, "backends": ["reference"], "deterministic": True, "precision": "fast"}
         given |= {"prompt_cache": tmp_path / "prompts"} | options
         return LLM(model_file(case), **given)
 
@@ -81,7 +81,7 @@ def test_who_still_runs_at_the_end_is_kept_as_well(opened: Callable[..., LLM]) -
 
 
 @pytest.mark.parametrize(
-    "other", [{"case": WIDE}, {"kv_type": "f32"}, {"deterministic": False}, {"precision": "fast"}]
+    "other", [{"case": WIDE}, {"kv_type": "f32"}, {"deterministic": False}, {"precision": "exact"}]
 )
 def test_prompts_of_another_model_or_of_other_options_are_not_used(
     opened: Callable[..., LLM], caplog: pytest.LogCaptureFixture, tmp_path: Path, other: dict[str, object]

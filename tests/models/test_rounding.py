@@ -90,3 +90,23 @@ def test_a_cancel_from_another_thread_ends_the_pass_and_is_forgotten(backend: st
     r.backends[backend].rearm()
     assert mean_kl(expected, r.logits(seq, tokens)) <= limit(backend)
     r.close()
+
+
+@pytest.mark.skipif("llamacpp" not in backends(), reason="llama-cpp-python is not installed")
+@pytest.mark.parametrize(
+    "case", [c for c in cases.EACH_TYPE if c.id in ("q4_0", "q4_k", "q5_k", "q8_0", "iq4_xs", "mxfp4")]
+)
+def test_exact_says_what_float32_says(case: TinyLlama) -> None:
+    """16 bits of an activation are next to all of it: also where passes are cut."""
+    reference = rig(case, devices(["reference"]))
+    expected = teacher_forced(reference, (48,))
+    reference.close()
+    far = {}
+    for exact in (False, True):
+        (device,) = devices(["llamacpp"]).values()
+        device.exact = exact
+        r = rig(case, {"llamacpp": device})
+        far[exact] = mean_kl(expected, teacher_forced(r, (30, 1, 1, 16)))
+        r.close()
+    assert far[True] < 1e-6
+    assert far[True] < far[False] / 100

@@ -249,6 +249,7 @@ def test_a_plan_as_json() -> None:
         "device_memory",
         "promises_off",
         "reason",
+        "precision",
         "notes",
         "plans",
     ]

@@ -37,7 +37,7 @@ def test_defaults_are_those_that_are_promised() -> None:
     assert (settings.model, settings.ctx, settings.ram, settings.vram, settings.threads) == (None,) * 5
     assert (settings.backends, settings.precision, settings.spec, settings.kv_type) == (
         (),
-        "exact",
+        None,
         "auto",
         "f16",
     )

@@ -46,15 +46,16 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Products:
     return Emulated(ctypes.PyDLL(str(made)), ctypes.CDLL(str(made)))
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("activation", [PLAIN, SWIGLU])
 @pytest.mark.parametrize("name", sorted(SCALES))
 def test_tiles_make_the_same_bits(
-    name: str, activation: int, emulated: Products, monkeypatch: pytest.MonkeyPatch
+    name: str, activation: int, exact: bool, emulated: Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "BUILT", emulated)
-    fused = Fused(activation=activation)
+    fused = Fused(activation=activation, exact=exact)
     for steps in (1, 3, 9):
         w = weight(name, 64, STEPS[name] * steps)
-        for n in (13, 14, 16, 24, 33, 40, 130):
+        for n in (4, 7, 8, 13, 14, 16, 24, 33, 40, 130):
             x = activations(n, w.cols)
             assert same(computed(w, x, AMX, 2, fused), computed(w, x, PORTABLE, 1, fused))

@@ -65,6 +65,7 @@ def plan_graph(
         s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
     ):
         wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
+    plans = replace(plans, precision="exact" if any(b.exact for b in backends.values()) else "fast")
     return plans, {name: list(uses) for name, uses in wanted.items()}
 
 

@@ -17,6 +17,7 @@ from functools import partial
 
 from hetrun.api import model_path
 from hetrun.config import Settings
+from hetrun.planner.precision import precision_of
 from hetrun.system.terminal_text import visible
 from hetrun.tools.bench.cases import BenchOptions as BenchOptions
 from hetrun.tools.bench.cases import Case
@@ -41,6 +42,8 @@ def main(settings: Settings, options: BenchOptions) -> None:
     _warn_if_busy()
     with _progress() as tell:
         rows = run(settings, options, tell)
+        if settings.precision is None and rows[0].precision:  # what the other one costs, or brings
+            rows += run(settings, replace(options, vs=None, vs_threads=None), tell, _other(rows[0].precision))
     if options.output == "json":
         print(to_json(rows, options.explain))
     elif options.output == "csv":
@@ -93,8 +96,15 @@ def _warn_if_busy() -> None:
         )
 
 
-def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> list[Row]:
-    """Measure everything that was asked for."""
+def _other(precision: str) -> str:
+    return "fast" if precision == "exact" else "exact"
+
+
+def run(
+    settings: Settings, options: BenchOptions, tell: Tell | None = None, precision: str | None = None
+) -> list[Row]:
+    """Measure everything that was asked for; in this precision, whatever the settings say."""
+    precision = precision or precision_of(settings.precision)
     cases, start = options.cases(), load_average()
     path = model_path(settings)
     if options.vs is not None:
@@ -102,7 +112,8 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
     model = demands(path, settings.kv_type)
     with ExitStack() as stack:
         ours = Ours(
-            stack.enter_context(open_llm(settings, spec=spec_of(settings), eager=True)), look=options.explain
+            stack.enter_context(open_llm(settings, spec=spec_of(settings), eager=True, precision=precision)),
+            look=options.explain,
         )
         for case in cases:
             ours.check(case)
@@ -122,7 +133,7 @@ def run(settings: Settings, options: BenchOptions, tell: Tell | None = None) -> 
             if peer is not None:
                 limit = _limit(case, model, ours, peer.threads(case))
                 row = replace(row, peer=_theirs(peer, case, duel, limit, chosen), ratio=duel.ratio)
-            row = replace(row, load=(start, load_average()), beside=options.beside)
+            row = replace(row, load=(start, load_average()), beside=options.beside, precision=ours.precision)
             rows.append(replace(row, anatomy=ours.anatomy(case)) if options.explain else row)
     return rows
 

@@ -178,6 +178,11 @@ class Ours:
         """Compute threads of the plan that is measured."""
         return self._llm.plan.plan(self._width(case)).threads
 
+    @property
+    def precision(self) -> str:
+        """Of its products; empty where a library that runs models as a whole decides."""
+        return self._llm.plan.precision or ""
+
     def plan(self, case: Case) -> str:
         """Which backends run the case, and how many segments of it: `llamacpp`, `amx x4 + llamacpp x5`."""
         return backends_of(self._llm.plan.plan(self._width(case)))

@@ -87,6 +87,7 @@ class Row:
     anatomy: Anatomy | None = None
     bucket: str = ""  # of its typical passes
     beside: int = 0  # other programs that kept a core busy each
+    precision: str = ""  # fast or exact
 
     @property
     def of_limit(self) -> float | None:
@@ -115,6 +116,7 @@ class Row:
             "of_limit": self.of_limit,
             "memory": self.limit.memory.to_json() if self.limit.memory else None,
             "beside": self.beside,
+            "precision": self.precision,
         }
         if explain:
             row["explain"] = self._explanation()
@@ -164,6 +166,7 @@ COLUMNS = (
         "peer_of_limit",
         "peer_threads_chosen",
         "beside",
+        "precision",
     ),
 )
 
@@ -180,7 +183,9 @@ def to_csv(rows: Sequence[Row]) -> str:
         if p := r.peer:
             peer = [p.name, p.version, p.threads, p.tok_s, _spaced(p.samples)]
             share = [p.limit.tok_s if p.limit else None, p.of_limit, p.chosen]
-        writer.writerow([*mine, r.limit.tok_s, r.plan, *peer, r.ratio, *r.load, r.of_limit, *share, r.beside])
+        writer.writerow(
+            [*mine, r.limit.tok_s, r.plan, *peer, r.ratio, *r.load, r.of_limit, *share, r.beside, r.precision]
+        )
     return text.getvalue().rstrip("\n")
 
 
@@ -190,21 +195,30 @@ def _spaced(samples: Sequence[float]) -> str:
 
 def to_table(rows: Sequence[Row], explain: bool) -> str:
     """For people."""
-    heads = ["model", "test", "batch", "threads", "tokens/s", "of limit", "plan"]
+    heads = ["model", "test", "precision", "batch", "threads", "tokens/s", "of limit", "plan"]
     peers = [r.peer for r in rows if r.peer]
     if peers:
         heads += [peers[0].name, "of limit", f"threads ({peers[0].chosen})", "ratio"]
-    lines = [heads] + [_cells(r) for r in rows]
+    lines = [heads] + [cells + [""] * (len(heads) - len(cells)) for cells in map(_cells, rows)]
     if any(r.beside for r in rows):
-        lines = [[*line[:2], cell, *line[2:]] for line, cell in zip(lines, _beside(rows), strict=True)]
-    text = aligned(lines, left={0, 1, lines[0].index("plan")})
+        lines = [[*line[:3], cell, *line[3:]] for line, cell in zip(lines, _beside(rows), strict=True)]
+    text = aligned(lines, left={0, 1, 2, lines[0].index("plan")})
     if explain:
         text += "\n\n" + "\n\n".join(_explained(r) for r in rows)
     return "\n".join([text, "", *_footer(rows, peers)])
 
 
 def _cells(r: Row) -> list[str]:
-    cells = [r.model, r.test, str(r.batch), str(r.threads), _spread(r.samples), _part(r.of_limit), r.plan]
+    cells = [
+        r.model,
+        r.test,
+        r.precision,
+        str(r.batch),
+        str(r.threads),
+        _spread(r.samples),
+        _part(r.of_limit),
+        r.plan,
+    ]
     if r.peer and r.ratio is not None:
         theirs = [_spread(r.peer.samples), _part(r.peer.of_limit), str(r.peer.threads)]
         cells += [*theirs, f"{r.ratio:.3f}"]
