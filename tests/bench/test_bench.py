@@ -145,6 +145,22 @@ def test_both_sides_run_in_turn() -> None:
     assert ticks == [3, 4, 5, 6, 7, 8]
 
 
+def test_the_peer_runs_while_the_engine_does_nothing() -> None:
+    log: list[str] = []
+
+    def alone(work: Callable[[], float]) -> float:
+        log.append("still")
+        found = work()
+        log.append("goes on")
+        return found
+
+    theirs = interleave.Undisturbed(Side("B", log, [10.0, 10.0]), alone)
+    assert theirs.name == "B"
+    measure(Case("prefill", 8), 2, Side("A", log, [10.0, 20.0]), theirs, lambda what, over: None)
+    around = [["still", said, "goes on"] for said in ("prepare B", "B1", "B2")]
+    assert log == ["prepare A", *around[0], "A1", *around[1], *around[2], "A2"]
+
+
 def test_alone_there_is_no_ratio() -> None:
     duel = measure(Case("prefill", 8), 2, Side("A", [], [1.0, 3.0]), None, lambda what, over: None)
     assert duel == Duel((1.0, 3.0))
@@ -459,7 +475,10 @@ def test_csv_can_be_read_back() -> None:
 def test_the_table_tells_it_to_people() -> None:
     text = to_table([row(PEER)], explain=True)
     heading, line = text.splitlines()[:2]
-    ours, theirs = "model test precision batch threads tokens/s of limit plan", "of limit threads (best) ratio"
+    ours, theirs = (
+        "model test precision batch threads tokens/s of limit plan",
+        "of limit threads (best) ratio",
+    )
     assert heading.split() == [*ours.split(), "llama.cpp", *theirs.split()]
     assert line.split() == "tiny tg4@8 fast 1 2 100.0 ± 10.0 25% reference 80.0 ± 8.0 40% 1 1.250".split()
     assert "tg4@8, batch 1, bucket 1: a step reads 1 MB; 25% of it was reached" in text
@@ -492,9 +511,7 @@ def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(matmul_peak, "TOKENS", 16)
 
     def run(precision: str | None = "fast", **options: Any) -> None:  # noqa: ANN401 - those of BenchOptions
-        settings = Settings.resolve(
-            model=str(path), backends=["reference"], threads=1, precision=precision
-        )
+        settings = Settings.resolve(model=str(path), backends=["reference"], threads=1, precision=precision)
         chosen: dict[str, Any] = {"prompt": (16,), "generate": (4,), "depth": (8,), "rounds": 2} | options
         bench.main(settings, BenchOptions(**chosen))
 

@@ -36,9 +36,11 @@ class Crowd:
 
     taken: float = 0.0
     count: int = CORES
+    before: float | None = None  # what they took on average since the last look, if it was something else
 
     def look(self, at: float) -> float:
-        return self.taken
+        before, self.before = self.before, None
+        return self.taken if before is None else before
 
 
 @pytest.fixture
@@ -131,6 +133,30 @@ def test_threads_follow_what_others_take(
         assert all(c.reason in caplog.text for c in pilot.changes)
 
     path = tiny.write_gguf(simulated.MODEL, tmp_path / "crowded.gguf")
+    with LLM(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
+        llm.call(watch)
+
+
+def test_what_others_did_while_nothing_ran_says_nothing_about_now(
+    tmp_path: Path, crowd: Crowd, clock: Clock
+) -> None:
+    def watch(loaded: Loaded) -> None:
+        model, pilot = planned(loaded)
+        fly(loaded, clock, 5)
+        changes = len(pilot.changes)
+        clock.now += 60
+        crowd.before = 1.0
+        model.expect(TOKENS)
+        assert pilot._in_force.quiet
+        assert set(passes_of(loaded, clock, 2)) == {CORES}
+        assert len(pilot.changes) == changes
+        # Those that are still there are seen soon.
+        clock.now += 60
+        crowd.taken = 1.0
+        model.expect(TOKENS)
+        assert fly(loaded, clock, 3, lambda: threads(model) == {1})
+
+    path = tiny.write_gguf(simulated.MODEL, tmp_path / "rested.gguf")
     with LLM(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
         llm.call(watch)
 

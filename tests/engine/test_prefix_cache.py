@@ -32,7 +32,12 @@ def opened(tmp_path: Path) -> Callable[..., LLM]:
     """A model with a file of prompts; deterministic, so that answers are the same to the last bit."""
 
     def open_(case: TinyLlama = GQA, **options: object) -> LLM:
-        given: dict[str, Any] = {"ctx": 128, "backends": ["reference"], "deterministic": True, "precision": "fast"}
+        given: dict[str, Any] = {
+            "ctx": 128,
+            "backends": ["reference"],
+            "deterministic": True,
+            "precision": "fast",
+        }
         given |= {"prompt_cache": tmp_path / "prompts"} | options
         return LLM(model_file(case), **given)
 

@@ -26,6 +26,7 @@ from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.residency import Copy
 
 LOOK_S = 0.5  # between two looks at what other programs do
+SOON_S = 0.1  # the same where nothing is known of them but how it was a while ago
 RENEWED = 4  # looks for which the yardstick is good: it takes half a millisecond to make
 BELIEVED = 20  # passes: where nobody says what others do, so many tell how it is now
 SURPRISE = 0.1  # a logarithm: so far off is a prediction that plans should not rest on any more
@@ -307,8 +308,12 @@ class InForce:
             return False
         return self.others is not None or arm.mean - arm.prior < JUMP or arm.runs > BELIEVED
 
-    def look(self, at: float) -> Iterator[Change]:
-        """Between two steps: decide what runs next, and say what has changed."""
+    def look(self, at: float, newcomers: bool = False) -> Iterator[Change]:
+        """Between two steps: decide what runs next, and say what has changed. With newcomers nothing may have run
+        for long: what others did meanwhile says nothing about now."""
+        if newcomers and at > self._next_look + LOOK_S:
+            self._look(at)
+            self._next_look = at + SOON_S
         if at >= self._next_look:
             self._next_look = at + LOOK_S
             self._look_at_others(at)

@@ -139,7 +139,7 @@ class Pilot:
 
     def _expect(self, waiting: int) -> None:
         state = self._state
-        for change in self._in_force.look(perf_counter()):
+        for change in self._in_force.look(perf_counter(), newcomers=True):
             self._note(change)
         if self._in_force.unsettled and waiting >= LEAST_WAITING:
             self._settle_threads()

@@ -24,7 +24,7 @@ from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.cases import numbers as numbers
 from hetrun.tools.bench.cpu_load import others
 from hetrun.tools.bench.hetrun_side import Ours, open_llm, spec_of
-from hetrun.tools.bench.interleave import Duel, Tick, measure
+from hetrun.tools.bench.interleave import Duel, Tick, Undisturbed, measure
 from hetrun.tools.bench.memory_bandwidth import BUSY, load_average, memory
 from hetrun.tools.bench.peer import Peer, check_peer, default_threads
 from hetrun.tools.bench.report import Chosen, PeerResult, Row, to_csv, to_json, to_table
@@ -122,11 +122,12 @@ def run(
             _limit(case, model, ours, ours.threads(case))
         chosen = _threads_of_peer(options)
         peer = stack.enter_context(Peer(path, chosen.n)) if options.vs is not None else None
+        theirs = None if peer is None else Undisturbed(peer, ours.alone)
         ticks = _ticks(tell, cases, options.rounds * (1 if peer is None else 2))
         rows = []
         for case, tick in zip(cases, ticks, strict=True):
             with others(options.beside):
-                duel = measure(case, options.rounds, ours, peer, tick)
+                duel = measure(case, options.rounds, ours, theirs, tick)
                 # Only now it is certain who makes the products: plans change by what is measured.
                 row = _row(path.stem, case, duel, ours)
             row = replace(row, limit=_limit(case, model, ours, row.threads))

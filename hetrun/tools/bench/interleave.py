@@ -36,6 +36,32 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """A side that runs while the engine of the other one does nothing: it compares plans when it is not asked."""
+
+    side: Side
+    alone: Callable[[Callable[[], float]], float]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.side.name
+
+    def prepare(self, case: Case) -> None:
+        """Warm up."""
+
+        def work() -> float:
+            self.side.prepare(case)
+            return 0.0
+
+        self.alone(work)
+
+    def sample(self, case: Case, seed: int) -> float:
+        """Tokens per second, once."""
+        return self.alone(lambda: self.side.sample(case, seed))
+
+
+@dataclass(frozen=True, slots=True)
 class Duel:
     """Samples of both sides, pair by pair."""
 
