@@ -28,7 +28,7 @@ from hetrun.system.thread_affinity import Team
 PRODUCTS = ("linear", "head", "moe")
 ANY = 1 << 20  # rows, of passes that are never so long
 # The error of a product, in parts of its size, by the weight's type: the others' activations have 8 bits.
-ROUNDING = {"F32": 0.0, "F16": 2e-4, "BF16": 1.7e-3}
+ROUNDING = {"F32": 0.0, "F16": 2e-4, "BF16": 1.7e-3}  # ggml's; our own products round for neither
 EIGHT_BITS = 6e-3
 
 
@@ -75,8 +75,13 @@ class LlamacppBackend(Backend):
 
     def rounding(self, op: Op) -> float:
         """Products round what is multiplied: to 8 bits for a quantised weight, else to the weight's type."""
-        types = [use.weight.quant.name for use in fusion.uses(op) if use.use != "vector"]
-        return max((ROUNDING.get(name, EIGHT_BITS) for name in types), default=0.0) * (op.kind in PRODUCTS)
+        weights = [use for use in fusion.uses(op) if use.use != "vector"]
+        return max(map(self._rounding, weights), default=0.0) * (op.kind in PRODUCTS)
+
+    def _rounding(self, use: WeightUse) -> float:
+        """The same for one of its weights."""
+        found = ROUNDING.get(use.weight.quant.name, EIGHT_BITS)
+        return found if found == EIGHT_BITS or not self.packs(use) else 0.0
 
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         return fusion.wants(ops)

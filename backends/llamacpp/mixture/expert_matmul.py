@@ -74,7 +74,7 @@ class ExpertNode:
 
     def work_bytes(self, lib: matmul.Products) -> int:
         """What each thread works in: all rows may have chosen the same expert."""
-        return lib.scratch(self.made.n, self.made.cols)
+        return lib.scratch(self.made.type, self.made.n, self.made.cols)
 
 
 def route(e: Emitter, chosen: int, rows: int, used: int, experts: int, without: Sequence[int]) -> Routed:
