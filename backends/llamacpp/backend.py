@@ -28,7 +28,7 @@ from hetrun.system.thread_affinity import Team
 PRODUCTS = ("linear", "head", "moe")
 ANY = 1 << 20  # rows, of passes that are never so long
 # The error of a product, in parts of its size. ggml rounds what is multiplied to the weight's type, or to 8
-# bits; our own products round to 8 bits, or to 16.
+# bits; our own products round to 8 bits, or to 16, or for weights of floats not at all.
 ROUNDING = {"F32": 0.0, "F16": 2e-4, "BF16": 1.7e-3}
 EIGHT_BITS, SIXTEEN_BITS = 6e-3, 2.4e-5
 
@@ -81,9 +81,12 @@ class LlamacppBackend(Backend):
         return max((self._rounds(use) for use in fusion.uses(op) if use.use != "vector"), default=0.0)
 
     def _rounds(self, use: WeightUse) -> float:
-        if self.exact and self.packs(use):
-            return SIXTEEN_BITS
-        return ROUNDING.get(use.weight.quant.name, EIGHT_BITS)
+        found = ROUNDING.get(use.weight.quant.name, EIGHT_BITS)
+        if not self.packs(use):
+            return found
+        if found < EIGHT_BITS:
+            return 0.0
+        return SIXTEEN_BITS if self.exact else EIGHT_BITS
 
     def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
         return fusion.wants(ops)

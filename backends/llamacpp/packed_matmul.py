@@ -58,7 +58,7 @@ class Node:
         """What each thread works in."""
         made = self.made
         unit = lib.unit(made.type, made.cols, self.halves) if self.partial else 0
-        return lib.scratch(made.rounded_rows, made.cols) + unit
+        return lib.scratch(made.type, made.kept_rows, made.cols) + unit
 
     @property
     def beginning(self) -> int | None:
@@ -190,9 +190,8 @@ class PackedProducts:
         each = max(node.work_bytes(lib) for node in self._nodes)
         each = -(-each // CACHE_LINE) * CACHE_LINE
         self._scratch = np.empty(each * slots + CACHE_LINE, np.uint8)
-        shared = max(
-            (lib.shared(n.made.rounded_rows, n.made.cols) for n in self._nodes if n.partial), default=0
-        )
+        partial = [node.made for node in self._nodes if node.partial]
+        shared = max((lib.shared(made.type, made.kept_rows, made.cols) for made in partial), default=0)
         self._shared = np.empty(shared + CACHE_LINE, np.uint8)
         for node in self._nodes:
             node.point()

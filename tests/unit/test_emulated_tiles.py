@@ -10,13 +10,15 @@ import pytest
 
 from hetrun.backends.llamacpp.kernels import matmul as module
 from hetrun.backends.llamacpp.kernels.matmul import LEVELS, PLAIN, PORTABLE, SWIGLU, Products
+from hetrun.graph.quant import by_name
 from tests.support.paths import ROOT
 from tests.support.tiers import exhaustive
 from tests.unit import test_matmul_kernels as kernels
-from tests.unit.test_matmul_kernels import SCALES, STEPS, Fused, activations, computed, same, weight
+from tests.unit.test_matmul_kernels import EXACT, SCALES, STEPS, Fused, activations, computed, same, weight
 
+FLOATS = [by_name(name).ggml_id for name in EXACT]
 AVX512, AMX = LEVELS.index("AVX-512 VNNI"), LEVELS.index("AMX")
-TILE_ROWS, ROUNDED_BYTES = 16, 48  # of activations at once; of 32 columns of one
+TILE_ROWS, ROUNDED_BYTES, FLOAT_BYTES = 16, 48, 128  # of activations at once; of 32 columns of one
 TILES = ROOT / "tests" / "support" / "tiles.h"
 FOLDER = ROOT / "hetrun" / "backends" / "llamacpp" / "kernels"
 BUILT = module.library()
@@ -30,9 +32,9 @@ pytestmark = [
 class Emulated(Products):
     """It takes this CPU for what it is, and tiles want more rows of activations at once."""
 
-    def scratch(self, n: int, cols: int) -> int:
+    def scratch(self, ggml_id: int, n: int, cols: int) -> int:
         whole = -(-n // TILE_ROWS) * TILE_ROWS
-        return whole * (cols // 32) * ROUNDED_BYTES
+        return whole * (cols // 32) * (FLOAT_BYTES if ggml_id in FLOATS else ROUNDED_BYTES)
 
 
 @pytest.fixture(scope="module")

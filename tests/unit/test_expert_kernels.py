@@ -87,7 +87,7 @@ def multiplied(
     each.activation = SWIGLU if len(weights) > 1 else PLAIN
     each.second = weights[1].packed.ctypes.data if len(weights) > 1 else None
     each.x, each.x_stride, each.out, each.out_stride = x.ctypes.data, cols, out.ctypes.data, width
-    each.n, each.slots, each.scratch_size = len(x), threads, lib.scratch(len(x), cols)
+    each.n, each.slots, each.scratch_size = len(x), threads, lib.scratch(each.type, len(x), cols)
     scratch, counters = aligned(each.scratch_size * threads), np.zeros(COUNTERS * experts, np.int32)
     each.scratch, each.counters = scratch.ctypes.data, counters.ctypes.data
     each.next = ctypes.addressof(each)  # which changes nothing

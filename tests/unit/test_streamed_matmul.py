@@ -117,11 +117,12 @@ def multiplied(
     n, width = len(x), w.rows // halves
     out = np.full((n, width), np.nan, np.float32)
     counters = np.zeros(module.COUNTERS, np.int32)
-    size = lib.scratch(n, w.cols) + lib.unit(w.quant.ggml_id, w.cols, halves)
-    scratch, shared = aligned(size * threads), aligned(lib.shared(n, w.cols))
+    kind = w.quant.ggml_id
+    size = lib.scratch(kind, n, w.cols) + lib.unit(kind, w.cols, halves)
+    scratch, shared = aligned(size * threads), aligned(lib.shared(kind, n, w.cols))
     made = Product(
         weights=(pieces.packed if pieces else w.packed).ctypes.data,
-        type=w.quant.ggml_id, rows=w.rows, cols=w.cols, x=x.ctypes.data, out=out.ctypes.data,
+        type=kind, rows=w.rows, cols=w.cols, x=x.ctypes.data, out=out.ctypes.data,
         n=n, x_stride=w.cols, out_stride=width, activation=activation, scratch=scratch.ctypes.data,
         scratch_size=size, slots=threads, counters=counters.ctypes.data, level=level,
         shared=shared.ctypes.data,
@@ -164,10 +165,11 @@ def test_pieces_give_the_bits_of_the_whole_weight(data: st.DataObject) -> None:
     assert source.released == Counter(dict.fromkeys(pieces.stored, 1))
 
 
-@pytest.mark.parametrize("n", [1, 64])
-def test_large_rows_share_their_roundings(n: int) -> None:
+@pytest.mark.parametrize("name", ["Q4_0", "F16"])
+@pytest.mark.parametrize("n", [1, 64, 70])
+def test_large_rows_share_their_roundings(n: int, name: str) -> None:
     """More rows than a thread has memory for, and units of less than a piece."""
-    w = weight("Q4_0", 256, 4096)
+    w = weight(name, 256, 4096)
     x = activations(n, w.cols)
     pieces = cut(w, 1, [9], [True, False], 5)
     source = Source(pieces.stored, w.stored)
@@ -177,10 +179,12 @@ def test_large_rows_share_their_roundings(n: int) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("cols", [4096, 8192, 14336])
-def test_wide_rows_are_multiplied_in_the_layout_they_were_rounded_in(cols: int, level: int) -> None:
+@pytest.mark.parametrize(("name", "cols"), [("Q4_0", 4096), ("Q4_0", 8192), ("Q4_0", 14336), ("BF16", 14336)])
+def test_wide_rows_are_multiplied_in_the_layout_they_were_rounded_in(
+    name: str, cols: int, level: int
+) -> None:
     """Rounding is cut into other parts than multiplying; the last rows must not depend on either."""
-    w = weight("Q4_0", 32, cols)
+    w = weight(name, 32, cols)
     pieces = cut(w, 1, [1], [True], 0)
     x = activations(130, cols)
     expected = multiplied(w, x, level, 2, PLAIN, None, None)

@@ -34,6 +34,7 @@ class Form:
     flip: int = 0  # of each byte of a word
     half_bytes: int = 2
     fifth_bits: bool = False  # in the first word
+    pairs_of_bits: bool = False  # in all words
 
 
 def words(first: int, count: int) -> tuple[int, ...]:
@@ -58,6 +59,8 @@ FORMS = {
     "Q5_1": Form((0, 2), words(4, 5), blocks=2, fifth_bits=True),
     "IQ4_NL": Form((0,), words(2, 4), blocks=2),
     "MXFP4": Form((0,), words(1, 4), blocks=2, half_bytes=1),
+    "Q2_0": Form((0,), words(2, 4), blocks=2, pairs_of_bits=True),
+    **dict.fromkeys(("F16", "BF16"), Form((), words(0, 16))),
     "Q2_K": Form((80, 82), words(0, 20)),
     "Q3_K": Form((108,), words(0, 27)),
     "IQ4_XS": Form((0, 2), words(4, 33)),
@@ -67,22 +70,31 @@ FORMS = {
 }
 
 
+def block_of(name: str) -> tuple[int, int]:
+    """Columns and bytes of a block; floats are taken by 32."""
+    quant = by_name(name)
+    return (32, quant.row_bytes(32)) if quant.block == 1 else (quant.block, quant.block_bytes)
+
+
 def expected(name: str, stored: Bytes) -> Bytes:
     """Of each step the halves in whole lines, [half][block][row], then the words, [block][word][row]."""
-    form, size = FORMS[name], by_name(name).block_bytes
+    form, (_, size) = FORMS[name], block_of(name)
     groups = -(-len(stored) // ROWS)
     whole = np.zeros((groups * ROWS, stored.shape[1]), np.uint8)
     whole[: len(stored)] = stored
     blocks = whole.reshape(groups, ROWS, -1, form.blocks, size).transpose(0, 2, 3, 1, 4)
     steps = blocks.shape[:2]
-    halves = np.stack([blocks[..., at : at + 2] for at in form.halves], axis=2)
-    halves[..., form.half_bytes :] = 0
+    halves = np.zeros((*steps, len(form.halves), form.blocks, ROWS, 2), np.uint8)
+    for i, at in enumerate(form.halves):
+        halves[:, :, i, :, :, : form.half_bytes] = blocks[..., at : at + form.half_bytes]
     halves = halves.reshape(*steps, -1)
     head = np.zeros((*steps, -(-halves.shape[2] // 64) * 64), np.uint8)
     head[..., : halves.shape[2]] = halves
     lines = np.stack([blocks[..., at : at + 4] ^ form.flip for at in form.words], axis=3)
     if form.fifth_bits:
         lines[..., 0, :, :] = byte_by_byte(lines[..., 0, :, :])
+    if form.pairs_of_bits:
+        lines = turned(lines)
     return np.concatenate([head, lines.reshape(*steps, -1)], axis=2).reshape(-1)
 
 
@@ -90,6 +102,13 @@ def byte_by_byte(words: Bytes) -> Bytes:
     """Bit 4 k + i of each word becomes bit 8 i + k."""
     bits = np.unpackbits(words, axis=-1, bitorder="little").reshape(*words.shape[:-1], 8, 4)
     return np.packbits(bits.swapaxes(-1, -2), axis=-1, bitorder="little").reshape(words.shape)
+
+
+def turned(words: Bytes) -> Bytes:
+    """Pair k of byte i of each word becomes pair i of byte k."""
+    bits = np.unpackbits(words, axis=-1, bitorder="little").reshape(*words.shape[:-1], 4, 4, 2)
+    pairs = bits.swapaxes(-2, -3).reshape(*words.shape, 8)
+    return np.packbits(pairs, axis=-1, bitorder="little").reshape(words.shape)
 
 
 @cache
@@ -117,7 +136,7 @@ def test_bytes_are_where_numpy_puts_them_and_no_others_are_read_or_written(
     name: str, level: int, rows: int, steps: int, at_the_end: bool, seed: int
 ) -> None:
     quant, form = by_name(name), FORMS[name]
-    cols = quant.block * form.blocks * steps
+    cols = block_of(name)[0] * form.blocks * steps
     room, size = between_walls(), rows * quant.row_bytes(cols)
     memory = room[ROOM - size :] if at_the_end else room[:size]
     memory[:] = np.random.default_rng(seed).integers(0, 256, size, np.uint8)

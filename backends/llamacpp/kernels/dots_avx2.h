@@ -2,6 +2,8 @@
 
 #define LANES 8
 #define BATCH 4 /* rows of activations at once: their sums stay in registers */
+#define FLOATS 4 /* the same for weights that are floats (floats_body.h), */
+#define FLOAT_SUMS 8 /* and the vectors that their sums take */
 #define SMALL 0
 #define UNROLLED UNROLL
 
@@ -35,6 +37,11 @@ typedef uint32_t NAME(vu) __attribute__((vector_size(32)));
 
 INLINE NAME(vf) NAME(from_half)(const uint8_t *x) {
     return (NAME(vf))_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)x));
+}
+
+/* LANES numbers of 16 bits. */
+INLINE NAME(vu) NAME(shorts)(const uint8_t *x) {
+    return (NAME(vu))_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x));
 }
 
 /* a * b + c, rounded once. */

@@ -2,6 +2,8 @@
 
 #define LANES 16
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
+#define FLOATS 8 /* the same for weights that are floats (floats_body.h), */
+#define FLOAT_SUMS 16 /* and the vectors that their sums take */
 #define SMALL 0
 #define UNROLLED UNROLL
 #define READ_LATER(when)
@@ -24,6 +26,11 @@ typedef uint32_t NAME(vu) __attribute__((vector_size(64)));
 
 INLINE NAME(vf) NAME(from_half)(const uint8_t *x) {
     return (NAME(vf))_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)x));
+}
+
+/* LANES numbers of 16 bits. */
+INLINE NAME(vu) NAME(shorts)(const uint8_t *x) {
+    return (NAME(vu))_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x));
 }
 
 /* a * b + c, rounded once. */

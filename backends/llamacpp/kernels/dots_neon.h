@@ -2,6 +2,8 @@
 
 #define LANES 4
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
+#define FLOATS 8 /* the same for weights that are floats (floats_body.h), */
+#define FLOAT_SUMS 16 /* and the vectors that their sums take */
 #define SMALL 0
 #define UNROLLED UNROLL
 
@@ -29,6 +31,13 @@ INLINE NAME(vf) NAME(from_half)(const uint8_t *x) {
     uint16x4_t halves;
     memcpy(&halves, x, sizeof(halves));
     return (NAME(vf))vcvt_f32_f16(vreinterpret_f16_u16(halves));
+}
+
+/* LANES numbers of 16 bits. */
+INLINE NAME(vu) NAME(shorts)(const uint8_t *x) {
+    uint16x4_t shorts;
+    memcpy(&shorts, x, sizeof(shorts));
+    return (NAME(vu))vmovl_u16(shorts);
 }
 
 /* a * b + c, rounded once. */

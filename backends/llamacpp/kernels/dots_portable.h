@@ -2,6 +2,8 @@
 
 #define LANES 4
 #define BATCH 8 /* rows of activations at once: their sums stay in registers */
+#define FLOATS 8 /* the same for weights that are floats (floats_body.h), */
+#define FLOAT_SUMS 8 /* and the vectors that their sums take */
 #define SMALL 1 /* code: one for any number of rows of activations */
 #define UNROLLED
 #define READ_LATER(when) /* for compilers that read too early (dots_neon.h, dots_avx2.h) */
@@ -27,6 +29,13 @@ INLINE NAME(vf) NAME(from_half)(const uint8_t *x) {
     uint16_t h[4];
     memcpy(h, x, sizeof(h));
     return (NAME(vf)){half_to_float(h[0]), half_to_float(h[1]), half_to_float(h[2]), half_to_float(h[3])};
+}
+
+/* LANES numbers of 16 bits. */
+INLINE NAME(vu) NAME(shorts)(const uint8_t *x) {
+    uint16_t h[4];
+    memcpy(h, x, sizeof(h));
+    return (NAME(vu)){h[0], h[1], h[2], h[3]};
 }
 
 /* a * b + c, rounded once. */

@@ -50,6 +50,10 @@ static void mxfp4_to_floats(const uint8_t *x, float *out) {
     places_to_floats(x + 1, fp4_places, 12, bits_as_float(x[0] > 1 ? (x[0] - 1) << 23 : (x[0] + 1) << 21), out);
 }
 
+static void q2_0_to_floats(const uint8_t *x, float *out) {
+    for (int i = 0; i < 64; i++) out[i] = (float)((x[2 + i / 4] >> (i % 4 * 2) & 3) - 1) * half_in(x);
+}
+
 static void q2_k_to_floats(const uint8_t *x, float *out) {
     float scale = half_in(x + 80), minimum = half_in(x + 82);
     for (int i = 0; i < 256; i++) {
@@ -95,6 +99,14 @@ static void q6_k_to_floats(const uint8_t *x, float *out) {
     }
 }
 
+static void halves_to_floats(const uint8_t *x, float *out) {
+    for (int i = 0; i < 32; i++) out[i] = half_in(x + 2 * i);
+}
+
+static void brain_to_floats(const uint8_t *x, float *out) {
+    for (int i = 0; i < 32; i++) out[i] = bits_as_float((int32_t)((uint32_t)(x[2 * i] | x[2 * i + 1] << 8) << 16));
+}
+
 static void block_to_floats(int64_t type, const uint8_t *x, float *out) {
     switch (type) {
         case TYPE_Q4_0: nibbles_to_floats(x + 2, half_in(x), 8, -0.0f, out); break;
@@ -102,11 +114,14 @@ static void block_to_floats(int64_t type, const uint8_t *x, float *out) {
         case TYPE_Q8_0:
             for (int i = 0; i < 32; i++) out[i] = (float)(int8_t)x[2 + i] * half_in(x);
             break;
+        case TYPE_F16: halves_to_floats(x, out); break;
+        case TYPE_BF16: brain_to_floats(x, out); break;
         case TYPE_Q5_0: five_bits_to_floats(x + 2, half_in(x), 16, -0.0f, out); break;
         case TYPE_Q5_1: five_bits_to_floats(x + 4, half_in(x), 0, half_in(x + 2), out); break;
         case TYPE_IQ4_NL: places_to_floats(x + 2, iq4_places, 128, half_in(x), out); break;
         case TYPE_IQ4_XS: iq4_xs_to_floats(x, out); break;
         case TYPE_MXFP4: mxfp4_to_floats(x, out); break;
+        case TYPE_Q2_0: q2_0_to_floats(x, out); break;
         case TYPE_Q2_K: q2_k_to_floats(x, out); break;
         case TYPE_Q3_K: q3_k_to_floats(x, out); break;
         case TYPE_Q4_K: q4_k_to_floats(x, NULL, x + 16, out); break;

@@ -49,8 +49,8 @@ class Product(Structure):
     )
 
     @property
-    def rounded_rows(self) -> int:
-        """Rows of 8 bits that its activations become."""
+    def kept_rows(self) -> int:
+        """Rows that its activations become, at most."""
         return int(self.n) * (2 if self.exact else 1)
 
 
@@ -112,9 +112,9 @@ class Products:
         numbers = (c_int64,) * 3
         self._takes = _declared(dll, "hetrun_products_takes", c_int64, *numbers)
         self._packed = _declared(dll, "hetrun_products_packed", c_int64, *numbers)
-        self._scratch = _declared(dll, "hetrun_products_scratch", c_int64, c_int64, c_int64)
+        self._scratch = _declared(dll, "hetrun_products_scratch", c_int64, *numbers)
         self._unit = _declared(dll, "hetrun_products_unit", c_int64, *numbers)
-        self._shared = _declared(dll, "hetrun_products_shared", c_int64, c_int64, c_int64)
+        self._shared = _declared(dll, "hetrun_products_shared", c_int64, *numbers)
         # Packing takes milliseconds, and needs nothing of Python's.
         self._pack = _declared(unlocked, "hetrun_products_pack", None, *numbers, c_void_p, c_void_p, c_int64)
         node = (c_void_p, c_int, c_int, c_void_p)
@@ -151,9 +151,9 @@ class Products:
         assert packed.nbytes == self.packed_bytes(ggml_id, shape)
         self._pack(ggml_id, *shape, stored.ctypes.data, packed.ctypes.data, self.level)
 
-    def scratch(self, n: int, cols: int) -> int:
+    def scratch(self, ggml_id: int, n: int, cols: int) -> int:
         """Bytes that each thread works in, for so many rows."""
-        size: int = self._scratch(n, cols)
+        size: int = self._scratch(ggml_id, n, cols)
         return size
 
     def unit(self, ggml_id: int, cols: int, halves: int) -> int:
@@ -161,9 +161,9 @@ class Products:
         size: int = self._unit(ggml_id, cols, halves)
         return size
 
-    def shared(self, n: int, cols: int) -> int:
+    def shared(self, ggml_id: int, n: int, cols: int) -> int:
         """Bytes that all threads share for such a weight."""
-        size: int = self._shared(n, cols)
+        size: int = self._shared(ggml_id, n, cols)
         return size
 
 

@@ -23,8 +23,10 @@ struct form {
    there, and those whose blocks are unpacked first unless there is a single row (ready_body.h). */
 #define TYPES_AS_THEY_LIE(EACH) EACH(Q4_0) EACH(Q4_1) EACH(Q8_0) EACH(Q4_K) EACH(Q6_K)
 #define TYPES_UNPACKED(EACH)                                                                                  \
-    EACH(Q5_0) EACH(Q5_1) EACH(Q2_K) EACH(Q3_K) EACH(Q5_K) EACH(IQ4_NL) EACH(IQ4_XS) EACH(MXFP4)
+    EACH(Q5_0) EACH(Q5_1) EACH(Q2_K) EACH(Q3_K) EACH(Q5_K) EACH(IQ4_NL) EACH(IQ4_XS) EACH(MXFP4) EACH(Q2_0)
 #define ALL_TYPES(EACH) TYPES_AS_THEY_LIE(EACH) TYPES_UNPACKED(EACH)
+/* And those that activations are not rounded for (floats_body.h). Their blocks are only what we call so. */
+#define TYPES_OF_FLOATS(EACH) EACH(F16) EACH(BF16)
 
 INLINE struct form form_of(int64_t type) {
     switch (type) {
@@ -41,6 +43,9 @@ INLINE struct form form_of(int64_t type) {
         case TYPE_IQ4_NL: return (struct form){TYPE_IQ4_NL, 32, 18, 2, 1, 0, 4, 2, 0};
         case TYPE_IQ4_XS: return (struct form){TYPE_IQ4_XS, 256, 136, 1, 2, 0, 33, 4, 0};
         case TYPE_MXFP4: return (struct form){TYPE_MXFP4, 32, 17, 2, 1, 0, 4, 1, 0}; /* its half is a byte */
+        case TYPE_Q2_0: return (struct form){TYPE_Q2_0, 64, 18, 2, 1, 0, 4, 2, 0};
+        case TYPE_F16: return (struct form){TYPE_F16, 32, 64, 1, 0, 0, 16, 0, 0};
+        case TYPE_BF16: return (struct form){TYPE_BF16, 32, 64, 1, 0, 0, 16, 0, 0};
         default: return (struct form){0};
     }
 }
@@ -64,6 +69,8 @@ INLINE int by_halves(int type) { return type == TYPE_Q2_K || type == TYPE_Q3_K |
 
 INLINE int has_lows(int type) { return type == TYPE_Q2_K; }
 
+INLINE int of_floats(int64_t type) { return type == TYPE_F16 || type == TYPE_BF16; }
+
 /* Whether few rows of activations are multiplied by its words as they lie there. */
 INLINE int as_it_lies(int64_t type) {
 #define IS_IT(name) || type == TYPE_##name
@@ -76,7 +83,8 @@ INLINE int unpacked_like(int64_t type) {
     switch (type) {
         case TYPE_Q4_1: return TYPE_Q4_K;
         case TYPE_Q5_1: return TYPE_Q5_K;
-        case TYPE_MXFP4: return TYPE_Q5_0;
+        case TYPE_MXFP4:
+        case TYPE_Q2_0: return TYPE_Q5_0;
         case TYPE_IQ4_NL:
         case TYPE_IQ4_XS: return TYPE_Q8_0;
         default: return (int)type;
@@ -86,6 +94,7 @@ INLINE int unpacked_like(int64_t type) {
 /* What unsigned weights are too large by. */
 INLINE int32_t offset_of(int64_t type) {
     switch (type) {
+        case TYPE_Q2_0: return 1;
         case TYPE_Q3_K: return 4;
         case TYPE_Q4_0: return 8;
         case TYPE_MXFP4: return 12;
@@ -152,6 +161,13 @@ INLINE int32_t word_at(const void *x) {
 #define TO_BYTES(x) do { EXCHANGE_14(x); EXCHANGE_7(x); EXCHANGE_2(x); EXCHANGE_1(x); } while (0)
 #define FROM_BYTES(x) do { EXCHANGE_1(x); EXCHANGE_2(x); EXCHANGE_7(x); EXCHANGE_14(x); } while (0)
 
+/* The pairs of bits of 16 columns: where byte i of a word has columns 4 i to 4 i + 3 in a file, it has columns i,
+   4 + i, 8 + i and 12 + i in a group, so that those of four neighbours are moved to their places together. The
+   same once more is the way back. */
+#define EXCHANGE_6(x) EXCHANGE(x, 6, 0x00cc00ccu)
+#define EXCHANGE_12(x) EXCHANGE(x, 12, 0x0000f0f0u)
+#define TURN_PAIRS(x) do { EXCHANGE_6(x); EXCHANGE_12(x); } while (0)
+
 /* Whether a word is one of fifth bits. */
 INLINE int fifth_bits(int type, int word) { return (type == TYPE_Q5_0 || type == TYPE_Q5_1) && word == 0; }
 
@@ -166,6 +182,7 @@ static void pack_block(struct form f, const uint8_t *stored, uint8_t *step, int 
     for (int i = 0; i < f.words; i++) {
         uint32_t word = (uint32_t)word_at(stored + f.word_at + 4 * i) ^ f.flip;
         if (fifth_bits(f.type, i)) TO_BYTES(word);
+        if (f.type == TYPE_Q2_0) TURN_PAIRS(word);
         memcpy(step + word_in(f, i, block, row), &word, 4);
     }
 }
@@ -176,6 +193,7 @@ static void unpack_block(struct form f, uint8_t *stored, const uint8_t *step, in
     for (int i = 0; i < f.words; i++) {
         uint32_t word = (uint32_t)word_at(step + word_in(f, i, block, row)) ^ f.flip;
         if (fifth_bits(f.type, i)) FROM_BYTES(word);
+        if (f.type == TYPE_Q2_0) TURN_PAIRS(word);
         memcpy(stored + f.word_at + 4 * i, &word, 4);
     }
 }

@@ -23,6 +23,7 @@ INLINE void NAME(pack_words)(const int type, const int i, const int block, const
         for (int k = i < 0 ? 1 : 0; k < 4; k++) {
             vu words = x[k] ^ f.flip;
             if (fifth_bits(type, i + k)) TO_BYTES(words);
+            if (type == TYPE_Q2_0) TURN_PAIRS(words);
             memcpy(step + word_in(f, i + k, block, first), &words, sizeof(words));
         }
     }
@@ -63,7 +64,7 @@ static void NAME(pack)(int64_t type, int64_t rows, int64_t cols, const uint8_t *
     int64_t from = ROWS * stored_row_bytes(type, cols), to = group_bytes(type, cols);
 #define PACK(name)                                                                                            \
     case TYPE_##name: NAME(pack_group)(TYPE_##name, cols, stored, packed); break;
-    for (; rows >= ROWS; rows -= ROWS, stored += from, packed += to) switch (type) { ALL_TYPES(PACK) }
+    for (; rows >= ROWS; rows -= ROWS, stored += from, packed += to) switch (type) { ALL_TYPES(PACK) TYPES_OF_FLOATS(PACK) }
 #undef PACK
     pack(type, rows, cols, stored, packed);
 }

@@ -4,7 +4,8 @@
    tiles, and nobody goes on before all are done. Returns where they are. */
 static const struct rounded *NAME(round_all)(const struct product *p, int ith) {
     struct rounded *own = (struct rounded *)(p->scratch + ith * p->scratch_size);
-    const int64_t n = rows_of_8_bits(p), tile = shared_rows(p->level, n, p->cols), tiles = (n + tile - 1) / tile;
+    const int64_t n = kept_rows(p), tile = shared_rows(p->level, p->type, n, p->cols);
+    const int64_t tiles = (n + tile - 1) / tile;
     if (tiles == 1) {
         NAME(round_tile)(p, 0, n, own);
         return own;
@@ -14,7 +15,7 @@ static const struct rounded *NAME(round_all)(const struct product *p, int ith) {
         int64_t i = __atomic_fetch_add(p->counters + 2, 1, __ATOMIC_RELAXED);
         if (i >= tiles) break;
         int64_t first = i * tile, end = at_most(first + tile, n);
-        NAME(round_tile)(p, first, end, all + first * (p->cols / BLOCK));
+        NAME(round_tile)(p, first, end, rows_behind(p, all, first));
         __atomic_add_fetch(p->counters + 3, 1, __ATOMIC_RELEASE);
     }
     while (__atomic_load_n(p->counters + 3, __ATOMIC_ACQUIRE) < tiles) PAUSE();
@@ -46,9 +47,8 @@ static int NAME(bring)(const struct product *p, struct unit unit, uint8_t *packe
    of activations as stay in a cache are multiplied by all of them. */
 static void NAME(multiply_unit)(const struct product *p, multiplier *multiply, struct unit unit,
                                 const uint8_t *packed, const struct rounded *x) {
-    const int64_t bytes = group_bytes(p->type, p->cols), n = rows_of_8_bits(p);
-    const int64_t tile = tile_rows(p->level, n, p->cols);
-    for (int64_t first = 0; first < n; first += tile, x += tile * (p->cols / BLOCK))
+    const int64_t bytes = group_bytes(p->type, p->cols), n = kept_rows(p), tile = tile_rows(p);
+    for (int64_t first = 0; first < n; first += tile, x = rows_behind(p, x, tile))
         for (int64_t i = 0; i < unit.groups; i++) {
             struct NAME(rows) rows = {packed + i * bytes, packed + (unit.groups + i) * bytes};
             if (p->activation == PLAIN) rows.second = NULL;
@@ -60,7 +60,8 @@ static void NAME(multiply_unit)(const struct product *p, multiplier *multiply, s
 /* Threads take units in the order of the pieces, so that those come when they are wanted. */
 static void NAME(partial_product)(const struct product *p, int ith, int nth) {
     multiplier *multiply = NAME(multiplier_of)(p->type);
-    uint8_t *packed = p->scratch + ith * p->scratch_size + own_rows_bytes(p->level, rows_of_8_bits(p), p->cols);
+    const int64_t rows = own_rows_bytes(p->level, p->type, kept_rows(p), p->cols);
+    uint8_t *packed = p->scratch + ith * p->scratch_size + rows;
     const struct rounded *x = ith < p->slots ? NAME(round_all)(p, ith) : NULL;
     struct cursor at = {0};
     for (struct unit unit; x && next_unit(p, &at, &unit);) {

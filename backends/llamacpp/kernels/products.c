@@ -56,6 +56,8 @@ INLINE void ask(int type, int first_cache, const uint8_t *x) {
         __builtin_prefetch(x + (form_of(type).block != 256 ? 3072 : type == TYPE_Q3_K ? 1792 : 1280), 0, 2);
 }
 
+enum { FLOATS_AHEAD = 3072 }; /* the same of weights that are floats */
+
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
 #else
@@ -210,8 +212,8 @@ int hetrun_products_level(void) {
 }
 
 /* Bytes of scratch memory that a thread needs for products of up to n rows of activations. */
-int64_t hetrun_products_scratch(int64_t n, int64_t cols) {
-    return own_rows_bytes(hetrun_products_level(), n, cols);
+int64_t hetrun_products_scratch(int64_t type, int64_t n, int64_t cols) {
+    return own_rows_bytes(hetrun_products_level(), type, n, cols);
 }
 
 /* What it needs besides for a partial weight, with or without a gate. */
@@ -220,8 +222,8 @@ int64_t hetrun_products_unit(int64_t type, int64_t cols, int64_t halves) {
 }
 
 /* Bytes that all threads need together for it: 0 where each rounds all rows for itself. */
-int64_t hetrun_products_shared(int64_t n, int64_t cols) {
-    return n <= shared_rows(LEVEL_PORTABLE, n, cols) ? 0 : rounded_bytes(in_whole(n, TILE_ROWS), cols);
+int64_t hetrun_products_shared(int64_t type, int64_t n, int64_t cols) {
+    return n <= shared_rows(LEVEL_PORTABLE, type, n, cols) ? 0 : kept_bytes(type, in_whole(n, TILE_ROWS), cols);
 }
 
 /* One thread's share of a product: a function as ggml's custom nodes call it. */

@@ -26,6 +26,7 @@ enum {
 
 enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX_VNNI, LEVEL_AVX512_VNNI, LEVEL_AMX_INT8, LEVEL_DOTPROD };
 enum { /* as ggml numbers them */
+    TYPE_F16 = 1,
     TYPE_Q4_0 = 2,
     TYPE_Q4_1 = 3,
     TYPE_Q5_0 = 6,
@@ -38,7 +39,9 @@ enum { /* as ggml numbers them */
     TYPE_Q6_K = 14,
     TYPE_IQ4_NL = 20,
     TYPE_IQ4_XS = 23,
-    TYPE_MXFP4 = 39
+    TYPE_BF16 = 30,
+    TYPE_MXFP4 = 39,
+    TYPE_Q2_0 = 42
 };
 enum { PLAIN = 0, SWIGLU = 1, GEGLU = 2, GEGLU_ERF = 3 }; /* what becomes of the results */
 

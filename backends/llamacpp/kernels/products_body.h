@@ -392,9 +392,21 @@ static multiplier *NAME(multiplier_of)(int64_t type) {
 #include "tiles_amx.h"
 #endif
 
+/* Where the rows of a group of columns of `out` lie in a weight that is in memory: of each half, if there is a
+   gate; else NULL for the second. */
+struct NAME(rows) {
+    const uint8_t *first, *second;
+};
+
+#include "floats_body.h"
+
 /* Rows of activations from `first` to `end`, BATCH together: blocks of the same columns lie side by side. */
 static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end, struct rounded *out) {
     int64_t blocks = p->cols / BLOCK, t = first;
+    if (of_floats(p->type)) {
+        NAME(keep_tile)(p, first, end, (float *)out);
+        return;
+    }
 #if TILES
     t += NAME(round_by_tiles)(p, first, end, out);
 #endif
@@ -405,12 +417,6 @@ static void NAME(round_tile)(const struct product *p, int64_t first, int64_t end
             NAME(round_row)(p, (t + i) / digits, out + (t - first) * blocks + i, n);
     }
 }
-
-/* Where the rows of a group of columns of `out` lie in a weight that is in memory: of each half, if there is a
-   gate; else NULL for the second. */
-struct NAME(rows) {
-    const uint8_t *first, *second;
-};
 
 INLINE struct NAME(rows) NAME(rows_of)(const struct product *p, int64_t group) {
     int64_t bytes = group_bytes(p->type, p->cols);
@@ -427,6 +433,10 @@ static void NAME(group)(const struct product *p, multiplier *multiply, struct NA
                         int64_t also, int64_t first, int64_t end, const struct rounded *x) {
     float results[2 * BATCH * ROWS], *others = results + BATCH * ROWS;
     int64_t t = first;
+    if (of_floats(p->type)) {
+        NAME(group_of_floats)(p, rows, group, also, first, end, (const float *)x);
+        return;
+    }
 #if TILES
     t += NAME(group_by_tiles)(p, rows.first, rows.second, group, first, end, x);
 #endif
@@ -459,7 +469,7 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
         NAME(partial_product)(p, ith, nth);
         return;
     }
-    const int64_t n = rows_of_8_bits(p);
+    const int64_t n = kept_rows(p);
     struct work w = work_of(p, ith, nth);
     multiplier *multiply = NAME(multiplier_of)(p->type);
     struct rounded *x = (struct rounded *)(p->scratch + ith * p->scratch_size);
@@ -490,6 +500,8 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
 #undef LANES
 #undef BATCH
 #undef SMALL
+#undef FLOATS
+#undef FLOAT_SUMS
 #undef UNROLLED
 #undef MANY
 #undef WORTH_UNPACKING

@@ -7,6 +7,8 @@
 
 enum {
     TILE_BYTES = 256 << 10,     /* of activations that are gone through for each group of weights */
+    FLOAT_TILE_BYTES = 2 << 20, /* the same of floats, ... */
+    FLOAT_TILE_ROWS = 64,       /* ... of which there are no more than this many rows */
     AMX_TILE_BYTES = 1 << 20,   /* the same for CPUs with AMX: their second caches are large */
     AMX_UNIT_BYTES = 512 << 10, /* and as UNIT_BYTES */
     BEGINNING = 4096,           /* bytes of the next product that a thread asks memory for */
@@ -26,10 +28,10 @@ INLINE const float *row_of_x(const struct product *p, int64_t row) {
     return p->x + (p->from ? p->from[row] : row) * p->x_stride;
 }
 
-/* Rows of 8 bits that a row of activations becomes, and how many there are of all. */
-INLINE int64_t digits_of(const struct product *p) { return p->exact ? 2 : 1; }
+/* Rows that a row of activations becomes, and how many there are of all. */
+INLINE int64_t digits_of(const struct product *p) { return p->exact && !of_floats(p->type) ? 2 : 1; }
 
-INLINE int64_t rows_of_8_bits(const struct product *p) { return p->n * digits_of(p); }
+INLINE int64_t kept_rows(const struct product *p) { return p->n * digits_of(p); }
 
 /* Columns of the results. */
 INLINE int64_t columns_out(const struct product *p) { return p->activation == PLAIN ? p->rows : p->rows / 2; }
@@ -46,12 +48,22 @@ INLINE int64_t in_whole(int64_t x, int64_t parts) { return (x + parts - 1) / par
 /* Rows of activations that a group of weights is unpacked for at once. */
 INLINE int64_t at_once(int64_t level) { return level == LEVEL_AMX_INT8 ? TILE_ROWS : AT_ONCE; }
 
-INLINE int64_t rounded_bytes(int64_t n, int64_t cols) { return n * (cols / BLOCK) * (int64_t)sizeof(struct rounded); }
+/* What n rows of activations take as weights of a type are multiplied by them. */
+INLINE int64_t kept_bytes(int64_t type, int64_t n, int64_t cols) {
+    int64_t block = of_floats(type) ? BLOCK * sizeof(float) : sizeof(struct rounded);
+    return n * (cols / BLOCK) * block;
+}
+
+/* Where row n of some begins. */
+INLINE struct rounded *rows_behind(const struct product *p, const struct rounded *x, int64_t n) {
+    return (struct rounded *)((uintptr_t)x + (uintptr_t)kept_bytes(p->type, n, p->cols));
+}
 
 /* Rows of activations that a thread has memory for. */
-static int64_t most_rows(int64_t level, int64_t cols) {
+static int64_t most_rows(int64_t level, int64_t type, int64_t cols) {
     int64_t bytes = level == LEVEL_AMX_INT8 ? AMX_TILE_BYTES : TILE_BYTES;
-    return at_least(1, bytes / rounded_bytes(at_once(level), cols)) * at_once(level);
+    if (of_floats(type)) bytes = at_most(FLOAT_TILE_BYTES, kept_bytes(type, FLOAT_TILE_ROWS, cols));
+    return at_least(1, bytes / kept_bytes(type, at_once(level), cols)) * at_once(level);
 }
 
 /* Rows in each part, if n are cut into parts of so many at most: they are about equally large. */
@@ -61,14 +73,13 @@ static int64_t part_rows(int64_t level, int64_t n, int64_t most) {
 }
 
 /* Rows that are gone through together. */
-static int64_t tile_rows(int64_t level, int64_t n, int64_t cols) {
-    return part_rows(level, n, most_rows(level, cols));
+static int64_t tile_rows(const struct product *p) {
+    return part_rows(p->level, kept_rows(p), most_rows(p->level, p->type, p->cols));
 }
 
 static struct work work_of(const struct product *p, int ith, int nth) {
-    const int64_t n = rows_of_8_bits(p);
-    struct work w = {.tile = tile_rows(p->level, n, p->cols), .groups = (columns_out(p) + ROWS - 1) / ROWS};
-    w.units = (n + w.tile - 1) / w.tile * w.groups;
+    struct work w = {.tile = tile_rows(p), .groups = (columns_out(p) + ROWS - 1) / ROWS};
+    w.units = (kept_rows(p) + w.tile - 1) / w.tile * w.groups;
     w.workers = at_least(1, at_most(nth, p->slots));
     w.fixed = w.units * 3 / (4 * w.workers); /* the rest goes to whoever is fast */
     w.mine = ith < w.workers ? ith : -1;
@@ -145,15 +156,15 @@ INLINE int64_t unit_groups(const struct product *p) {
 }
 
 /* Bytes of the rows of activations that a thread has for itself, in whole lines. */
-static int64_t own_rows_bytes(int64_t level, int64_t n, int64_t cols) {
-    int64_t rows = in_whole(at_most(n, most_rows(level, cols)), at_once(level));
-    return in_whole(rounded_bytes(rows, cols), 64);
+static int64_t own_rows_bytes(int64_t level, int64_t type, int64_t n, int64_t cols) {
+    int64_t rows = in_whole(at_most(n, most_rows(level, type, cols)), at_once(level));
+    return in_whole(kept_bytes(type, rows, cols), 64);
 }
 
 /* Rows that are rounded at once for a partial weight. If that is not all of them, threads share the work. Does
    not depend on the level, apart from whole batches. */
-static int64_t shared_rows(int64_t level, int64_t n, int64_t cols) {
-    return part_rows(level, n, most_rows(LEVEL_PORTABLE, cols));
+static int64_t shared_rows(int64_t level, int64_t type, int64_t n, int64_t cols) {
+    return part_rows(level, n, most_rows(LEVEL_PORTABLE, type, cols));
 }
 
 /* The next unit that nobody has taken; returns whether there is one. */

@@ -54,8 +54,8 @@ static const struct tile_sizes blocks_of_16 = {
    the last of all rows are no whole batch, and whether they become one follows from how many rows there are, not
    from how these were cut: who rounds activations may cut them otherwise than who multiplies. */
 static int64_t rows_by_tiles(const struct product *p, int64_t first, int64_t end) {
-    if (p->level != LEVEL_AMX_INT8 || has_lows((int)p->type)) return 0;
-    int64_t n = end - first, least = rows_of_8_bits(p) < TILE_ROWS ? FEWEST : FEWEST_MORE;
+    if (p->level != LEVEL_AMX_INT8 || has_lows((int)p->type) || of_floats(p->type)) return 0;
+    int64_t n = end - first, least = kept_rows(p) < TILE_ROWS ? FEWEST : FEWEST_MORE;
     return n % TILE_ROWS < least ? n / TILE_ROWS * TILE_ROWS : n;
 }
 
@@ -373,7 +373,7 @@ static void NAME(product)(const struct product *p, int ith, int nth);
    are left as they were. */
 static void NAME(product_with_tiles)(const struct product *p, int ith, int nth) {
     struct tile_sizes before;
-    int tiles = rows_of_8_bits(p) >= FEWEST;
+    int tiles = kept_rows(p) >= FEWEST && !of_floats(p->type);
     if (tiles) {
         _tile_storeconfig(&before);
         _tile_loadconfig(by_halves((int)p->type) ? &blocks_of_16 : &blocks_of_32);

@@ -31,6 +31,7 @@ INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const in
             return low | NAME(bits)(NAME(line)(words, 5 * b), k, 4, 0x10);
         }
         case TYPE_Q8_0: return NAME(line)(words, 8 * b + k);
+        case TYPE_Q2_0: return NAME(bits)(NAME(line)(words, 2 * b + k / 4), k % 4 * 2, 0, 3);
         case TYPE_Q2_K: return NAME(bits)(NAME(line)(words, 4 + half + k), b % 4 * 2, 0, 3);
         case TYPE_Q3_K: {
             vu low = NAME(bits)(NAME(line)(words, 8 + half + k), b % 4 * 2, 0, 3);
@@ -59,13 +60,6 @@ INLINE vu NAME(word)(const int type, const uint8_t *words, const int b, const in
 INLINE vf NAME(byte)(vu x, const int i) { return NAME(floats)((vi)((x >> (8 * i)) & 255)); }
 
 INLINE vf NAME(signed_byte)(vu x, const int i) { return NAME(floats)((vi)(x << (24 - 8 * i)) >> 24); }
-
-/* LANES numbers of 16 bits. */
-INLINE vu NAME(shorts)(const uint8_t *x) {
-    NAME(vh) v;
-    memcpy(&v, x, sizeof(v));
-    return __builtin_convertvector(v, vu);
-}
 
 /* Half of two to the power of x - 127, as MXFP4 keeps it: the two smallest are denormal. */
 INLINE vf NAME(half_of_power)(vu x) {
@@ -140,6 +134,7 @@ INLINE void NAME(factors_at)(const int type, struct NAME(factors) *f, const uint
             return;
         }
         case TYPE_MXFP4: f->scale = NAME(half_of_power)(NAME(shorts)(step + 32 * b)); return;
+        case TYPE_Q2_0: f->scale = NAME(from_half)(step + b / 2 * 32); return;
         default: f->scale = NAME(from_half)(step + 32 * b);
     }
     if (has_low(type)) f->low = NAME(from_half)(step + 64 + 32 * b);

@@ -74,7 +74,7 @@ class ExpertNode:
 
     def work_bytes(self, lib: matmul.Products) -> int:
         """What each thread works in: all rows may have chosen the same expert."""
-        return lib.scratch(self.made.rounded_rows, self.made.cols)
+        return lib.scratch(self.made.type, self.made.kept_rows, self.made.cols)
 
 
 def route(e: Emitter, chosen: int, rows: int, used: int, experts: int, without: Sequence[int]) -> Routed:

@@ -309,8 +309,8 @@ class InForce:
         return self.others is not None or arm.mean - arm.prior < JUMP or arm.runs > BELIEVED
 
     def look(self, at: float, newcomers: bool = False) -> Iterator[Change]:
-        """Between two steps: decide what runs next, and say what has changed. With newcomers nothing may have run
-        for long: what others did meanwhile says nothing about now."""
+        """Between two steps: decide what runs next, and say what has changed. With newcomers nothing may have
+        run for long: what others did meanwhile says nothing about now."""
         if newcomers and at > self._next_look + LOOK_S:
             self._look(at)
             self._next_look = at + SOON_S

@@ -127,7 +127,7 @@ _TABLE = (
     _by_service("TQ1_0", 34, 256, 54),
     _by_service("TQ2_0", 35, 256, 66),
     _by_service("Q1_0", 41, 128, 18),
-    _by_service("Q2_0", 42, 64, 18),
+    QuantType("Q2_0", 42, 64, 18, basic.unpack_q2_0),
 )
 
 QUANTS: dict[str, QuantType] = {q.name: q for q in _TABLE}

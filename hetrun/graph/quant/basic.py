@@ -49,6 +49,12 @@ def pack_q8_0(x: Floats, blocks: Bytes) -> None:
     blocks[:, 2:] = whole.astype(np.int8).view(np.uint8)
 
 
+def unpack_q2_0(blocks: Bytes, out: Floats) -> None:
+    for i in range(4):
+        np.subtract(blocks[:, 2:] >> 2 * i & 3, 1, out=out[:, i::4], dtype=np.float32)
+    out *= half(blocks, 0)
+
+
 def unpack_q4_0(blocks: Bytes, out: Floats) -> None:
     qs = blocks[:, 2:]
     np.subtract(qs & 15, 8, out=out[:, :16], dtype=np.float32)

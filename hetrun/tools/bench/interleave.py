@@ -37,7 +37,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """A side that runs while the engine of the other one does nothing: it compares plans when it is not asked."""
+    """A side that runs while the other one's engine does nothing: else it may compare plans."""
 
     side: Side
     alone: Callable[[Callable[[], float]], float]
