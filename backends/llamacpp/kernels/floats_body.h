@@ -1,10 +1,10 @@
-/* Products by weights of 16-bit floats: they are widened in registers, and multiplied by activations that stay as
-   they are. Included by products_body.h.
+/* Products by weights of 16-bit floats: they are widened in registers, and multiplied by activations that stay
+   as they are. Included by products_body.h.
 
    A line of a group holds two columns of each of its rows, row by row. So do vectors, and activations are
-   broadcast by twos: a row's sum is made in two lanes, one of its even columns and one of its odd ones, each in
-   the order of the columns. They are added up in the end. Activations of up to FLOATS rows lie side by side, two
-   columns of each. */
+   broadcast by twos: a row's sum is made in two lanes, one of its even columns and one of its odd ones, each
+   in the order of the columns. They are added up in the end. Activations of up to FLOATS rows lie side by
+   side, two columns of each. */
 
 enum {
     NAME(vectors) = 2 * ROWS / LANES, /* of a line */
@@ -50,8 +50,8 @@ INLINE void NAME(add_vectors)(const int type, const int n, const int from, const
         UNROLLED for (int i = 0; i < count; i++) sums[t * NAME(vectors) + from + i] = own[i][t];
 }
 
-/* Vectors of a line that n rows of activations are multiplied by at once: as many sums as stay in registers, so
-   that there are enough of them for none to be waited for. */
+/* Vectors of a line that n rows of activations are multiplied by at once: as many sums as stay in registers,
+   so that there are enough of them for none to be waited for. */
 INLINE int NAME(at_a_time)(const int n) {
     int count = 2;
     while (count < NAME(vectors) && 2 * count * n <= FLOAT_SUMS) count *= 2;

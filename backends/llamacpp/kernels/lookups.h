@@ -104,7 +104,10 @@ static void halves_to_floats(const uint8_t *x, float *out) {
 }
 
 static void brain_to_floats(const uint8_t *x, float *out) {
-    for (int i = 0; i < 32; i++) out[i] = bits_as_float((int32_t)((uint32_t)(x[2 * i] | x[2 * i + 1] << 8) << 16));
+    for (int i = 0; i < 32; i++) {
+        uint32_t upper = (uint32_t)x[2 * i] | (uint32_t)x[2 * i + 1] << 8;
+        out[i] = bits_as_float((int32_t)(upper << 16));
+    }
 }
 
 static void block_to_floats(int64_t type, const uint8_t *x, float *out) {

@@ -98,8 +98,10 @@ class Lookup(Structure):
     )
 
 
+ARGUMENTS = 2  # how often what functions are given was settled
 LAYOUT = (
-    1000000 * ctypes.sizeof(Product)
+    1000000000 * ARGUMENTS
+    + 1000000 * ctypes.sizeof(Product)
     + 1000 * ctypes.sizeof(Partial)
     + sum(map(ctypes.sizeof, (Lookup, Routing, ExpertProducts)))
 )

@@ -64,7 +64,8 @@ static void NAME(pack)(int64_t type, int64_t rows, int64_t cols, const uint8_t *
     int64_t from = ROWS * stored_row_bytes(type, cols), to = group_bytes(type, cols);
 #define PACK(name)                                                                                            \
     case TYPE_##name: NAME(pack_group)(TYPE_##name, cols, stored, packed); break;
-    for (; rows >= ROWS; rows -= ROWS, stored += from, packed += to) switch (type) { ALL_TYPES(PACK) TYPES_OF_FLOATS(PACK) }
+    for (; rows >= ROWS; rows -= ROWS, stored += from, packed += to)
+        switch (type) { ALL_TYPES(PACK) TYPES_OF_FLOATS(PACK) }
 #undef PACK
     pack(type, rows, cols, stored, packed);
 }

@@ -169,9 +169,11 @@ void hetrun_lookup(void *node, int ith, int nth, void *lookup) {
 
 /* Products */
 
-/* Changes whenever the structures do: a library that was built from other sources is not used. */
+/* Changes whenever the structures do, or what functions are given: a library that was built from other sources
+   is not used. */
 int64_t hetrun_products_layout(void) {
-    int64_t mixtures = sizeof(struct routing) + sizeof(struct expert_products);
+    const int64_t arguments = 2; /* how often they were settled */
+    int64_t mixtures = 1000000000 * arguments + sizeof(struct routing) + sizeof(struct expert_products);
     return 1000000 * sizeof(struct product) + 1000 * sizeof(struct partial) + sizeof(struct lookup) + mixtures;
 }
 
@@ -223,7 +225,8 @@ int64_t hetrun_products_unit(int64_t type, int64_t cols, int64_t halves) {
 
 /* Bytes that all threads need together for it: 0 where each rounds all rows for itself. */
 int64_t hetrun_products_shared(int64_t type, int64_t n, int64_t cols) {
-    return n <= shared_rows(LEVEL_PORTABLE, type, n, cols) ? 0 : kept_bytes(type, in_whole(n, TILE_ROWS), cols);
+    if (n <= shared_rows(LEVEL_PORTABLE, type, n, cols)) return 0;
+    return kept_bytes(type, in_whole(n, TILE_ROWS), cols);
 }
 
 /* One thread's share of a product: a function as ggml's custom nodes call it. */
