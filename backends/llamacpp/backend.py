@@ -21,7 +21,7 @@ from hetrun.backends.llamacpp.runner import GgmlRunner
 from hetrun.backends.llamacpp.streamed_weights import PartialWeights
 from hetrun.backends.llamacpp.weight_memory import GgmlBuffer, WeightMemory
 from hetrun.errors import BackendError, Cancelled
-from hetrun.graph import Op
+from hetrun.graph import Op, Weight
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system.thread_affinity import Team
 
@@ -53,7 +53,8 @@ class LlamacppBackend(Backend):
         self._halted = False  # no weight comes from disk until a restart
         self._ask(ggml_api.libc_address("strlen"))
         self._watch: GraphWatch | None = None
-        self._memory = WeightMemory(self.lib, self.products)
+        self._has_bf16 = "avx512_bf16" in ggml_api.cpu_features(self.lib)
+        self._memory = WeightMemory(self.lib, self.products, self._leaves_to_ggml)
         self._mapped = MappedWeights(self.lib, self._memory.resident_bytes)
         self._tiles = amx_check.keeper()
         self._team = Team(ctypes.CDLL(str(self.lib.folder / "libggml-cpu.so")))
@@ -73,6 +74,10 @@ class LlamacppBackend(Backend):
         if use.use == "vector":
             return True
         return number < ggml_api.TYPES and bool(self.lib.ggml_get_type_traits_cpu(number).contents.vec_dot)
+
+    def _leaves_to_ggml(self, weight: Weight) -> bool:
+        """Instructions for bf16, which round activations to it, multiply by such weights half as fast again."""
+        return weight.quant.name == "BF16" and self._has_bf16 and not self.exact
 
     def rounding(self, op: Op) -> float:
         """Products round what is multiplied."""

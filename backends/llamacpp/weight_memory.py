@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass, replace
 from functools import partial
@@ -95,8 +95,10 @@ def _use_huge_pages(start: int, end: int) -> None:
 class WeightMemory:
     """Brings weights in, each in the layout its product wants."""
 
-    def __init__(self, lib: Library, products: Products | None) -> None:
+    def __init__(self, lib: Library, products: Products | None, leaves: Callable[[Weight], bool]) -> None:
+        """`leaves`: whether a weight is left to ggml, although our own products could multiply by it."""
         self._lib = lib
+        self._leaves = leaves
         self._products = products
         self._plain = Arena(lib, lib.ggml_backend_cpu_buffer_type())
         self._device = lib.ggml_backend_reg_dev_get(lib.ggml_backend_cpu_reg(), 0)
@@ -205,6 +207,8 @@ class WeightMemory:
         if use.use not in ("product", "lookup", "experts") or self._products is None:
             return None
         weight = use.weight
+        if self._leaves(weight):
+            return None
         if use.use == "experts" and weight.shape[0] // use.matrices % ROWS:
             return None  # a group of rows would be of two experts
         return self._products if self._products.takes(weight.quant.ggml_id, weight.shape) else None
