@@ -76,7 +76,7 @@ class LlamacppBackend(Backend):
         return number < ggml_api.TYPES and bool(self.lib.ggml_get_type_traits_cpu(number).contents.vec_dot)
 
     def _leaves_to_ggml(self, weight: Weight) -> bool:
-        """Instructions for bf16, which round activations to it, multiply by such weights 1.4 times as fast."""
+        """Instructions for bf16 multiply by such weights 1.4 times as fast; activations are rounded for it."""
         return weight.quant.name == "BF16" and self._has_bf16 and not self.exact
 
     def rounding(self, op: Op) -> float:
