@@ -76,7 +76,7 @@ class LlamacppBackend(Backend):
         return number < ggml_api.TYPES and bool(self.lib.ggml_get_type_traits_cpu(number).contents.vec_dot)
 
     def _leaves_to_ggml(self, weight: Weight) -> bool:
-        """Instructions for bf16 multiply by such weights 1.4 times as fast; activations are rounded for it."""
+        """Instructions for bf16, for which activations are rounded, multiply by them 1.4 times as fast."""
         return weight.quant.name == "BF16" and self._has_bf16 and not self.exact
 
     def rounding(self, op: Op) -> float:

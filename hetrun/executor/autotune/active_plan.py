@@ -308,10 +308,10 @@ class InForce:
             return False
         return self.others is not None or arm.mean - arm.prior < JUMP or arm.runs > BELIEVED
 
-    def look(self, at: float, newcomers: bool = False) -> Iterator[Change]:
-        """Between two steps: decide what runs next, and say what has changed. With newcomers nothing may have
-        run for long: what others did meanwhile says nothing about now."""
-        if newcomers and at > self._next_look + LOOK_S:
+    def look(self, at: float, rested: bool = False) -> Iterator[Change]:
+        """Between two steps: decide what runs next, and say what has changed. `rested`: nothing may have run
+        for long, and what others did meanwhile says nothing about now."""
+        if rested and at > self._next_look + LOOK_S:
             self._look(at)
             self._next_look = at + SOON_S
         if at >= self._next_look:

@@ -139,7 +139,7 @@ class Pilot:
 
     def _expect(self, waiting: int) -> None:
         state = self._state
-        for change in self._in_force.look(perf_counter(), newcomers=True):
+        for change in self._in_force.look(perf_counter(), rested=True):
             self._note(change)
         if self._in_force.unsettled and waiting >= LEAST_WAITING:
             self._settle_threads()
@@ -176,7 +176,7 @@ class Pilot:
             self._refine(now)
         if idle and not self._setup.eager and self._in_force.usage.seconds >= state.next_bringing:
             self._bring_what_has_paid(now)
-        for change in self._in_force.look(now):
+        for change in self._in_force.look(now, rested=idle):
             self._note(change)
         if self._in_force.unsettled and (idle or self._in_force.budget.left(now) > EXPLORING_S):
             self._settle_threads(idle)
