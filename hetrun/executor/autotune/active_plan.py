@@ -311,7 +311,7 @@ class InForce:
     def look(self, at: float, rested: bool = False) -> Iterator[Change]:
         """Between two steps: decide what runs next, and say what has changed. `rested`: nothing may have run
         for long, and what others did meanwhile says nothing about now."""
-        if rested and at > self._next_look + LOOK_S:
+        if rested and self.others is not None and at > self._next_look + LOOK_S:
             self._look(at)
             self._next_look = at + SOON_S
         if at >= self._next_look:
