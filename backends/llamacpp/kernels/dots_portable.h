@@ -20,6 +20,8 @@
 #define AT_A_TIME 1 /* vectors of rows of a weight that share an activation */
 #define TOGETHER(type, n) 1 /* the same where they are multiplied as they lie there */
 #define ADDED_AT_ONCE(type) 1 /* words of those */
+/* How far ahead memory is asked for K types, in bytes: it was measured, and differs from that of others. */
+#define AHEAD(type) ((type) == TYPE_Q3_K ? 1792 : 1280)
 
 typedef float NAME(vf) __attribute__((vector_size(16)));
 typedef int32_t NAME(vi) __attribute__((vector_size(16)));

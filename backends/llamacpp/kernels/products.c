@@ -48,12 +48,12 @@ INLINE int asks_for_first_cache(int type) {
 #endif
 }
 
-/* Asks memory for a line of what lies ahead in a group. How far ahead was measured, too. */
-INLINE void ask(int type, int first_cache, const uint8_t *x) {
+/* Asks memory for a line of what lies so far ahead in a group. */
+INLINE void ask(int first_cache, int ahead, const uint8_t *x) {
     if (first_cache)
         __builtin_prefetch(x + 2304, 0, 3);
     else
-        __builtin_prefetch(x + (form_of(type).block != 256 ? 3072 : type == TYPE_Q3_K ? 1792 : 1280), 0, 2);
+        __builtin_prefetch(x + ahead, 0, 2);
 }
 
 enum { FLOATS_AHEAD = 3072 }; /* the same of weights that are floats */

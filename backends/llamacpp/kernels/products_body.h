@@ -285,8 +285,9 @@ INLINE void NAME(add_blocks)(const int type, const int n, const int vectors, con
 INLINE void NAME(ask)(const int type, const int first_cache, const uint8_t *mine, const int b,
                       const int blocks) {
     const int turns = 16 / LANES, lines = ((int)step_bytes(form_of(type)) / 64 + turns - 1) / turns;
+    const int ahead = form_of(type).block == 256 ? AHEAD(type) : 3072;
     UNROLLED for (int i = lines * b / blocks; i < lines * (b + 1) / blocks; i++)
-        ask(type, first_cache, mine + 64 * turns * i);
+        ask(first_cache, ahead, mine + 64 * turns * i);
 }
 
 /* A step of some vectors of rows times n rows of activations. */
@@ -510,6 +511,7 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
 #undef AT_A_TIME
 #undef TOGETHER
 #undef ADDED_AT_ONCE
+#undef AHEAD
 #undef ROOM
 #undef NEEDS_HALVES
 #undef SUMS_STAY
