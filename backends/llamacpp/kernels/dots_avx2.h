@@ -21,6 +21,7 @@
 #define NEEDS_HALVES(type) ((type) == TYPE_Q5_0 || (type) == TYPE_Q5_K)
 #endif
 #define AT_A_TIME 2
+#define TWO_AS_ONE 0
 #define AHEAD(type)                                                                                           \
     ((type) == TYPE_Q4_K || (type) == TYPE_Q5_K || (type) == TYPE_IQ4_XS ? 6144 : (type) == TYPE_Q3_K ? 1792 : 1280)
 #define TOGETHER(type, n) ((n) == 1 || form_of(type).block == 32 || (type) == TYPE_Q6_K ? 2 : 1)

@@ -17,8 +17,9 @@
 #define ROOM(type) 4
 #define NEEDS_HALVES(type) 0
 #define AT_A_TIME 1
-#define TOGETHER(type, n) ((n) == 1 ? 2 : 1)
+#define TOGETHER(type, n) ((n) <= 2 ? 2 : 1)
 #define ADDED_AT_ONCE(type) 1
+#define TWO_AS_ONE 1
 #define AHEAD(type) ((type) == TYPE_Q3_K ? 1792 : 1280)
 
 typedef float NAME(vf) __attribute__((vector_size(64)));

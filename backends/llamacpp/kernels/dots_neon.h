@@ -17,6 +17,7 @@
 #define AT_A_TIME 1
 #define TOGETHER(type, n) 1
 #define ADDED_AT_ONCE(type) 1
+#define TWO_AS_ONE 0
 #define AHEAD(type) ((type) == TYPE_Q3_K ? 1792 : 1280)
 
 /* For all that compilers know memory has changed here. Otherwise they read what four parts of a step have in

@@ -20,6 +20,7 @@
 #define AT_A_TIME 1 /* vectors of rows of a weight that share an activation */
 #define TOGETHER(type, n) 1 /* the same where they are multiplied as they lie there */
 #define ADDED_AT_ONCE(type) 1 /* words of those */
+#define TWO_AS_ONE 0 /* whether two rows of activations are multiplied as one is: of all types as they lie there */
 /* How far ahead memory is asked for K types, in bytes: it was measured, and differs from that of others. */
 #define AHEAD(type) ((type) == TYPE_Q3_K ? 1792 : 1280)
 

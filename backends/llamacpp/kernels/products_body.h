@@ -351,15 +351,22 @@ INLINE void NAME(multiply_some)(const int type, int64_t n, float *out, const uin
         NAME(multiply)(type, 1, 2, out, weights, others, x, cols);
         return;
     }
+#if TWO_AS_ONE
+    if (n == 2 && others) {
+        NAME(multiply)(type, 2, 2, out, weights, others, x, cols);
+        return;
+    }
+#endif
 #endif
     for (int g = 0; g < (others ? 2 : 1); g++, weights = others, out += BATCH * ROWS) {
 #if SMALL
         NAME(multiply)(type, (int)n, 1, out, weights, weights, x, cols);
 #else
         if (n == 1) NAME(multiply)(type, 1, 1, out, weights, weights, x, cols);
+        if (n == 2 && (TWO_AS_ONE || as_it_lies(type)))
+            NAME(multiply)(type, 2, 1, out, weights, weights, x, cols);
         if (!as_it_lies(type)) continue; /* it was unpacked for more of them */
         switch (n) {
-            case 2: NAME(multiply)(type, 2, 1, out, weights, weights, x, cols); break;
             case 3: NAME(multiply)(type, 3, 1, out, weights, weights, x, cols); break;
             case 4: NAME(multiply)(type, 4, 1, out, weights, weights, x, cols); break;
 #if BATCH == 8
@@ -450,16 +457,16 @@ static void NAME(group)(const struct product *p, multiplier *multiply, struct NA
     }
 }
 
-/* What a thread took, for a single row of activations: both halves of it at once. */
+/* What a thread took, for a single row of activations, or its two digits: both halves of it at once. */
 static void NAME(halves)(const struct product *p, multiplier *multiply, int64_t from, int64_t to,
                          const struct rounded *x) {
     int64_t half = p->activation == PLAIN ? (to - from) / 2 : 0;
     for (int64_t i = from; i < from + half; i++) {
         struct NAME(rows) rows = {NAME(rows_of)(p, i).first, NAME(rows_of)(p, i + half).first};
-        NAME(group)(p, multiply, rows, i, i + half, 0, 1, x);
+        NAME(group)(p, multiply, rows, i, i + half, 0, kept_rows(p), x);
     }
     for (int64_t i = from + 2 * half; i < to; i++)
-        NAME(group)(p, multiply, NAME(rows_of)(p, i), i, i, 0, 1, x);
+        NAME(group)(p, multiply, NAME(rows_of)(p, i), i, i, 0, kept_rows(p), x);
 }
 
 #include "packing_body.h"
@@ -475,8 +482,8 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
     multiplier *multiply = NAME(multiplier_of)(p->type);
     struct rounded *x = (struct rounded *)(p->scratch + ith * p->scratch_size);
     for (int64_t tile = -1; take(p, &w);) {
-        if (n == 1) {
-            if (tile < 0) NAME(round_tile)(p, 0, 1, x);
+        if (n == 1 || (TWO_AS_ONE && p->n == 1)) {
+            if (tile < 0) NAME(round_tile)(p, 0, n, x);
             tile = 0;
             NAME(halves)(p, multiply, w.from, w.to, x);
             continue;
@@ -512,6 +519,7 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
 #undef TOGETHER
 #undef ADDED_AT_ONCE
 #undef AHEAD
+#undef TWO_AS_ONE
 #undef ROOM
 #undef NEEDS_HALVES
 #undef SUMS_STAY

@@ -201,7 +201,7 @@ static void NAME(multiply_unpacked)(int64_t type, int64_t n, vf *sums, const uin
 
 /* Of n rows those that weights are unpacked for: of types that can do without, some whole batches. */
 INLINE int64_t NAME(unpacked_rows)(int64_t type, int64_t n) {
-    if (!as_it_lies(type)) return n > 1 ? n : 0;
+    if (!as_it_lies(type)) return n > 1 + TWO_AS_ONE ? n : 0;
     int64_t whole = n / BATCH * BATCH;
     return WORTH_UNPACKING(type) && whole >= MANY ? whole : 0;
 }
