@@ -18,7 +18,7 @@
 #define TOGETHER(type, n) 1
 #define ADDED_AT_ONCE(type) 1
 #define TWO_AS_ONE 0
-#define AHEAD(type) ((type) == TYPE_Q3_K ? 1792 : 1280)
+#define AHEAD(type, n) ((type) == TYPE_Q3_K ? 1792 : 1280)
 
 /* For all that compilers know memory has changed here. Otherwise they read what four parts of a step have in
    common before the first, and what a block needs long before it, and run out of registers. */

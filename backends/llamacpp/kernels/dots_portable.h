@@ -22,7 +22,7 @@
 #define ADDED_AT_ONCE(type) 1 /* words of those */
 #define TWO_AS_ONE 0 /* whether two rows of activations are multiplied as one is: of all types as they lie there */
 /* How far ahead memory is asked for K types, in bytes: it was measured, and differs from that of others. */
-#define AHEAD(type) ((type) == TYPE_Q3_K ? 1792 : 1280)
+#define AHEAD(type, n) ((type) == TYPE_Q3_K ? 1792 : 1280)
 
 typedef float NAME(vf) __attribute__((vector_size(16)));
 typedef int32_t NAME(vi) __attribute__((vector_size(16)));

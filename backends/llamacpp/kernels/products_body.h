@@ -282,10 +282,9 @@ INLINE void NAME(add_blocks)(const int type, const int n, const int vectors, con
 
 /* Asks memory for some of what lies ahead of a step, with block b of so many: a little at a time. Parts of a
    step take turns with its lines: `mine` is the first that falls to this one. */
-INLINE void NAME(ask)(const int type, const int first_cache, const uint8_t *mine, const int b,
+INLINE void NAME(ask)(const int type, const int first_cache, const int ahead, const uint8_t *mine, const int b,
                       const int blocks) {
     const int turns = 16 / LANES, lines = ((int)step_bytes(form_of(type)) / 64 + turns - 1) / turns;
-    const int ahead = form_of(type).block == 256 ? AHEAD(type) : 3072;
     UNROLLED for (int i = lines * b / blocks; i < lines * (b + 1) / blocks; i++)
         ask(first_cache, ahead, mine + 64 * turns * i);
 }
@@ -294,11 +293,13 @@ INLINE void NAME(ask)(const int type, const int first_cache, const uint8_t *mine
 INLINE void NAME(step)(const int type, const int n, const int vectors, vf sums[][BATCH],
                        const struct NAME(side) *w, const struct rounded *x) {
     const int blocks = blocks_of(type), near = NAME(neighbours)(type, n), first_cache = asks_for_first_cache(type);
+    const int ahead = form_of(type).block == 256 ? AHEAD(type, n) : 3072;
     struct NAME(factors) f[NAME(most_vectors)];
     UNROLLED for (int i = 0; i < vectors; i++) f[i] = NAME(factors_of)(type, w[i].step, w[i].words);
     UNROLLED for (int b = 0; b < blocks; b += near) {
         UNROLLED for (int q = 0; q < near; q++)
-            UNROLLED for (int i = 0; i < vectors; i++) NAME(ask)(type, first_cache, w[i].asked, b + q, blocks);
+            UNROLLED for (int i = 0; i < vectors; i++)
+                NAME(ask)(type, first_cache, ahead, w[i].asked, b + q, blocks);
         NAME(add_blocks)(type, n, vectors, near, b, sums, w, x + b * n, f);
     }
 }
@@ -519,6 +520,7 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
 #undef TOGETHER
 #undef ADDED_AT_ONCE
 #undef AHEAD
+#undef FAR
 #undef TWO_AS_ONE
 #undef ROOM
 #undef NEEDS_HALVES

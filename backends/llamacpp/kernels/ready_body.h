@@ -14,10 +14,11 @@ struct NAME(ready) {
 
 INLINE void NAME(unpack_part)(const int type, const uint8_t *step, const int part, struct NAME(ready) *out) {
     const int blocks = blocks_of(type), first_cache = asks_for_first_cache(type);
+    const int run = READY / blocks * (int)step_bytes(form_of(type)); /* while these are multiplied, the next come */
     const uint8_t *own = step + part * LANES * 2, *words = step + head(form_of(type)) + part * LANES * 4;
     struct NAME(factors) f = NAME(factors_of)(type, own, words);
     UNROLLED for (int b = 0; b < blocks; b++, out++) {
-        NAME(ask)(type, first_cache, step + part * 64, b, blocks);
+        NAME(ask)(type, first_cache, run, step + part * 64, b, blocks);
         NAME(factors_at)(type, &f, own, words, b);
         UNROLLED for (int k = 0; k < 8; k++) {
             vu w = NAME(word)(type, words, b, k);

@@ -159,11 +159,12 @@ INLINE void NAME(unpack_words)(const int type, struct unpacked *out, const uint8
 /* Neighbouring steps of a group. */
 INLINE void NAME(unpack_lines)(const int type, struct unpacked *out, const uint8_t *step, int64_t blocks) {
     const int each = blocks_of(type), first_cache = asks_for_first_cache(type);
+    const int run = SPAN_BLOCKS / each * (int)step_bytes(form_of(type));
     for (; blocks > 0; blocks -= each, step += step_bytes(form_of(type))) {
         const uint8_t *words = step + head(form_of(type));
         struct NAME(factors) f = NAME(factors_of)(type, step, words);
         UNROLLED for (int b = 0; b < each; b++, out++) {
-            NAME(ask)(type, first_cache, step, b, each);
+            NAME(ask)(type, first_cache, run, step, b, each);
             NAME(factors_at)(type, &f, step, words, b);
             NAME(store)(out->scale, f.scale);
             if (by_halves(type)) NAME(store)(out->other, f.other);
