@@ -96,7 +96,6 @@ int8 = Descriptor(
     preference=58,
     way_of="amx",
     by_name=True,  # its results are a third further from the model's than llama.cpp's are
-    precision="fast",
 )
 ipex = Descriptor(
     "amx-ipex",

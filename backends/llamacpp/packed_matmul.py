@@ -60,10 +60,10 @@ class Node:
         unit = lib.unit(made.type, made.cols, self.halves) if self.partial else 0
         return lib.scratch(made.type, made.kept_rows, made.cols) + unit
 
-    @property
-    def beginning(self) -> int | None:
-        """What is asked for before it is its turn."""
-        return ctypes.addressof(self.made)
+    def follow(self, after: Node | ExpertNode) -> None:
+        """What it asks memory for at its end. Which experts come after it is not known then."""
+        if isinstance(after, Node):
+            self.made.next = ctypes.addressof(after.made)
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class PackedProducts:
         if lib and nodes:
             self._share(lib, slots)
             for node, after in pairwise(nodes):
-                node.made.next = after.beginning
+                node.follow(after)
 
     @property
     def nbytes(self) -> int:

@@ -22,7 +22,7 @@
 #endif
 #define AT_A_TIME 2
 #define TWO_AS_ONE 0
-#define FAR(type) ((type) == TYPE_Q4_K || (type) == TYPE_Q5_K || (type) == TYPE_IQ4_XS)
+#define FAR(type) ((type) == TYPE_Q4_K || (type) == TYPE_Q5_K || (type) == TYPE_IQ4_XS || (type) == TYPE_Q6_K)
 #define AHEAD(type, n) (FAR(type) || (n) > 1 ? 6144 : (type) == TYPE_Q3_K ? 1792 : 1280)
 #define TOGETHER(type, n) ((n) == 1 || form_of(type).block == 32 || (type) == TYPE_Q6_K ? 2 : 1)
 

@@ -20,7 +20,7 @@
 #define TOGETHER(type, n) ((n) <= 2 ? 2 : 1)
 #define ADDED_AT_ONCE(type) 1
 #define TWO_AS_ONE 1
-#define AHEAD(type, n) ((n) > 1 ? 4096 : (type) == TYPE_Q3_K ? 1792 : 1280)
+#define AHEAD(type, n) ((n) > 1 || (type) == TYPE_Q6_K ? 4096 : (type) == TYPE_Q3_K ? 1792 : 1280)
 
 typedef float NAME(vf) __attribute__((vector_size(64)));
 typedef int32_t NAME(vi) __attribute__((vector_size(64)));

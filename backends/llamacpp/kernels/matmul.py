@@ -67,7 +67,13 @@ class Routing(Structure):
 class ExpertProducts(Structure):
     """struct expert_products: one product by all experts."""
 
-    _fields_ = (("each", Product), ("routing", c_void_p), ("bytes", c_int64), ("by_pair", c_int64))
+    _fields_ = (
+        ("each", Product),
+        ("routing", c_void_p),
+        ("bytes", c_int64),
+        ("by_pair", c_int64),
+        ("after", c_void_p),
+    )
 
 
 class Partial(Structure):

@@ -21,6 +21,7 @@ struct expert_products {
     const struct routing *routing;
     int64_t bytes;   /* of an expert's matrix */
     int64_t by_pair; /* whether x has a row for each pair, or for each row */
+    const struct expert_products *after; /* what follows it, by the same routing; NULL: something else */
 };
 
 INLINE int stays_here(const struct routing *r, int32_t expert) { return !r->left_out || !r->left_out[expert]; }
@@ -67,7 +68,6 @@ static int next_expert(const struct expert_products *m, int64_t *expert, struct 
     p->counters += *expert * COUNTERS;
     p->from = (m->by_pair ? r->pair : r->row) + first;
     p->to = r->pair + first;
-    if (end < r->first[r->experts]) p->next = NULL; /* that comes after all experts */
     return 1;
 }
 

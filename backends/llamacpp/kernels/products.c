@@ -260,7 +260,14 @@ void hetrun_route(void *node, int ith, int nth, void *routing) {
 /* One thread's share of a product by all experts: they follow on one another without waiting. */
 void hetrun_expert_products(void *node, int ith, int nth, void *products) {
     const struct expert_products *m = products;
+    struct product now, then;
     int64_t expert = -1;
-    for (struct product p; next_expert(m, &expert, &p);) hetrun_product(node, ith, nth, &p);
+    for (int more = next_expert(m, &expert, &now); more; now = then) {
+        more = next_expert(m, &expert, &then);
+        if (more) now.next = &then;
+        hetrun_product(node, ith, nth, &now);
+    }
+    expert = -1;
+    if (m->after && next_expert(m->after, &expert, &now)) fetch_beginning(&now, ith, nth);
     clear_left_out(m, ith, nth);
 }

@@ -458,16 +458,22 @@ static void NAME(group)(const struct product *p, multiplier *multiply, struct NA
     }
 }
 
-/* What a thread took, for a single row of activations, or its two digits: both halves of it at once. */
-static void NAME(halves)(const struct product *p, multiplier *multiply, int64_t from, int64_t to,
-                         const struct rounded *x) {
-    int64_t half = p->activation == PLAIN ? (to - from) / 2 : 0;
-    for (int64_t i = from; i < from + half; i++) {
-        struct NAME(rows) rows = {NAME(rows_of)(p, i).first, NAME(rows_of)(p, i + half).first};
-        NAME(group)(p, multiply, rows, i, i + half, 0, kept_rows(p), x);
+/* What a thread takes, for a single row of activations, or its two digits: both halves of it at once. Before the
+   last groups of it the next ones are taken, so that memory has begun to send them. */
+static void NAME(single_row)(const struct product *p, multiplier *multiply, struct work *w, const struct rounded *x) {
+    for (int more = 1; more;) {
+        const int64_t from = w->from, to = w->to, half = p->activation == PLAIN ? (to - from) / 2 : 0;
+        const int64_t pairs = from + half, alone = from + 2 * half;
+        for (int64_t i = from; i < pairs; i++) {
+            if (i + 1 == pairs && alone == to) more = take_soon(p, w);
+            struct NAME(rows) rows = {NAME(rows_of)(p, i).first, NAME(rows_of)(p, i + half).first};
+            NAME(group)(p, multiply, rows, i, i + half, 0, kept_rows(p), x);
+        }
+        for (int64_t i = alone; i < to; i++) {
+            if (i + 1 == to) more = take_soon(p, w);
+            NAME(group)(p, multiply, NAME(rows_of)(p, i), i, i, 0, kept_rows(p), x);
+        }
     }
-    for (int64_t i = from + 2 * half; i < to; i++)
-        NAME(group)(p, multiply, NAME(rows_of)(p, i), i, i, 0, kept_rows(p), x);
 }
 
 #include "packing_body.h"
@@ -482,13 +488,11 @@ static void NAME(product)(const struct product *p, int ith, int nth) {
     struct work w = work_of(p, ith, nth);
     multiplier *multiply = NAME(multiplier_of)(p->type);
     struct rounded *x = (struct rounded *)(p->scratch + ith * p->scratch_size);
+    if ((n == 1 || (TWO_AS_ONE && p->n == 1)) && take(p, &w)) {
+        NAME(round_tile)(p, 0, n, x);
+        NAME(single_row)(p, multiply, &w, x);
+    }
     for (int64_t tile = -1; take(p, &w);) {
-        if (n == 1 || (TWO_AS_ONE && p->n == 1)) {
-            if (tile < 0) NAME(round_tile)(p, 0, n, x);
-            tile = 0;
-            NAME(halves)(p, multiply, w.from, w.to, x);
-            continue;
-        }
         for (int64_t unit = w.from; unit < w.to; unit++) {
             int64_t first = unit / w.groups * w.tile, end = at_most(first + w.tile, n);
             if (unit / w.groups != tile) NAME(round_tile)(p, first, end, x);

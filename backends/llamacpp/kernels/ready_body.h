@@ -75,13 +75,11 @@ INLINE void NAME(add_ready)(const int type, const int n, const int parts, const 
     }
     UNROLLED for (int p = 0; p < parts; p++) {
         READ_WORD_LATER();
-        vf scale = NAME(load)(w->scale + (from + p) * LANES), low = NAME(load)(w->low + (from + p) * LANES);
+        struct NAME(factors) f = {.scale = NAME(load)(w->scale + (from + p) * LANES),
+                                  .low = NAME(load)(w->low + (from + p) * LANES)};
         UNROLLED for (int t = 0; t < n; t++) {
             vf *sum = NAME(sum_at)(sums, t, from + p);
-            vf dot = NAME(floats)(NAME(end)(type, dots[p][t], x[t].start[0]));
-            vf y = NAME(fused)(dot, scale * x[t].scale, *sum);
-            if (has_low(type)) y = NAME(fused)(low, NAME(all)(x[t].sum), y);
-            *sum = y;
+            *sum = NAME(with_block)(type, *sum, NAME(end)(type, dots[p][t], x[t].start[0]), &f, x + t);
         }
     }
 }
@@ -112,14 +110,9 @@ INLINE void NAME(add_ready_halves)(const int type, const int n, const struct NAM
     if (by_halves(type)) f.other = NAME(load)(w->other + part * LANES);
     if (has_lows(type)) f.other_low = NAME(load)(w->other_low + part * LANES);
     UNROLLED for (int t = 0; t < n; t++) {
-        vf *at = NAME(sum_at)(sums, t, part), sum = *at;
-        if (by_halves(type)) {
-            sum = NAME(with_halves)(type, sum, dots[t], others[t], &f, x + t);
-        } else {
-            sum = NAME(fused)(NAME(floats)(dots[t] + others[t]), f.scale * x[t].scale, sum);
-            if (has_low(type)) sum = NAME(fused)(f.low, NAME(all)(x[t].sum), sum);
-        }
-        *at = sum;
+        vf *sum = NAME(sum_at)(sums, t, part);
+        *sum = by_halves(type) ? NAME(with_halves)(type, *sum, dots[t], others[t], &f, x + t)
+                               : NAME(with_block)(type, *sum, dots[t] + others[t], &f, x + t);
     }
 }
 

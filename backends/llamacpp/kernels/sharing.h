@@ -118,18 +118,30 @@ INLINE void fetch(const uint8_t *x, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i, 0, 2);
 }
 
-/* Asks memory for what this thread begins with in the next product, while it waits for the others. */
+/* Asks memory for what groups of columns from `from` to `to` begin with. A single row goes through both halves of
+   them at once, or, where there is a gate, through both halves of the weight. */
+static void fetch_groups(const struct product *p, int64_t from, int64_t to) {
+    const int64_t groups = (columns_out(p) + ROWS - 1) / ROWS, bytes = group_bytes(p->type, p->cols);
+    const int64_t some = at_most(bytes, BEGINNING / 2);
+    const uint8_t *first = p->weights + from * bytes, *second = first + (to - from) / 2 * bytes;
+    if (p->activation != PLAIN) second = (p->second ? p->second : p->weights + groups * bytes) + from * bytes;
+    fetch(first, some);
+    if (second != first) fetch(second, some);
+}
+
+/* The same for what this thread begins with in the next product, while it waits for the others. */
 static void fetch_beginning(const struct product *p, int ith, int nth) {
     struct work w = work_of(p, ith, nth);
     if (w.mine < 0) return;
-    int64_t bytes = group_bytes(p->type, p->cols), all = w.groups * bytes;
-    int64_t at = w.mine * w.fixed % w.groups * bytes;
-    if (p->activation == PLAIN) {
-        fetch(p->weights + at, at_most(BEGINNING, all - at));
-    } else { /* it takes turns with groups of both halves */
-        fetch(p->weights + at, at_most(bytes, BEGINNING / 2));
-        fetch(p->weights + all + at, at_most(bytes, BEGINNING / 2));
-    }
+    int64_t from = w.mine * w.fixed % w.groups;
+    fetch_groups(p, from, at_most(from + w.fixed, w.groups));
+}
+
+/* As `take`; memory is asked for the beginning of what was taken. */
+static int take_soon(const struct product *p, struct work *w) {
+    if (!take(p, w)) return 0;
+    fetch_groups(p, w->from, w->to);
+    return 1;
 }
 
 /* Work by a partial weight */

@@ -22,6 +22,7 @@ from hetrun.backends.llamacpp.kernels import matmul
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.packed_matmul import Node
 
 ALL_THREADS, ONE_THREAD = -1, 1
 INDEX = 4  # bytes
@@ -53,7 +54,6 @@ class ExpertNode:
     x: int  # tensors
     out: int
     partial = False
-    beginning = None  # which experts it is is not known before
 
     @property
     def made(self) -> matmul.Product:
@@ -66,6 +66,13 @@ class ExpertNode:
         """How many it counts with."""
         experts: int = self.routed.made.experts
         return matmul.COUNTERS * experts
+
+    def follow(self, after: Node | ExpertNode) -> None:
+        """What it asks memory for at its end: experts that follow by the same routing, or a product."""
+        if not isinstance(after, ExpertNode):
+            self.made.next = addressof(after.made)
+        elif after.routed is self.routed:
+            self.whole.after = addressof(after.whole)
 
     def point(self) -> None:
         """Write the addresses of its rows into its structure."""
