@@ -63,6 +63,9 @@ struct layer {
     double scale, softcap;
 };
 
+/* How many parts of a size, or less, there are in all. */
+static inline int64_t in_parts(int64_t all, int64_t size) { return (all + size - 1) / size; }
+
 static inline int64_t padded(int64_t head_dim) { return (head_dim + TILE - 1) / TILE * TILE; }
 
 /* Floats of one partial: the maximum, the sum, then what the values add up to. */

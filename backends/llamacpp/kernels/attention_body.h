@@ -70,11 +70,33 @@ INLINE vf NAME(read)(const int type, const uint8_t *row, int64_t d) {
     return NAME(load)((const float *)row + d);
 }
 
+/* Rows of a table that are read soon: keys of the next block while values are added, values of a block while its
+   keys are scored. They do not fit into the first cache beside others. Memory is asked for a few lines at a time:
+   a core that asks for many at once waits. */
+struct NAME(ahead) {
+    const uint8_t *row;
+    int64_t stride, bytes; /* from row to row, and what is read of each */
+    int64_t rows, at;      /* how many are left; where in the first of them */
+    int64_t some;          /* bytes that are asked for at a time */
+};
+
+INLINE void NAME(ask)(struct NAME(ahead) *soon) {
+    for (int64_t bytes = soon->some; bytes > 0 && soon->rows; bytes -= 64) {
+        __builtin_prefetch(soon->row + soon->at, 0, 2);
+        soon->at += 64;
+        if (soon->at < soon->bytes) continue;
+        soon->at = 0;
+        soon->row += soon->stride;
+        soon->rows--;
+    }
+}
+
 /* The products of n queries with the keys of a tile. */
 INLINE void NAME(multiply)(const int n, const int type, float *scores, const float *queries,
-                           const uint8_t *const *rows, int64_t width) {
+                           const uint8_t *const *rows, int64_t width, struct NAME(ahead) *soon) {
     vf folded[QUERIES][TILE / 4];
     for (int key = 0; key < TILE; key += 4) {
+        NAME(ask)(soon);
         vf sums[QUERIES][4];
         for (int q = 0; q < n; q++)
             for (int i = 0; i < 4; i++) sums[q][i] = (vf){0};
@@ -142,12 +164,14 @@ INLINE void NAME(multiply_turned)(const int n, float *scores, const float *queri
 
 /* Adds values a to b of a tile, weighted, to the results of n queries; `wide` vectors of columns from d on. */
 INLINE void NAME(add_columns)(const int n, const int wide, const int type, float *results, const float *weights,
-                              const uint8_t *const *rows, int64_t width, int64_t d, int64_t a, int64_t b) {
+                              const uint8_t *const *rows, int64_t width, int64_t d, int64_t a, int64_t b,
+                              struct NAME(ahead) *soon) {
     vf sums[ADDED][4];
     for (int q = 0; q < n; q++)
         for (int i = 0; i < wide; i++) sums[q][i] = NAME(load)(results + q * width + d + i * LANES);
     int64_t key = a;
     do { /* there is one; compilers that know it keep the sums in registers */
+        NAME(ask)(soon);
         vf v[4];
         for (int i = 0; i < wide; i++) v[i] = NAME(read)(type, rows[key], d + i * LANES);
         for (int q = 0; q < n; q++) {
@@ -160,11 +184,12 @@ INLINE void NAME(add_columns)(const int n, const int wide, const int type, float
 }
 
 INLINE void NAME(add)(const int n, const int type, float *results, const float *weights,
-                      const uint8_t *const *rows, int64_t width, int64_t a, int64_t b) {
-    int64_t d = 0;
-    for (; d + 4 * LANES <= width; d += 4 * LANES)
-        NAME(add_columns)(n, 4, type, results, weights, rows, width, d, a, b);
-    for (; d < width; d += LANES) NAME(add_columns)(n, 1, type, results, weights, rows, width, d, a, b);
+                      const uint8_t *const *rows, int64_t width, int64_t a, int64_t b, struct NAME(ahead) *soon) {
+    int64_t d = 0, wide = 4 * LANES;
+    for (; d + wide <= width; d += wide)
+        NAME(add_columns)(n, 4, type, results, weights, rows, width, d, a, b, soon);
+    for (; d < width; d += LANES)
+        NAME(add_columns)(n, 1, type, results, weights, rows, width, d, a, b, soon);
 }
 
 /* What a thread works with: the query rows of some heads of a sequence, and what has become of them. */
@@ -181,56 +206,56 @@ struct NAME(state) {
 
 /* All queries with a tile of keys. */
 INLINE void NAME(score_all)(const int type, const struct NAME(state) *t, const uint8_t *const *rows,
-                            float *queries, float *scores) {
+                            float *queries, float *scores, struct NAME(ahead) *soon) {
     int64_t q = 0, width = t->width;
     for (; q + QUERIES <= t->count; q += QUERIES)
-        NAME(multiply)(QUERIES, type, scores + q * BLOCK, queries + q * width, rows, width);
+        NAME(multiply)(QUERIES, type, scores + q * BLOCK, queries + q * width, rows, width, soon);
 #if QUERIES == 4
     if (t->count - q == 3)
-        NAME(multiply)(3, type, scores + q * BLOCK, queries + q * width, rows, width);
+        NAME(multiply)(3, type, scores + q * BLOCK, queries + q * width, rows, width, soon);
     else if (t->count - q == 2)
-        NAME(multiply)(2, type, scores + q * BLOCK, queries + q * width, rows, width);
+        NAME(multiply)(2, type, scores + q * BLOCK, queries + q * width, rows, width, soon);
 #endif
-    if (t->count - q == 1) NAME(multiply)(1, type, scores + q * BLOCK, queries + q * width, rows, width);
+    if (t->count - q == 1) NAME(multiply)(1, type, scores + q * BLOCK, queries + q * width, rows, width, soon);
 }
 
 /* All queries' weights with values a to b of a tile. */
 INLINE void NAME(add_all)(const int type, const struct NAME(state) *t, const uint8_t *const *rows,
-                          float *results, const float *weights, int a, int b) {
+                          float *results, const float *weights, int a, int b, struct NAME(ahead) *soon) {
     int64_t q = 0, width = t->width;
     for (; q + ADDED <= t->count; q += ADDED)
-        NAME(add)(ADDED, type, results + q * width, weights + q * BLOCK, rows, width, a, b);
+        NAME(add)(ADDED, type, results + q * width, weights + q * BLOCK, rows, width, a, b, soon);
     results += q * width;
     weights += q * BLOCK;
     switch (t->count - q) {
 #if ADDED == 6
-        case 5: NAME(add)(5, type, results, weights, rows, width, a, b); break;
-        case 4: NAME(add)(4, type, results, weights, rows, width, a, b); break;
-        case 3: NAME(add)(3, type, results, weights, rows, width, a, b); break;
-        case 2: NAME(add)(2, type, results, weights, rows, width, a, b); break;
+        case 5: NAME(add)(5, type, results, weights, rows, width, a, b, soon); break;
+        case 4: NAME(add)(4, type, results, weights, rows, width, a, b, soon); break;
+        case 3: NAME(add)(3, type, results, weights, rows, width, a, b, soon); break;
+        case 2: NAME(add)(2, type, results, weights, rows, width, a, b, soon); break;
 #endif
-        case 1: NAME(add)(1, type, results, weights, rows, width, a, b); break;
+        case 1: NAME(add)(1, type, results, weights, rows, width, a, b, soon); break;
     }
 }
 
 static void NAME(score_floats)(const struct NAME(state) *t, const uint8_t *const *rows, float *queries,
-                               float *scores) {
-    NAME(score_all)(TYPE_F32, t, rows, queries, scores);
+                               float *scores, struct NAME(ahead) *soon) {
+    NAME(score_all)(TYPE_F32, t, rows, queries, scores, soon);
 }
 
 static void NAME(score_halves)(const struct NAME(state) *t, const uint8_t *const *rows, float *queries,
-                               float *scores) {
-    NAME(score_all)(TYPE_F16, t, rows, queries, scores);
+                               float *scores, struct NAME(ahead) *soon) {
+    NAME(score_all)(TYPE_F16, t, rows, queries, scores, soon);
 }
 
 static void NAME(add_floats)(const struct NAME(state) *t, const uint8_t *const *rows, float *results,
-                             const float *weights, int a, int b) {
-    NAME(add_all)(TYPE_F32, t, rows, results, weights, a, b);
+                             const float *weights, int a, int b, struct NAME(ahead) *soon) {
+    NAME(add_all)(TYPE_F32, t, rows, results, weights, a, b, soon);
 }
 
 static void NAME(add_halves)(const struct NAME(state) *t, const uint8_t *const *rows, float *results,
-                             const float *weights, int a, int b) {
-    NAME(add_all)(TYPE_F16, t, rows, results, weights, a, b);
+                             const float *weights, int a, int b, struct NAME(ahead) *soon) {
+    NAME(add_all)(TYPE_F16, t, rows, results, weights, a, b, soon);
 }
 
 /* Whether a table's numbers are used as they lie there: with few queries, halves are made floats as often as
@@ -251,12 +276,6 @@ static void NAME(unpack_tile)(const struct layer *a, const struct NAME(state) *t
 /* Inlined: compilers drop calls of functions that do nothing but ask for memory. */
 INLINE void NAME(fetch)(const uint8_t *row, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
-}
-
-/* The same for what is needed some microseconds later: a block of keys or values does not fit beside others
-   into the cache of the first level. */
-INLINE void NAME(fetch_soon)(const uint8_t *row, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
 /* Whether lanes hold keys, and not the numbers of one: that saves most of the sums of lanes, and costs turning
@@ -332,23 +351,22 @@ static void NAME(soften)(const struct NAME(state) *t, int64_t n, int from, int t
     }
 }
 
-/* The scores of one block. Rows of a tile that are not among keys lo to hi are replaced by one that is. Meanwhile
-   memory is asked for the values, a few rows at a time: who asks for many at once waits. */
+/* The scores of one block. Rows of a tile that are not among keys lo to hi are replaced by one that is. */
 static void NAME(score_block)(const struct layer *a, const struct NAME(state) *t, const uint8_t *keys,
                               const uint8_t *values, int64_t heads, int64_t lo, int64_t hi) {
     const uint8_t *rows[BATCH];
-    int64_t begin = lo / BLOCK * BLOCK, fetched = heads * a->head_bytes;
+    struct NAME(ahead) soon = {values + lo * a->value_stride, a->value_stride, heads * a->head_bytes, hi - lo};
+    soon.some = 4 * a->head_bytes / in_parts(t->count, QUERIES); /* with four keys of a head: four of its values */
+    int64_t begin = lo / BLOCK * BLOCK;
     int direct = NAME(direct)(a, t), halves = direct && a->type == TYPE_F16;
     for (int64_t tile = lo / TILE * TILE; tile < hi; tile += TILE) {
         for (int64_t h = 0; h < heads; h++) {
-            int64_t first = tile + TILE * h / heads, last = tile + TILE * (h + 1) / heads;
-            for (int64_t i = at_least(lo, first); i < at_most(hi, last); i++)
-                NAME(fetch_soon)(values + i * a->value_stride, fetched);
             for (int64_t i = 0; i < TILE; i++)
                 rows[i] = keys + at_least(lo, at_most(hi - 1, tile + i)) * a->key_stride + h * a->head_bytes;
             if (!direct) NAME(unpack_tile)(a, t, rows, 0, TILE);
             (halves ? NAME(score_halves) : NAME(score_floats))(
-                t, rows, t->queries + h * t->count * t->width, t->scores + h * t->count * BLOCK + tile - begin);
+                t, rows, t->queries + h * t->count * t->width,
+                t->scores + h * t->count * BLOCK + tile - begin, &soon);
         }
     }
 }
@@ -396,18 +414,17 @@ static void NAME(block)(const struct layer *a, const struct sequence *s, const s
     }
     NAME(soften)(t, (to - from) * t->count, first_score, last_score);
     int64_t step = turned ? BATCH : TILE;
+    struct NAME(ahead) soon = {next, a->key_stride, (to - from) * a->head_bytes, next && !turned ? hi - lo : 0};
+    soon.some = a->head_bytes / (in_parts(t->count, ADDED) * in_parts(t->width, 4 * LANES));
     for (int64_t tile = lo / step * step; tile < hi; tile += step) {
         int first = (int)(at_least(lo, tile) - tile), last = (int)(at_most(hi, tile + step) - tile);
         for (int64_t h = 0; h < to - from; h++) {
-            int64_t asked = tile - lo + step * h / (to - from), end = tile - lo + step * (h + 1) / (to - from);
-            for (int64_t i = asked; next && !turned && i < end; i++)
-                NAME(fetch_soon)(next + i * a->key_stride, (to - from) * a->head_bytes);
             for (int i = first; i < last; i++)
                 rows[i] = values + (tile + i) * a->value_stride + h * a->head_bytes;
             if (!direct) NAME(unpack_tile)(a, t, rows, first, last);
             (halves ? NAME(add_halves) : NAME(add_floats))(
                 t, rows, t->results + h * t->count * t->width,
-                t->scores + h * t->count * BLOCK + tile - begin, first, last);
+                t->scores + h * t->count * BLOCK + tile - begin, first, last, &soon);
         }
     }
 }
@@ -517,37 +534,51 @@ static void NAME(merge)(const struct layer *a, const struct sequence *s, int64_t
 /* How many heads of keys a unit of work has: all of them read whole rows, which memory likes best; fewer
    give each thread a few units, and keep the scratch memory small. */
 static int64_t NAME(heads_at_once)(const struct layer *a, const struct sequence *s, int nth) {
-    int64_t fair = a->pass->chunks * a->kv_heads / (6 * nth), count = s->rows * (a->heads / a->kv_heads);
+    int64_t fair = a->pass->chunks * a->kv_heads / (3 * nth), count = s->rows * (a->heads / a->kv_heads);
     int64_t room = NAME(turns)(a, s) ? a->kv_heads : AT_ONCE / count;
-    return at_least(1, at_most(a->kv_heads, at_most(fair, room)));
+    int64_t most = at_least(1, at_most(a->kv_heads, at_most(fair, room)));
+    return in_parts(a->kv_heads, in_parts(a->kv_heads, most)); /* parts are about equally large */
 }
 
+/* What a thread has taken: heads from to to of a chunk. No sequence: nothing is left. */
+struct NAME(taken) {
+    const struct sequence *s;
+    int64_t chunk, from, to;
+};
+
+/* The next unit that nobody has taken. `i` and `before`: the sequence of this thread's last one, and the units
+   before it. */
+static struct NAME(taken) NAME(take)(const struct layer *a, int nth, int64_t *i, int64_t *before) {
+    const struct pass *p = a->pass;
+    const int64_t unit = __atomic_fetch_add(p->counters, 1, __ATOMIC_RELAXED);
+    for (; *i < p->n; ++*i) {
+        const struct sequence *s = &p->sequences[*i];
+        int64_t at_once = NAME(heads_at_once)(a, s, nth), parts = in_parts(a->kv_heads, at_once);
+        int64_t mine = unit - *before, from = mine % parts * at_once;
+        if (mine < s->chunks * parts) /* chunks upwards: memory is read ahead */
+            return (struct NAME(taken)){s, mine / parts, from, at_most(from + at_once, a->kv_heads)};
+        *before += s->chunks * parts;
+    }
+    return (struct NAME(taken)){0};
+}
+
+/* Each thread takes a unit before it begins the one before that, so that memory is asked for what will be read. */
 static void NAME(attend)(const struct layer *a, int ith, int nth) {
     const struct pass *p = a->pass;
     int32_t *next = p->counters, *finished = p->counters + 1, *done = p->counters + 2;
     float *scratch = a->scratch + ith * a->scratch_size;
-    int64_t i = 0, before = 0; /* the sequence that the next unit is of, and the units before it */
-    while (ith < a->slots) {
-        int64_t unit = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED), at_once = 1, parts = 1;
-        for (; i < p->n; i++) {
-            at_once = NAME(heads_at_once)(a, &p->sequences[i], nth);
-            parts = (a->kv_heads + at_once - 1) / at_once;
-            if (unit < before + p->sequences[i].chunks * parts) break;
-            before += p->sequences[i].chunks * parts;
-        }
-        if (i == p->n) break;
-        const struct sequence *s = &p->sequences[i];
-        int64_t chunk = (unit - before) / parts; /* upwards: memory is read ahead */
-        int64_t from = (unit - before) % parts * at_once, to = at_most(from + at_once, a->kv_heads);
-        int64_t then = unit - before + nth; /* what this thread takes next, if all are as fast */
+    int64_t i = 0, before = 0;
+    struct NAME(taken) now = {0}, then;
+    if (ith < a->slots) now = NAME(take)(a, nth, &i, &before);
+    for (; now.s; now = then) {
+        then = NAME(take)(a, nth, &i, &before);
         const uint8_t *soon = NULL;
-        if (then < s->chunks * parts)
-            soon = NAME(key)(a, s, first_of(s, then / parts, p->window), then % parts * at_once);
-        NAME(unit)(a, s, chunk, from, to, scratch, soon);
-        for (int64_t h = from; h < to; h++) {
-            int32_t *mine = done + i * a->kv_heads + h;
-            if (__atomic_add_fetch(mine, 1, __ATOMIC_ACQ_REL) == s->chunks) {
-                NAME(merge)(a, s, h, scratch);
+        if (then.s) soon = NAME(key)(a, then.s, first_of(then.s, then.chunk, p->window), then.from);
+        NAME(unit)(a, now.s, now.chunk, now.from, now.to, scratch, soon);
+        for (int64_t h = now.from; h < now.to; h++) {
+            int32_t *mine = done + (now.s - p->sequences) * a->kv_heads + h;
+            if (__atomic_add_fetch(mine, 1, __ATOMIC_ACQ_REL) == now.s->chunks) {
+                NAME(merge)(a, now.s, h, scratch);
                 *mine = 0;
             }
         }
