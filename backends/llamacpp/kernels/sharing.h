@@ -12,6 +12,7 @@ enum {
     AMX_TILE_BYTES = 1 << 20,   /* the same for CPUs with AMX: their second caches are large */
     AMX_UNIT_BYTES = 512 << 10, /* and as UNIT_BYTES */
     BEGINNING = 4096,           /* bytes of the next product that a thread asks memory for */
+    LEAST_TAKEN = 72 << 10,     /* of a weight, for a single row: memory has to begin anew with each take */
     COUNTERS = 4                /* of a product */
 };
 
@@ -33,6 +34,9 @@ INLINE int64_t digits_of(const struct product *p) { return p->exact && !of_float
 
 INLINE int64_t kept_rows(const struct product *p) { return p->n * digits_of(p); }
 
+/* Rows of the weight for a column of the results. */
+INLINE int64_t halves_of(const struct product *p) { return p->activation == PLAIN ? 1 : 2; }
+
 /* Columns of the results. */
 INLINE int64_t columns_out(const struct product *p) { return p->activation == PLAIN ? p->rows : p->rows / 2; }
 
@@ -40,6 +44,7 @@ INLINE int64_t columns_out(const struct product *p) { return p->activation == PL
 struct work {
     int64_t tile, groups, units; /* rows of a tile; groups of one tile; units of all tiles */
     int64_t workers, fixed;      /* threads that take part, and units that each takes at first */
+    int64_t least;               /* units of the takes that follow */
     int64_t mine, from, to;
 };
 
@@ -82,6 +87,7 @@ static struct work work_of(const struct product *p, int ith, int nth) {
     w.units = (kept_rows(p) + w.tile - 1) / w.tile * w.groups;
     w.workers = at_least(1, at_most(nth, p->slots));
     w.fixed = w.units * 3 / (4 * w.workers); /* the rest goes to whoever is fast */
+    w.least = p->n == 1 ? at_least(1, LEAST_TAKEN / (halves_of(p) * group_bytes(p->type, p->cols))) : 1;
     w.mine = ith < w.workers ? ith : -1;
     w.from = w.to = 0;
     return w;
@@ -99,8 +105,11 @@ static int take(const struct product *p, struct work *w) {
     int64_t before = w->fixed * w->workers, size;
     int32_t taken = __atomic_load_n(p->counters, __ATOMIC_RELAXED);
     do {
-        size = at_least(1, (w->units - before - taken) / (2 * w->workers));
-        if (before + taken >= w->units) return 0;
+        int64_t left = w->units - before - taken;
+        if (left <= 0) return 0;
+        size = at_least(w->least, left / (2 * w->workers));
+        if (w->least > 1) size -= size % 2; /* two are gone through at once */
+        size = at_most(size, left);
     } while (!__atomic_compare_exchange_n(p->counters, &taken, taken + (int32_t)size, 1, __ATOMIC_RELAXED,
                                           __ATOMIC_RELAXED));
     w->from = before + taken;
@@ -154,8 +163,6 @@ struct unit {
 struct cursor {
     int64_t before, piece;
 };
-
-INLINE int64_t halves_of(const struct product *p) { return p->activation == PLAIN ? 1 : 2; }
 
 /* Groups of a unit: as many as a thread packs at once. */
 INLINE int64_t groups_at_once(int64_t level, int64_t type, int64_t cols, int64_t halves) {
