@@ -170,6 +170,8 @@ class PackedProducts:
         self._shared = np.empty(0, np.uint8)
         for lookup in lookups:
             lookup.point()
+        # Whether some of them may have to wait for their weights.
+        self.partial = any(n.partial for n in nodes) or any(one.lookup.supply for one in lookups)
         if lib and nodes:
             self._share(lib, slots)
             for node, after in pairwise(nodes):
@@ -180,10 +182,6 @@ class PackedProducts:
         """Memory that they work in."""
         return self._scratch.nbytes + self._shared.nbytes
 
-    @property
-    def partial(self) -> bool:
-        """Whether some of them may have to wait for their weights."""
-        return any(node.partial for node in self._nodes) or any(one.lookup.supply for one in self._lookups)
 
     def _share(self, lib: matmul.Products, slots: int) -> None:
         """All work in the same memory, and count with the same counters."""
