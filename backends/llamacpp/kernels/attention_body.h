@@ -532,10 +532,11 @@ static void NAME(merge)(const struct layer *a, const struct sequence *s, int64_t
 }
 
 /* How many heads of keys a unit of work has: all of them read whole rows, which memory likes best; fewer
-   give each thread a few units, and keep the scratch memory small. */
+   give each thread a few units, and keep the scratch memory small. Where there are more rows of queries it is not
+   memory that bounds. */
 static int64_t NAME(heads_at_once)(const struct layer *a, const struct sequence *s, int nth) {
-    int64_t fair = a->pass->chunks * a->kv_heads / (3 * nth), count = s->rows * (a->heads / a->kv_heads);
-    int64_t room = NAME(turns)(a, s) ? a->kv_heads : AT_ONCE / count;
+    int64_t units = (s->rows == 1 ? 3 : 6) * nth, count = s->rows * (a->heads / a->kv_heads);
+    int64_t fair = a->pass->chunks * a->kv_heads / units, room = NAME(turns)(a, s) ? a->kv_heads : AT_ONCE / count;
     int64_t most = at_least(1, at_most(a->kv_heads, at_most(fair, room)));
     return in_parts(a->kv_heads, in_parts(a->kv_heads, most)); /* parts are about equally large */
 }
