@@ -182,7 +182,6 @@ class PackedProducts:
         """Memory that they work in."""
         return self._scratch.nbytes + self._shared.nbytes
 
-
     def _share(self, lib: matmul.Products, slots: int) -> None:
         """All work in the same memory, and count with the same counters."""
         each = max(node.work_bytes(lib) for node in self._nodes)
