@@ -128,12 +128,15 @@ INLINE void fetch(const uint8_t *x, int64_t bytes) {
 }
 
 /* Asks memory for what groups of columns from `from` to `to` begin with. A single row goes through both halves of
-   them at once, or, where there is a gate, through both halves of the weight. */
+   them at once, and where there is a gate all go through both halves of the weight. */
 static void fetch_groups(const struct product *p, int64_t from, int64_t to) {
     const int64_t groups = (columns_out(p) + ROWS - 1) / ROWS, bytes = group_bytes(p->type, p->cols);
-    const int64_t some = at_most(bytes, BEGINNING / 2);
-    const uint8_t *first = p->weights + from * bytes, *second = first + (to - from) / 2 * bytes;
-    if (p->activation != PLAIN) second = (p->second ? p->second : p->weights + groups * bytes) + from * bytes;
+    const uint8_t *first = p->weights + from * bytes, *second = first;
+    if (p->activation != PLAIN)
+        second = (p->second ? p->second : p->weights + groups * bytes) + from * bytes;
+    else if (p->n == 1)
+        second += (to - from) / 2 * bytes;
+    const int64_t some = at_most(bytes, second == first ? BEGINNING : BEGINNING / 2);
     fetch(first, some);
     if (second != first) fetch(second, some);
 }
