@@ -58,6 +58,11 @@ def kernel_figures(process: Path = Path("/proc/self")) -> Figures:
     return Figures(*(1024 * found.get(name, 0) for name in ("RssAnon", "RssFile", "RssShmem", "VmHWM")))
 
 
+# Processes that this one has started for something else, as the peer of a benchmark: they, and what they
+# start, are no helpers.
+strangers: set[int] = set()
+
+
 def helper_bytes(front: bool = False, processes: Path = Path("/proc")) -> int:
     """Memory of the processes that this one has started, and of those that they have; with `front` also of
     the one that started this. Pages that several share count for each in part."""
@@ -77,6 +82,7 @@ def _descendants(process: Path) -> list[Path]:
             for p in new
             for task in (p / "task").glob("*")
             for name in line_of(task / "children").split()
+            if int(name) not in strangers
         ]
         new = [process.parent / name for name in names]
         found += new

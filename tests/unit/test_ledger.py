@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from hetrun.errors import BudgetError
 from hetrun.memory import breakdown
 from hetrun.memory.breakdown import Kind
-from hetrun.memory.ledger import KINDS, Books, Figures, Granted, granted, helper_bytes, kernel_figures
+from hetrun.memory.ledger import (
+    KINDS,
+    Books,
+    Figures,
+    Granted,
+    granted,
+    helper_bytes,
+    kernel_figures,
+    strangers,
+)
 from hetrun.system.memory_info import free_memory
 from hetrun.system.units import size_in_words
 from tests.unit.test_memory_limit import GIB, lay_out, version_2
@@ -269,6 +278,10 @@ def test_helpers_are_processes_that_this_one_has_started() -> None:
         helper.stdout.readline()
         grown = helper_bytes() - before
         everybody = helper_bytes(front=True)
+        strangers.add(helper.pid)
+        without = helper_bytes()
+        strangers.discard(helper.pid)
         helper.communicate("\n")
     assert 16 * MIB < grown < 40 * MIB
     assert everybody > grown + before
+    assert without < before + 8 * MIB

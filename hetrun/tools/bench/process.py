@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetrun.errors import HetrunError
+from hetrun.memory.ledger import strangers
 from hetrun.system import subprocesses
 
 GRACE_S = 5.0
@@ -37,6 +38,7 @@ class Process:
         self.name = name
         # In a session of its own: it shall not hear Ctrl-C before we do.
         self._process, ours = subprocesses.begin(code, out=2, own_session=True, prefix=prefix)
+        strangers.add(self.pid)  # to count the memory of one that maps a large model takes milliseconds
         self._pipe = Connection(ours.detach())
         _as_important_as_we(self._process.pid)
 
@@ -80,6 +82,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        strangers.discard(self.pid)
 
 
 def _as_important_as_we(pid: int) -> None:
