@@ -12,9 +12,15 @@ HF_TYPES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "qwen3_5": "qwen35",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
     "opt": "opt",
 }
 
-SHARED = frozenset(("blocks", "decoder", "hf_import", "rope"))  # files here that are no architecture
+# Files here that are no architecture.
+SHARED = frozenset(("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "rope"))

@@ -10,6 +10,7 @@ import numpy as np
 from hetrun.backend import Floats, Pass
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.attention import attention
+from hetrun.backends.reference.delta_net import causal_conv, delta_net
 from hetrun.backends.reference.moe import moe, silu
 from hetrun.backends.reference.rope import rope
 from hetrun.graph import Op
@@ -79,6 +80,12 @@ def swiglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) ->
     return silu(x[0]) * x[1]
 
 
+def sigmoid_gate(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    with np.errstate(over="ignore"):
+        out: Floats = x[1] / (1 + np.exp(-x[0]))
+        return out
+
+
 def geglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     return gelu(op, x, w, work, kv) * x[1]
 
@@ -109,8 +116,11 @@ TABLE: Mapping[str, OpFunction] = {
     "head": linear,
     "rope": rope,
     "attention": attention,
+    "causal_conv": causal_conv,
+    "delta_net": delta_net,
     "moe": moe,
     "swiglu": swiglu,
+    "sigmoid_gate": sigmoid_gate,
     "geglu": geglu,
     "gelu": gelu,
     "relu": relu,

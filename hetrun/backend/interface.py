@@ -23,6 +23,7 @@ from hetrun.graph.top_logits import Greatest as Greatest
 from hetrun.graph.top_logits import Rows as Rows
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.paged_allocator import KvView
+from hetrun.memory.kv.states import StateView
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -78,6 +79,7 @@ class SequencePart:
     wanted_a: int
     wanted_b: int
     kv: tuple[KvView, ...]
+    states: StateView | None = None  # where the layers that keep states of a fixed size have them
 
 
 @dataclass(slots=True)
@@ -112,7 +114,9 @@ class Pass:
     @property
     def depth(self) -> float:
         """Tokens that a token of the pass sees on average, itself included: what attention costs grows."""
-        seen = sum((p.b - p.a) * (max([v.length for v in p.kv]) - (p.b - p.a - 1) / 2) for p in self.parts)
+        seen = sum(
+            (p.b - p.a) * (max([v.length for v in p.kv], default=1) - (p.b - p.a - 1) / 2) for p in self.parts
+        )
         return seen / len(self.tokens)
 
     def rows(self, value: Value) -> int:

@@ -30,6 +30,7 @@ from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Value
 from hetrun.graph.signature import Forms, of_wanted_rows
 from hetrun.memory.kv.cache import KvCache
+from hetrun.memory.kv.states import Mark
 from hetrun.planner.costmodel import Forecast, Measured, Work
 from hetrun.planner.hidden_state_plan import HiddenPlans
 from hetrun.planner.plan import BUCKETS, Plan, PlanSet
@@ -46,6 +47,7 @@ class Chunk:
     seq: int
     tokens: Ints
     wanted: Ints  # ascending
+    marks: tuple[Mark, ...] = ()  # positions of the sequence at which its states are kept
 
 
 Between = Callable[[], None]
@@ -167,7 +169,9 @@ class Executor:
         try:
             most = self._kv.most_at_once
             # A chunk that is longer gets its rows pass by pass.
-            slots = {c.seq: self._kv.extend(c.seq, n) for c in step.chunks if (n := len(c.tokens)) <= most}
+            slots = {
+                c.seq: self._kv.extend(c.seq, n, c.marks) for c in step.chunks if (n := len(c.tokens)) <= most
+            }
             passes = self._cut(step)
             if len(passes) == 1:
                 start, inside = perf_counter(), self._inside + self._away
@@ -238,7 +242,8 @@ class Executor:
                 ids, mine = ids[a:b], mine[(mine >= a) & (mine < b)]
             count = len(mine)
             views = self._kv.views(chunk.seq, start, start + n)
-            parts.append(SequencePart(at, at + n, wanted_at, wanted_at + count, views))
+            states = self._kv.states_of(chunk.seq, start, start + n)
+            parts.append(SequencePart(at, at + n, wanted_at, wanted_at + count, views, states))
             tokens.append(ids)
             rows.append(own)
             wanted.append(mine)

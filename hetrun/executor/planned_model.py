@@ -27,7 +27,7 @@ from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, SOON, kv_of_
 from hetrun.executor.loading.resident_budget import InMemory
 from hetrun.executor.stats import Stats
 from hetrun.executor.weight_store import WeightStore
-from hetrun.graph import Op, kv_shapes
+from hetrun.graph import Op, kv_shapes, states_of
 from hetrun.graph.signature import coarse
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
@@ -75,6 +75,7 @@ class PlannedModel:
                 MAX_SEQUENCES + 2 + CACHED,
                 prepared.plans.ubatch,
                 prepared.kv_bytes,
+                states_of(self.graph.ops),
             )
             self.books = Books(prepared.granted)
             self.books.opened()

@@ -31,6 +31,9 @@ from hetrun.graph.ir import (
     Rows as Rows,
 )
 from hetrun.graph.ir import (
+    StateShape as StateShape,
+)
+from hetrun.graph.ir import (
     Value as Value,
 )
 from hetrun.graph.ir import (
@@ -56,4 +59,7 @@ from hetrun.graph.ir import (
 )
 from hetrun.graph.ir import (
     stack as stack,
+)
+from hetrun.graph.ir import (
+    states_of as states_of,
 )

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.graph.ops import OPS, Attention, Attrs, Form
+from hetrun.graph.ops import OPS, Attention, Attrs, Form, Stateful
 from hetrun.graph.quant import QuantType, by_name
 from hetrun.system.file_identity import Stamp
 
@@ -198,6 +198,7 @@ class Graph:
         """Check that each op reads what stands before it and has the form its kind asks for."""
         made: dict[str, Value] = {}
         heads: dict[int, int] = {}  # of each layer's attention, the KV heads that had their turn
+        states: set[tuple[str, int]] = set()  # kinds and layers of what keeps a state
         for i, op in enumerate(self.ops):
             try:
                 _check_op(op)
@@ -213,6 +214,10 @@ class Graph:
                         what = f"begins at KV head {a.first} of layer {a.layer}, not at {before}"
                         raise ValueError(what if a.first else f"is a second attention for layer {a.layer}")
                     heads[a.layer] = before + a.n_kv_heads
+                if isinstance(op.attrs, Stateful):
+                    if (op.kind, op.attrs.layer) in states:
+                        raise ValueError(f"is a second one for layer {op.attrs.layer}")
+                    states.add((op.kind, op.attrs.layer))
             except ValueError as e:
                 raise ValueError(f"op {i} ({op.kind} in {op.scope}) {e}") from None
             made[op.out.name] = op.out
@@ -367,8 +372,15 @@ class KvShape:
     window: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a layer keeps of a sequence however long it is: so many floats, by the kinds of its ops."""
+
+    floats: Mapping[str, int]
+
+
 def kv_shapes(graph: Graph) -> Mapping[int, KvShape]:
-    """What each layer of a graph keeps."""
+    """What each layer with attention keeps."""
     return kept_by(graph.ops)
 
 
@@ -377,3 +389,12 @@ def kept_by(ops: Iterable[Op]) -> Mapping[int, KvShape]:
     attentions = [op.attrs for op in ops if isinstance(op.attrs, Attention)]
     # The last share of a layer's attention ends with the layer's last head.
     return {a.layer: KvShape(a.first + a.n_kv_heads, a.head_dim, a.window) for a in attentions}
+
+
+def states_of(ops: Iterable[Op]) -> Mapping[int, StateShape]:
+    """What layers keep in states of a fixed size, for some ops."""
+    found: dict[int, dict[str, int]] = {}
+    for op in ops:
+        if isinstance(op.attrs, Stateful):
+            found.setdefault(op.attrs.layer, {})[op.kind] = op.attrs.floats
+    return {layer: StateShape(floats) for layer, floats in found.items()}

@@ -146,6 +146,81 @@ class Attention(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
+class Stateful(Attrs):
+    """Of an op that keeps a state of a fixed size of each sequence: `floats` numbers in each layer."""
+
+    layer: int
+
+    @property
+    def floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class CausalConv(Stateful):
+    """x * sigmoid(x) of each column's sum of its last `kernel` rows, times the weight's row of that column.
+
+    Its state are the last kernel - 1 rows, the oldest one first.
+    """
+
+    kernel: int
+    width: int
+
+    @property
+    def floats(self) -> int:
+        return (self.kernel - 1) * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet(Stateful):
+    """The gated delta rule: each head of v keeps a matrix S [v_dim, k_dim], which every token changes.
+
+    Inputs are q, k and v of each token side by side, then for each head of v a number of its decay and one
+    of its learning rate. The heads of q and k are divided by their lengths, and q by sqrt(k_dim). With
+    g = exp(decay * softplus(a + bias)) and beta = sigmoid(b), a token makes of S
+
+        S = g * S + outer(beta * (v - g * S @ k), k)
+
+    and its result is S @ q. The weights are the decays and the biases; with `log` the first is the logarithm
+    of a decay without its sign, as Hugging Face stores it. Head j of v goes with head
+    j // (v_heads / k_heads) of q and k or, `tiled`, with head j % k_heads.
+
+    Its state are the matrices of all heads, each row filled up to a multiple of `ROW` numbers.
+    """
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    tiled: bool = False
+    log: bool = False
+    eps: float = 1e-6
+
+    @property
+    def k_width(self) -> int:
+        """Columns of all heads of q, and of k."""
+        return self.k_heads * self.k_dim
+
+    @property
+    def v_width(self) -> int:
+        """Columns of all heads of v."""
+        return self.v_heads * self.v_dim
+
+    @property
+    def row(self) -> int:
+        """Numbers from one row of a head's matrix to the next."""
+        return -(-self.k_dim // ROW) * ROW
+
+    @property
+    def floats(self) -> int:
+        return self.v_width * self.row
+
+
+ROW = 16  # numbers: what rows of a state are filled up to, so that vectors need no remainder
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """Attributes and sizes of one op: widths of its inputs and of its result, shapes of its weights."""
 
@@ -221,6 +296,32 @@ def _attention(f: Form) -> Sizes:
     yield "result", f.out, a.n_heads * a.head_dim
 
 
+def _causal_conv(f: Form) -> Sizes:
+    a = f.attrs
+    assert isinstance(a, CausalConv)
+    yield "input", f.inputs[0], a.width
+    yield "result", f.out, a.width
+    yield "weight", f.weights[0], (a.width, a.kernel)
+
+
+def _delta_net(f: Form) -> Sizes:
+    a = f.attrs
+    assert isinstance(a, DeltaNet)
+    yield "number of heads of v", a.v_heads, a.v_heads // a.k_heads * a.k_heads
+    widths = {"input": 2 * a.k_width + a.v_width, "decay": a.v_heads, "rate": a.v_heads}
+    for (what, width), found in zip(widths.items(), f.inputs, strict=True):
+        yield what, found, width
+    for weight in f.weights:
+        yield "weight", weight, (1, a.v_heads)
+    yield "result", f.out, a.v_width
+
+
+def _sigmoid_gate(f: Form) -> Sizes:
+    if f.inputs[0] != 1:  # one number for a whole row
+        yield "gate", f.inputs[0], f.out
+    yield "input", f.inputs[1], f.out
+
+
 def _concat(f: Form) -> Sizes:
     yield "result", f.out, sum(f.inputs)
 
@@ -251,9 +352,12 @@ _ROWS = (
     OpSpec("linear", 1, (1, 2), Attrs, _linear, "x @ weight.T, plus the second weight as a bias"),
     OpSpec("rope", 1, (0, 1), Rope, _rope, "rotary position embedding of each head"),
     OpSpec("attention", 3, (0,), Attention, _attention, "causal attention; writes K and V"),
+    OpSpec("causal_conv", 1, (1,), CausalConv, _causal_conv, "a short convolution over time, then silu"),
+    OpSpec("delta_net", 3, (2,), DeltaNet, _delta_net, "the gated delta rule, over a state for each head"),
     OpSpec("moe", 1, (4,), Moe, _moe, "a mixture of experts: router, gate, up and down"),
     OpSpec("swiglu", 2, (0,), Attrs, _elementwise, "silu(first) * second"),
     OpSpec("geglu", 2, (0,), Gelu, _elementwise, "gelu(first) * second"),
+    OpSpec("sigmoid_gate", 2, (0,), Attrs, _sigmoid_gate, "sigmoid(first) * second; first may be one number"),
     OpSpec("gelu", 1, (0,), Gelu, _elementwise, "x * Phi(x)"),
     OpSpec("relu", 1, (0,), Attrs, _elementwise, "max(x, 0)"),
     OpSpec("scale", 1, (0,), Scale, _elementwise, "x * factor"),

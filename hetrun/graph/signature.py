@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.graph.ir import Graph, Op, Value
-from hetrun.graph.ops import Attention, Attrs, Moe
+from hetrun.graph.ops import Attention, Attrs, Moe, Stateful
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ def form_of(ops: Sequence[Op]) -> str:
 def _anywhere(attrs: Attrs) -> Attrs:
     if isinstance(attrs, Attention):
         return replace(attrs, layer=0, first=0)
+    if isinstance(attrs, Stateful):
+        return replace(attrs, layer=0)
     if isinstance(attrs, Moe):
         # Which experts are left out differs from layer to layer; what it takes depends on how many there are.
         return replace(attrs, first=0, without=tuple(range(len(attrs.without))), numbers=())

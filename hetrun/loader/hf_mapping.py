@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -43,6 +43,15 @@ class Config:
     def get(self, key: str) -> object:
         """The value as it is, for what may be of several kinds; None where it is missing."""
         return self._values.get(key)
+
+    def with_defaults(self, values: Mapping[str, object]) -> Config:
+        """The same settings, and others where they are missing."""
+        return Config(self.path, {**values, **self._values, **dict.fromkeys(self._nulls)}, self._prefix)
+
+    def without(self, key: str) -> Config:
+        """The same settings but one."""
+        left = {k: v for k, v in self._values.items() if k != key}
+        return Config(self.path, {**left, **dict.fromkeys(self._nulls)}, self._prefix)
 
     def section(self, key: str) -> Config:
         """The settings below a key; none where it is missing."""
@@ -199,7 +208,29 @@ class AddOne:
     """GGUF stores a norm's gain with the 1 added."""
 
 
-Change = Interleave | AddOne
+@dataclass(frozen=True, slots=True)
+class TileHeads:
+    """GGUF has the heads of v of a delta net one of each head of k in turn; Hugging Face has those of one
+    head of k together. They are blocks of `size` rows behind the first `skip` ones, or of columns.
+
+    With `negative_exp` GGUF has -exp(x) in place of x.
+    """
+
+    k_heads: int
+    v_heads: int
+    size: int
+    skip: int = 0
+    columns: bool = False
+    negative_exp: bool = False
+
+    @property
+    def order(self) -> list[int]:
+        """The numbers of Hugging Face's heads as GGUF has them."""
+        times = self.v_heads // self.k_heads
+        return [k * times + i for i in range(times) for k in range(self.k_heads)]
+
+
+Change = Interleave | AddOne | TileHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +241,10 @@ class Imported:
     weights: Mapping[str, Weight]  # by GGUF name
     layout: Mapping[str, Setting] = field(default_factory=dict)  # more settings: how these weights differ
     changes: Mapping[str, Change] = field(default_factory=dict)  # by GGUF name, for `convert`
+
+    def with_settings(self, more: Mapping[str, Setting]) -> Imported:
+        """The same with more settings, or others."""
+        return replace(self, settings={**self.settings, **more})
 
 
 class Importer(Protocol):

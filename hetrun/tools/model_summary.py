@@ -6,10 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hetrun.errors import ModelFileError
 from hetrun.executor.library.plan import backend_for, needs
-from hetrun.graph import kv_shapes
+from hetrun.graph import kv_shapes, states_of
 from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.source import ModelSource
@@ -96,12 +97,12 @@ def memory(source: ModelSource) -> Memory:
     contexts = [*(c for c in CONTEXTS if c < trained), trained]
     try:
         if backend_for(source, None) is None:
-            shapes = kv_shapes(build_graph(source))
+            graph = build_graph(source)
+            shapes, states = kv_shapes(graph), states_of(graph.ops)
             kinds = {t: by_name(t.upper()) for t in KV_TYPES}
             fits = {t: q for t, q in kinds.items() if not any(s.head_dim % q.block for s in shapes.values())}
-            return Memory(
-                {c: {t: sequence_bytes(shapes, q, AT_ONCE, c) for t, q in fits.items()} for c in contexts}
-            )
+            sizes = {t: partial(sequence_bytes, shapes, q, AT_ONCE, states=states) for t, q in fits.items()}
+            return Memory({c: {t: size(c) for t, size in sizes.items()} for c in contexts})
         return Memory(
             {c: {t: needs(source, t, AT_ONCE).reserved(c, 1) for t in KV_TYPES} for c in contexts},
             "an estimate: hetrun has no architecture of its own for it",

@@ -28,7 +28,7 @@ from hetrun.backend import (
 from hetrun.executor.executor import Between, Chunk, Executor, Step
 from hetrun.executor.stats import Stats
 from hetrun.executor.weight_store import WeightStore
-from hetrun.graph import Graph, Op, kv_shapes
+from hetrun.graph import Graph, Op, kv_shapes, states_of
 from hetrun.graph.ops import Attention
 from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import build_graph
@@ -146,7 +146,8 @@ def rig(
         wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
     store = WeightStore(backends)
     store.load(wanted)
-    kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, plans.ubatch)
+    states = states_of(graph.ops)
+    kv = KvCache(kv_shapes(graph), by_name(kv_type), context, sequences, plans.ubatch, states=states)
     stats = Stats()
     executor = Executor(graph, plans, backends, store, kv, stats, deterministic, forecast)
     return Rig(executor, kv, stats, backends, graph)

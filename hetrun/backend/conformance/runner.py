@@ -16,8 +16,8 @@ from hetrun.backend.conformance.cases import EXACT, FLOORS, Case
 from hetrun.backend.conformance.random_weights import random_weights
 from hetrun.backend.interface import Backend, Buffer, Floats, Pass, Segment, SequencePart, WeightUse
 from hetrun.errors import BackendError
-from hetrun.graph import Constant, Extent, KvShape, Op, Rows, Value, Weight
-from hetrun.graph.ops import Attention
+from hetrun.graph import Constant, Extent, KvShape, Op, Rows, StateShape, Value, Weight
+from hetrun.graph.ops import Attention, Stateful
 from hetrun.graph.quant import by_name
 from hetrun.loader.weight_reader import FileReader
 from hetrun.memory.kv.cache import KvCache
@@ -80,7 +80,8 @@ def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
     """A pass in the company that the case asks for, behind what the sequences have seen."""
     attrs = case.attrs if isinstance(case.attrs, Attention) else Attention(0, 1, 1, 32, 1.0)
     shape = KvShape(attrs.first + attrs.n_kv_heads, attrs.head_dim, attrs.window)
-    kv = KvCache({0: shape}, by_name(case.kv_type), 1024, 4, MOST)
+    states = {0: StateShape({case.kind: case.attrs.floats})} if isinstance(case.attrs, Stateful) else {}
+    kv = KvCache({0: shape}, by_name(case.kv_type), 1024, 4, MOST, states=states)
     parent = kv.alloc()
     if case.company.forked:
         _fill(kv, parent, case.company.parts[0][0], rng)
@@ -91,8 +92,8 @@ def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
         seq = kv.fork(parent) if case.company.forked else kv.alloc()
         _fill(kv, seq, before - kv.length(seq), rng)
         slots += kv.extend(seq, now)
-        views = kv.views(seq, before, before + now)
-        parts.append(SequencePart(at, at + now, wanted_at, wanted_at + n_wanted, views))
+        views, own = kv.views(seq, before, before + now), kv.states_of(seq, before, before + now)
+        parts.append(SequencePart(at, at + now, wanted_at, wanted_at + n_wanted, views, own))
         tokens.append(rng.integers(0, 50, now))
         positions.append(np.arange(before, before + now))
         wanted.append(np.arange(at + now - n_wanted, at + now))
@@ -109,6 +110,10 @@ def _fill(kv: KvCache, seq: int, n: int, rng: np.random.Generator) -> None:
         (rows,) = kv.extend(seq, now)
         for table in kv.tables[0]:
             table.write(rows, rng.standard_normal((now, table.n_heads * table.head_dim), dtype=np.float32))
+        if kv.states:
+            slot = kv.states.view(seq, done, done + now).write[-1]
+            for state in kv.states.tables:
+                state[slot] = rng.standard_normal(state.shape[1], dtype=np.float32)
 
 
 def threads_for(case: Case) -> int:
@@ -148,7 +153,11 @@ def outcome(case: Case, op: Op, backend: Backend) -> Outcome:
         if not np.array_equal(array, work.values[name]):
             raise BackendError("it changes its inputs, which others read too")
     seen = np.concatenate([part.kv[0].rows for part in work.parts])
-    return Outcome(result, np.stack([table.read(seen) for table in kv.tables[0]]))
+    stored = [table.read(seen) for table in kv.tables[0]]
+    if kv.states:
+        slots = [part.states.write[-1] for part in work.parts if part.states]
+        stored += [table[slots] for table in kv.states.tables]
+    return Outcome(result, np.concatenate([kept.reshape(-1) for kept in stored]))
 
 
 def allowed(case: Case, backend: Backend) -> float:

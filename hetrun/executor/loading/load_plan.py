@@ -24,7 +24,7 @@ from hetrun.executor.loading.memory_estimates import (
     kv_of_all,
     work_bytes,
 )
-from hetrun.graph import Extent, Graph, Op, kept_by, kv_shapes
+from hetrun.graph import Extent, Graph, Op, kept_by, states_of
 from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.source import ModelSource
@@ -185,7 +185,7 @@ class Deciding:
         trained = self._source.require_int("context_length", 1, 1 << 31)
         most = self._options.wishes.ubatch or LARGEST_UBATCH
         context = self._options.ctx or min(trained, USUAL_CONTEXT)
-        return sequence_bytes(kept_by(ops), self._quant, most, context)
+        return sequence_bytes(kept_by(ops), self._quant, most, context, states_of(ops))
 
     def _not_in_memory(self) -> Prepared | None:
         """In pieces where that is possible; else mapped. None where nothing of both is."""
@@ -303,9 +303,9 @@ class Deciding:
             return context
         for name in self._own.keys() & wanted.keys():
             own, backend = self._own[name], self._backends[name]
-            shapes = kept_by(op for s in plans.plan(1).segments if s.backend == name for op in s.ops)
+            ops = [op for s in plans.plan(1).segments if s.backend == name for op in s.ops]
             room = own.room + own.rows - backend.device_bytes(wanted[name])
-            rows = partial(sequence_bytes, shapes, self._quant, plans.ubatch)
+            rows = self._sequence_bytes(ops, plans.ubatch)
             context = min(context, max(BLOCK, longest(context, rows, room)))
         return context
 
@@ -369,7 +369,11 @@ class Deciding:
         return sum(self._backends[name].resident_bytes(uses) for name, uses in wanted.items())
 
     def _kv_bytes(self, plans: PlanSet) -> KvBytes:
-        return partial(sequence_bytes, kv_shapes(self._graph), self._quant, plans.ubatch)
+        return self._sequence_bytes(self._graph.ops, plans.ubatch)
+
+    def _sequence_bytes(self, ops: Sequence[Op], ubatch: int) -> KvBytes:
+        """What a sequence takes in the layers of some ops, by its length."""
+        return partial(sequence_bytes, kept_by(ops), self._quant, ubatch, states=states_of(ops))
 
     def _build_for(self, context: int) -> bool:
         """Some models compute differently for sequences that stay shorter than they were built for: whether

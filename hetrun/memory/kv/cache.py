@@ -13,18 +13,26 @@ import math
 import mmap
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hetrun.errors import BudgetError
-from hetrun.graph import KvShape
+from hetrun.graph import KvShape, StateShape
 from hetrun.graph.quant import QuantType
 from hetrun.memory.kv.paged_allocator import BLOCK, Group, KvView, Paged, RowIndex, region_rows
+from hetrun.memory.kv.states import Mark, States, StateView, state_bytes
 from hetrun.memory.kv.storage import KvTable as KvTable
 from hetrun.memory.kv.storage import Tables
 from hetrun.memory.kv.virtual_memory import most_mappings, reserve, whole_pages
 from hetrun.memory.kv.window_allocator import Runs
 
+Floats = NDArray[np.float32]
+
 MOST_UNITS = 1 << 21  # of addresses, of which each takes some bytes of our own
+STATES_OF_ONE = 2  # that a sequence has at least: what a step reads, and what it writes
+NO_STATES: Mapping[int, StateShape] = {}
 STEP = 8 << 20  # bytes by which the cache asks for more memory: so seldom that it costs nothing
 
 
@@ -33,9 +41,15 @@ def token_bytes(shape: KvShape, quant: QuantType) -> int:
     return 2 * quant.row_bytes(shape.n_heads * shape.head_dim)
 
 
-def sequence_bytes(shapes: Mapping[int, KvShape], quant: QuantType, most_tokens: int, context: int) -> int:
+def sequence_bytes(
+    shapes: Mapping[int, KvShape],
+    quant: QuantType,
+    most_tokens: int,
+    context: int,
+    states: Mapping[int, StateShape] = NO_STATES,
+) -> int:
     """Memory of one sequence of `context` tokens, of which `most_tokens` come at once."""
-    return sum(
+    return STATES_OF_ONE * state_bytes(states) + sum(
         token_bytes(s, quant) * min(context, region_rows(s.window, context, most_tokens))
         for s in shapes.values()
     )
@@ -57,6 +71,7 @@ class KvCache:
         max_sequences: int,
         most_tokens: int,
         limit_bytes: int | None = None,
+        states: Mapping[int, StateShape] = NO_STATES,
     ) -> None:
         """Address space for `max_sequences` of `context` tokens, of which each gets `most_tokens` at once.
 
@@ -89,10 +104,13 @@ class KvCache:
             for window, region, rows in zip(order, regions, backing, strict=True)
         )
         self._row_bytes = [rows.row_bytes for rows in backing]
+        self.states = States(states, self.max_sequences) if states else None
+        self._state_bytes = state_bytes(states)
         # Windows' rows begin and end anywhere in a page, and none of it goes while a neighbour has the rest.
         self._edges = sum(2 * mmap.PAGESIZE * len(t) for t, w in zip(self._tables, order, strict=True) if w)
         self._most_sequences = 0  # that there ever were at once
         self._one = sum(region * size for region, size in zip(regions, self._row_bytes, strict=True))
+        self._one += STATES_OF_ONE * self._state_bytes
         self._limit = None if limit_bytes is None else max(limit_bytes, self._one)
         self._promised = 0
         # Called with the bytes that the cache may hold from now on, before it does: who has memory to spare
@@ -123,19 +141,23 @@ class KvCache:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the rows that are in use; what several sequences share counts once."""
-        return sum(g.used_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+        """Memory of the rows and states that are in use; what several sequences share counts once."""
+        rows = sum(g.used_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+        return rows + (self.states.used_bytes if self.states else 0)
 
     @property
     def touched_bytes(self) -> int:
         """The same, and what was in use before and the system was not given back."""
-        return sum(g.touched_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+        rows = sum(g.touched_rows * size for g, size in zip(self.groups, self._row_bytes, strict=True))
+        return rows + (self.states.touched_bytes if self.states else 0)
 
     @property
     def held_bytes(self) -> int:
         """Memory that the system has given: less than what is touched while rows are not yet written."""
         held = self._memory.held_bytes
-        return self.touched_bytes if held is None else held
+        if held is None:
+            return self.touched_bytes
+        return held + (self.states.held_bytes if self.states else 0)
 
     @property
     def promised_bytes(self) -> int:
@@ -179,12 +201,18 @@ class KvCache:
             f"{layer}:{keys.n_heads}x{keys.head_dim}/{self.groups[self._group_of[layer]].window}"
             for layer, (keys, _) in sorted(self.tables.items())
         )
-        return f"{self.quant.name} {' '.join(layers)}"
+        states = f" states {self.states.layout}" if self.states else ""
+        return f"{self.quant.name} {' '.join(layers)}{states}"
 
     def heads(self, layer: int, first: int, n: int) -> tuple[KvTable, KvTable]:
         """K and V of some heads of a layer."""
         keys, values = self.tables[layer]
         return keys.heads(first, n), values.heads(first, n)
+
+    def state(self, layer: int, kind: str) -> Floats:
+        """What a layer keeps in states, a row for each slot; `kind` is that of its op."""
+        assert self.states is not None
+        return self.states.table(layer, kind)
 
     def alloc(self) -> int:
         """A new, empty sequence; BudgetError where there are too many."""
@@ -197,28 +225,38 @@ class KvCache:
         self._most_sequences = max(self._most_sequences, len(self._lengths))
         for g in self.groups:
             g.alloc(seq)
+        if self.states:
+            self.states.alloc(seq)
         return seq
 
     def length(self, seq: int) -> int:
         """Tokens that a sequence holds."""
         return self._lengths[seq]
 
-    def extend(self, seq: int, n: int) -> tuple[RowIndex, ...]:
-        """Rows for the next n tokens in each group, `most_at_once` at most; nothing changes without room."""
+    def extend(self, seq: int, n: int, marks: Sequence[Mark] = ()) -> tuple[RowIndex, ...]:
+        """Rows for the next n tokens in each group, `most_at_once` at most; nothing changes without room.
+
+        `marks`: after which of them states are to be kept, as far as there is room.
+        """
         if n > self.most_at_once:
             raise ValueError(f"{n} tokens are more than the {self.most_at_once} that may come at once")
         length = self._lengths[seq]
         wanted = [g.wants(seq, length, n) for g in self.groups]
-        grows = self._check_room(wanted)
+        states = self.states.wants(seq) if self.states else 0
+        grows = self._check_room(wanted, states)
         if grows and any(g.copies(seq, length) for g in self.groups):
             self._keep_within(self._bytes_of(wanted))
         try:
             rows = tuple([g.extend(seq, length, n) for g in self.groups])
-            if grows or self.before_growth:
+            if self.states:
+                self.states.extend(seq, length, n, marks, self._spare_states(states) if marks else 0)
+            if grows or self.before_growth or marks:
                 self._keep_within()
         except BaseException:
             for g in self.groups:
                 g.truncate(seq, length)
+            if self.states:
+                self.states.truncate(seq, length)
             raise
         self._lengths[seq] = length + n
         return rows
@@ -232,12 +270,16 @@ class KvCache:
             for seq, n in chunks
             for g, size in zip(self.groups, self._row_bytes, strict=True)
         )
+        if self.states:
+            wanted += self._state_bytes * max(0, sum(self.states.wants(seq) for seq, _ in chunks))
         return not wanted or self.used_bytes + wanted <= self._limit
 
     def shareable(self, seq: int, n: int) -> int:
         """How many of a sequence's first n tokens a new one could begin with: all, or none where a window
-        has moved on."""
+        has moved on; with states as many as the last of them before that knows."""
         n = min(n, self._lengths[seq])
+        if self.states:
+            n = self.states.reach(seq, n)
         return n if self.keepable(seq, n) else 0
 
     def fork(self, seq: int, n: int | None = None) -> int:
@@ -253,6 +295,8 @@ class KvCache:
             self._keep_within(self._bytes_of(wanted))  # before rows are copied
             for g in self.groups:
                 g.fork(seq, new, n)
+            if self.states:
+                self.states.fork(seq, new, n)
         except BaseException:
             self.free(new)
             raise
@@ -262,8 +306,11 @@ class KvCache:
     def keepable(self, seq: int, n: int) -> bool:
         """Whether a sequence can be cut to n tokens: to 0 always, else while what the next one sees is there.
 
-        The last `paged_allocator.SLACK` tokens can always be taken back, and those that came in at once.
+        Without states the last `paged_allocator.SLACK` tokens can always be taken back, and those that came
+        in at once; with states what the last step brought, and more only where a state was kept.
         """
+        if self.states and self.states.reach(seq, n) != n:
+            return False
         return 0 <= n <= self._lengths[seq] and all(g.keepable(seq, n) for g in self.groups)
 
     def truncate(self, seq: int, n: int) -> None:
@@ -272,22 +319,42 @@ class KvCache:
             raise self._not_there(seq, n, "cut to")
         for g in self.groups:
             g.truncate(seq, n)
+        if self.states:
+            self.states.truncate(seq, n)
         self._lengths[seq] = n
+
+    def rewind(self, seq: int, n: int) -> int:
+        """Cut a sequence to n tokens or, where its state after those was not kept, to fewer; to how many."""
+        n = self.states.reach(seq, n) if self.states else n
+        self.truncate(seq, n)
+        return n
 
     def free(self, seq: int) -> None:
         """Give everything back."""
         del self._lengths[seq]
         for g in self.groups:
             g.free(seq)
+        if self.states:
+            self.states.free(seq)
 
     def views(self, seq: int, a: int, b: int) -> tuple[KvView, ...]:
         """Where, in each group, the tokens lie that those at positions a to b of a sequence see."""
         return tuple([g.view(seq, a, b) for g in self.groups])
 
+    def states_of(self, seq: int, a: int, b: int) -> StateView | None:
+        """Where the tokens at positions a to b of a sequence, in one pass, read and write its states."""
+        return self.states.view(seq, a, b) if self.states else None
+
+    def thin(self) -> bool:
+        """Give up a checkpoint of some sequence; False if there is none."""
+        return self.states is not None and self.states.thin()
+
     def trim(self) -> None:
         """Give the system back the memory that no sequence has."""
         for g in self.groups:
             g.trim()
+        if self.states:
+            self.states.trim()
         self._promised = min(self._promised, self._in_steps(self._most_held()))
 
     def export(self, seq: int, n: int) -> Iterator[memoryview]:
@@ -295,17 +362,19 @@ class KvCache:
         until the sequence changes."""
         if not self.keepable(seq, n):
             raise self._not_there(seq, n, "exported up to")
-        return self._bytes(self.views(seq, n, n))
+        return chain(self._bytes(self.views(seq, n, n)), self.states.export(seq, n) if self.states else ())
 
     def import_(self, n: int, fill: Callable[[memoryview], object]) -> int:
         """A new sequence of n tokens. `fill` is called with the memory of each table in turn, to write there
         what `export` gave of a cache with the same layout; if it raises, nothing has changed."""
         new = self.alloc()
         try:
-            self._check_room([g.wants(new, 0, n) for g in self.groups])
+            self._check_room([g.wants(new, 0, n) for g in self.groups], states=int(self.states is not None))
             views = tuple([g.place(new, n) for g in self.groups])
+            if self.states:
+                self.states.place(new, n)
             self._keep_within()
-            for rows in self._bytes(views):
+            for rows in chain(self._bytes(views), self.states.export(new, n) if self.states else ()):
                 fill(rows)
         except BaseException:
             self.free(new)
@@ -318,11 +387,18 @@ class KvCache:
             for table in tables:
                 yield table.raw[view.first : view.end].reshape(-1).data
 
-    def _check_room(self, rows: Sequence[int]) -> bool:
+    def _spare_states(self, wanted: int) -> int:
+        """How many states there is room for besides those that are wanted in any case."""
+        if self._limit is None:
+            return sys.maxsize
+        return (self._limit - self.used_bytes) // self._state_bytes - max(0, wanted)
+
+    def _check_room(self, rows: Sequence[int], states: int = 0) -> bool:
         """Whether anything is wanted at all; BudgetError if it is more than there is."""
-        if not any(rows):
+        if not any(rows) and states <= 0:
             return False
-        if self._limit is not None and self.used_bytes + self._bytes_of(rows) > self._limit:
+        more = self._bytes_of(rows) + max(0, states) * self._state_bytes
+        if self._limit is not None and self.used_bytes + more > self._limit:
             raise BudgetError(
                 f"the KV cache of {self._limit / 2**20:.0f} MiB is full; "
                 "ask for fewer sequences or a smaller --ctx"
@@ -357,5 +433,6 @@ class KvCache:
 
     def _not_there(self, seq: int, n: int, done: str) -> ValueError:
         length = self._lengths[seq]
-        moved = "; its windows have moved on" if 0 <= n <= length else ""
+        why = "its state after those was not kept" if self.states else "its windows have moved on"
+        moved = f"; {why}" if 0 <= n <= length else ""
         return ValueError(f"sequence {seq} has {length} tokens and cannot be {done} {n}{moved}")

@@ -22,15 +22,17 @@ class SavedRows:
 
     @property
     def shares(self) -> bool:
-        """A window is copied by each fork: then every sequence is saved as a whole."""
-        return not any(window for _, window in self._tables)
+        """A window is copied by each fork, and states are not to be had at any length: then every sequence is
+        saved as a whole."""
+        return not self._kv.states and not any(window for _, window in self._tables)
 
     def sizes(self, begin: int, end: int) -> list[int]:
         """Bytes of each table's rows for the tokens from `begin` to `end`."""
+        states = [self._kv.states.size] if self._kv.states else []
         return [
             table.row_bytes * (min(end, window - 1) if window else end - begin)
             for table, window in self._tables
-        ]
+        ] + states
 
     def export(self, seq: int, begin: int, end: int) -> Iterator[memoryview]:
         """The rows, good until the sequence changes."""

@@ -42,7 +42,7 @@ from hetrun.tools.convert.gguf_writer import (
     write_model,
 )
 from hetrun.tools.convert.quant_mixtures import Form, Recipe, Shape
-from hetrun.tools.convert.stream import Job, convert
+from hetrun.tools.convert.stream import Job, convert, in_order
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 HEEDS_WINDOWS = ("gemma3",)  # the architectures whose sliding window llama.cpp heeds, of ours
@@ -123,7 +123,10 @@ def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
                 f"{source.path} is quantised already ({shown(name)} is {weight.quant.name}), and would lose "
                 "precision twice; convert the original model, or a GGUF of F32, F16 or BF16"
             )
-    jobs = [Job(weight, chosen[name], changes.get(name)) for name, weight in weights.items()]
+    jobs = [
+        Job(in_order(weight, changes.get(name)), chosen[name], changes.get(name))
+        for name, weight in weights.items()
+    ]
     return jobs, [Tensor(name, shapes[name], chosen[name]) for name in weights]
 
 

@@ -9,20 +9,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Extent, Weight
+from hetrun.graph import Extent, Weight, stack
 from hetrun.graph.quant import Bytes, Floats, QuantType
-from hetrun.loader.hf_mapping import AddOne, Change, Interleave
+from hetrun.loader.hf_mapping import AddOne, Change, Interleave, TileHeads
 from hetrun.loader.weight_reader import FileReader
 
 SLICE_WEIGHTS = 1 << 20  # converted in one go: tens of milliseconds, and 4 MiB as floats
 
 Quantiser = Callable[[QuantType, Floats], Bytes]
+
+
+def in_order(weight: Weight, change: Change | None) -> Weight:
+    """The weight with its rows in the order that the new file has, where whole blocks of them move."""
+    if not isinstance(change, TileHeads) or change.columns:
+        return weight
+    heads = weight.rows(change.skip, weight.shape[0])
+    moved = heads.blocks(change.order, change.size, "heads")
+    parts = [weight.rows(0, change.skip), moved] if change.skip else [moved]
+    return replace(stack(parts), name=weight.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +96,17 @@ def _slices(jobs: Sequence[Job]) -> Iterator[tuple[int, Weight]]:
 
 def _piece(job: Job, raw: Bytes, cols: int, quantise: Quantiser) -> Bytes:
     """What one slice is in the new file; `raw` is [rows, row_bytes]."""
-    if isinstance(job.change, Interleave):
-        raw = _interleave(raw, job.change.n_heads, job)
-    adds = isinstance(job.change, AddOne)
-    if job.quant is job.weight.quant and not adds:
+    change = job.change
+    if isinstance(change, Interleave):
+        raw = _interleave(raw, change.n_heads, job)
+    if isinstance(change, TileHeads) and change.columns:
+        raw = raw.reshape(len(raw), change.v_heads, -1)[:, change.order].reshape(raw.shape)
+    computes = isinstance(change, AddOne) or (isinstance(change, TileHeads) and change.negative_exp)
+    if job.quant is job.weight.quant and not computes:
         return raw.reshape(-1)
     x = job.weight.quant.dequantise(raw, cols)
-    if adds:
-        x += np.float32(1)
+    if computes:
+        x = x + np.float32(1) if isinstance(change, AddOne) else -np.exp(x)
     try:
         return quantise(job.quant, x).reshape(-1)
     except ValueError as e:

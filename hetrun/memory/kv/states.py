@@ -1,0 +1,245 @@
+"""States: what layers keep of a sequence that does not grow with it, such as a delta net's matrices.
+
+A state is what all such layers know after some tokens, and lies in one slot. It cannot be rolled back, so a
+sequence has several: the last one, the one that its last step began with, and checkpoints. A step reads one
+slot and writes others; a slot that a sequence has is never written again. So a fork shares slots instead of
+copying them, and a step that failed leaves the state that it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.errors import BudgetError
+from hetrun.graph import StateShape
+from hetrun.memory.kv.virtual_memory import Memory, whole_pages
+
+NONE = -1  # the slot of an empty sequence: its states are zeros
+MOST_CHECKPOINTS = 8  # of a sequence; then those go that are nearest to their neighbours
+MOST_SHARED = 64  # slots besides two for each sequence
+LEAST_DISTANCE = 512  # tokens from one checkpoint to the next: to compute fewer again takes hardly longer
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """The slots of one sequence in a pass: where its state is read, and after which of its tokens it is
+    written where (`NONE`: not after that one)."""
+
+    read: int
+    write: Ints
+
+
+class Mark(NamedTuple):
+    """A number of tokens after which a sequence's state is to be kept."""
+
+    position: int
+    checkpoint: bool = True  # False: only until the sequence goes on
+
+
+@dataclass(slots=True)
+class _State:
+    """A state after so many tokens."""
+
+    position: int
+    slot: int
+    checkpoint: bool = False  # stays when the sequence goes on
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one sequence has, in the order of its tokens; the last is where it stands."""
+
+    states: list[_State] = field(default_factory=list)
+
+
+def state_bytes(shapes: Mapping[int, StateShape]) -> int:
+    """Memory of one slot."""
+    return whole_pages(sum(4 * n for shape in shapes.values() for n in shape.floats.values()))
+
+
+class States:
+    """Slots, and which of them each sequence has."""
+
+    def __init__(self, shapes: Mapping[int, StateShape], sequences: int) -> None:
+        """Address space for the states of so many sequences, or as many as the system has it for."""
+        self.bytes = state_bytes(shapes)
+        self._memory, self.slots = _reserved(self.bytes, 2 * sequences + MOST_SHARED)
+        flat = self._memory.bytes[: self.slots * self.bytes].view(np.float32).reshape(self.slots, -1)
+        self._tables: dict[tuple[int, str], Floats] = {}
+        at = 0
+        for layer, shape in sorted(shapes.items()):
+            for kind, n in shape.floats.items():
+                self._tables[layer, kind] = flat[:, at : at + n]
+                at += n
+        self._flat = flat[:, :at]
+        self._sharers = np.zeros(self.slots, np.int64)
+        self._touched = np.zeros(self.slots, np.bool_)
+        self._free = list(range(self.slots))[::-1]
+        self._held: dict[int, _Held] = {}
+        self.layout = " ".join(f"{layer}:{dict(shape.floats)}" for layer, shape in sorted(shapes.items()))
+
+    @property
+    def size(self) -> int:
+        """Bytes that `export` gives of a state."""
+        return int(self._flat.shape[1]) * 4
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the slots that sequences have; shared ones count once."""
+        return (self.slots - len(self._free)) * self.bytes
+
+    @property
+    def touched_bytes(self) -> int:
+        """The same, and what sequences had before them and the system was not given back."""
+        return int(self._touched.sum()) * self.bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the system has given."""
+        held = self._memory.held_bytes
+        return self.touched_bytes if held is None else held
+
+    @property
+    def distance(self) -> int:
+        """Tokens from one checkpoint to the next."""
+        return LEAST_DISTANCE
+
+    @property
+    def tables(self) -> list[Floats]:
+        """What all layers keep."""
+        return list(self._tables.values())
+
+    def table(self, layer: int, kind: str) -> Floats:
+        """What a layer keeps under a name, a row for each slot."""
+        return self._tables[layer, kind]
+
+    def alloc(self, seq: int) -> None:
+        """A new, empty sequence."""
+        self._held[seq] = _Held()
+
+    def wants(self, seq: int) -> int:
+        """By how many the used slots grow when a sequence goes on."""
+        going = [s for s in self._held[seq].states[:-1] if not s.checkpoint]
+        return 1 - sum(1 for s in going if self._sharers[s.slot] == 1)
+
+    def extend(self, seq: int, length: int, n: int, marks: Sequence[Mark], spare: int) -> None:
+        """A slot for the state after n more tokens; what only the last step could be taken back to goes.
+
+        `marks`: where it is to be kept in between, as far as there are `spare` slots.
+        """
+        held = self._held[seq]
+        before = held.states
+        held.states = [s for s in before if s.checkpoint or s is before[-1]]
+        for s in before[:-1]:
+            if not s.checkpoint:
+                self._release(s.slot)
+        for mark in sorted(marks):
+            if spare > 0 and len(self._free) > 1 and length < mark.position < length + n:
+                held.states.append(_State(mark.position, self._take(), mark.checkpoint))
+                spare -= 1
+        held.states.append(_State(length + n, self._take()))
+        self._thin(held)
+
+    def view(self, seq: int, a: int, b: int) -> StateView:
+        """The slots for the tokens at positions a to b of a sequence, in one pass of the last step."""
+        states = self._held[seq].states
+        # Between two passes of a step the state lies in its last slot.
+        at = {s.position: s.slot for s in states}
+        read = at.get(a, states[-1].slot) if a else NONE
+        write = np.array([at.get(p, NONE) for p in range(a + 1, b + 1)], np.int64)
+        if b > a and write[-1] == NONE:
+            write[-1] = states[-1].slot
+        return StateView(read, write)
+
+    def reach(self, seq: int, n: int) -> int:
+        """The last position up to n whose state is there."""
+        return max((s.position for s in self._held[seq].states if s.position <= n), default=0)
+
+    def truncate(self, seq: int, n: int) -> None:
+        """Go back to a state that is there."""
+        held = self._held[seq]
+        for s in [s for s in held.states if s.position > n]:
+            held.states.remove(s)
+            self._release(s.slot)
+
+    def fork(self, seq: int, new: int, n: int) -> None:
+        """Give a new, empty sequence the state after the first n tokens of another, and its checkpoints."""
+        for s in self._held[seq].states:
+            if s.position == n or (s.checkpoint and s.position < n):
+                self._sharers[s.slot] += 1
+                self._held[new].states.append(_State(s.position, s.slot, s.checkpoint))
+
+    def place(self, seq: int, n: int) -> None:
+        """A slot for a new, empty sequence that begins after n tokens."""
+        if n:
+            self._held[seq].states.append(_State(n, self._take()))
+
+    def export(self, seq: int, n: int) -> Iterator[memoryview]:
+        """The memory of the state after n tokens, which must be there."""
+        for s in self._held[seq].states:
+            if s.position == n:
+                yield self._flat[s.slot].data.cast("B")
+
+    def free(self, seq: int) -> None:
+        """Give everything back."""
+        for s in self._held.pop(seq).states:
+            self._release(s.slot)
+
+    def thin(self) -> bool:
+        """Give up a checkpoint of the sequence that has most; False if there is none."""
+        held = max(self._held.values(), key=lambda h: len(h.states), default=None)
+        return held is not None and self._drop_one(held)
+
+    def trim(self) -> None:
+        """Give the system back what no sequence has."""
+        for slot in np.flatnonzero(self._touched & (self._sharers == 0)).tolist():
+            self._memory.drop(slot * self.bytes, self.bytes)
+            self._touched[slot] = False
+
+    def _thin(self, held: _Held) -> None:
+        while sum(s.checkpoint for s in held.states) > MOST_CHECKPOINTS:
+            self._drop_one(held)
+
+    def _drop_one(self, held: _Held) -> bool:
+        """The checkpoint without which the least has to be computed again; the last one stays longest."""
+        marks = [s for s in held.states if s.checkpoint and s is not held.states[-1]]
+        if not marks:
+            return False
+        begins = [0, *(s.position for s in marks)]
+        gaps = [after.position - begin for begin, after in zip(begins, marks[1:], strict=False)]
+        s = marks[gaps.index(min(gaps))] if gaps else marks[0]
+        held.states.remove(s)
+        self._release(s.slot)
+        return True
+
+    def _take(self) -> int:
+        if not self._free:
+            raise BudgetError(f"all {self.slots} places for states of sequences are in use; ask for fewer")
+        slot = self._free.pop()
+        self._sharers[slot] = 1
+        self._touched[slot] = True
+        return slot
+
+    def _release(self, slot: int) -> None:
+        self._sharers[slot] -= 1
+        if not self._sharers[slot]:
+            self._free.append(slot)
+
+
+def _reserved(size: int, slots: int) -> tuple[Memory, int]:
+    """Address space for slots of a size, and for how many there is some."""
+    while True:
+        try:
+            return Memory(slots * size), slots
+        except (OSError, OverflowError, ValueError) as e:
+            if slots <= 4:
+                raise BudgetError(f"the system has no address space for states of {size >> 20} MiB") from e
+            slots //= 2

@@ -1,0 +1,221 @@
+"""From Hugging Face's words to GGUF's, for Qwen 3.5 and its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetrun.graph import Weight
+from hetrun.loader.hf_mapping import AddOne, Change, Config, HfModel, Imported, Setting, TileHeads
+from hetrun.models.hf_import import (
+    ATTENTION,
+    FEED_FORWARD,
+    HEAD_NORMS,
+    Tensors,
+    decoder_settings,
+    experts_apart,
+    head_dim_of,
+    not_in_gguf,
+    rope_factors,
+)
+from hetrun.models.hybrid import INTERVAL, heads_apart
+from hetrun.models.rope import rope_from_hf
+
+HEAD_DIM, ROTARY = 256, 0.25  # where the settings say nothing
+SECTIONS = (11, 11, 10, 0)  # pairs that turn by time, height and width: of a text all three are the same
+NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+DELTA = {
+    "ssm_conv1d.weight": "conv1d.weight",
+    "ssm_a": "A_log",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_norm.weight": "norm.weight",
+    "ssm_out.weight": "out_proj.weight",
+}
+APART = {
+    "attn_qkv.weight": "in_proj_qkv.weight",
+    "attn_gate.weight": "in_proj_z.weight",
+    "ssm_alpha.weight": "in_proj_a.weight",
+    "ssm_beta.weight": "in_proj_b.weight",
+}
+TOGETHER = {"ssm_in.weight": "in_proj_qkvz.weight", "ssm_ba.weight": "in_proj_ba.weight"}
+SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+NOT_TEXT = ("model.visual.", "visual.", "mtp.", "model.mtp.")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The heads of a delta net."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    kernel: int
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """As GGUF names them."""
+        return {
+            "ssm.conv_kernel": self.kernel,
+            "ssm.state_size": self.k_dim,
+            "ssm.group_count": self.k_heads,
+            "ssm.time_step_rank": self.v_heads,
+            "ssm.inner_size": self.v_dim * self.v_heads,
+        }
+
+    def change(self, name: str, tiled: bool) -> Change | None:
+        """What `hetrun convert` does to one of its tensors."""
+        if name.endswith("norm.weight"):
+            return None if name.endswith("ssm_norm.weight") else AddOne()
+        _, _, kind = name.split(".", 2) if name.startswith("blk.") else ("", "", "")
+        regroup = tiled and self.k_heads != self.v_heads
+        heads = (self.k_heads, self.v_heads if regroup else self.k_heads)
+        if kind == "ssm_a":
+            return TileHeads(*heads, 1, columns=True, negative_exp=True)
+        if not regroup:
+            return None
+        skip = 2 * self.k_heads * self.k_dim
+        return {
+            "attn_qkv.weight": TileHeads(*heads, self.v_dim, skip),
+            "ssm_conv1d.weight": TileHeads(*heads, self.v_dim, skip),
+            "attn_gate.weight": TileHeads(*heads, self.v_dim),
+            "ssm_alpha.weight": TileHeads(*heads, 1),
+            "ssm_beta.weight": TileHeads(*heads, 1),
+            "ssm_dt.bias": TileHeads(*heads, 1, columns=True),
+            "ssm_out.weight": TileHeads(*heads, self.v_dim, columns=True),
+        }.get(kind)
+
+
+def text_model(hf: HfModel) -> HfModel:
+    """The language model as if it had been saved by itself, without what sees pictures and what predicts
+    tokens beyond the next. In a text rope's sections all turn by the same position, and so are one."""
+    c = hf.config
+    config = c.section("text_config") if c.has("text_config") else c
+    defaults: dict[str, object] = {"tie_word_embeddings": c.get_bool("tie_word_embeddings", False)}
+    if not config.section("rope_parameters").has("partial_rotary_factor"):
+        defaults["partial_rotary_factor"] = ROTARY
+    kept = [name for name in hf.tensors if not name.startswith(NOT_TEXT)]
+    tensors = {name.replace("model.language_model.", "model.", 1): hf.tensors[name] for name in kept}
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(key), Mapping):
+            plain = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
+            config = config.without(key).with_defaults({key: plain})
+    return HfModel(config.with_defaults(defaults), tensors)
+
+
+def hybrid_from_hf(hf: HfModel, name: str, tiled: bool, n_experts: int = 0) -> Imported:
+    """As Hugging Face publishes it, but for the settings that only a mixture has.
+
+    `tiled`: GGUF has the heads of v in another order.
+    """
+    c = hf.config
+    head_dim = head_dim_of(c, HEAD_DIM)
+    rope = rope_from_hf(c, head_dim, partial=True)
+    if c.get_bool("attention_bias", False):
+        c.refuse("attention_bias is true, and biases are not done in models of its type")
+    delta, recurrent = read_delta(c), recurrent_layers(c)
+    settings = decoder_settings(c, head_dim, rope) | delta.settings
+    settings["attention.recurrent_layers"] = recurrent
+    settings["full_attention_interval"] = c.get_int("full_attention_interval", INTERVAL, 1, 1 << 12)
+    weights = tensors(experts_apart(hf, n_experts) if n_experts else hf, recurrent, n_experts, delta)
+    only_here = not_in_gguf(
+        rope_factors(rope, name),
+        (delta.k_dim != delta.v_dim, f"llama.cpp's {name} has heads of one size for k and v in delta nets"),
+    )
+    layout = {"norm.offset": 1.0, "ssm.log": True, "ssm.grouped": True, **rope.layout, **only_here}
+    changes = {w: change for w in weights if (change := delta.change(w, tiled))}
+    return Imported(settings, {**weights, **rope.weights}, layout, changes)
+
+
+def mixture_from_hf(hf: HfModel, name: str, tiled: bool) -> Imported:
+    """The same, with a mixture of experts and a shared one in every layer, or in most of them."""
+    c = hf.config
+    n_experts, shared = c.require_int("num_experts", 1, 1 << 16), "shared_expert_intermediate_size"
+    n_ff = c.require_int("moe_intermediate_size", 1, 1 << 24)
+    settings: dict[str, Setting] = {
+        "expert_count": n_experts,
+        "expert_used_count": c.require_int("num_experts_per_tok", 1, n_experts),
+        "expert_feed_forward_length": n_ff,
+        "expert_shared_feed_forward_length": c.require_int(shared, 1, 1 << 24),
+        "expert_weights_norm": c.get_bool("norm_topk_prob", True),
+    }
+    plain = HfModel(c.without(shared).with_defaults({"intermediate_size": n_ff}), hf.tensors)
+    found = hybrid_from_hf(plain, name, tiled, n_experts)
+    dense = any(".ffn_gate.weight" in w for w in found.weights)
+    only_here = not_in_gguf(
+        (dense, f"llama.cpp's {name} has no layers without experts"),
+        (not settings["expert_weights_norm"], f"llama.cpp's {name} always normalises what the router says"),
+    )
+    return replace(found.with_settings(settings), layout={**only_here, **found.layout})
+
+
+def read_delta(c: Config) -> Delta:
+    """The delta nets' settings."""
+    k_heads = c.get_int("linear_num_key_heads", 16, 1, 1 << 12)
+    v_heads = c.get_int("linear_num_value_heads", 32, 1, 1 << 12)
+    if v_heads % k_heads:
+        c.refuse(f"linear_num_value_heads is {v_heads}, which {k_heads} heads of keys cannot share")
+    return Delta(
+        k_heads,
+        v_heads,
+        c.get_int("linear_key_head_dim", 128, 1, 1 << 12),
+        c.get_int("linear_value_head_dim", 128, 1, 1 << 12),
+        c.get_int("linear_conv_kernel_dim", 4, 2, 64),
+    )
+
+
+def recurrent_layers(c: Config) -> tuple[bool, ...]:
+    """Which layers have a delta net: layer_types says it, else all but every so many."""
+    n = c.require_int("num_hidden_layers", 1, 1 << 12)
+    types = c.get_strings("layer_types", n)
+    if types is None:
+        interval = c.get_int("full_attention_interval", INTERVAL, 1, 1 << 12)
+        return tuple((i + 1) % interval != 0 for i in range(n))
+    if others := set(types) - {"linear_attention", "full_attention"}:
+        c.refuse(f"layer_types has {min(others)[:40]!r}; models of its type have linear and full attention")
+    return tuple(kind == "linear_attention" for kind in types)
+
+
+def tensors(hf: HfModel, recurrent: Sequence[bool], n_experts: int, delta: Delta) -> dict[str, Weight]:
+    """All tensors by GGUF name."""
+    found = Tensors(hf)
+    found.take_ends(tied=hf.config.get_bool("tie_word_embeddings", False))
+    for i, is_delta in enumerate(recurrent):
+        found.take_layer(i, NORMS, ())
+        if is_delta:
+            take_delta(found, hf, i)
+        else:
+            found.take_layer(i, {**ATTENTION, **HEAD_NORMS}, ())
+        if n_experts and hf.has(f"{found.root}layers.{i}.mlp.gate.weight"):
+            found.take_experts(i, n_experts)
+            found.take_layer(i, SHARED_EXPERT, ())
+        else:
+            found.take_layer(i, FEED_FORWARD, ())
+    return heads_in_order(found.finish(), delta)
+
+
+def take_delta(found: Tensors, hf: HfModel, i: int) -> None:
+    """The tensors of a delta net."""
+    theirs = f"{found.root}layers.{i}.linear_attn."
+    together = hf.has(f"{theirs}in_proj_qkvz.weight")
+    for ours, name in {**DELTA, **(TOGETHER if together else APART)}.items():
+        found.take(f"blk.{i}.{ours}", f"{theirs}{name}")
+
+
+def heads_in_order(weights: dict[str, Weight], d: Delta) -> dict[str, Weight]:
+    """As GGUF has it: q, k and v of all heads, and z of all, where each head of k has its own together."""
+    out = {}
+    for name, weight in weights.items():
+        if not name.endswith(".ssm_in.weight"):
+            out[name] = weight
+            continue
+        qkv, z = heads_apart(weight, d.k_heads, d.k_dim, d.v_heads // d.k_heads * d.v_dim)
+        prefix = name.removesuffix("ssm_in.weight")
+        for ours, part in (("attn_qkv.weight", qkv), ("attn_gate.weight", z)):
+            out[prefix + ours] = replace(part, name=prefix + ours)
+    return out
