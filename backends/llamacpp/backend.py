@@ -12,6 +12,7 @@ from hetrun.backend.op_profile import Spent
 from hetrun.backend.weight_streaming import Supply
 from hetrun.backends.llamacpp import amx_check, decode_attention, fusion, ggml_api
 from hetrun.backends.llamacpp.kernels import kernels
+from hetrun.backends.llamacpp.kernels.delta_net import delta_nets
 from hetrun.backends.llamacpp.kernels.expert_sort import sorter
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.backends.llamacpp.lowering import KINDS
@@ -22,6 +23,7 @@ from hetrun.backends.llamacpp.streamed_weights import PartialWeights
 from hetrun.backends.llamacpp.weight_memory import GgmlBuffer, WeightMemory
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Weight
+from hetrun.graph.ops import Stateful
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system.thread_affinity import Team
 
@@ -41,6 +43,7 @@ class LlamacppBackend(Backend):
     def __init__(self) -> None:
         self.lib = ggml_api.library()
         self.kernels = kernels()
+        self.delta_nets = delta_nets()
         self.products = products()
         self.sorter = sorter()
         self.slots = 0  # the most threads that there may be: graphs have room for as many
@@ -66,6 +69,8 @@ class LlamacppBackend(Backend):
         self.lib.ggml_backend_cpu_set_abort_callback(self._backend, function, ctypes.addressof(self._stop))
 
     def supports(self, op: Op) -> bool:
+        if isinstance(op.attrs, Stateful) and self.delta_nets is None:
+            return False
         return op.kind in KINDS and all(self._reads(use) for use in fusion.uses(op))
 
     def _reads(self, use: WeightUse) -> bool:

@@ -148,6 +148,7 @@ _BASE = {
     "ggml_gelu": (T, T, T),
     "ggml_gelu_erf": (T, T, T),
     "ggml_relu": (T, T, T),
+    "ggml_sigmoid": (T, T, T),
     "ggml_tanh": (T, T, T),
     "ggml_scale": (T, T, T, c_float),
     "ggml_custom_4d": (T, T, c_int, *[c_int64] * 4, POINTER(T), c_int, T, c_int, T),

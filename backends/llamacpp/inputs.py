@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hetrun.backend import Floats
 from hetrun.backends.llamacpp.attention_layout import Layout
 from hetrun.backends.llamacpp.decode_attention import Common, Span
+from hetrun.backends.llamacpp.delta_net import StateNodes
 from hetrun.backends.llamacpp.graph_builder import Ref
 from hetrun.backends.llamacpp.mixture.expert_matmul import ExpertNode
 from hetrun.backends.llamacpp.mixture.partial_moe import Sorted
@@ -68,4 +69,5 @@ class Inputs:
     chosen: dict[str, int] = field(default_factory=dict)  # by router the experts of each row
     sorted: list[Sorted] = field(default_factory=list)
     kept: list[Floats] = field(default_factory=list)  # numbers in memory of ours that the graph reads
+    states: StateNodes = field(default_factory=StateNodes)
     few: dict[tuple[int, Rows, tuple[Span, ...]], Common] = field(default_factory=dict)

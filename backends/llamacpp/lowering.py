@@ -15,6 +15,7 @@ from hetrun.backends.llamacpp import (
     page_in,
 )
 from hetrun.backends.llamacpp.attention import attention
+from hetrun.backends.llamacpp.delta_net import causal_conv, delta_net
 from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
 from hetrun.backends.llamacpp.inputs import Inputs
@@ -44,6 +45,7 @@ class Emitter:
         self.kv = kv
         self.threads, self.slots = backend.threads, backend.slots
         self.kernels, self.products, self.sorter = backend.kernels, backend.products, backend.sorter
+        self.delta_nets = backend.delta_nets
         self.exact = backend.exact
         self._partial = backend.partial()
         self.gathered: dict[tuple[int, int, int], Ref] = {}
@@ -206,6 +208,11 @@ def _gated(e: Emitter, op: Op) -> None:
         e.define(op, getattr(e.lib, f"ggml_{kind}_split")(e.ctx, e.w.plain(gate), e.w.plain(up)))
 
 
+def _sigmoid_gate(e: Emitter, op: Op) -> None:
+    gate, x = (e.w.plain(e.values[v]) for v in op.inputs)
+    e.define(op, e.lib.ggml_mul(e.ctx, x, e.lib.ggml_sigmoid(e.ctx, gate)))
+
+
 def _gelu(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Gelu)
     gelu = e.lib.ggml_gelu_erf if op.attrs.exact else e.lib.ggml_gelu
@@ -335,10 +342,13 @@ EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "attention": attention,
+    "causal_conv": causal_conv,
+    "delta_net": delta_net,
     "moe": _moe,
     "select": _select,
     "swiglu": _gated,
     "geglu": _gated,
+    "sigmoid_gate": _sigmoid_gate,
     "gelu": _gelu,
     "relu": _relu,
     "scale": _scale,

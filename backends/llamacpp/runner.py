@@ -15,6 +15,7 @@ from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShap
 from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.attention_layout import TILE
 from hetrun.backends.llamacpp.decode_attention import FewRows
+from hetrun.backends.llamacpp.delta_net import PassSlots
 from hetrun.backends.llamacpp.epilogues import join
 from hetrun.backends.llamacpp.ggml_api import DATA, NB, NE
 from hetrun.backends.llamacpp.graph_builder import Ref, Writer
@@ -57,6 +58,7 @@ class GgmlRunner:
         self._padding = Padding(self._w, self._inputs)
         self._masks = [MaskFiller(self._w, m) for m in self._inputs.masks.values()]
         self._few = FewRows(backend.kernels, list(self._inputs.few.values()), shape.parts)
+        self._slots = PassSlots(backend.delta_nets, self._inputs.states, shape.parts)
         self._products = PackedProducts(
             backend.products, self._inputs.products, self._inputs.lookups, backend.slots
         )
@@ -67,7 +69,7 @@ class GgmlRunner:
 
     def _book(self) -> None:
         graph = self._lib.ggml_gallocr_get_buffer_size(self._allocator, 0) + self._w.memory.nbytes
-        self._backend.book(self, graph + self._few.nbytes + self._products.nbytes)
+        self._backend.book(self, graph + self._few.nbytes + self._slots.nbytes + self._products.nbytes)
 
     def _write(self, e: Emitter, segment: Segment, shape: PassShape) -> dict[str, Ref]:
         for value in segment.reads:
@@ -88,6 +90,7 @@ class GgmlRunner:
         self._seen.patch(work)
         self._padding.patch(work)
         self._leaving.patch()
+        self._slots.patch(work)
         for mask in self._masks:
             mask.fill(work)
         if self._few.patch(work):

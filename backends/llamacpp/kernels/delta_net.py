@@ -1,0 +1,86 @@
+"""The short convolution and the gated delta rule as functions of our own: ggml's read a state and write it in
+one place, with as many tokens of each sequence. These take what a pass has."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+NAME = "recurrent.so"  # beside this file
+FIELDS = 3  # of `struct sequence`, an array of int64: its first token, its end, and the slot that is read
+
+
+class PassStates(Structure):
+    """struct pass: what layers have in common in one pass."""
+
+    _fields_ = (("n", c_int64), ("sequences", c_void_p), ("write", c_void_p))
+
+
+class Convolution(Structure):
+    """struct convolution: that of one layer."""
+
+    _fields_ = (
+        ("pass_states", POINTER(PassStates)),
+        ("states", c_void_p),
+        ("stride", c_int64),
+        *((name, c_void_p) for name in ("x", "out", "kernel")),
+        *((name, c_int64) for name in ("x_stride", "out_stride", "width", "taps", "level")),
+    )
+
+
+class Delta(Structure):
+    """struct delta: the delta rule of one layer."""
+
+    _fields_ = (
+        ("pass_states", POINTER(PassStates)),
+        ("states", c_void_p),
+        ("stride", c_int64),
+        *((name, c_void_p) for name in ("x", "decay", "rate", "decays", "biases", "out")),
+        *((name, c_int64) for name in ("x_stride", "decay_stride", "rate_stride", "out_stride")),
+        *(
+            (name, c_int64)
+            for name in ("k_heads", "v_heads", "k_dim", "v_dim", "row", "tiled", "log", "level")
+        ),
+        ("scratch", c_void_p),
+        *((name, c_int64) for name in ("scratch_size", "slots")),
+        ("counters", c_void_p),
+        ("eps", c_double),
+    )
+
+
+LAYOUT = 1000000 * 8 * FIELDS + 1000 * ctypes.sizeof(Convolution) + ctypes.sizeof(Delta)
+
+
+class DeltaNets:
+    """The library's functions."""
+
+    def __init__(self, dll: ctypes.CDLL) -> None:
+        node = (c_void_p, c_int, c_int, c_void_p)
+        self.convolve, self.remember = dll.hetrun_convolve, dll.hetrun_delta
+        for function in (self.convolve, self.remember):
+            function.argtypes, function.restype = node, None
+        self.convolve_address = ctypes.cast(self.convolve, c_void_p).value or 0
+        self.remember_address = ctypes.cast(self.remember, c_void_p).value or 0
+        self._scratch = dll.hetrun_delta_scratch
+        self._scratch.argtypes, self._scratch.restype = (c_int64,), c_int64
+        self.best: int = dll.hetrun_delta_level()
+        self.level: int = self.best
+
+    def scratch(self, row: int) -> int:
+        """Floats that a thread needs for matrices with rows of so many."""
+        size: int = self._scratch(row)
+        return size
+
+
+@cache
+def delta_nets() -> DeltaNets | None:
+    """The library, where it was built, and from the sources that this file goes with."""
+    try:
+        dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
+        layout = dll.hetrun_delta_layout
+    except (OSError, AttributeError):
+        return None
+    layout.restype = c_int64
+    return DeltaNets(dll) if layout() == LAYOUT else None

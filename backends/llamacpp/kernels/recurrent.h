@@ -1,0 +1,68 @@
+/* What layers compute that keep a state of a fixed size: a short convolution over time, and the gated delta rule.
+
+   A state is read in one slot and written in others, so a step that fails has changed nothing. Each row of a
+   head's matrix goes its own way through the tokens, one after the other, whatever other rows, sequences and
+   threads there are: the same bits however a text is cut into passes. */
+
+#ifndef HETRUN_RECURRENT_H
+#define HETRUN_RECURRENT_H
+
+#include "common.h"
+
+enum {
+    TOKENS = 16,   /* whose keys and queries are made ready at once: with a few rows they stay in the first cache */
+    TOGETHER = 4,  /* rows of a matrix that are gone through at once: their sums are not waited for one by one */
+    UNIT_ROWS = 64 /* rows of a matrix that a thread takes at once */
+};
+
+enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512 };
+enum { NO_SLOT = -1 };
+
+/* The tokens of one sequence in a pass. */
+struct sequence {
+    int64_t first, end;
+    int64_t read; /* the slot of the state before them; NO_SLOT: zeros */
+};
+
+/* What the layers have in common in one pass. */
+struct pass {
+    int64_t n;
+    const struct sequence *sequences;
+    const int64_t *write; /* for each token the slot that the state after it goes to, or NO_SLOT; of a last one a slot */
+};
+
+/* The convolution of one layer. */
+struct convolution {
+    const struct pass *pass;
+    float *states; /* of each slot the last taps - 1 rows, `stride` floats from slot to slot */
+    int64_t stride;
+    const float *x;
+    float *out;
+    const float *kernel; /* of each column its taps */
+    int64_t x_stride, out_stride, width, taps, level;
+};
+
+/* The delta rule of one layer. */
+struct delta {
+    const struct pass *pass;
+    float *states; /* of each slot the rows of all heads, filled up to whole vectors */
+    int64_t stride;
+    const float *x; /* q, k and v */
+    const float *decay, *rate, *decays, *biases;
+    float *out;
+    int64_t x_stride, decay_stride, rate_stride, out_stride;
+    int64_t k_heads, v_heads, k_dim, v_dim, row, tiled, log, level;
+    float *scratch;
+    int64_t scratch_size; /* floats of each thread */
+    int64_t slots;        /* threads that there is scratch memory for */
+    int32_t *counters;    /* the next unit, and threads that are done */
+    double eps;
+};
+
+/* Floats that a thread works in: for each of some tokens its key and its query, and four numbers. */
+static inline int64_t scratch_floats(int64_t row) { return TOKENS * (2 * row + 4); }
+
+/* A unit of work: some rows of a head's matrix, for all tokens of a sequence. */
+static inline int64_t units_of_head(const struct delta *d) { return (d->v_dim + UNIT_ROWS - 1) / UNIT_ROWS; }
+
+#endif
