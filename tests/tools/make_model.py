@@ -1,4 +1,5 @@
-"""Write a synthetic llama-architecture GGUF file: random weights, real quantisation, a real tokenizer.
+"""Write a synthetic GGUF file, of llama's or Qwen 3.5's architecture: random weights, real quantisation, a
+real tokenizer.
 
     python tests/tools/make_model.py --shape 1b --quant Q4_0 -o 1b-q4_0.gguf
 
@@ -16,7 +17,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ U8 = NDArray[np.uint8]
 
 POOL = 16 * 1024 * 1024 - 3  # floats; odd, so that slices of it hardly ever repeat whole rows
 CHUNK = 8 * 1024 * 1024  # floats quantised at a time
+INTERVAL = 4  # of Qwen 3.5's layers that have attention
 LAYER = re.compile(r"(?<=^blk\.)\d+")
 
 
@@ -43,8 +45,28 @@ class MakeModelError(Exception):
 
 
 @dataclass(frozen=True)
+class Delta:
+    """The numbers of delta nets."""
+
+    k_heads: int = 16
+    v_heads: int = 16
+    dim: int = 128
+    taps: int = 4
+
+    @property
+    def keys(self) -> int:
+        """Columns of q, and of k."""
+        return self.k_heads * self.dim
+
+    @property
+    def values(self) -> int:
+        """Columns of v, and of z."""
+        return self.v_heads * self.dim
+
+
+@dataclass(frozen=True)
 class Shape:
-    """The numbers of a llama model; embeddings are tied, as in Llama 3.2 1B."""
+    """The numbers of a model; embeddings are tied, as in Llama 3.2 1B."""
 
     name: str
     embd: int
@@ -58,6 +80,25 @@ class Shape:
     rope_base: float = 500000.0
     experts: int = 0  # of each layer; 0: it is no mixture
     used: int = 0
+    delta: Delta | None = None  # Qwen 3.5: three of four layers are delta nets
+
+    @property
+    def architecture(self) -> str:
+        """As GGUF names it."""
+        if self.delta is None:
+            return "llama"
+        return "qwen35moe" if self.experts else "qwen35"
+
+    def is_delta(self, layer: int) -> bool:
+        """Whether a layer is a delta net."""
+        return self.delta is not None and (layer + 1) % INTERVAL != 0
+
+
+def _qwen(name: str, embd: int, layers: int, ffn: int, heads: int, delta: Delta, kv_heads: int = 2,
+          vocab: int = 248320, experts: int = 0, used: int = 0) -> Shape:  # fmt: skip
+    """The published shapes of Qwen 3.5, with tied embeddings."""
+    sizes = (embd, layers, ffn, heads, kv_heads, 256, vocab)
+    return Shape(name, *sizes, context=262144, rope_base=1e7, experts=experts, used=used, delta=delta)
 
 
 # 49152 tokens, tied embeddings: 1b has 632 MB in Q4_0, 669 MB in Q4_K_M, 1143 MB in Q8_0; 8b 4.09 GB in Q4_0.
@@ -91,6 +132,31 @@ SHAPES = {
             experts=32,
             used=4,
         ),
+        _qwen("qwen35-tiny", embd=256, layers=4, ffn=512, heads=2, vocab=4096, delta=Delta(2, 4)),
+        _qwen("qwen35-0.8b", embd=1024, layers=24, ffn=3584, heads=8, delta=Delta()),
+        _qwen("qwen35-4b", embd=2560, layers=32, ffn=9216, heads=16, kv_heads=4, delta=Delta(v_heads=32)),
+        _qwen("qwen35-27b", embd=5120, layers=64, ffn=17408, heads=24, kv_heads=4, delta=Delta(v_heads=48)),
+        _qwen(
+            "qwen35moe-tiny",
+            embd=256,
+            layers=4,
+            ffn=256,
+            heads=2,
+            vocab=4096,
+            experts=8,
+            used=2,
+            delta=Delta(2, 4),
+        ),
+        _qwen(
+            "qwen35-35b-a3b",
+            embd=2048,
+            layers=40,
+            ffn=512,
+            heads=16,
+            experts=256,
+            used=8,
+            delta=Delta(v_heads=32),
+        ),
         Shape("8b", embd=4096, layers=32, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=49152),
         Shape("32b", embd=5120, layers=64, ffn=27648, heads=40, kv_heads=8, head_dim=128, vocab=49152),
     )
@@ -109,7 +175,7 @@ class Mix:
     def type_of(self, name: str, layer: int, layers: int) -> GGMLQuantizationType:
         if name == "token_embd":
             return self.embedding
-        if name in ("attn_v", "ffn_down") and use_more_bits(layer, layers):
+        if name in ("attn_v", "attn_qkv", "ffn_down") and use_more_bits(layer, layers):
             return self.more_bits
         return self.bulk
 
@@ -158,7 +224,8 @@ class Matrix:
     def shape(self) -> tuple[int, ...]:
         if self.experts:
             return (self.experts, self.rows // self.experts, self.cols)
-        return (self.cols,) if self.name.endswith("norm.weight") else (self.rows, self.cols)
+        is_vector = self.rows == 1 and not self.name.endswith("inp_shexp.weight")
+        return (self.cols,) if is_vector else (self.rows, self.cols)
 
     @property
     def nbytes(self) -> int:
@@ -188,11 +255,17 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
     yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
     for i in range(shape.layers):
         yield norm(f"blk.{i}.attn_norm")
-        yield matrix("attn_q", i, q, n)
-        yield matrix("attn_k", i, kv, n)
-        yield matrix("attn_v", i, kv, n)
-        yield matrix("attn_output", i, n, q)
-        yield norm(f"blk.{i}.ffn_norm")
+        if shape.delta and shape.is_delta(i):
+            yield from delta_net(shape.delta, i, n, matrix)
+        else:
+            yield matrix("attn_q", i, q * (2 if shape.delta else 1), n)
+            yield matrix("attn_k", i, kv, n)
+            yield matrix("attn_v", i, kv, n)
+            yield matrix("attn_output", i, n, q)
+            if shape.delta:
+                for name in ("attn_q_norm", "attn_k_norm"):
+                    yield Matrix(f"blk.{i}.{name}.weight", Qt.F32, 1, shape.head_dim, std=0.05, mean=1.0)
+        yield norm(f"blk.{i}.{'post_attention_norm' if shape.delta else 'ffn_norm'}")
         parts = (("gate", shape.ffn, n), ("up", shape.ffn, n), ("down", n, shape.ffn))
         if shape.experts:
             # A router is never quantised, and decides clearly: by a few, as a trained one does.
@@ -204,7 +277,25 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
             kind = mix.type_of(f"ffn_{part}", i, shape.layers)
             name = f"blk.{i}.ffn_{part}_exps.weight"
             yield Matrix(name, kind, shape.experts * rows, cols, cols**-0.5, experts=shape.experts)
+        if shape.experts and shape.delta:
+            yield Matrix(f"blk.{i}.ffn_gate_inp_shexp.weight", Qt.F32, 1, n, n**-0.5)
+            for part, rows, cols in parts:
+                yield matrix(f"ffn_{part}_shexp", i, rows, cols)
     yield norm("output_norm")
+
+
+def delta_net(d: Delta, i: int, n: int, matrix: Callable[[str, int, int, int], Matrix]) -> Iterator[Matrix]:
+    """The tensors of one: states that fade over some tokens up to some thousands."""
+    yield matrix("attn_qkv", i, 2 * d.keys + d.values, n)
+    yield matrix("attn_gate", i, d.values, n)
+    yield matrix("ssm_alpha", i, d.v_heads, n)
+    yield matrix("ssm_beta", i, d.v_heads, n)
+    blk = f"blk.{i}."
+    yield Matrix(f"{blk}ssm_conv1d.weight", Qt.F32, 2 * d.keys + d.values, d.taps, d.taps**-0.5)
+    yield Matrix(f"{blk}ssm_a", Qt.F32, 1, d.v_heads, std=0.02, mean=-0.1)
+    yield Matrix(f"{blk}ssm_dt.bias", Qt.F32, 1, d.v_heads, std=1.0, mean=-2.0)
+    yield Matrix(f"{blk}ssm_norm.weight", Qt.F32, 1, d.dim, std=0.05, mean=1.0)
+    yield matrix("ssm_out", i, n, d.values)
 
 
 class Noise:
@@ -333,13 +424,24 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim // 4 if shape.delta else shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
+        if shape.delta:
+            writer.add_expert_feed_forward_length(shape.ffn)
+            writer.add_expert_shared_feed_forward_length(shape.ffn)
+    if d := shape.delta:
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+        writer.add_uint32(f"{shape.architecture}.full_attention_interval", INTERVAL)
+        writer.add_ssm_conv_kernel(d.taps)
+        writer.add_ssm_state_size(d.dim)
+        writer.add_ssm_group_count(d.k_heads)
+        writer.add_ssm_time_step_rank(d.v_heads)
+        writer.add_ssm_inner_size(d.values)
     add_tokenizer(writer, shape.vocab, tokenizer)
 
 
@@ -396,7 +498,7 @@ def stream_model(path: Path, label: str, shape: Shape, quant: str, seed: int, ma
     """One quantised tensor is in memory at a time, and one chunk of its floats; of layers that are the same,
     one tensor of each name and type."""
     tensors = list(matrices(shape, MIXES[quant]))
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, shape.architecture)
     add_metadata(writer, shape, quant, making.tokenizer)
     for t in tensors:
         writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.nbytes, raw_dtype=t.type)

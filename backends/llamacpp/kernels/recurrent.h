@@ -10,10 +10,14 @@
 #include "common.h"
 
 enum {
-    TOKENS = 16,   /* whose keys and queries are made ready at once: with a few rows they stay in the first cache */
-    TOGETHER = 4,  /* rows of a matrix that are gone through at once: their sums are not waited for one by one */
-    UNIT_ROWS = 64 /* rows of a matrix that a thread takes at once */
+    MOST_TAPS = 64,
+    COLUMNS = 256, /* of a convolution that are gone through at once */
+    TOKENS = 32,   /* whose keys and queries are made ready at once: they stay in the first cache, or nearly */
+    TOGETHER = 16, /* rows of a matrix that are gone through at once: their sums are not waited for one by one */
+    SHARES = 4     /* units of work for each thread, at least: some are slower than others */
 };
+
+#define IN_MEMORY(x) __asm__ volatile("" : "+m"(x))
 
 enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512 };
 enum { NO_SLOT = -1 };
@@ -62,7 +66,11 @@ struct delta {
 /* Floats that a thread works in: for each of some tokens its key and its query, and four numbers. */
 static inline int64_t scratch_floats(int64_t row) { return TOKENS * (2 * row + 4); }
 
-/* A unit of work: some rows of a head's matrix, for all tokens of a sequence. */
-static inline int64_t units_of_head(const struct delta *d) { return (d->v_dim + UNIT_ROWS - 1) / UNIT_ROWS; }
+/* Rows of a unit of work: of a head's matrix all, or some where there are many threads; for all tokens of a
+   sequence. */
+static inline int64_t unit_rows(const struct delta *d, int64_t nth) {
+    int64_t parts = (SHARES * nth + d->pass->n * d->v_heads - 1) / (d->pass->n * d->v_heads);
+    return at_least(1, (d->v_dim + TOGETHER * parts - 1) / (TOGETHER * parts)) * TOGETHER;
+}
 
 #endif

@@ -1,5 +1,8 @@
 /* The work itself, in vectors of LANES floats. Included once for each set of instructions. */
 
+#undef AT_ONCE
+#define AT_ONCE (LANES == 16 ? 8 : 4) /* rows whose sums with a key and a query stay in registers */
+
 #define vf NAME(vf)
 #define vi NAME(vi)
 
@@ -52,31 +55,51 @@ INLINE void NAME(keep_rows)(const struct convolution *c, const struct sequence *
     }
 }
 
-/* Columns from `from`, LANES at once, of all tokens of a sequence. */
-INLINE void NAME(convolve_columns)(const struct convolution *c, const struct sequence *s, const float *before,
-                                   int64_t from, int64_t n) {
-    enum { MOST_TAPS = 64 };
-    float taps[MOST_TAPS][LANES];
-    for (int64_t i = 0; i < c->taps; i++)
-        for (int64_t j = 0; j < LANES; j++) taps[i][j] = j < n ? c->kernel[(from + j) * c->taps + i] : 0;
-    for (int64_t t = s->first; t < s->end; t++) {
+/* One row of results: n columns from `from` on, by rows of x of which missing ones are NULL. */
+INLINE void NAME(convolve_row)(const float *const *rows, float (*kernel)[COLUMNS], const int64_t taps, int64_t from,
+                               int64_t n, float *out) {
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
         vf sum = {0};
-        for (int64_t i = 0; i < c->taps; i++) {
-            const float *row = NAME(row_of)(c, s, before, t - c->taps + 1 + i);
-            if (!row) continue;
-            vf x = {0};
-            if (n == LANES)
-                x = NAME(load)(row + from);
-            else
-                memcpy(&x, row + from, n * sizeof(float));
-            sum += x * NAME(load)(taps[i]);
-        }
+        for (int64_t i = 0; i < taps; i++)
+            if (rows[i]) sum += NAME(load)(rows[i] + from + j) * NAME(load)(kernel[i] + j);
+        NAME(store)(out + from + j, sum / (NAME(power)(-sum) + 1.0f));
+    }
+    for (; j < n; j++) {
+        vf sum = {0};
+        for (int64_t i = 0; i < taps; i++)
+            if (rows[i]) sum[0] += rows[i][from + j] * kernel[i][j];
         sum /= NAME(power)(-sum) + 1.0f;
-        float *out = c->out + t * c->out_stride + from;
-        if (n == LANES)
-            NAME(store)(out, sum);
+        out[from + j] = sum[0];
+    }
+}
+
+/* The taps of n columns, so that those of neighbours lie side by side. */
+INLINE void NAME(turn)(const float *x, float (*kernel)[COLUMNS], const int64_t taps, int64_t n) {
+    int64_t j = 0;
+    for (; j + 16 <= n; j += 16)
+        for (int64_t i = 0; i < taps; i++)
+            UNROLL for (int64_t l = 0; l < 16; l++) kernel[i][j + l] = x[(j + l) * taps + i];
+    for (; j < n; j++)
+        for (int64_t i = 0; i < taps; i++) kernel[i][j] = x[j * taps + i];
+}
+
+/* n columns from `from` on of all tokens of a sequence: so few that some rows of them stay in the first cache. */
+static void NAME(convolve_columns)(const struct convolution *c, const struct sequence *s, const float *before,
+                                   int64_t from, int64_t n) {
+    float kernel[MOST_TAPS][COLUMNS];
+    const float *rows[MOST_TAPS];
+    if (c->taps == 4)
+        NAME(turn)(c->kernel + from * 4, kernel, 4, n);
+    else
+        NAME(turn)(c->kernel + from * c->taps, kernel, c->taps, n);
+    for (int64_t t = s->first; t < s->end; t++) {
+        for (int64_t i = 0; i < c->taps; i++) rows[i] = NAME(row_of)(c, s, before, t - c->taps + 1 + i);
+        float *out = c->out + t * c->out_stride;
+        if (c->taps == 4 && rows[0])
+            NAME(convolve_row)(rows, kernel, 4, from, n, out);
         else
-            memcpy(out, &sum, n * sizeof(float));
+            NAME(convolve_row)(rows, kernel, c->taps, from, n, out);
     }
 }
 
@@ -87,9 +110,8 @@ static void NAME(convolve)(const struct convolution *c, int64_t ith, int64_t nth
     for (int64_t i = 0; i < c->pass->n; i++) {
         const struct sequence *s = &c->pass->sequences[i];
         const float *before = s->read == NO_SLOT ? NULL : c->states + s->read * c->stride;
-        int64_t at = from;
-        for (; at + LANES <= to; at += LANES) NAME(convolve_columns)(c, s, before, at, LANES);
-        if (at < to) NAME(convolve_columns)(c, s, before, at, to - at);
+        for (int64_t at = from; at < to; at += COLUMNS)
+            NAME(convolve_columns)(c, s, before, at, at_most(COLUMNS, to - at));
         for (int64_t t = s->first; t < s->end; t++)
             if (c->pass->write[t] != NO_SLOT)
                 NAME(keep_rows)(c, s, before, t, c->states + c->pass->write[t] * c->stride, from, to - from);
@@ -143,14 +165,32 @@ static void NAME(prepare)(const struct delta *d, int64_t head, int64_t token, fl
     t->beta = 1.0f / (1.0f + expf(-d->rate[token * d->rate_stride + head]));
 }
 
+typedef float NAME(four) __attribute__((vector_size(16)));
+
 /* Four sums of vectors. */
-INLINE void NAME(sums)(const vf x[4], float out[4]) {
-    typedef float quarter __attribute__((vector_size(16)));
+INLINE NAME(four) NAME(sums)(const vf x[4]) {
     vf folded = NAME(fold)(x);
-    quarter parts[LANES / 4];
+    NAME(four) parts[LANES / 4];
     memcpy(parts, &folded, sizeof(folded));
     for (int i = 1; i < LANES / 4; i++) parts[0] += parts[i];
-    memcpy(out, parts, sizeof(parts[0]));
+    return parts[0];
+}
+
+/* Sums of AT_ONCE rows from `first` on, of n vectors each, times a token's key and its query. */
+INLINE void NAME(dots)(const vf *s, const int64_t n, const int first, const struct NAME(token) *t, NAME(four) *known,
+                       NAME(four) *answer) {
+    vf by_key[AT_ONCE] = {0}, by_query[AT_ONCE] = {0};
+    for (int64_t j = 0; j < n; j++) {
+        vf k = NAME(load)(t->k + j * LANES), q = NAME(load)(t->q + j * LANES);
+        UNROLL for (int r = 0; r < AT_ONCE; r++) {
+            by_key[r] += s[(first + r) * n + j] * k;
+            by_query[r] += s[(first + r) * n + j] * q;
+        }
+    }
+    UNROLL for (int r = 0; r < AT_ONCE; r += 4) {
+        known[(first + r) / 4] = NAME(sums)(by_key + r);
+        answer[(first + r) / 4] = NAME(sums)(by_query + r);
+    }
 }
 
 /* `n` vectors of TOGETHER rows through some tokens: s is their state. `v` and `out`: of the first token. */
@@ -158,26 +198,22 @@ INLINE void NAME(go_through)(const struct delta *d, const int64_t n, vf *s, cons
                              int64_t count, const float *v, float *out) {
     for (int64_t i = 0; i < count; i++, v += d->x_stride, out += d->out_stride) {
         const struct NAME(token) *t = &tokens[i];
-        vf by_key[TOGETHER] = {0}, by_query[TOGETHER] = {0};
-        for (int64_t j = 0; j < n; j++) {
-            vf k = NAME(load)(t->k + j * LANES), q = NAME(load)(t->q + j * LANES);
-            UNROLL for (int r = 0; r < TOGETHER; r++) {
-                by_key[r] += s[r * n + j] * k;
-                by_query[r] += s[r * n + j] * q;
-            }
+        NAME(four) known[TOGETHER / 4], answer[TOGETHER / 4];
+        UNROLL for (int first = 0; first < TOGETHER; first += AT_ONCE) NAME(dots)(s, n, first, t, known, answer);
+        float learnt[TOGETHER];
+        UNROLL for (int r = 0; r < TOGETHER; r += 4) {
+            NAME(four) right;
+            memcpy(&right, v + r, sizeof(right));
+            NAME(four) missing = (right - known[r / 4] * t->g) * t->beta;
+            answer[r / 4] = answer[r / 4] * t->g + missing * t->kq;
+            memcpy(out + r, &answer[r / 4], sizeof(right));
+            memcpy(learnt + r, &missing, sizeof(missing));
         }
-        float known[TOGETHER], answer[TOGETHER];
-        NAME(sums)(by_key, known);
-        NAME(sums)(by_query, answer);
-        vf learnt[TOGETHER];
-        UNROLL for (int r = 0; r < TOGETHER; r++) {
-            float missing = t->beta * (v[r] - t->g * known[r]);
-            out[r] = t->g * answer[r] + missing * t->kq;
-            learnt[r] = NAME(all)(missing);
-        }
+        IN_MEMORY(learnt); /* from there it comes in all lanes at once; out of a register it would take shuffles */
         for (int64_t j = 0; j < n; j++) {
             vf k = NAME(load)(t->k + j * LANES);
-            UNROLL for (int r = 0; r < TOGETHER; r++) s[r * n + j] = s[r * n + j] * t->g + learnt[r] * k;
+            UNROLL for (int r = 0; r < TOGETHER; r++)
+                s[r * n + j] = s[r * n + j] * t->g + NAME(all)(learnt[r]) * k;
         }
     }
 }
@@ -191,9 +227,27 @@ static void NAME(go)(const struct delta *d, vf *s, const struct NAME(token) *tok
         NAME(go_through)(d, d->row / LANES, s, tokens, count, v, out);
 }
 
+/* Past the caches, where nobody reads it before all of them have held other things: the line need not be read. */
+INLINE void NAME(put)(float *to, vf x, int past) {
+#if defined(__x86_64__)
+    if (past && (uintptr_t)to % sizeof(vf) == 0) {
+#if LANES == 16
+        _mm512_stream_ps(to, (__m512)x);
+#elif LANES == 8
+        _mm256_stream_ps(to, (__m256)x);
+#else
+        _mm_stream_ps(to, (__m128)x);
+#endif
+        return;
+    }
+#endif
+    NAME(store)(to, x);
+}
+
 /* TOGETHER rows of a head from `row` on, of which only `real` are there, through tokens from `first` on. */
 static void NAME(rows_through)(const struct delta *d, const float *from, float *to, int64_t head, int64_t row,
-                               int64_t real, const struct NAME(token) *tokens, int64_t first, int64_t count) {
+                               int64_t real, const struct NAME(token) *tokens, int64_t first, int64_t count,
+                               int is_last) {
     enum { MOST = 4096 };
     vf s[TOGETHER * MOST / LANES];
     const int64_t n = d->row / LANES, at = (head * d->v_dim + row) * d->row, column = head * d->v_dim + row;
@@ -221,7 +275,7 @@ static void NAME(rows_through)(const struct delta *d, const float *from, float *
         float *state = slot == NO_SLOT ? to : d->states + slot * d->stride;
         if (slot != NO_SLOT || end == count)
             for (int64_t r = 0; r < real; r++)
-                for (int64_t j = 0; j < n; j++) NAME(store)(state + at + r * d->row + j * LANES, s[r * n + j]);
+                for (int64_t j = 0; j < n; j++) NAME(put)(state + at + r * d->row + j * LANES, s[r * n + j], is_last);
         done = end;
     }
     /* The next tokens go on from there. */
@@ -238,7 +292,8 @@ static void NAME(unit)(const struct delta *d, const struct sequence *s, int64_t 
         for (int64_t i = 0; i < count; i++)
             NAME(prepare)(d, head, first + i, memory + 2 * d->row * i, &tokens[i]);
         for (int64_t row = from; row < to; row += TOGETHER)
-            NAME(rows_through)(d, before, last, head, row, at_most(TOGETHER, to - row), tokens, first, count);
+            NAME(rows_through)(d, before, last, head, row, at_most(TOGETHER, to - row), tokens, first, count,
+                               first + count == s->end);
         before = d->pass->write[first + count - 1] == NO_SLOT
                      ? last
                      : d->states + d->pass->write[first + count - 1] * d->stride;
@@ -246,16 +301,20 @@ static void NAME(unit)(const struct delta *d, const struct sequence *s, int64_t 
 }
 
 static void NAME(remember)(const struct delta *d, int64_t ith, int64_t nth) {
-    const int64_t each = units_of_head(d), of_sequence = d->v_heads * each, units = d->pass->n * of_sequence;
+    const int64_t rows = unit_rows(d, nth), each = (d->v_dim + rows - 1) / rows;
+    const int64_t of_sequence = d->v_heads * each, units = d->pass->n * of_sequence;
     if (ith < d->slots) {
         for (;;) {
             int64_t i = __atomic_fetch_add(d->counters, 1, __ATOMIC_RELAXED);
             if (i >= units) break;
             const int64_t part = i % each, head = i / each % d->v_heads;
-            NAME(unit)(d, &d->pass->sequences[i / of_sequence], head, part * UNIT_ROWS,
-                       at_most((part + 1) * UNIT_ROWS, d->v_dim), d->scratch + ith * d->scratch_size);
+            NAME(unit)(d, &d->pass->sequences[i / of_sequence], head, part * rows,
+                       at_most((part + 1) * rows, d->v_dim), d->scratch + ith * d->scratch_size);
         }
     }
+#if defined(__x86_64__)
+    _mm_sfence(); /* what went past the caches is there for all threads now */
+#endif
     /* Nobody takes a unit any more once all are here: the counters are ready for the next call. */
     if (__atomic_add_fetch(d->counters + 1, 1, __ATOMIC_ACQ_REL) == nth) memset(d->counters, 0, 2 * sizeof(int32_t));
 }

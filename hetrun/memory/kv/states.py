@@ -22,6 +22,7 @@ from hetrun.memory.kv.virtual_memory import Memory, whole_pages
 NONE = -1  # the slot of an empty sequence: its states are zeros
 MOST_CHECKPOINTS = 8  # of a sequence; then those go that are nearest to their neighbours
 MOST_SHARED = 64  # slots besides two for each sequence
+LINE = 16  # floats of a cache line
 LEAST_DISTANCE = 512  # tokens from one checkpoint to the next: to compute fewer again takes hardly longer
 
 Floats = NDArray[np.float32]
@@ -62,7 +63,12 @@ class _Held:
 
 def state_bytes(shapes: Mapping[int, StateShape]) -> int:
     """Memory of one slot."""
-    return whole_pages(sum(4 * n for shape in shapes.values() for n in shape.floats.values()))
+    return whole_pages(4 * sum(_aligned(n) for shape in shapes.values() for n in shape.floats.values()))
+
+
+def _aligned(n: int) -> int:
+    """Floats of whole cache lines."""
+    return -(-n // LINE) * LINE
 
 
 class States:
@@ -78,7 +84,7 @@ class States:
         for layer, shape in sorted(shapes.items()):
             for kind, n in shape.floats.items():
                 self._tables[layer, kind] = flat[:, at : at + n]
-                at += n
+                at += _aligned(n)
         self._flat = flat[:, :at]
         self._sharers = np.zeros(self.slots, np.int64)
         self._touched = np.zeros(self.slots, np.bool_)

@@ -155,12 +155,13 @@ class LlamaCpp:
         """Have just the prompts in the cache."""
         length = prompts.shape[1]
         here = [self._c.llama_memory_seq_pos_max(self._memory, s) + 1 for s in range(len(prompts))]
-        if min(here) >= length:
-            for s in range(len(prompts)):
-                self._c.llama_memory_seq_rm(self._memory, s, length, -1)
-        else:
-            self._c.llama_memory_clear(self._memory, False)
-            self._decode(self._batches(prompts, 0))
+        # States that are not keys and values cannot be taken back.
+        if min(here) >= length and all(
+            self._c.llama_memory_seq_rm(self._memory, s, length, -1) for s in range(len(prompts))
+        ):
+            return
+        self._c.llama_memory_clear(self._memory, False)
+        self._decode(self._batches(prompts, 0))
 
     def _batches(self, tokens: NDArray[np.int32], first: int, every: bool = False) -> list[Any]:
         """Tokens of some sequences, [sequence, position from `first` on], as batches; logits for the last
