@@ -276,6 +276,14 @@ class Emitter:
 
         return call
 
+    def sigmoid_gate(self, op: Op) -> Call:
+        first, second, target = self.slot(op.inputs[0]), self.slot(op.inputs[1]), self.slot(op.out)
+
+        def call(frame: Frame) -> None:
+            frame.values[target] = torch.sigmoid(frame.get(first).float()) * frame.get(second)
+
+        return call
+
     def attention(self, op: Op) -> Call:
         q, k, v = (self.slot(value) for value in op.inputs)
         target, kv, scratch = self.slot(op.out), self._kv, self._backend.attention_scratch
@@ -337,6 +345,7 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
     "moe": Emitter.moe,
     "swiglu": Emitter.gate,
     "geglu": Emitter.gate,
+    "sigmoid_gate": Emitter.sigmoid_gate,
     "gelu": _act,
     "relu": _act,
     "scale": _scale,

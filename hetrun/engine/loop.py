@@ -359,7 +359,7 @@ class Loop:
             try:
                 ending = self._answering.took(r, n, rows, now, mine, draft)
                 if draft:
-                    self._model.truncate(r.seq, r.computed)
+                    r.computed = self._model.truncate(r.seq, r.computed)
             except Exception as e:
                 self._fail(r, self._answering.explained(e))
                 continue

@@ -11,9 +11,11 @@ from hetrun.client.events import GenerateRequest, OnEvent, Timings, TokenLogprob
 from hetrun.executor.executor import Chunk
 from hetrun.graph.pooling import Pooled
 from hetrun.memory.kv.radix_tree import Tokens
+from hetrun.memory.kv.states import Mark
 from hetrun.sampling.interface import Sampler
 from hetrun.text.detokenizer import StreamDecoder
 
+ENDING = 16  # tokens of a prompt that belong to the answer: its role, and maybe the mark of a thought
 LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
 NOTHING = np.zeros(0, np.int64)
 
@@ -45,6 +47,8 @@ class Running:
     accepted: int = 0  # of these, so many were right
     end: TokenLogprob | None = None  # the token with which the model ended, where such are wanted
     pooled: Pooled | None = None  # an embedding: not a token is wanted, but what this becomes
+    checkpoint_every: int = 0  # tokens after which the model keeps what it knows; 0: it need not
+    parts_at: int = 0  # where its text parts from another one's
 
     @property
     def n_prompt(self) -> int:
@@ -84,15 +88,32 @@ class Running:
     def chunk(self, n: int, draft: Sequence[int] = ()) -> Chunk:
         """The next n tokens, as the model takes them; behind the last one a draft of what may follow."""
         if draft:
-            return Chunk(self.seq, np.array([self.tokens[-1], *draft], np.int64), np.arange(1 + len(draft)))
+            given = np.array([self.tokens[-1], *draft], np.int64)
+            return Chunk(self.seq, given, np.arange(len(given)), self.marks_of_draft(len(draft)))
         tokens = np.array(self.tokens[self.computed : self.computed + n], np.int64)
         if self.pooled:
             return Chunk(self.seq, tokens, self.pooled.wanted(self.computed, n))
+        marks = self.marks(n)
         if self.wants_scores:
-            return Chunk(self.seq, tokens, np.arange(n))
+            return Chunk(self.seq, tokens, np.arange(n), marks)
         if n < self.missing:
-            return Chunk(self.seq, tokens, NOTHING)
-        return Chunk(self.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64))
+            return Chunk(self.seq, tokens, NOTHING, marks)
+        return Chunk(self.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64), marks)
+
+    def marks_of_draft(self, n: int) -> tuple[Mark, ...]:
+        """Of a draft any part may be right, and is to be cut off there."""
+        if not self.checkpoint_every:
+            return ()
+        return tuple([Mark(self.computed + 1 + i, checkpoint=False) for i in range(n)])
+
+    def marks(self, n: int) -> tuple[Mark, ...]:
+        """Where among the next n tokens the model shall keep what it knows: now and then, where the text parts
+        from another one's, and just before the prompt's end, which the next turn of a chat often has anew."""
+        if not self.checkpoint_every:
+            return ()
+        a, b, every = self.computed, self.computed + n, self.checkpoint_every
+        at = {*range(a // every * every + every, b + 1, every), self.parts_at, self.n_prompt - ENDING}
+        return tuple([Mark(p) for p in sorted(at) if a < p <= b])
 
     def usage(self) -> Usage:
         """Tokens counted."""

@@ -52,6 +52,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         arrived=asked.arrived,
         pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
         opened=prepared.opened,
+        checkpoint_every=model.checkpoint_every,
     )
 
 

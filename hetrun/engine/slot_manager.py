@@ -49,6 +49,8 @@ class Places:
             r.seq, r.computed = (self._prefixes or self._model).alloc(), 0
         elif self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
             tokens = r.tokens if r.generated else r.prompt
+            if self._model.checkpoint_every:  # where texts part another one may part from them
+                r.parts_at = self._prefixes.known(tokens)
             r.seq, r.computed = self._prefixes.begin(tokens, reuse=not r.wants_scores)
         else:
             r.seq, r.computed = self._model.alloc(), 0
@@ -102,4 +104,5 @@ class Places:
         r.seq, r.computed = -1, 0
 
     def _drop_cached(self) -> bool:
-        return self._prefixes is not None and self._prefixes.drop_one()
+        """Give up what is only there in case it is of use."""
+        return (self._prefixes is not None and self._prefixes.drop_one()) or self._model.thin()

@@ -113,9 +113,10 @@ class PlannedModel:
             if self._disk:
                 self._executor.kept = KEPT_FEW
                 self._disk.open(stretch(progress, 0.1, 1))
-            self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.truncate
+            self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.rewind
             self.free, self.length = self._kv.free, self._kv.length
-            self.fits, self.shareable = self._kv.fits, self._kv.shareable
+            self.fits, self.shareable, self.thin = self._kv.fits, self._kv.shareable, self._kv.thin
+            self.checkpoint_every = self._kv.checkpoint_every
             undo.pop_all()
 
     def _vet(self, plans: PlanSet) -> None:

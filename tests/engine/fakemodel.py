@@ -68,6 +68,7 @@ class FakeModel:
     max_sequences: int = MAX_SEQUENCES
     segment: str = "the script"
     stands_aside: bool = False
+    checkpoint_every: int = 0
     alike: int = 32
     ram: int | None = None  # a token takes a byte; None: there is room for all
 
@@ -141,8 +142,12 @@ class FakeModel:
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         return None
 
-    def truncate(self, seq: int, n: int) -> None:
+    def truncate(self, seq: int, n: int) -> int:
         del self.texts[seq][n:]
+        return n
+
+    def thin(self) -> bool:
+        return False
 
     def length(self, seq: int) -> int:
         return len(self.texts[seq])

@@ -186,6 +186,40 @@ PHI3 = (
     Row("bf16", "phi3", dtype=torch.bfloat16),
 )
 
+DELTA = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+}  # fmt: skip
+MROPE = rope("default", partial_rotary_factor=0.5, mrope_section=[4, 2, 2], mrope_interleaved=True)
+BOTH_ENDS = ["full_attention", "linear_attention", "full_attention", "linear_attention"]
+QWEN35 = (
+    Row("plain", "qwen3_5_text", DELTA),
+    Row("tied", "qwen3_5_text", {**DELTA, "tie_word_embeddings": True}),
+    Row("alike-heads", "qwen3_5_text", {**DELTA, "linear_num_value_heads": 2}),
+    Row("narrow-values", "qwen3_5_text", {**DELTA, "linear_value_head_dim": 16}),
+    Row("odd-keys", "qwen3_5_text", {**DELTA, "linear_key_head_dim": 24}),
+    Row("kernel", "qwen3_5_text", {**DELTA, "linear_conv_kernel_dim": 3}),
+    Row("layer-types", "qwen3_5_text", {**DELTA, "layer_types": BOTH_ENDS}),
+    Row("sections", "qwen3_5_text", {**DELTA, **MROPE}),
+    Row("bf16", "qwen3_5_text", DELTA, dtype=torch.bfloat16),
+)
+SHARED_EXPERT = {
+    **DELTA, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}  # fmt: skip
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+QWEN35_MOE = (
+    Row("plain", "qwen3_5_moe_text", SHARED_EXPERT),
+    Row("fused", "qwen3_5_moe_text", SHARED_EXPERT, fused_experts=True),
+    Row("bf16", "qwen3_5_moe_text", {**SHARED_EXPERT, **TWO_LAYERS}, dtype=torch.bfloat16),
+)
+QWEN3_NEXT = (
+    Row("plain", "qwen3_next", SHARED_EXPERT),
+    Row("not-normalised", "qwen3_next", {**SHARED_EXPERT, "norm_topk_prob": False}),
+    Row("mlp-only", "qwen3_next", {**SHARED_EXPERT, "mlp_only_layers": [1]}),
+    Row("fused", "qwen3_next", SHARED_EXPERT, fused_experts=True),
+)
+
 POSITIONS = {"ffn_dim": 192}
 NARROW = {**POSITIONS, "word_embed_proj_dim": 64}
 OPT = (
@@ -202,7 +236,8 @@ OPT = (
     Row("not-tied", "opt", {**POSITIONS, "tie_word_embeddings": False}),
 )
 
-ROWS = (*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE, *GEMMA3, *PHI3, *OPT)
+HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
+ROWS = (*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE, *HYBRID, *GEMMA3, *PHI3, *OPT)
 
 # Rows that say something else as soon as one of these settings is left out, and the three that do not.
 SETTINGS = ("rope_parameters", "sliding_window", "norm_topk_prob")
@@ -216,7 +251,7 @@ NAMES = {
     *QUICK,
     *("llama-all-biases", "mistral-window", "qwen2-plain", "qwen2-layer-types", "qwen3-plain"),
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
-    *("opt-norm-behind", "opt-narrow-words"),
+    *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
 }
 
 
@@ -231,7 +266,7 @@ def representative(rows: Iterable[Row]) -> list[ParameterSet]:
 
 
 # Together these have whatever architectures differ in: for tests that take long.
-FEW = (*QUICK, "qwen3-plain", "phi3-longrope", "opt-norm-behind")
+FEW = (*QUICK, "qwen3-plain", "qwen3_5_text-plain", "phi3-longrope", "opt-norm-behind")
 # And these whatever a file says in a way of its own, or a backend computes in one.
 MANY = {
     *NAMES,
@@ -246,6 +281,8 @@ MANY = {
         "phi3-tied",
         "phi3-partial",
     ),
+    *("qwen3_5_text-narrow-values", "qwen3_5_text-odd-keys", "qwen3_5_text-layer-types", "qwen3_next-plain"),
+    *("qwen3_5_text-alike-heads", "qwen3_5_text-tied", "qwen3_5_moe_text-fused"),
     *("phi3-own-head-dim", "phi3-longrope-short", "opt-plain", "opt-gelu", "opt-no-bias", "opt-no-affine"),
 }
 assert {str(row) for row in ROWS} >= MANY

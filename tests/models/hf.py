@@ -95,6 +95,8 @@ def random_model(row: Row) -> PreTrainedModel:
             if weight.ndim >= 2:
                 gain = next((g for part, g in GAINS.items() if part in name), 1.0)
                 weight.copy_(noise * gain * weight.shape[-1] ** -0.5)
+            elif name.endswith("A_log"):
+                weight.copy_(noise * 0.5 - 1)  # states that fade over some tokens, not over one
             elif name.endswith("bias"):
                 weight.copy_(noise * 0.3)
             else:

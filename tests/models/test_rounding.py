@@ -9,16 +9,24 @@ import numpy as np
 import pytest
 
 from hetrun.errors import Cancelled
+from hetrun.graph import Graph
+from hetrun.planner.plan import place
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, crossed
 from tests.models.hf import Row
 from tests.models.test_placement import UBATCHES, devices, mean_kl, random_placement, teacher_forced
 from tests.models.test_sequences import LENGTHS, TEXTS, alone, backends, rounding
 from tests.models.tiny import TinyLlama
-from tests.support.rig import graph_of, rig
+from tests.support.rig import graph_of, placements, rig
 
 # Tiny random models have logits of some units, whatever comes in: rounding shows more than in trained ones.
 KL = {"bf16": 5e-3, "int8": 5e-2}
+
+
+def in_reference(graph: Graph, placed: dict[str, str], names: list[str]) -> dict[str, str]:
+    """Scopes with ops that the backend of their place does not know."""
+    made, given = devices(names), placements(placed)
+    return {op.scope: "reference" for op in graph.ops if not made[place(op, given).backend].supports(op)}
 
 
 BLOCKS = ("q4_0", "q4_k", "q8_0")
@@ -37,6 +45,7 @@ def test_an_architecture_stays_close(row: Row, backend: str) -> None:
     for seed, pieces in ((0, (150,)), (1, (7, 1, 1, 91, 50))):
         names = [backend, *backends()]
         placed = random_placement(graph_of(row), names, seed) if seed else {"": backend}
+        placed |= in_reference(graph_of(row), placed, names)
         r = rig(row, devices(names), placed, ubatch=UBATCHES[2 + seed])
         found = teacher_forced(r, pieces, tokens)
         r.close()

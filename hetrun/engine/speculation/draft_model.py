@@ -16,6 +16,7 @@ from hetrun.backend import Floats
 from hetrun.engine.speculation.interface import Proposer
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.interface import Model
+from hetrun.memory.kv.states import Mark
 from hetrun.system.estimate import Tracked
 
 AT_ONCE = 256  # tokens that it takes in between two steps of the large one: everybody waits for them
@@ -90,13 +91,16 @@ class DraftModel:
         held = self._held[seq]
         same = _common(held, tokens)
         if same < len(held):
-            self._model.truncate(seq, same)
+            same = self._model.truncate(seq, same)
             del held[same:]
         return same
 
     def _step(self, seq: int, new: Sequence[int]) -> Floats:
         """Some more tokens; the row of logits behind them."""
-        rows = self._model.step(Step((Chunk(seq, np.array(new, np.int64), np.array([len(new) - 1])),)))
+        end = len(self._held[seq]) + len(new)
+        marks = (Mark(end),) if self._model.checkpoint_every else ()
+        chunk = Chunk(seq, np.array(new, np.int64), np.array([len(new) - 1]), marks)
+        rows = self._model.step(Step((chunk,)))
         self._held[seq] += new
         return rows
 

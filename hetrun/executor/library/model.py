@@ -92,7 +92,13 @@ class WholeModel:
             self.truncate(new, n)
         return new
 
-    def truncate(self, seq: int, n: int) -> None:
+    checkpoint_every = 0
+
+    def thin(self) -> bool:
+        """What cannot be cut is computed anew: nothing is kept for it."""
+        return False
+
+    def truncate(self, seq: int, n: int) -> int:
         """Forget every token from position n on."""
         s = self._sequences[seq]
         if not 0 <= n <= len(s.tokens):
@@ -100,6 +106,7 @@ class WholeModel:
         del s.tokens[n:]
         if s.held > n:
             s.held = n if self._runner.cut(seq, n) else 0
+        return n
 
     def free(self, seq: int) -> None:
         """Give everything back."""

@@ -22,7 +22,7 @@ from hetrun.errors import BudgetError
 from hetrun.graph import KvShape, StateShape
 from hetrun.graph.quant import QuantType
 from hetrun.memory.kv.paged_allocator import BLOCK, Group, KvView, Paged, RowIndex, region_rows
-from hetrun.memory.kv.states import Mark, States, StateView, state_bytes
+from hetrun.memory.kv.states import LEAST_DISTANCE, Mark, States, StateView, state_bytes
 from hetrun.memory.kv.storage import KvTable as KvTable
 from hetrun.memory.kv.storage import Tables
 from hetrun.memory.kv.virtual_memory import most_mappings, reserve, whole_pages
@@ -344,6 +344,15 @@ class KvCache:
     def states_of(self, seq: int, a: int, b: int) -> StateView | None:
         """Where the tokens at positions a to b of a sequence, in one pass, read and write its states."""
         return self.states.view(seq, a, b) if self.states else None
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Tokens after which a state is worth keeping: about as many as take as much memory in rows, so that
+        checkpoints cost no more than those; 0 where there are no states."""
+        if not self._state_bytes:
+            return 0
+        alike = self._state_bytes // max(1, self.token_bytes)
+        return max(LEAST_DISTANCE, 1 << alike.bit_length())
 
     def thin(self) -> bool:
         """Give up a checkpoint of some sequence; False if there is none."""

@@ -114,11 +114,6 @@ class States:
         return self.touched_bytes if held is None else held
 
     @property
-    def distance(self) -> int:
-        """Tokens from one checkpoint to the next."""
-        return LEAST_DISTANCE
-
-    @property
     def tables(self) -> list[Floats]:
         """What all layers keep."""
         return list(self._tables.values())
@@ -147,11 +142,12 @@ class States:
         for s in before[:-1]:
             if not s.checkpoint:
                 self._release(s.slot)
+        end = length + n
         for mark in sorted(marks):
-            if spare > 0 and len(self._free) > 1 and length < mark.position < length + n:
+            if spare > 0 and len(self._free) > 1 and length < mark.position < end:
                 held.states.append(_State(mark.position, self._take(), mark.checkpoint))
                 spare -= 1
-        held.states.append(_State(length + n, self._take()))
+        held.states.append(_State(end, self._take(), Mark(end) in marks))
         self._thin(held)
 
     def view(self, seq: int, a: int, b: int) -> StateView:
