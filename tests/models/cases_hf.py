@@ -203,15 +203,15 @@ QWEN35 = (
     Row("sections", "qwen3_5_text", {**DELTA, **MROPE}),
     Row("bf16", "qwen3_5_text", DELTA, dtype=torch.bfloat16),
 )
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 SHARED_EXPERT = {
-    **DELTA, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    **DELTA, **TWO_LAYERS, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 96,
 }  # fmt: skip
-TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 QWEN35_MOE = (
     Row("plain", "qwen3_5_moe_text", SHARED_EXPERT),
     Row("fused", "qwen3_5_moe_text", SHARED_EXPERT, fused_experts=True),
-    Row("bf16", "qwen3_5_moe_text", {**SHARED_EXPERT, **TWO_LAYERS}, dtype=torch.bfloat16),
+    Row("bf16", "qwen3_5_moe_text", SHARED_EXPERT, dtype=torch.bfloat16),
 )
 QWEN3_NEXT = (
     Row("plain", "qwen3_next", SHARED_EXPERT),
