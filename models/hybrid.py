@@ -136,25 +136,30 @@ def delta_net(b: GraphBuilder, x: Value, c: Hybrid, i: int) -> Value:
 
 
 def projections(b: GraphBuilder, h: Value, d: DeltaNet, blk: str) -> tuple[Value, Value, Value]:
-    """q, k and v as one; of each head of v its decay and its learning rate."""
+    """q, k and v as one; of each head of v its decay and its learning rate.
+
+    Their parts of the layer are named after what attention has in their place: planners place by that.
+    """
     width, times = 2 * d.k_width + d.v_width, d.v_heads // d.k_heads
     if b.has(f"{blk}.ssm_in.weight"):  # everything of a head of k together
-        qkv = product(b, h, rows_of_heads(b, h, d, blk, gate=False), "qkv")
+        qkv = product(b, h, rows_of_heads(b, h, d, blk, gate=False), "q")
     else:
-        qkv = blocks.linear(b, h, f"{blk}.attn_qkv", width, "qkv")
+        qkv = blocks.linear(b, h, f"{blk}.attn_qkv", width, "q")
     if not b.has(f"{blk}.ssm_ba.weight"):
-        decay = blocks.linear(b, h, f"{blk}.ssm_alpha", d.v_heads, "decay")
-        return qkv, decay, blocks.linear(b, h, f"{blk}.ssm_beta", d.v_heads, "rate")
+        decay = blocks.linear(b, h, f"{blk}.ssm_alpha", d.v_heads, "k")
+        return qkv, decay, blocks.linear(b, h, f"{blk}.ssm_beta", d.v_heads, "v")
     both, numbers = b.weight(f"{blk}.ssm_ba.weight", 2 * d.v_heads, h.width), range(2 * d.k_heads)
-    rate, decay = (product(b, h, both.blocks(numbers[first::2], times, "heads"), "rate") for first in (0, 1))
+    rate, decay = (
+        product(b, h, both.blocks(numbers[first::2], times, "heads"), part) for first, part in enumerate("vk")
+    )
     return qkv, decay, rate
 
 
 def gate(b: GraphBuilder, h: Value, d: DeltaNet, blk: str) -> Value:
     """z, by which the result is gated."""
     if b.has(f"{blk}.ssm_in.weight"):
-        return product(b, h, rows_of_heads(b, h, d, blk, gate=True), "gate")
-    return blocks.linear(b, h, f"{blk}.attn_gate", d.v_width, "gate")
+        return product(b, h, rows_of_heads(b, h, d, blk, gate=True), "q")
+    return blocks.linear(b, h, f"{blk}.attn_gate", d.v_width, "q")
 
 
 def product(b: GraphBuilder, x: Value, weight: Weight, part: str) -> Value:
@@ -192,8 +197,8 @@ def shared_mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe, n_ff_shared
     u = blocks.linear(b, x, f"{prefix}.ffn_up_shexp", n_ff_shared, "up")
     h = b.op("swiglu", [g, u], [], NONE, n_ff_shared, part="up")
     shared = blocks.linear(b, h, f"{prefix}.ffn_down_shexp", x.width, "down")
-    share = blocks.linear(b, x, f"{prefix}.ffn_gate_inp_shexp", 1, "share")
-    return blocks.add(b, y, b.op("sigmoid_gate", [share, shared], [], NONE, x.width, part="share"), "share")
+    share = blocks.linear(b, x, f"{prefix}.ffn_gate_inp_shexp", 1, "down")
+    return blocks.add(b, y, b.op("sigmoid_gate", [share, shared], [], NONE, x.width, part="down"), "down")
 
 
 def read_moe(b: GraphBuilder, meta: ModelMeta) -> tuple[Moe, int]:

@@ -153,6 +153,8 @@ class Ways:
         taken: list[Taken] = []
         for layer in self._layers:
             attention = [part for part in layer if by_heads and part[0].name in ATTENTION]
+            if not any(isinstance(op.attrs, Attention) for o, _, _ in attention for op in o.ops):
+                attention = []  # a layer without, or one whose scores the other side cannot compute
             if attention:
                 taken.append(self._heads(attention))
             taken += [self._split(*part) for part in layer if part not in attention]
