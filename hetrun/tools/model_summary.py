@@ -82,7 +82,9 @@ def place(name: str) -> tuple[str, str]:
     layer, rest = found.groups()
     if "_exps" in rest or "ffn_gate_inp" in rest:
         return layer, "experts"
-    return layer, "attention" if rest.startswith("attn") else "ffn" if rest.startswith("ffn") else "other"
+    return layer, "attention" if rest.startswith(("attn", "ssm")) else "ffn" if rest.startswith(
+        "ffn"
+    ) else "other"
 
 
 def _order(layer: str) -> tuple[int, int]:

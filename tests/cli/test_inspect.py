@@ -93,7 +93,7 @@ def test_parts_by_layer(run: Run) -> None:
 def test_places_of_tensors() -> None:
     assert model_summary.place("blk.12.attn_k_norm.weight") == ("blk.12", "attention")
     assert model_summary.place("blk.0.ffn_down_exps.weight") == ("blk.0", "experts")
-    assert model_summary.place("blk.0.ssm_a") == ("blk.0", "other")
+    assert model_summary.place("blk.0.ssm_a") == ("blk.0", "attention")
     assert model_summary.place("output_norm.weight") == ("output", "other")
     assert model_summary.place("rope_freqs.weight") == ("embedding", "other")
     assert model_summary.place("v.blk.0.attn_q.weight") == ("elsewhere", "other")

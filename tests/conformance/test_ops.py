@@ -32,6 +32,8 @@ EMULATED = "cuda emulated"  # its kernels, run by the CPU
 # A type of weights is a program that has to be built: `make test` has these on the emulator.
 BUILT = "F32", "BF16", "Q4_0", "Q4_K", "Q6_K"
 BUILT_FOR_EXPERTS = "Q4_0", "Q4_K"  # and one more where there are many tokens
+# Kinds that backends, by the beginning of their names, leave to others.
+UNSUPPORTED = {"amx": ("causal_conv", "delta_net"), "cuda": ("causal_conv", "delta_net", "sigmoid_gate")}
 WITHOUT_KERNELS = "llamacpp without kernels"  # as it is where there was no C compiler
 
 
@@ -59,6 +61,8 @@ def create(name: str) -> Backend:
 def is_for(case: Case, name: str) -> bool:
     """CUDA's kernels take eight weights at a time. On the emulator of the products everyday types only: all
     have tests of their own."""
+    if any(name.startswith(begin) and case.kind in kinds for begin, kinds in UNSUPPORTED.items()):
+        return False
     if not name.startswith("cuda"):
         return True
     left_out = isinstance(case.attrs, Moe) and case.attrs.without  # such a share is the host's
@@ -148,6 +152,14 @@ def test_a_backend_knows_how_much_it_rounds(backend: str, quant: str, tmp_path: 
     case = max(cases, key=lambda c: c.company.parts[0][1])
     error = nmse(expected(case).result, found(case, backend, tmp_path).result) ** 0.5
     assert error == pytest.approx(device(backend).rounding(build(case)), rel=0.3, abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", tried())
+def test_a_backend_says_which_kinds_it_leaves_to_others(backend: str) -> None:
+    for kind in ("causal_conv", "delta_net", "sigmoid_gate"):
+        case = next(case for case in CASES if case.kind == kind)
+        left = any(backend.startswith(begin) and kind in kinds for begin, kinds in UNSUPPORTED.items())
+        assert device(backend).supports(build(case)) is not left
 
 
 def test_the_table_has_every_op_and_every_type() -> None:

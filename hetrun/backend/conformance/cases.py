@@ -13,6 +13,8 @@ from hetrun.graph.ops import (
     NONE,
     Attention,
     Attrs,
+    CausalConv,
+    DeltaNet,
     Gelu,
     LayerNorm,
     Moe,
@@ -141,6 +143,8 @@ def _small_ops() -> Iterator[Case]:
         yield Case("concat", (96, 32), 128, single(n), EXACT)
         yield Case("concat", (8, 1, 64), 73, single(n), EXACT, note="three")
         yield Case("swiglu", (96, 96), 96, single(n), 1e-6)
+        yield Case("sigmoid_gate", (96, 96), 96, single(n), EXACT)
+        yield Case("sigmoid_gate", (1, 96), 96, single(n), EXACT, note="one")
         yield Case("relu", (96,), 96, single(n), EXACT)
         yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.7))
         yield Case("softcap", (96,), 96, single(n), 1e-8, Softcap(0.8))
@@ -306,4 +310,42 @@ def _attention(attrs: Attention, company: Company, note: str) -> Iterator[Case]:
         yield Case("attention", widths, width, company, limit, attrs, (), rows, kv_type, note)
 
 
-CASES = [*_products(), *_small_ops(), *_ropes(), *_mixtures(), *_attentions()]
+def _recurrences() -> Iterator[Case]:
+    """Layers with states of a fixed size."""
+    companies = (
+        *(single(n) for n in TOKENS),
+        Company(((40, 1, 1),)),
+        Company(((33, 20, 20),)),
+        Company(((2, 1, 1), (1, 2, 2), (3, 3, 3))),  # less than a convolution looks back, and as much
+        Company(((0, 5, 5), (70, 1, 1), (31, 8, 8))),
+        Company(((0, 5, 0), (70, 40, 40), (31, 8, 3))),  # every row is computed, whatever is wanted
+        Company(((40, 3, 3), (40, 1, 1)), forked=True),
+    )
+    for note, kernel, width in (("4", 4, 96), ("3-odd", 3, 37), ("2", 2, 16)):
+        attrs, weights = CausalConv(0, kernel, width), ((width, kernel, "F32"),)
+        for company in companies:
+            yield Case("causal_conv", (width,), width, company, EXACT, attrs, weights, note=note)
+    for note, net in {
+        "alike": DeltaNet(0, 4, 4, 32, 32, log=True),
+        "neighbours": DeltaNet(0, 2, 4, 32, 16, log=True),
+        "tiled": DeltaNet(0, 2, 4, 16, 32, tiled=True, log=True),
+        "odd": DeltaNet(0, 1, 3, 32, 20, log=True, eps=1e-5),
+        "wide": DeltaNet(0, 1, 2, 128, 128, log=True),
+    }.items():
+        for company in companies:
+            yield _delta_net(net, company, note)
+    # Rows of a state that are filled up: only of sequences that begin, as the filling stays zeros.
+    padded = DeltaNet(0, 1, 3, 24, 16, log=True)
+    for company in (*(single(n) for n in TOKENS), Company(((0, 2, 2), (0, 5, 1)))):
+        yield _delta_net(padded, company, "padded")
+    # Some decays are positive then, as weights are random: what is known grows, so there are few tokens.
+    for company in (single(1), single(2), single(5), Company(((7, 2, 2), (0, 3, 3)))):
+        yield _delta_net(DeltaNet(0, 2, 4, 32, 32), company, "no-log")
+
+
+def _delta_net(a: DeltaNet, company: Company, note: str) -> Case:
+    widths, vector = (2 * a.k_width + a.v_width, a.v_heads, a.v_heads), (1, a.v_heads, "F32")
+    return Case("delta_net", widths, a.v_width, company, EXACT, a, (vector, vector), note=note)
+
+
+CASES = [*_products(), *_small_ops(), *_ropes(), *_mixtures(), *_attentions(), *_recurrences()]

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrun.graph import Graph, Op, Value
-from hetrun.graph.ops import Attention, Moe, flops
+from hetrun.graph.ops import Attention, DeltaNet, Moe, Stateful, flops
 from hetrun.tools.simulate.machine import Device
 
+FLOAT, STATES = 4, 2
+DELTA_OPERATIONS = 7  # of each number of a state, for each token
 HALF = 2  # bytes of a number in float16 or bfloat16: activations, keys and values
 
 # The parts of a layer that wait for each other, by the last word of a scope; all of one part may run at once.
@@ -68,11 +70,17 @@ class Part:
     gives: int  # columns of what other parts read of it
     weight_bytes: int  # of everything that it holds
     kept: tuple[tuple[int, int], ...]  # columns of keys and values that it keeps of a token, and of how many
+    state: int = 0  # numbers that it keeps of a sequence, however long that is
 
     def kv_bytes(self, sequences: int, length: float) -> float:
         """Keys and values of so many sequences, as far as a window keeps them."""
         total = sum(width * (min(length, window) if window else length) for width, window in self.kept)
-        return float(total * sequences * HALF)
+        return float((total * HALF + self.state_bytes) * sequences)
+
+    @property
+    def state_bytes(self) -> int:
+        """What it keeps of a sequence: a step reads one state and writes another."""
+        return STATES * FLOAT * self.state
 
 
 def part_of(name: str, ops: Sequence[Op]) -> Part:
@@ -84,6 +92,7 @@ def part_of(name: str, ops: Sequence[Op]) -> Part:
         *_edges(ops),
         weight_bytes=sum(w.nbytes for op in ops for w in op.weights),
         kept=tuple((2 * a.n_kv_heads * a.head_dim, a.window) for a in attentions),
+        state=sum(op.attrs.floats for op in ops if isinstance(op.attrs, Stateful)),
     )
 
 
@@ -114,6 +123,8 @@ def work(part: Part, case: Case) -> Work:
         if isinstance(op.attrs, Attention):
             products.append(_attention(op.attrs, rows, case))
             continue
+        if isinstance(op.attrs, DeltaNet):
+            products.append((float(DELTA_OPERATIONS * op.attrs.floats * rows), float(case.tokens), False))
         weights += _weights_read(op, rows)
         count = flops(op.kind, op.attrs, [w.shape for w in op.weights], rows)
         if count:
@@ -124,7 +135,7 @@ def work(part: Part, case: Case) -> Work:
     return Work(
         weights=weights,
         past=part.kv_bytes(case.sequences, case.past),
-        fresh=part.kv_bytes(case.sequences, case.tokens),
+        fresh=part.kv_bytes(case.sequences, case.tokens) - part.state_bytes * case.sequences,
         takes=float(rows * part.takes * HALF),
         gives=float(rows * part.gives * HALF),
         products=tuple(products),

@@ -67,6 +67,8 @@ class _Builder(GraphBuilder):
             return False
         if name == "output.weight":
             return self._shape.own_head
+        if "_shexp." in name:
+            return name.endswith(".weight")
         return self._shape.biases and (name.endswith(".bias") or name.endswith("norm.weight"))
 
     def weight(self, name: str, rows: int, width: int) -> Weight:
@@ -104,6 +106,33 @@ def _llama(name: str, layers: int, width: int, heads: int, kv_heads: int, n_ff: 
     return Shape(name, "llama", layers, settings, biases=False, own_head=True, quant=by_name("F16"))
 
 
+def _qwen35(
+    name: str, layers: int, width: int, heads: int, kv_heads: int, n_ff: int, v_heads: int, experts: int = 0
+) -> Shape:
+    """Qwen 3.5; with experts, `n_ff` is the width of each, and of the shared one."""
+    settings = {
+        "vocab_size": 248320,
+        "context_length": 262144,
+        "embedding_length": width,
+        "feed_forward_length": n_ff,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": 256,
+        "rope.dimension_count": 64,
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 128,
+        "ssm.group_count": 16,
+        "ssm.time_step_rank": v_heads,
+        "ssm.inner_size": 128 * v_heads,
+        "expert_count": experts or None,
+        "expert_used_count": (10 if experts > 256 else 8) if experts else None,
+        "expert_feed_forward_length": n_ff if experts else None,
+    }
+    own_head = width > 2560  # the small ones have one matrix for both ends
+    architecture = "qwen35moe" if experts else "qwen35"
+    return Shape(name, architecture, layers, settings, biases=False, own_head=own_head, quant=by_name("F16"))
+
+
 # The papers' models; their measures are those of the published configurations.
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
@@ -117,5 +146,13 @@ SHAPES: Mapping[str, Shape] = {
         _llama("llama-8b", 32, 4096, 32, 8, 14336, 128256),
         _llama("llama-13b", 40, 5120, 40, 40, 13824, 32000),
         _llama("llama-70b", 80, 8192, 64, 8, 28672, 32000),
+        _qwen35("qwen35-0.8b", 24, 1024, 8, 2, 3584, 16),
+        _qwen35("qwen35-2b", 24, 2048, 8, 2, 6144, 16),
+        _qwen35("qwen35-4b", 32, 2560, 16, 4, 9216, 32),
+        _qwen35("qwen35-9b", 32, 4096, 16, 4, 12288, 32),
+        _qwen35("qwen35-27b", 64, 5120, 24, 4, 17408, 48),
+        _qwen35("qwen35-35b-a3b", 40, 2048, 16, 2, 512, 32, experts=256),
+        _qwen35("qwen35-122b-a10b", 48, 3072, 32, 2, 1024, 64, experts=256),
+        _qwen35("qwen35-397b-a17b", 60, 4096, 32, 2, 1024, 64, experts=512),
     )
 }
