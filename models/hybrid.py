@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight, stack
-from hetrun.graph.ops import NONE, CausalConv, DeltaNet, Moe, Rope
+from hetrun.graph.ops import NONE, CausalConv, DeltaNet, EverySecond, Moe, Rope
 from hetrun.models import blocks
 from hetrun.models.decoder import read_heads
 from hetrun.models.rope import check_rope, factors, read_rope
@@ -103,11 +103,8 @@ def gated_attention(b: GraphBuilder, x: Value, c: Hybrid, i: int) -> Value:
     v = blocks.linear(b, h, f"{blk}.attn_v", shape.kv_width, "v")
     if i == len(c.recurrent) - 1:
         h, x = blocks.select(b, h), blocks.select(b, x)
-    both = b.weight(f"{blk}.attn_q.weight", 2 * shape.width, h.width)
-    numbers = range(2 * shape.n_heads)
-    q, gate = (
-        product(b, h, both.blocks(numbers[first::2], shape.head_dim, "heads"), "q") for first in (0, 1)
-    )
+    both = blocks.linear(b, h, f"{blk}.attn_q", 2 * shape.width, "q")
+    q, gate = every_second(b, both, shape.n_heads, "q")
     q = norm(b, q, f"{blk}.attn_q_norm", c, "q", shape.n_heads)
     k = norm(b, k, f"{blk}.attn_k_norm", c, "k", shape.n_kv_heads)
     q = blocks.rope(b, q, c.rope, c.factors, "q")
@@ -140,7 +137,7 @@ def projections(b: GraphBuilder, h: Value, d: DeltaNet, blk: str) -> tuple[Value
 
     Their parts of the layer are named after what attention has in their place: planners place by that.
     """
-    width, times = 2 * d.k_width + d.v_width, d.v_heads // d.k_heads
+    width = 2 * d.k_width + d.v_width
     if b.has(f"{blk}.ssm_in.weight"):  # everything of a head of k together
         qkv = product(b, h, rows_of_heads(b, h, d, blk, gate=False), "q")
     else:
@@ -148,10 +145,8 @@ def projections(b: GraphBuilder, h: Value, d: DeltaNet, blk: str) -> tuple[Value
     if not b.has(f"{blk}.ssm_ba.weight"):
         decay = blocks.linear(b, h, f"{blk}.ssm_alpha", d.v_heads, "k")
         return qkv, decay, blocks.linear(b, h, f"{blk}.ssm_beta", d.v_heads, "v")
-    both, numbers = b.weight(f"{blk}.ssm_ba.weight", 2 * d.v_heads, h.width), range(2 * d.k_heads)
-    rate, decay = (
-        product(b, h, both.blocks(numbers[first::2], times, "heads"), part) for first, part in enumerate("vk")
-    )
+    both = blocks.linear(b, h, f"{blk}.ssm_ba", 2 * d.v_heads, "k")
+    rate, decay = every_second(b, both, d.k_heads, "k")
     return qkv, decay, rate
 
 
@@ -160,6 +155,12 @@ def gate(b: GraphBuilder, h: Value, d: DeltaNet, blk: str) -> Value:
     if b.has(f"{blk}.ssm_in.weight"):
         return product(b, h, rows_of_heads(b, h, d, blk, gate=True), "q")
     return blocks.linear(b, h, f"{blk}.attn_gate", d.v_width, "q")
+
+
+def every_second(b: GraphBuilder, x: Value, heads: int, part: str) -> list[Value]:
+    """Two values whose heads lie in turn."""
+    n = x.width // 2
+    return [b.op("every_second", [x], [], EverySecond(heads, first), n, part=part) for first in (0, 1)]
 
 
 def product(b: GraphBuilder, x: Value, weight: Weight, part: str) -> Value:

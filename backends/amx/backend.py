@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hetrun.backends.amx.runner import AmxRunner
 
 PRODUCTS = ("linear", "head", "moe")
-LEFT_OUT = ("causal_conv", "delta_net")  # their states are read and written by kernels of the other CPU backend
+LEFT_OUT = ("causal_conv", "delta_net")  # the other CPU backend has kernels for what keeps states
 ROUNDING = {"bf16": 2.8e-3, "int8": 1.2e-2}  # the error of a product, in parts of its size
 
 

@@ -22,7 +22,7 @@ from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.weight_slices import StoredRows, spans
 from hetrun.graph import Op, Rows, Value, Weight
-from hetrun.graph.ops import LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import EverySecond, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -331,6 +331,13 @@ def _softcap(e: Emitter, op: Op) -> Call:
     return e.unary(op, lambda x: torch.div(x.float(), cap).tanh_().mul_(cap))
 
 
+def _every_second(e: Emitter, op: Op) -> Call:
+    a = op.attrs
+    assert isinstance(a, EverySecond)
+    heads, first = a.heads, a.first
+    return e.unary(op, lambda x: x.view(len(x), heads, 2, -1)[:, :, first].reshape(len(x), -1))
+
+
 def _act(e: Emitter, op: Op) -> Call:
     act = elementwise.activation(op)
     return e.unary(op, lambda x: activate(x, act))
@@ -352,6 +359,7 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
     "softcap": _softcap,
     "add": Emitter.add,
     "concat": Emitter.concat,
+    "every_second": _every_second,
     "select": Emitter.select,
 }
 

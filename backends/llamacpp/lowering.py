@@ -24,7 +24,7 @@ from hetrun.backends.llamacpp.mixture import expert_matmul, expert_stats, partia
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value, Weight
-from hetrun.graph.ops import Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import EverySecond, Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -247,6 +247,15 @@ def _concat(e: Emitter, op: Op) -> None:
     e.define(op, first)
 
 
+def _every_second(e: Emitter, op: Op) -> None:
+    a = op.attrs
+    assert isinstance(a, EverySecond)
+    x, width = e.values[op.inputs[0]], op.out.width // a.heads
+    skip, step = x.offset + a.first * width * FLOAT, 2 * width * FLOAT
+    slices = e.lib.ggml_view_3d(e.ctx, x.tensor, width, a.heads, x.rows, step, x.stride, skip)
+    e.define(op, e.lib.ggml_reshape_2d(e.ctx, e.lib.ggml_cont(e.ctx, slices), op.out.width, x.rows))
+
+
 def _moe(e: Emitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, Moe)
@@ -355,6 +364,7 @@ EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "softcap": _softcap,
     "add": _add,
     "concat": _concat,
+    "every_second": _every_second,
 }
 KINDS = frozenset(EMIT) | {"linear", "head", "rope"}
 

@@ -14,7 +14,7 @@ from hetrun.backends.reference.delta_net import causal_conv, delta_net
 from hetrun.backends.reference.moe import moe, silu
 from hetrun.backends.reference.rope import rope
 from hetrun.graph import Op
-from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
+from hetrun.graph.ops import EverySecond, Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 
@@ -58,6 +58,12 @@ def add(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Fl
 
 def concat(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     return np.concatenate(x, axis=1)
+
+
+def every_second(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    a = op.attrs
+    assert isinstance(a, EverySecond)
+    return x[0].reshape(len(x[0]), a.heads, 2, -1)[:, :, a.first].reshape(len(x[0]), op.out.width)
 
 
 def scale(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
@@ -128,5 +134,6 @@ TABLE: Mapping[str, OpFunction] = {
     "softcap": softcap,
     "add": add,
     "concat": concat,
+    "every_second": every_second,
     "select": select,
 }

@@ -107,8 +107,8 @@ class Running:
         return tuple([Mark(self.computed + 1 + i, checkpoint=False) for i in range(n)])
 
     def marks(self, n: int) -> tuple[Mark, ...]:
-        """Where among the next n tokens the model shall keep what it knows: now and then, where the text parts
-        from another one's, and just before the prompt's end, which the next turn of a chat often has anew."""
+        """Where among the next n tokens the model shall keep what it knows: now and then, where the text
+        parts from another one's, and before the prompt's end, which the next turn of a chat may have anew."""
         if not self.checkpoint_every:
             return ()
         a, b, every = self.computed, self.computed + n, self.checkpoint_every

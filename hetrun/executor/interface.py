@@ -140,7 +140,7 @@ class Model(Budgeted, Protocol):
     def length(self, seq: int) -> int: ...
 
     def truncate(self, seq: int, n: int) -> int:
-        """Cut a sequence to n tokens or, where what it knew after those was not kept, to fewer; to how many."""
+        """Cut a sequence to n tokens or, where what it knew then was not kept, to fewer; to how many."""
         ...
 
     @property

@@ -100,6 +100,14 @@ class Moe(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
+class EverySecond(Attrs):
+    """Of 2 * `heads` slices of the columns every second one, from the `first` (0 or 1) on."""
+
+    heads: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rope(Attrs):
     """Rotate pairs of the first `n_rot` columns of each head by position / base^(2i / n_rot).
 
@@ -322,6 +330,14 @@ def _sigmoid_gate(f: Form) -> Sizes:
     yield "input", f.inputs[1], f.out
 
 
+def _every_second(f: Form) -> Sizes:
+    a = f.attrs
+    assert isinstance(a, EverySecond)
+    yield "input", f.inputs[0], 2 * f.out
+    yield "width of all heads", f.out, f.out // a.heads * a.heads
+    yield "first slice", a.first, min(1, max(0, a.first))
+
+
 def _concat(f: Form) -> Sizes:
     yield "result", f.out, sum(f.inputs)
 
@@ -363,6 +379,7 @@ _ROWS = (
     OpSpec("scale", 1, (0,), Scale, _elementwise, "x * factor"),
     OpSpec("softcap", 1, (0,), Softcap, _elementwise, "cap * tanh(x / cap)"),
     OpSpec("add", 2, (0,), Attrs, _elementwise, "first + second"),
+    OpSpec("every_second", 1, (0,), EverySecond, _every_second, "every second slice of the columns"),
     OpSpec("concat", 2, (0,), Attrs, _concat, "the columns of each, one behind the other", more_inputs=True),
     OpSpec("select", 1, (0,), Attrs, _elementwise, "the wanted rows of a value with a row for each token"),
     OpSpec("head", 1, (1, 2), Attrs, _linear, "as linear: to a logit for each token of the vocabulary"),
