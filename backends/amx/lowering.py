@@ -334,8 +334,8 @@ def _softcap(e: Emitter, op: Op) -> Call:
 def _every_second(e: Emitter, op: Op) -> Call:
     a = op.attrs
     assert isinstance(a, EverySecond)
-    heads, first = a.heads, a.first
-    return e.unary(op, lambda x: x.view(len(x), heads, 2, -1)[:, :, first].reshape(len(x), -1))
+    heads, first, width = a.heads, a.first, op.out.width
+    return e.unary(op, lambda x: x.view(len(x), heads, 2, width // heads)[:, :, first].reshape(len(x), width))
 
 
 def _act(e: Emitter, op: Op) -> Call:

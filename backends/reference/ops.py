@@ -63,7 +63,8 @@ def concat(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) ->
 def every_second(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     a = op.attrs
     assert isinstance(a, EverySecond)
-    return x[0].reshape(len(x[0]), a.heads, 2, -1)[:, :, a.first].reshape(len(x[0]), op.out.width)
+    slices = x[0].reshape(len(x[0]), a.heads, 2, op.out.width // a.heads)
+    return slices[:, :, a.first].reshape(len(x[0]), op.out.width)
 
 
 def scale(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

@@ -137,6 +137,16 @@ def _joined(op: Op, parts: Sequence[Op], kind: Literal["concat", "add"]) -> Iter
 # --- heads
 
 
+def shared_by_heads(ops: Sequence[Op], scope: str) -> bool:
+    """Whether the attention of a scope can be shared out by heads: there is one, and what stands around it is
+    made head by head."""
+    n = next((op.attrs.n_kv_heads for op in ops if isinstance(op.attrs, Attention)), 0)
+    try:
+        return bool(n) and _around_attention(ops, scope, Share("heads", 0, n, n)) is not None
+    except OptionError:
+        return False
+
+
 def _heads(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[Op]:
     """The attention of the scope, from its projections to the one behind it."""
     attention, before, behind = _around_attention(ops, scope, parts[0])

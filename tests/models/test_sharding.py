@@ -17,9 +17,9 @@ from hetrun import LLM
 from hetrun.backend import Backend, Segment, Unavailable, registry
 from hetrun.backends import reference
 from hetrun.errors import OptionError
-from hetrun.graph import Graph, kv_shapes
+from hetrun.graph import Graph, in_scope, kv_shapes
 from hetrun.graph.ops import Attention, Moe
-from hetrun.graph.sharding import Kind, Share
+from hetrun.graph.sharding import Kind, Share, shared_by_heads
 from hetrun.graph.signature import form_of
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
 from hetrun.planner.plan_file import load_plan
@@ -96,10 +96,12 @@ def shareable(graph: Graph, step: int = 1) -> list[tuple[str, Kind, int, int]]:
     """Every scope with something to share: the kind, of how many, and what the borders are multiples of."""
     found: list[tuple[str, Kind, int, int]] = []
     for op in graph.ops:
-        if op.kind in ("linear", "head"):
+        if op.kind in ("linear", "head") and op.out.width > step:
             found.append((op.scope, "rows", op.out.width, step))
         elif isinstance(op.attrs, Attention) and op.attrs.n_kv_heads > 1:
-            found.append((op.scope.removesuffix(".score"), "heads", op.attrs.n_kv_heads, 1))
+            scope = op.scope.removesuffix(".score")
+            if shared_by_heads([other for other in graph.ops if in_scope(other.scope, scope)], scope):
+                found.append((scope, "heads", op.attrs.n_kv_heads, 1))
         elif isinstance(op.attrs, Moe):
             found.append((op.scope, "experts", op.attrs.n_experts, 1))
     return found

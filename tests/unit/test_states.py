@@ -263,6 +263,9 @@ class Sequences(RuleBasedStateMachine):
     @rule()
     def thin(self) -> None:
         before = {seq: self.holds(seq) for seq in self.tokens}
+        checkpoints = {
+            (seq, s.position) for seq in self.tokens for s in of(self.kv)._held[seq].states if s.checkpoint
+        }
         done = self.kv.thin()
         gone = [
             (seq, p)
@@ -271,6 +274,7 @@ class Sequences(RuleBasedStateMachine):
             if p < self.kv.length(seq)
         ]
         assert len(gone) == done
+        assert checkpoints.issuperset(gone)
         for seq, p in gone:
             self.safe[seq].discard(p)
 
@@ -441,7 +445,16 @@ def test_thinning_begins_with_the_sequence_that_has_most() -> None:
     step(kv, b, 30, [Mark(5), Mark(6), Mark(7)])
     assert kv.thin()
     assert (kept(kv, a), len(kept(kv, b))) == ([10, 20, 30], 3)
-    assert not cache().thin()
+
+
+def test_without_checkpoints_there_is_nothing_to_thin() -> None:
+    kv = cache()
+    assert not kv.thin()
+    a = kv.alloc()
+    step(kv, a, 10)
+    step(kv, a, 10, [Mark(15, checkpoint=False), Mark(20)])
+    assert not kv.thin()
+    assert kept(kv, a) == [10, 15, 20]
     assert not cache({}).thin()
 
 
@@ -513,6 +526,34 @@ def test_marks_have_what_room_there_is() -> None:
     step(kv, a, 10, [Mark(p, checkpoint=False) for p in (182, 184, 186, 188)])
     assert kept(kv, a) == [180, 182, 184, 190]
     assert kv.used_bytes == kv.limit_bytes
+
+
+def test_marks_leave_room_for_where_a_step_ends() -> None:
+    kv = cache()
+    a, b = kv.alloc(), kv.alloc()
+    for _ in range(5):
+        step(kv, a, 34)
+    step(kv, b, 10)
+    kv.limit_bytes = kv.used_bytes + 2 * of(kv).bytes
+    step(kv, b, 10, [Mark(p, checkpoint=False) for p in (12, 14, 16)])
+    assert kept(kv, b) == [10, 12, 20]
+    assert kv.used_bytes == kv.limit_bytes
+
+
+def test_what_is_left_over_goes_before_marks_pass_the_limit() -> None:
+    kv = cache()
+    a = kv.alloc()
+    for _ in range(5):
+        step(kv, a, 34)
+    rows = 32 * kv.token_bytes  # that b takes: whole pages
+    kv.limit_bytes = kv.used_bytes + rows + of(kv).bytes
+    b = kv.alloc()
+    step(kv, b, 1)
+    kv.free(b)
+    assert kv.touched_bytes == kv.limit_bytes
+    step(kv, a, 10, [Mark(p, checkpoint=False) for p in (172, 174, 176, 178)])
+    assert kept(kv, a) == [170, 172, 174, 176, 180]
+    assert kv.touched_bytes == kv.used_bytes == kv.limit_bytes
 
 
 def test_what_goes_makes_room_for_what_comes() -> None:

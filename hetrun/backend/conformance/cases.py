@@ -15,6 +15,7 @@ from hetrun.graph.ops import (
     Attrs,
     CausalConv,
     DeltaNet,
+    EverySecond,
     Gelu,
     LayerNorm,
     Moe,
@@ -142,6 +143,9 @@ def _small_ops() -> Iterator[Case]:
         yield Case("add", (96, 96), 96, single(n), EXACT)
         yield Case("concat", (96, 32), 128, single(n), EXACT)
         yield Case("concat", (8, 1, 64), 73, single(n), EXACT, note="three")
+        for first in (0, 1):
+            yield Case("every_second", (192,), 96, single(n), EXACT, EverySecond(3, first), note=f"{first}")
+        yield Case("every_second", (34,), 17, single(n), EXACT, EverySecond(1, 1), note="one")
         yield Case("swiglu", (96, 96), 96, single(n), 1e-6)
         yield Case("sigmoid_gate", (96, 96), 96, single(n), EXACT)
         yield Case("sigmoid_gate", (1, 96), 96, single(n), EXACT, note="one")

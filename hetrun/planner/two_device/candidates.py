@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention, Moe
-from hetrun.graph.sharding import Kind, Share
+from hetrun.graph.sharding import Kind, Share, shared_by_heads
 from hetrun.graph.signature import coarse
 from hetrun.planner.plan import Placement, Plan
 from hetrun.planner.two_device.balance import SCORE, Operation, balance, placements
@@ -153,8 +153,9 @@ class Ways:
         taken: list[Taken] = []
         for layer in self._layers:
             attention = [part for part in layer if by_heads and part[0].name in ATTENTION]
-            if not any(isinstance(op.attrs, Attention) for o, _, _ in attention for op in o.ops):
-                attention = []  # a layer without, or one whose scores the other side cannot compute
+            ops = [op for o, _, _ in attention for op in o.ops]
+            if attention and not shared_by_heads(ops, coarse(ops[0].scope)):
+                attention = []
             if attention:
                 taken.append(self._heads(attention))
             taken += [self._split(*part) for part in layer if part not in attention]
