@@ -196,7 +196,7 @@ def tensors(hf: HfModel, recurrent: Sequence[bool], n_experts: int, delta: Delta
             found.take_layer(i, SHARED_EXPERT, ())
         else:
             found.take_layer(i, FEED_FORWARD, ())
-    return heads_in_order(found.finish(), delta)
+    return heads_in_order(hf.config, found.finish(), delta)
 
 
 def take_delta(found: Tensors, hf: HfModel, i: int) -> None:
@@ -207,13 +207,15 @@ def take_delta(found: Tensors, hf: HfModel, i: int) -> None:
         found.take(f"blk.{i}.{ours}", f"{theirs}{name}")
 
 
-def heads_in_order(weights: dict[str, Weight], d: Delta) -> dict[str, Weight]:
+def heads_in_order(c: Config, weights: dict[str, Weight], d: Delta) -> dict[str, Weight]:
     """As GGUF has it: q, k and v of all heads, and z of all, where each head of k has its own together."""
     out = {}
     for name, weight in weights.items():
         if not name.endswith(".ssm_in.weight"):
             out[name] = weight
             continue
+        if weight.shape[0] != 2 * d.k_heads * d.k_dim + 2 * d.v_heads * d.v_dim:
+            c.refuse(f"the {weight.shape[0]} rows of {name} are not those of the heads that the settings say")
         qkv, z = heads_apart(weight, d.k_heads, d.k_dim, d.v_heads // d.k_heads * d.v_dim)
         prefix = name.removesuffix("ssm_in.weight")
         for ours, part in (("attn_qkv.weight", qkv), ("attn_gate.weight", z)):

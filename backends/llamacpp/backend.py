@@ -69,7 +69,7 @@ class LlamacppBackend(Backend):
         self.lib.ggml_backend_cpu_set_abort_callback(self._backend, function, ctypes.addressof(self._stop))
 
     def supports(self, op: Op) -> bool:
-        if isinstance(op.attrs, Stateful) and self.delta_nets is None:
+        if isinstance(op.attrs, Stateful) and not (self.delta_nets and self.delta_nets.takes(op.attrs)):
             return False
         return op.kind in KINDS and all(self._reads(use) for use in fusion.uses(op))
 

@@ -18,7 +18,19 @@ from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.hostile.trees import PARSERS, Node, Table, gguf_tree, write
 from tests.models import foreign, hf, tiny
-from tests.models.cases_hf import EXPERTS, LLAMA3, MIXED, SPARSE, TWO, YARN, longrope, rope
+from tests.models.cases_hf import (
+    DELTA,
+    EXPERTS,
+    LLAMA3,
+    MIXED,
+    SHARED_EXPERT,
+    SPARSE,
+    TWO,
+    TWO_LAYERS,
+    YARN,
+    longrope,
+    rope,
+)
 from tests.models.hf import Row
 from tests.models.tiny import RopeScaling, TinyLlama
 
@@ -41,6 +53,8 @@ ROWS = (
     Row("qwen2", "qwen2", {**SMALL, **SHARED}, dtype=F16),
     Row("qwen3", "qwen3", {**SMALL, "head_dim": 32}, style=4, dtype=BF16),
     Row("qwen3moe", "qwen3_moe", {**SMALL, **ROUTED}, dtype=BF16),
+    Row("qwen35", "qwen3_5_text", {**SMALL, **DELTA, **TWO_LAYERS}, dtype=F16),
+    Row("qwen3next", "qwen3_next", {**SMALL, **SHARED_EXPERT}, dtype=BF16),
     Row("gemma3", "gemma3_text", {**SMALL, **TWO, "final_logit_softcapping": 3.0}, dtype=BF16),
     Row("phi3", "phi3", {**SMALL, **longrope()}, dtype=F16),
 )

@@ -8,7 +8,10 @@ from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from hetrun.graph.ops import CausalConv, DeltaNet, Stateful
+
 NAME = "recurrent.so"  # beside this file
+MOST_TAPS, MOST_ROW = 64, 4096  # as recurrent.h has them
 FIELDS = 3  # of `struct sequence`, an array of int64: its first token, its end, and the slot that is read
 
 
@@ -67,6 +70,12 @@ class DeltaNets:
         self._scratch.argtypes, self._scratch.restype = (c_int64,), c_int64
         self.best: int = dll.hetrun_delta_level()
         self.level: int = self.best
+
+    def takes(self, attrs: Stateful) -> bool:
+        """Whether there is room on a thread's stack for what an op of this size works in."""
+        if isinstance(attrs, CausalConv):
+            return attrs.kernel <= MOST_TAPS
+        return isinstance(attrs, DeltaNet) and attrs.row <= MOST_ROW
 
     def scratch(self, row: int) -> int:
         """Floats that a thread needs for matrices with rows of so many."""

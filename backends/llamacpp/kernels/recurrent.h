@@ -11,6 +11,7 @@
 
 enum {
     MOST_TAPS = 64,
+    MOST_ROW = 4096, /* floats of a row of a matrix */
     COLUMNS = 256, /* of a convolution that are gone through at once */
     TOKENS = 32,   /* whose keys and queries are made ready at once: they stay in the first cache, or nearly */
     TOGETHER = 16, /* rows of a matrix that are gone through at once: their sums are not waited for one by one */

@@ -248,8 +248,7 @@ INLINE void NAME(put)(float *to, vf x, int past) {
 static void NAME(rows_through)(const struct delta *d, const float *from, float *to, int64_t head, int64_t row,
                                int64_t real, const struct NAME(token) *tokens, int64_t first, int64_t count,
                                int is_last) {
-    enum { MOST = 4096 };
-    vf s[TOGETHER * MOST / LANES];
+    vf s[TOGETHER * MOST_ROW / LANES];
     const int64_t n = d->row / LANES, at = (head * d->v_dim + row) * d->row, column = head * d->v_dim + row;
     const float *v = d->x + first * d->x_stride + 2 * d->k_heads * d->k_dim + column;
     float *out = d->out + first * d->out_stride + column;

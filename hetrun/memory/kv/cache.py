@@ -192,7 +192,8 @@ class KvCache:
         if self._limit is None:
             return sys.maxsize
         unit = max((g.unit for g in self.groups if isinstance(g, Paged)), default=1)
-        return max(0, self._limit - self.used_bytes) // sum(self._row_bytes) // unit * unit
+        left = self._limit - self.used_bytes - STATES_OF_ONE * self._state_bytes
+        return max(0, left) // sum(self._row_bytes) // unit * unit
 
     @property
     def layout(self) -> str:
@@ -248,10 +249,11 @@ class KvCache:
             self._keep_within(self._bytes_of(wanted))
         try:
             rows = tuple([g.extend(seq, length, n) for g in self.groups])
+            spare = min(len(marks), self._spare_states(states)) if marks else 0
+            if grows or self.before_growth or spare:
+                self._keep_within((max(0, states) + spare) * self._state_bytes)
             if self.states:
-                self.states.extend(seq, length, n, marks, self._spare_states(states) if marks else 0)
-            if grows or self.before_growth or marks:
-                self._keep_within()
+                self.states.extend(seq, length, n, marks, spare)
         except BaseException:
             for g in self.groups:
                 g.truncate(seq, length)
@@ -263,15 +265,16 @@ class KvCache:
 
     def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
         """Whether there is memory for so many more tokens of each of these sequences."""
+        states = sum(max(0, self.states.wants(seq)) for seq, _ in chunks) if self.states else 0
+        if self.states and not self.states.has_room(states):
+            return False
         if self._limit is None:
             return True
-        wanted = sum(
+        wanted = self._state_bytes * states + sum(
             g.wants(seq, self._lengths[seq], n) * size
             for seq, n in chunks
             for g, size in zip(self.groups, self._row_bytes, strict=True)
         )
-        if self.states:
-            wanted += self._state_bytes * max(0, sum(self.states.wants(seq) for seq, _ in chunks))
         return not wanted or self.used_bytes + wanted <= self._limit
 
     def shareable(self, seq: int, n: int) -> int:

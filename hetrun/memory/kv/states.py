@@ -59,6 +59,7 @@ class _Held:
     """What one sequence has, in the order of its tokens; the last is where it stands."""
 
     states: list[_State] = field(default_factory=list)
+    began: int = 0  # where its last step began: what comes from there on may not be written yet
 
 
 def state_bytes(shapes: Mapping[int, StateShape]) -> int:
@@ -128,34 +129,48 @@ class States:
 
     def wants(self, seq: int) -> int:
         """By how many the used slots grow when a sequence goes on."""
-        going = [s for s in self._held[seq].states[:-1] if not s.checkpoint]
-        return 1 - sum(1 for s in going if self._sharers[s.slot] == 1)
+        return 1 - sum(1 for s in self._going(seq) if self._sharers[s.slot] == 1)
+
+    def _going(self, seq: int) -> list[_State]:
+        """What stays only until a sequence goes on."""
+        return [s for s in self._held[seq].states[:-1] if not s.checkpoint]
+
+    def has_room(self, wanted: int) -> bool:
+        """Whether there are so many slots, if checkpoints are given up for them."""
+        return wanted <= len(self._free) + sum(len(self._droppable(held)) for held in self._held.values())
 
     def extend(self, seq: int, length: int, n: int, marks: Sequence[Mark], spare: int) -> None:
         """A slot for the state after n more tokens; what only the last step could be taken back to goes.
 
-        `marks`: where it is to be kept in between, as far as there are `spare` slots.
+        `marks`: where it is to be kept in between, as far as there are `spare` slots. BudgetError without a
+        slot; nothing has changed then.
         """
-        held = self._held[seq]
-        before = held.states
-        held.states = [s for s in before if s.checkpoint or s is before[-1]]
-        for s in before[:-1]:
-            if not s.checkpoint:
-                self._release(s.slot)
-        end = length + n
-        for mark in sorted(marks):
-            if spare > 0 and len(self._free) > 1 and length < mark.position < end:
-                held.states.append(_State(mark.position, self._take(), mark.checkpoint))
+        if not n:
+            return
+        held, end = self._held[seq], length + n
+        self._make_room(self.wants(seq))
+        for s in self._going(seq):
+            held.states.remove(s)
+            self._release(s.slot)
+        held.began = length
+        kept = {m.position: m.checkpoint for m in sorted(marks)}  # of two at one place the checkpoint
+        for position, checkpoint in sorted(kept.items()):
+            if spare > 0 and len(self._free) > 1 and length < position < end:
+                held.states.append(_State(position, self._take(), checkpoint))
                 spare -= 1
-        held.states.append(_State(end, self._take(), Mark(end) in marks))
-        self._thin(held)
+        held.states.append(_State(end, self._take(), kept.get(end, False)))
+        while len(self._droppable(held)) + sum(s.checkpoint for s in held.states if s.position >= length) > (
+            MOST_CHECKPOINTS
+        ) and self._drop_one(held):
+            pass
 
     def view(self, seq: int, a: int, b: int) -> StateView:
         """The slots for the tokens at positions a to b of a sequence, in one pass of the last step."""
-        states = self._held[seq].states
+        held = self._held[seq]
+        states, at = held.states, {s.position: s.slot for s in held.states}
         # Between two passes of a step the state lies in its last slot.
-        at = {s.position: s.slot for s in states}
-        read = at.get(a, states[-1].slot) if a else NONE
+        between = held.began < a < states[-1].position
+        read = (at.get(a, states[-1].slot) if between else at[a]) if a else NONE
         write = np.array([at.get(p, NONE) for p in range(a + 1, b + 1)], np.int64)
         if b > a and write[-1] == NONE:
             write[-1] = states[-1].slot
@@ -197,7 +212,7 @@ class States:
 
     def thin(self) -> bool:
         """Give up a checkpoint of the sequence that has most; False if there is none."""
-        held = max(self._held.values(), key=lambda h: len(h.states), default=None)
+        held = max(self._held.values(), key=lambda h: len(self._droppable(h)), default=None)
         return held is not None and self._drop_one(held)
 
     def trim(self) -> None:
@@ -206,25 +221,30 @@ class States:
             self._memory.drop(slot * self.bytes, self.bytes)
             self._touched[slot] = False
 
-    def _thin(self, held: _Held) -> None:
-        while sum(s.checkpoint for s in held.states) > MOST_CHECKPOINTS:
-            self._drop_one(held)
+    def _droppable(self, held: _Held) -> list[_State]:
+        """Checkpoints that nobody needs: not where its last step began or could end."""
+        return [s for s in held.states[:-1] if s.checkpoint and s.position < held.began]
 
     def _drop_one(self, held: _Held) -> bool:
-        """The checkpoint without which the least has to be computed again; the last one stays longest."""
-        marks = [s for s in held.states if s.checkpoint and s is not held.states[-1]]
+        """The checkpoint without which the least has to be computed again."""
+        marks = self._droppable(held)
         if not marks:
             return False
-        begins = [0, *(s.position for s in marks)]
-        gaps = [after.position - begin for begin, after in zip(begins, marks[1:], strict=False)]
-        s = marks[gaps.index(min(gaps))] if gaps else marks[0]
+        after = [*(s.position for s in marks[1:]), held.began]
+        gaps = [end - begin for begin, end in zip([0, *(s.position for s in marks)], after, strict=False)]
+        s = marks[gaps.index(min(gaps))]
         held.states.remove(s)
         self._release(s.slot)
         return True
 
+    def _make_room(self, wanted: int) -> None:
+        """Checkpoints go for what is wanted; BudgetError if that is not enough."""
+        while wanted > len(self._free):
+            if not self.thin():
+                raise BudgetError(f"all {self.slots} places for states are in use; ask for fewer sequences")
+
     def _take(self) -> int:
-        if not self._free:
-            raise BudgetError(f"all {self.slots} places for states of sequences are in use; ask for fewer")
+        self._make_room(1)
         slot = self._free.pop()
         self._sharers[slot] = 1
         self._touched[slot] = True

@@ -25,10 +25,18 @@ SLICE_WEIGHTS = 1 << 20  # converted in one go: tens of milliseconds, and 4 MiB 
 Quantiser = Callable[[QuantType, Floats], Bytes]
 
 
+def file_of(weight: Weight) -> str:
+    """Where a weight lies, for messages."""
+    return next((p.path for p in weight.parts if isinstance(p, Extent)), "the model")
+
+
 def in_order(weight: Weight, change: Change | None) -> Weight:
     """The weight with its rows in the order that the new file has, where whole blocks of them move."""
     if not isinstance(change, TileHeads) or change.columns:
         return weight
+    if change.skip + change.v_heads * change.size != weight.shape[0]:
+        found = f"the {weight.shape[0]} rows of {weight.name} are not those of {change.v_heads} heads"
+        raise ModelFileError(file_of(weight), found)
     heads = weight.rows(change.skip, weight.shape[0])
     moved = heads.blocks(change.order, change.size, "heads")
     parts = [weight.rows(0, change.skip), moved] if change.skip else [moved]
@@ -110,8 +118,9 @@ def _piece(job: Job, raw: Bytes, cols: int, quantise: Quantiser) -> Bytes:
     try:
         return quantise(job.quant, x).reshape(-1)
     except ValueError as e:
-        path = next((p.path for p in job.weight.parts if isinstance(p, Extent)), "the model")
-        raise ModelFileError(path, f"the tensor {job.weight.name} cannot be converted: {e}") from e
+        raise ModelFileError(
+            file_of(job.weight), f"the tensor {job.weight.name} cannot be converted: {e}"
+        ) from e
 
 
 def _interleave(raw: Bytes, n_heads: int, job: Job) -> Bytes:
