@@ -29,8 +29,9 @@ from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown
-from hetrun.memory.kv.cache import sequence_bytes
+from hetrun.memory.kv.cache import checkpoint_distance, sequence_bytes, token_bytes
 from hetrun.memory.kv.paged_allocator import BLOCK
+from hetrun.memory.kv.states import MOST_CHECKPOINTS, state_bytes
 from hetrun.memory.ledger import Granted, granted
 from hetrun.planner.options import Options, Wishes, this_machine
 from hetrun.planner.plan import Placement, PlanSet
@@ -358,7 +359,8 @@ class Deciding:
         streamed: Streamed | None = None,
         mapped: MappedPart | None = None,
     ) -> Prepared:
-        plans = replace(plans, devices=bills(self._backends, self._own, wanted))
+        notes = (*plans.notes, *about_states(self._graph, self._quant))
+        plans = replace(plans, devices=bills(self._backends, self._own, wanted), notes=notes)
         own = {name: own for name, own in self._own.items() if name in self._backends}
         return Prepared(
             *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
@@ -383,6 +385,19 @@ class Deciding:
         if context != built_for:
             self._graph = build_graph(self._source, context)
         return self._graph != before
+
+
+def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
+    """What layers keep of a sequence that is not keys and values, and what it takes that it cannot be cut
+    anywhere."""
+    if not (size := state_bytes(states_of(graph.ops))):
+        return ()
+    every = checkpoint_distance(size, sum(token_bytes(shape, quant) for shape in kept_by(graph.ops).values()))
+    return (
+        f"states of {size / 2**20:.1f} MiB for each sequence, twice while it runs, however long it is; where "
+        f"memory allows one more is kept every {every:,} tokens, up to {MOST_CHECKPOINTS}, and where texts "
+        f"part: a text that is continued from elsewhere computes up to {every:,} tokens again",
+    )
 
 
 def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Granted) -> PlanSet:

@@ -55,6 +55,12 @@ def sequence_bytes(
     )
 
 
+def checkpoint_distance(state: int, token: int) -> int:
+    """Tokens from one state that is kept to the next: about as many as take its memory in rows, so that
+    keeping states costs no more than those do."""
+    return max(LEAST_DISTANCE, 1 << (state // max(1, token)).bit_length())
+
+
 def unit_rows(row_bytes: Sequence[int], page: int) -> int:
     """The least number of rows, in blocks, that are whole pages in each of some tables."""
     return math.lcm(BLOCK, *(page // math.gcd(size, page) for size in row_bytes))
@@ -350,12 +356,8 @@ class KvCache:
 
     @property
     def checkpoint_every(self) -> int:
-        """Tokens after which a state is worth keeping: about as many as take as much memory in rows, so that
-        checkpoints cost no more than those; 0 where there are no states."""
-        if not self._state_bytes:
-            return 0
-        alike = self._state_bytes // max(1, self.token_bytes)
-        return max(LEAST_DISTANCE, 1 << alike.bit_length())
+        """Tokens after which a state is worth keeping; 0 where there are no states."""
+        return checkpoint_distance(self._state_bytes, self.token_bytes) if self.states else 0
 
     def thin(self) -> bool:
         """Give up a checkpoint of some sequence; False if there is none."""

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from hetrun.executor.library.plan import needs
-from hetrun.graph import Graph, Rows, kv_shapes
+from hetrun.graph import Graph, Rows, kv_shapes, states_of
 from hetrun.graph.ops import Attention, Moe, flops
 from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.cache import token_bytes
+from hetrun.memory.kv.states import state_bytes
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.matmul_peak import Peak
 from hetrun.tools.bench.memory_bandwidth import Memory
@@ -39,14 +40,16 @@ class Traffic:
     weights: int  # each once, whatever the batch; of the embedding only a row
     kv: tuple[tuple[int, int], ...]  # of each layer: bytes of a token, and its window or 0
     experts: tuple[Experts, ...] = ()  # they are not among the weights above
+    state: int = 0  # bytes that a step reads and writes of a sequence, however much it has seen
 
     def weight_bytes(self, tokens: int) -> float:
         """Weights that a step of so many tokens reads; an estimate where there are experts."""
         return self.weights + sum(e.read_by(tokens) for e in self.experts)
 
     def kv_bytes(self, seen: float) -> float:
-        """Keys and values of so many tokens that a sequence has seen; a layer with a window reads no more."""
-        return sum(size * min(seen, window or seen) for size, window in self.kv)
+        """Keys and values of so many tokens that a sequence has seen, and its states; a layer with a window
+        reads no more."""
+        return self.state + sum(size * min(seen, window or seen) for size, window in self.kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,8 @@ def traffic(graph: Graph, kv_type: str) -> Traffic:
     quant, experts = by_name(kv_type.upper()), _experts(graph)
     weights = {w: w.nbytes for op in graph.ops if op.kind != "embed" for w in op.weights}
     kv = tuple((token_bytes(shape, quant), shape.window) for shape in kv_shapes(graph).values())
-    return Traffic(sum(weights.values()) - sum(e.nbytes for e in experts), kv, experts)
+    states = 2 * state_bytes(states_of(graph.ops))
+    return Traffic(sum(weights.values()) - sum(e.nbytes for e in experts), kv, experts, states)
 
 
 def arithmetic(graph: Graph) -> Arithmetic:
