@@ -54,6 +54,7 @@ ROWS = (
     Row("qwen3", "qwen3", {**SMALL, "head_dim": 32}, style=4, dtype=BF16),
     Row("qwen3moe", "qwen3_moe", {**SMALL, **ROUTED}, dtype=BF16),
     Row("qwen35", "qwen3_5_text", {**SMALL, **DELTA, **TWO_LAYERS}, dtype=F16),
+    Row("qwen35moe", "qwen3_5_moe_text", {**SMALL, **SHARED_EXPERT}, fused_experts=True),
     Row("qwen3next", "qwen3_next", {**SMALL, **SHARED_EXPERT}, dtype=BF16),
     Row("gemma3", "gemma3_text", {**SMALL, **TWO, "final_logit_softcapping": 3.0}, dtype=BF16),
     Row("phi3", "phi3", {**SMALL, **longrope()}, dtype=F16),

@@ -9,6 +9,9 @@ from hetrun.graph.ops import (
     OPS,
     Attention,
     Attrs,
+    CausalConv,
+    DeltaNet,
+    EverySecond,
     Form,
     Gelu,
     LayerNorm,
@@ -43,6 +46,9 @@ ATTRS = {
     "moe": MOE,
     "geglu": Gelu(),
     "gelu": Gelu(exact=True),
+    "causal_conv": CausalConv(0, kernel=4, width=8),
+    "delta_net": DeltaNet(0, k_heads=2, v_heads=4, k_dim=3, v_dim=2),
+    "every_second": EverySecond(heads=2, first=1),
     "scale": Scale(2.0),
     "softcap": Softcap(30.0),
 }
@@ -53,15 +59,18 @@ WEIGHTS = {
     "layer_norm": ((1, 8), (1, 8)),
     "linear": ((8, 8), (1, 8)),
     "head": ((8, 8),),
+    "causal_conv": ((8, 4),),
+    "delta_net": ((1, 4), (1, 4)),
     "moe": ((3, 8), (48, 8), (48, 8), (24, 16)),
 }
 
 
-OUT = {"concat": 16}
+OUT = {"concat": 16, "every_second": 4}
+INPUTS = {"delta_net": (20, 4, 4)}
 
 
 def fitting(kind: str) -> Form:
-    inputs = (8,) * OPS[kind].n_inputs
+    inputs = INPUTS.get(kind, (8,) * OPS[kind].n_inputs)
     return Form(ATTRS.get(kind, Attrs()), inputs, WEIGHTS.get(kind, ()), OUT.get(kind, 8))
 
 
