@@ -169,9 +169,10 @@ class Executor:
         try:
             most = self._kv.most_at_once
             # A chunk that is longer gets its rows pass by pass.
-            slots = {
-                c.seq: self._kv.extend(c.seq, n, c.marks) for c in step.chunks if (n := len(c.tokens)) <= most
-            }
+            slots = {c.seq: self._kv.extend(c.seq, n) for c in step.chunks if (n := len(c.tokens)) <= most}
+            for c in step.chunks:
+                if c.seq in slots:
+                    self._kv.mark(c.seq, c.marks)
             passes = self._cut(step)
             if len(passes) == 1:
                 start, inside = perf_counter(), self._inside + self._away

@@ -9,6 +9,9 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.client.completion import Completion
+from hetrun.engine.loaded_model import Loaded
+from hetrun.executor.planned_model import PlannedModel
+from hetrun.memory.kv.cache import KvCache
 from tests.models import cases_hf, hf, tiny
 
 (ROW,) = (row for row in cases_hf.ROWS if str(row) == "qwen3_5_text-plain")
@@ -85,3 +88,28 @@ def test_prompts_come_back_from_a_file(alone: LLM, tmp_path: Path) -> None:
         found = ask(llm, again)
     assert found.usage.cached_tokens == len(text) + len(first.tokens) - 1
     assert found.tokens == fresh(alone, again)
+
+
+def test_memory_that_runs_out_changes_no_token(alone: LLM) -> None:
+    """Checkpoints and cached prompts go, requests give their places up and come back; drafts have no room."""
+    texts = [[*SYSTEM[: 11 * n], *tiny.random_tokens(9 * n, seed=n)] for n in range(1, 9)]
+    expected = [fresh(alone, text) for text in texts]
+    with opened() as llm:
+        llm.call(lambda loaded: squeeze(loaded, states=5))
+        for _ in range(2):
+            found = llm.generate(texts, PARAMS)
+            assert [c.tokens for c in found] == expected
+        assert llm.call(lambda loaded: kv_of(loaded).used_bytes <= (kv_of(loaded).limit_bytes or 0))
+
+
+def kv_of(loaded: Loaded) -> KvCache:
+    model = loaded.model
+    assert isinstance(model, PlannedModel)
+    return model.kv
+
+
+def squeeze(loaded: Loaded, states: int) -> None:
+    """Leave room for so many states beside the rows of one full sequence."""
+    kv = kv_of(loaded)
+    assert kv.states
+    kv.limit_bytes = kv.least_bytes + states * kv.states.bytes

@@ -145,7 +145,7 @@ def test_only_what_failed_in_this_step_is_left(
     def cancelled(at: float, name: str, segment: Segment) -> float:
         raise Cancelled("somebody wants no more")
 
-    def no_room(seq: int, n: int, marks: object) -> object:
+    def no_room(seq: int, n: int) -> object:
         raise BudgetError("keys and values: no room")
 
     def work(loaded: Loaded) -> None:

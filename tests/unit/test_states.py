@@ -86,9 +86,15 @@ def run(kv: KvCache, seq: int, numbers: Sequence[int], cuts: Iterable[int] = ())
                 write(kv, slot, number)
 
 
+def extend(kv: KvCache, seq: int, n: int, marks: Sequence[Mark]) -> None:
+    """What a step begins with."""
+    kv.extend(seq, n)
+    kv.mark(seq, marks)
+
+
 def step(kv: KvCache, seq: int, n: int, marks: Sequence[Mark] = ()) -> None:
     """A step whose tokens have their positions, from 1 on, as numbers."""
-    kv.extend(seq, n, marks)
+    extend(kv, seq, n, marks)
     run(kv, seq, range(kv.length(seq) - n + 1, kv.length(seq) + 1))
 
 
@@ -178,10 +184,10 @@ class Sequences(RuleBasedStateMachine):
         checkpoints = {s.position for s in of(self.kv)._held[seq].states if s.checkpoint}
         if not self.kv.fits([(seq, n)]):
             with pytest.raises(BudgetError, match="is full"):
-                self.kv.extend(seq, n, marks)
+                extend(self.kv, seq, n, marks)
             assert self.everything() == before
             return
-        self.kv.extend(seq, n, marks)
+        extend(self.kv, seq, n, marks)
         numbers = [next(self.numbers) for _ in range(n)]
         cuts = data.draw(st.sets(st.integers(length, length + n), max_size=3))
         if fails:
@@ -465,7 +471,7 @@ def test_without_checkpoints_there_is_nothing_to_thin() -> None:
 def test_each_pass_goes_on_where_the_one_before_it_ended() -> None:
     kv = cache()
     a = kv.alloc()
-    kv.extend(a, 10, [Mark(3), Mark(6)])
+    extend(kv, a, 10, [Mark(3), Mark(6)])
     first, middle, last = view(kv, a, 0, 4), view(kv, a, 4, 6), view(kv, a, 6, 10)
     assert first.read == NONE
     assert (first.write[[0, 1]] == NONE).all()
@@ -627,7 +633,7 @@ def test_all_slots_in_use() -> None:
     states = of(kv)
     seqs = [kv.alloc() for _ in range(SEQUENCES)]
     for seq in seqs[:2]:  # marks leave a place for where a step ends, and none of the next one
-        kv.extend(seq, MOST, [Mark(p, checkpoint=False) for p in range(1, MOST)])
+        extend(kv, seq, MOST, [Mark(p, checkpoint=False) for p in range(1, MOST)])
     assert states.used_bytes == states.slots * states.bytes
     used, rows = kv.used_bytes, kv.groups[0].used_rows
     with pytest.raises(BudgetError, match=f"all {states.slots} places for states are in use"):
@@ -647,7 +653,7 @@ def test_who_gets_no_memory_stands_where_it_stood(monkeypatch: pytest.MonkeyPatc
     kv.before_growth = no
     used = kv.used_bytes
     with pytest.raises(BudgetError, match="somebody needs it"):
-        kv.extend(a, 20, [Mark(15)])
+        extend(kv, a, 20, [Mark(15)])
     assert (kv.length(a), kept(kv, a), kv.used_bytes) == (10, [10], used)
     kv.before_growth = None
     step(kv, a, 20)
@@ -692,7 +698,7 @@ def test_saved_rows_bring_states_back(tmp_path: Path, limit: int | None) -> None
     entries = []
     for i, n in enumerate((20, 33, 7)):
         seq = ours.alloc()
-        ours.extend(seq, n, [Mark(5)])
+        extend(ours, seq, n, [Mark(5)])
         run(ours, seq, [100 * i + t for t in range(n)])
         entries.append(Entry(seq, np.arange(100 * i, 100 * i + n, dtype=np.int32)))
     blocks = list(rows.export(entries[0].seq, 0, 20))
@@ -740,7 +746,7 @@ def test_a_step_keeps_the_state_that_it_began_with() -> None:
     a = kv.alloc()
     for i in range(1, MOST_CHECKPOINTS + 1):
         step(kv, a, 100, [Mark(100 * i)])
-    kv.extend(a, 100, [Mark(810), Mark(900)])
+    extend(kv, a, 100, [Mark(810), Mark(900)])
     assert read(kv, view(kv, a, 800, 900).read) == 800
     assert kv.keepable(a, 800)
 

@@ -240,11 +240,8 @@ class KvCache:
         """Tokens that a sequence holds."""
         return self._lengths[seq]
 
-    def extend(self, seq: int, n: int, marks: Sequence[Mark] = ()) -> tuple[RowIndex, ...]:
-        """Rows for the next n tokens in each group, `most_at_once` at most; nothing changes without room.
-
-        `marks`: after which of them states are to be kept, as far as there is room.
-        """
+    def extend(self, seq: int, n: int) -> tuple[RowIndex, ...]:
+        """Rows for the next n tokens in each group, `most_at_once` at most; nothing changes without room."""
         if n > self.most_at_once:
             raise ValueError(f"{n} tokens are more than the {self.most_at_once} that may come at once")
         length = self._lengths[seq]
@@ -255,11 +252,10 @@ class KvCache:
             self._keep_within(self._bytes_of(wanted))
         try:
             rows = tuple([g.extend(seq, length, n) for g in self.groups])
-            spare = min(len(marks), self._spare_states(states)) if marks else 0
-            if grows or self.before_growth or spare:
-                self._keep_within((max(0, states) + spare) * self._state_bytes)
+            if grows or self.before_growth:
+                self._keep_within(max(0, states) * self._state_bytes)
             if self.states:
-                self.states.extend(seq, length, n, marks, spare)
+                self.states.extend(seq, length, n)
         except BaseException:
             for g in self.groups:
                 g.truncate(seq, length)
@@ -268,6 +264,20 @@ class KvCache:
             raise
         self._lengths[seq] = length + n
         return rows
+
+    def mark(self, seq: int, marks: Sequence[Mark]) -> None:
+        """After which of the tokens that were brought last, and are not computed yet, states are to be kept:
+        as far as there is room when all sequences of a step have theirs."""
+        if self.states is None or not marks:
+            return
+        spare = len(marks)
+        if self._limit is not None:
+            spare = min(spare, (self._limit - self.used_bytes) // self._state_bytes)
+        try:
+            self._keep_within(spare * self._state_bytes)
+        except BudgetError:  # who has the memory needs it
+            return
+        self.states.mark(seq, marks, spare)
 
     def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
         """Whether there is memory for so many more tokens of each of these sequences."""
@@ -400,12 +410,6 @@ class KvCache:
         for tables, view in zip(self._tables, views, strict=True):
             for table in tables:
                 yield table.raw[view.first : view.end].reshape(-1).data
-
-    def _spare_states(self, wanted: int) -> int:
-        """How many states there is room for besides those that are wanted in any case."""
-        if self._limit is None:
-            return sys.maxsize
-        return (self._limit - self.used_bytes) // self._state_bytes - max(0, wanted)
 
     def _check_room(self, rows: Sequence[int], states: int = 0) -> bool:
         """Whether anything is wanted at all; BudgetError if it is more than there is."""

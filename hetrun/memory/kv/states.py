@@ -139,29 +139,36 @@ class States:
         """Whether there are so many slots, if checkpoints are given up for them."""
         return wanted <= len(self._free) + sum(len(self._droppable(held)) for held in self._held.values())
 
-    def extend(self, seq: int, length: int, n: int, marks: Sequence[Mark], spare: int) -> None:
+    def extend(self, seq: int, length: int, n: int) -> None:
         """A slot for the state after n more tokens; what only the last step could be taken back to goes.
 
-        `marks`: where it is to be kept in between, as far as there are `spare` slots. BudgetError without a
-        slot; nothing has changed then.
+        BudgetError without a slot; nothing has changed then.
         """
         if not n:
             return
-        held, end = self._held[seq], length + n
+        held = self._held[seq]
         self._make_room(self.wants(seq))
         for s in self._going(seq):
             held.states.remove(s)
             self._release(s.slot)
         held.began = length
+        held.states.append(_State(length + n, self._take()))
+
+    def mark(self, seq: int, marks: Sequence[Mark], spare: int) -> None:
+        """Where the state is to be kept on the way of the last step, which has not run yet: as far as there
+        are `spare` slots. At its end it is there anyway."""
+        held = self._held[seq]
+        *before, last = held.states
         kept = {m.position: m.checkpoint for m in sorted(marks)}  # of two at one place the checkpoint
         for position, checkpoint in sorted(kept.items()):
-            if spare > 0 and len(self._free) > 1 and length < position < end:
-                held.states.append(_State(position, self._take(), checkpoint))
+            if spare > 0 and self._free and held.began < position < last.position:
+                before.append(_State(position, self._take(), checkpoint))
                 spare -= 1
-        held.states.append(_State(end, self._take(), kept.get(end, False)))
-        while len(self._droppable(held)) + sum(s.checkpoint for s in held.states if s.position >= length) > (
-            MOST_CHECKPOINTS
-        ) and self._drop_one(held):
+        last.checkpoint = kept.get(last.position, False)
+        held.states = [*before, last]
+        while len(self._droppable(held)) + sum(
+            s.checkpoint for s in held.states if s.position >= held.began
+        ) > (MOST_CHECKPOINTS) and self._drop_one(held):
             pass
 
     def view(self, seq: int, a: int, b: int) -> StateView:
