@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TypeVar
 
 from hetrun.errors import BudgetError
@@ -28,6 +29,8 @@ KINDS: tuple[Kind, ...] = ("anonymous", "file-backed", "shared")
 # Never booked out: what comes and goes between two looks at the books (objects of Python, a page of a file
 # that is read, page tables), and what the kernel's own counting is behind.
 RESERVE = 24 << 20
+# Helpers that take longer than this to count are counted so many times that long afterwards.
+QUICK_S, HELPERS_REST = 1e-3, 500
 MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
 
 T = TypeVar("T")
@@ -137,6 +140,7 @@ class Books:
         # What every account held when they were last brought in line, the reserve left out, which nobody has;
         # another mapping each time, so that any thread may look.
         self.seen: Mapping[str, int] = {}
+        self._helpers_due = 0.0
 
     @property
     def limit(self) -> int:
@@ -226,9 +230,17 @@ class Books:
         others: tuple[tuple[str, Kind], ...] = ((bill.WORK, "anonymous"), (bill.LIBRARIES, "file-backed"))
         for account, kind in others:
             self.holds(account, kind, max(0, self.booked(account, kind) + off[kind]))
-        self.holds(bill.HELPERS, "anonymous", self._helpers())
+        self._count_helpers()
         accounts = dict.fromkeys(account for account, _ in self._booked if account != bill.RESERVE)
         self.seen = bill.in_order({account: self.booked(account) for account in accounts})
+
+    def _count_helpers(self) -> None:
+        """Seldom where it takes long: the kernel goes through all that a process has mapped."""
+        start = perf_counter()
+        if start >= self._helpers_due:
+            self.holds(bill.HELPERS, "anonymous", self._helpers())
+            took = perf_counter() - start
+            self._helpers_due = start + took * HELPERS_REST if took > QUICK_S else 0.0
 
     def difference(self) -> dict[Kind, int]:
         """By how much the kernel counts more of each kind than the books do; helpers have their own count."""

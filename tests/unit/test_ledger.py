@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.errors import BudgetError
-from hetrun.memory import breakdown
+from hetrun.memory import breakdown, ledger
 from hetrun.memory.breakdown import Kind
 from hetrun.memory.ledger import (
     KINDS,
@@ -270,6 +270,23 @@ def test_nobody_has_the_reserve() -> None:
     assert breakdown.total(books.seen) - books.seen[breakdown.HELPERS] == figures.total
 
 
+def test_helpers_that_take_long_to_count_are_counted_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [0.0], list[float]()
+    monkeypatch.setattr(ledger, "perf_counter", lambda: clock[0])
+
+    def count() -> int:
+        asked.append(clock[0])
+        clock[0] += 0.002
+        return 12 * MIB
+
+    books = Books(Granted(200 * MIB, "--ram"), figures=lambda: Figures(anonymous=70 * MIB), helpers=count)
+    for _ in range(20):
+        books.reconcile()
+        clock[0] += 0.25
+    assert len(asked) == 5
+    assert books.seen[breakdown.HELPERS] == 12 * MIB
+
+
 def test_helpers_are_processes_that_this_one_has_started() -> None:
     before = helper_bytes()
     wait = "held = bytearray(b'x') * (16 << 20); print(flush=True); input()"
@@ -279,8 +296,10 @@ def test_helpers_are_processes_that_this_one_has_started() -> None:
         grown = helper_bytes() - before
         everybody = helper_bytes(front=True)
         strangers.add(helper.pid)
-        without = helper_bytes()
-        strangers.discard(helper.pid)
+        try:
+            without = helper_bytes()
+        finally:
+            strangers.discard(helper.pid)
         helper.communicate("\n")
     assert 16 * MIB < grown < 40 * MIB
     assert everybody > grown + before

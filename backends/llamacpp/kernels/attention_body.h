@@ -387,8 +387,7 @@ static void NAME(score_block_turned)(const struct layer *a, const struct NAME(st
 }
 #endif
 
-/* Keys lo to hi of one block, by position. `next`: the keys that this thread most likely takes behind it; NULL:
-   none. */
+/* Keys lo to hi of one block, by position. `next`: the keys that this thread takes after it; NULL: none. */
 static void NAME(block)(const struct layer *a, const struct sequence *s, const struct NAME(state) *t,
                         int64_t from, int64_t to, int64_t lo, int64_t hi, const uint8_t *next) {
     const struct pass *p = a->pass;
