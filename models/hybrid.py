@@ -11,7 +11,7 @@ from hetrun.models import blocks
 from hetrun.models.decoder import read_heads
 from hetrun.models.rope import check_rope, factors, read_rope
 
-INTERVAL = 4  # every so many layers one has attention, where the settings say nothing
+INTERVAL = 4  # layers, of which the last has attention, where the settings say nothing
 
 FeedForward = Callable[[Value, int], Value]  # the normed stream and the layer's number
 
@@ -63,7 +63,7 @@ def read_hybrid(b: GraphBuilder, meta: ModelMeta, tiled: bool) -> Hybrid:
 
 
 def read_recurrent(b: GraphBuilder, meta: ModelMeta) -> tuple[bool, ...]:
-    """Which layers have a delta net: a truth for each, else all but every so many."""
+    """Which layers have a delta net: a truth for each, else all but the last of each interval."""
     n = meta.require_int("block_count", 1, 1 << 12)
     predicting = meta.get_int("nextn_predict_layers", 0, 0, 1 << 12)
     b.check(predicting < n, f"{predicting} of {n} layers predict tokens beyond the next, which leaves none")

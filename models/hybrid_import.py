@@ -170,7 +170,7 @@ def read_delta(c: Config) -> Delta:
 
 
 def recurrent_layers(c: Config) -> tuple[bool, ...]:
-    """Which layers have a delta net: layer_types says it, else all but every so many."""
+    """Which layers have a delta net: layer_types says it, else all but the last of each interval."""
     n = c.require_int("num_hidden_layers", 1, 1 << 12)
     types = c.get_strings("layer_types", n)
     if types is None:

@@ -108,7 +108,7 @@ def _node(e: Emitter, op: Op, call: Convolution | Delta, function: int, tensors:
     given = (function, ALL_THREADS, ctypes.addressof(call))
     result = e.lib.ggml_custom_4d(e.ctx, ggml_api.F32, width, rows, 1, 1, sources, len(tensors), *given)
     made: Ref = e.w.result(result, width, rows)
-    e.w.expand(result)  # it writes states, whoever reads its result
+    e.w.expand(result)  # it writes states, even if nothing reads its result
     e.inputs.states.nodes.append(StateNode(call, {**tensors, "out": result}))
     e.values[op.out] = made
 

@@ -243,7 +243,7 @@ class Executor:
                 ids, mine = ids[a:b], mine[(mine >= a) & (mine < b)]
             count = len(mine)
             views = self._kv.views(chunk.seq, start, start + n)
-            states = self._kv.states_of(chunk.seq, start, start + n)
+            states = self._kv.state_view(chunk.seq, start, start + n)
             parts.append(SequencePart(at, at + n, wanted_at, wanted_at + count, views, states))
             tokens.append(ids)
             rows.append(own)

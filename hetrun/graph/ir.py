@@ -374,7 +374,7 @@ class KvShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What a layer keeps of a sequence however long it is: so many floats, by the kinds of its ops."""
+    """What a layer keeps of a sequence however long it is: a number of floats for each kind of its ops."""
 
     floats: Mapping[str, int]
 

@@ -6,6 +6,7 @@ the same names; a backend says which kinds it supports and the reference does th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -154,15 +155,15 @@ class Attention(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
-class Stateful(Attrs):
+class Stateful(Attrs, ABC):
     """Of an op that keeps a state of a fixed size of each sequence: `floats` numbers in each layer."""
 
     layer: int
 
     @property
+    @abstractmethod
     def floats(self) -> int:
         """Numbers that it keeps of a sequence."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ KINDS: tuple[Kind, ...] = ("anonymous", "file-backed", "shared")
 # Never booked out: what comes and goes between two looks at the books (objects of Python, a page of a file
 # that is read, page tables), and what the kernel's own counting is behind.
 RESERVE = 24 << 20
-# Helpers that take longer than this to count are counted so many times that long afterwards.
+# Helpers that take longer than this to count are left alone for 500 times as long.
 QUICK_S, HELPERS_REST = 1e-3, 500
 MARGIN = 0.15  # of the memory that is free, which hetrun leaves to others
 

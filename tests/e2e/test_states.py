@@ -109,7 +109,7 @@ def kv_of(loaded: Loaded) -> KvCache:
 
 
 def squeeze(loaded: Loaded, states: int) -> None:
-    """Leave room for so many states beside the rows of one full sequence."""
+    """Leave room for that many states beside the rows of one full sequence."""
     kv = kv_of(loaded)
     assert kv.states
     kv.limit_bytes = kv.least_bytes + states * kv.states.bytes

@@ -71,7 +71,7 @@ Changes = dict[str, object]
 
 
 def rewritten(file: Path, to: Path, settings: Changes, layers: int = 0, predicting: int = 0) -> Path:
-    """The file with other settings, and so many copies of its last layer after it."""
+    """The file with other settings, and copies of its last layer after it."""
     reader = GGUFReader(file)
     writer = GGUFWriter(to, "qwen35")
     for name, field in reader.fields.items():

@@ -48,7 +48,7 @@ def of(kv: KvCache) -> States:
 
 
 def view(kv: KvCache, seq: int, a: int, b: int) -> StateView:
-    found = kv.states_of(seq, a, b)
+    found = kv.state_view(seq, a, b)
     assert found is not None
     return found
 

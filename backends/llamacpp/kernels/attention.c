@@ -1,10 +1,10 @@
 /* The library's functions, and the same code compiled for each set of instructions (attention_body.h). */
 
 #include "attention.h"
-#include "common.h"
 
 #define NAME(x) x##_portable
 #include "lanes_portable.h"
+#include "vectors.h"
 #include "attention_body.h"
 #undef NAME
 
@@ -12,6 +12,7 @@
 BEGIN_TARGET("avx2,fma,f16c")
 #define NAME(x) x##_avx2
 #include "lanes_avx2.h"
+#include "vectors.h"
 #include "attention_body.h"
 #undef NAME
 END_TARGET
@@ -19,6 +20,7 @@ END_TARGET
 BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #define NAME(x) x##_avx512
 #include "lanes_avx512.h"
+#include "vectors.h"
 #include "attention_body.h"
 #undef NAME
 END_TARGET
@@ -30,17 +32,7 @@ int64_t hetrun_kernels_layout(void) {
 }
 
 /* The best instructions that this CPU and its system have. */
-int hetrun_kernels_level(void) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return LEVEL_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        return LEVEL_AVX2;
-#endif
-    return LEVEL_PORTABLE;
-}
+int hetrun_kernels_level(void) { return best_level(); }
 
 /* Cut the work of a pass. Returns how many partials there will be, of each query head. */
 int64_t hetrun_attention_plan(struct pass *p) {

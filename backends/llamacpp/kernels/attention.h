@@ -8,7 +8,7 @@
 #ifndef HETRUN_ATTENTION_H
 #define HETRUN_ATTENTION_H
 
-#include "common.h"
+#include "vector_levels.h"
 
 enum {
     TILE = 16,      /* keys that are made floats at once; rows of floats are padded to a multiple of it */
@@ -19,7 +19,6 @@ enum {
     AT_ONCE = 64    /* query rows, of all heads of a unit of work, that scratch memory is meant for */
 };
 
-enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512 };
 enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8 }; /* as ggml numbers them */
 
 /* One sequence of a pass. Python writes the first five before a run, hetrun_attention_plan the others. */

@@ -78,7 +78,7 @@ class DeltaNets:
         return isinstance(attrs, DeltaNet) and attrs.row <= MOST_ROW
 
     def scratch(self, row: int) -> int:
-        """Floats that a thread needs for matrices with rows of so many."""
+        """Floats that a thread needs for matrices with rows of that many."""
         size: int = self._scratch(row)
         return size
 

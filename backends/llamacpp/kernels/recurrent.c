@@ -4,6 +4,7 @@
 
 #define NAME(x) x##_portable
 #include "lanes_portable.h"
+#include "vectors.h"
 #include "recurrent_body.h"
 #undef NAME
 
@@ -11,6 +12,7 @@
 BEGIN_TARGET("avx2,fma,f16c")
 #define NAME(x) x##_avx2
 #include "lanes_avx2.h"
+#include "vectors.h"
 #include "recurrent_body.h"
 #undef NAME
 END_TARGET
@@ -18,6 +20,7 @@ END_TARGET
 BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #define NAME(x) x##_avx512
 #include "lanes_avx512.h"
+#include "vectors.h"
 #include "recurrent_body.h"
 #undef NAME
 END_TARGET
@@ -29,19 +32,9 @@ int64_t hetrun_delta_layout(void) {
 }
 
 /* The best instructions that this CPU and its system have. */
-int hetrun_delta_level(void) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return LEVEL_AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
-        return LEVEL_AVX2;
-#endif
-    return LEVEL_PORTABLE;
-}
+int hetrun_delta_level(void) { return best_level(); }
 
-/* Floats of scratch memory that a thread needs for rows of so many floats. */
+/* Floats of scratch memory that a thread needs for rows of that many floats. */
 int64_t hetrun_delta_scratch(int64_t row) { return scratch_floats(row); }
 
 /* One thread's share of a layer: functions as ggml's custom nodes call them. */

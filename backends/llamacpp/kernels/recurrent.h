@@ -7,7 +7,7 @@
 #ifndef HETRUN_RECURRENT_H
 #define HETRUN_RECURRENT_H
 
-#include "common.h"
+#include "vector_levels.h"
 
 enum {
     MOST_TAPS = 64,
@@ -20,7 +20,6 @@ enum {
 
 #define IN_MEMORY(x) __asm__ volatile("" : "+m"(x))
 
-enum { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512 };
 enum { NO_SLOT = -1 };
 
 /* The tokens of one sequence in a pass. */

@@ -6,32 +6,11 @@
 #define vf NAME(vf)
 #define vi NAME(vi)
 
-INLINE vf NAME(load)(const float *x) {
-    vf v;
-    memcpy(&v, x, sizeof(v));
-    return v;
-}
-
-INLINE void NAME(store)(float *x, vf v) { memcpy(x, &v, sizeof(v)); }
-
-INLINE vf NAME(all)(float x) { return x - (vf){0}; }
-
 /* e to the power of x, kept between e^-87 and e^88. */
-INLINE vf NAME(power)(vf x) {
+INLINE vf NAME(bounded_power)(vf x) {
     const vf most = NAME(all)(88.0f), least = NAME(all)(-87.0f);
-    const float round = 12582912.0f; /* adding it leaves the nearest integer in the lowest bits */
-    vi above = (vi)(x > most), below = (vi)(x < least);
-    x = (vf)((above & (vi)most) | (~above & (vi)x));
-    x = (vf)((below & (vi)least) | (~below & (vi)x));
-    vf shifted = x * 1.44269504088896341f + round, n = shifted - round;
-    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vf y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * (r * r) + r + 1.0f;
-    return y * (vf)(((vi)shifted << 23) + (127 << 23));
+    x = NAME(choose)((vi)(x > most), most, x);
+    return NAME(power)(NAME(choose)((vi)(x < least), least, x));
 }
 
 /* --- the convolution */
@@ -63,13 +42,13 @@ INLINE void NAME(convolve_row)(const float *const *rows, float (*kernel)[COLUMNS
         vf sum = {0};
         for (int64_t i = 0; i < taps; i++)
             if (rows[i]) sum += NAME(load)(rows[i] + from + j) * NAME(load)(kernel[i] + j);
-        NAME(store)(out + from + j, sum / (NAME(power)(-sum) + 1.0f));
+        NAME(store)(out + from + j, sum / (NAME(bounded_power)(-sum) + 1.0f));
     }
     for (; j < n; j++) {
         vf sum = {0};
         for (int64_t i = 0; i < taps; i++)
             if (rows[i]) sum[0] += rows[i][from + j] * kernel[i][j];
-        sum /= NAME(power)(-sum) + 1.0f;
+        sum /= NAME(bounded_power)(-sum) + 1.0f;
         out[from + j] = sum[0];
     }
 }
@@ -132,8 +111,6 @@ INLINE float NAME(total)(vf x) {
     for (int i = 0; i < LANES; i++) sum += lanes[i];
     return sum;
 }
-
-INLINE float NAME(power_of_one)(float x) { return NAME(power)(NAME(all)(x))[0]; }
 
 /* A row of k_dim floats divided by its length, zeros behind it. */
 INLINE void NAME(normed)(const struct delta *d, const float *x, float scale, float *out) {
@@ -227,7 +204,7 @@ static void NAME(go)(const struct delta *d, vf *s, const struct NAME(token) *tok
         NAME(go_through)(d, d->row / LANES, s, tokens, count, v, out);
 }
 
-/* Past the caches, where nobody reads it before all of them have held other things: the line need not be read. */
+/* Past the caches, where nothing reads it before they have all held other things: the line need not be read. */
 INLINE void NAME(put)(float *to, vf x, int past) {
 #if defined(__x86_64__)
     if (past && (uintptr_t)to % sizeof(vf) == 0) {
@@ -277,7 +254,6 @@ static void NAME(rows_through)(const struct delta *d, const float *from, float *
                 for (int64_t j = 0; j < n; j++) NAME(put)(state + at + r * d->row + j * LANES, s[r * n + j], is_last);
         done = end;
     }
-    /* The next tokens go on from there. */
 }
 
 /* Rows of a head from `from` to `to`, through all tokens of a sequence. */
@@ -314,7 +290,7 @@ static void NAME(remember)(const struct delta *d, int64_t ith, int64_t nth) {
 #if defined(__x86_64__)
     _mm_sfence(); /* what went past the caches is there for all threads now */
 #endif
-    /* Nobody takes a unit any more once all are here: the counters are ready for the next call. */
+    /* No thread takes a unit any more once all are here: the counters are ready for the next call. */
     if (__atomic_add_fetch(d->counters + 1, 1, __ATOMIC_ACQ_REL) == nth) memset(d->counters, 0, 2 * sizeof(int32_t));
 }
 

@@ -92,7 +92,7 @@ def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
         seq = kv.fork(parent) if case.company.forked else kv.alloc()
         _fill(kv, seq, before - kv.length(seq), rng)
         slots += kv.extend(seq, now)
-        views, own = kv.views(seq, before, before + now), kv.states_of(seq, before, before + now)
+        views, own = kv.views(seq, before, before + now), kv.state_view(seq, before, before + now)
         parts.append(SequencePart(at, at + now, wanted_at, wanted_at + n_wanted, views, own))
         tokens.append(rng.integers(0, 50, now))
         positions.append(np.arange(before, before + now))

@@ -261,7 +261,7 @@ class Prober:
                 slots.append(self._kv.extend(seqs[-1], trial.tokens))
                 views = self._kv.views(seqs[-1], trial.seen, trial.seen + trial.tokens)
                 at = i * trial.tokens
-                states = self._kv.states_of(seqs[-1], trial.seen, trial.seen + trial.tokens)
+                states = self._kv.state_view(seqs[-1], trial.seen, trial.seen + trial.tokens)
                 parts.append(SequencePart(at, at + trial.tokens, i, i + 1, views, states))
             n = trial.tokens * trial.sequences
             joined: tuple[Ints, ...] = tuple(np.concatenate(group) for group in zip(*slots, strict=True))

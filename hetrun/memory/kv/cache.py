@@ -13,7 +13,7 @@ import math
 import mmap
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,8 @@ class KvCache:
         )
         self._row_bytes = [rows.row_bytes for rows in backing]
         self.states = States(states, self.max_sequences) if states else None
+        # What sequences begin, are cut, shared and end in.
+        self._parts: tuple[Group | States, ...] = (*self.groups, *([self.states] if self.states else []))
         self._state_bytes = state_bytes(states)
         # Windows' rows begin and end anywhere in a page, and none of it goes while a neighbour has the rest.
         self._edges = sum(2 * mmap.PAGESIZE * len(t) for t, w in zip(self._tables, order, strict=True) if w)
@@ -230,10 +232,8 @@ class KvCache:
         seq = next(self._ids)
         self._lengths[seq] = 0
         self._most_sequences = max(self._most_sequences, len(self._lengths))
-        for g in self.groups:
-            g.alloc(seq)
-        if self.states:
-            self.states.alloc(seq)
+        for part in self._parts:
+            part.alloc(seq)
         return seq
 
     def length(self, seq: int) -> int:
@@ -257,10 +257,8 @@ class KvCache:
             if self.states:
                 self.states.extend(seq, length, n)
         except BaseException:
-            for g in self.groups:
-                g.truncate(seq, length)
-            if self.states:
-                self.states.truncate(seq, length)
+            for part in self._parts:
+                part.truncate(seq, length)
             raise
         self._lengths[seq] = length + n
         return rows
@@ -272,10 +270,10 @@ class KvCache:
             return
         spare = len(marks)
         if self._limit is not None:
-            spare = min(spare, (self._limit - self.used_bytes) // self._state_bytes)
+            spare = min(spare, max(0, self._limit - self.used_bytes) // self._state_bytes)
         try:
             self._keep_within(spare * self._state_bytes)
-        except BudgetError:  # who has the memory needs it
+        except BudgetError:  # weights need the memory
             return
         self.states.mark(seq, marks, spare)
 
@@ -312,10 +310,8 @@ class KvCache:
         try:
             self._check_room(wanted)
             self._keep_within(self._bytes_of(wanted))  # before rows are copied
-            for g in self.groups:
-                g.fork(seq, new, n)
-            if self.states:
-                self.states.fork(seq, new, n)
+            for part in self._parts:
+                part.fork(seq, new, n)
         except BaseException:
             self.free(new)
             raise
@@ -328,18 +324,14 @@ class KvCache:
         Without states the last `paged_allocator.SLACK` tokens can always be taken back, and those that came
         in at once; with states what the last step brought, and more only where a state was kept.
         """
-        if self.states and self.states.reach(seq, n) != n:
-            return False
-        return 0 <= n <= self._lengths[seq] and all(g.keepable(seq, n) for g in self.groups)
+        return 0 <= n <= self._lengths[seq] and all(part.keepable(seq, n) for part in self._parts)
 
     def truncate(self, seq: int, n: int) -> None:
         """Forget every token from position n on, which must be keepable."""
         if not self.keepable(seq, n):
             raise self._not_there(seq, n, "cut to")
-        for g in self.groups:
-            g.truncate(seq, n)
-        if self.states:
-            self.states.truncate(seq, n)
+        for part in self._parts:
+            part.truncate(seq, n)
         self._lengths[seq] = n
 
     def rewind(self, seq: int, n: int) -> int:
@@ -351,16 +343,14 @@ class KvCache:
     def free(self, seq: int) -> None:
         """Give everything back."""
         del self._lengths[seq]
-        for g in self.groups:
-            g.free(seq)
-        if self.states:
-            self.states.free(seq)
+        for part in self._parts:
+            part.free(seq)
 
     def views(self, seq: int, a: int, b: int) -> tuple[KvView, ...]:
         """Where, in each group, the tokens lie that those at positions a to b of a sequence see."""
         return tuple([g.view(seq, a, b) for g in self.groups])
 
-    def states_of(self, seq: int, a: int, b: int) -> StateView | None:
+    def state_view(self, seq: int, a: int, b: int) -> StateView | None:
         """Where the tokens at positions a to b of a sequence, in one pass, read and write its states."""
         return self.states.view(seq, a, b) if self.states else None
 
@@ -375,10 +365,8 @@ class KvCache:
 
     def trim(self) -> None:
         """Give the system back the memory that no sequence has."""
-        for g in self.groups:
-            g.trim()
-        if self.states:
-            self.states.trim()
+        for part in self._parts:
+            part.trim()
         self._promised = min(self._promised, self._in_steps(self._most_held()))
 
     def export(self, seq: int, n: int) -> Iterator[memoryview]:
@@ -386,7 +374,7 @@ class KvCache:
         until the sequence changes."""
         if not self.keepable(seq, n):
             raise self._not_there(seq, n, "exported up to")
-        return chain(self._bytes(self.views(seq, n, n)), self.states.export(seq, n) if self.states else ())
+        return self._bytes(seq, n, self.views(seq, n, n))
 
     def import_(self, n: int, fill: Callable[[memoryview], object]) -> int:
         """A new sequence of n tokens. `fill` is called with the memory of each table in turn, to write there
@@ -398,7 +386,7 @@ class KvCache:
             if self.states:
                 self.states.place(new, n)
             self._keep_within()
-            for rows in chain(self._bytes(views), self.states.export(new, n) if self.states else ()):
+            for rows in self._bytes(new, n, views):
                 fill(rows)
         except BaseException:
             self.free(new)
@@ -406,10 +394,12 @@ class KvCache:
         self._lengths[new] = n
         return new
 
-    def _bytes(self, views: Sequence[KvView]) -> Iterator[memoryview]:
+    def _bytes(self, seq: int, n: int, views: Sequence[KvView]) -> Iterator[memoryview]:
         for tables, view in zip(self._tables, views, strict=True):
             for table in tables:
                 yield table.raw[view.first : view.end].reshape(-1).data
+        if self.states:
+            yield from self.states.export(seq, n)
 
     def _check_room(self, rows: Sequence[int], states: int = 0) -> bool:
         """Whether anything is wanted at all; BudgetError if it is more than there is."""

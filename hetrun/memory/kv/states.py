@@ -47,7 +47,7 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _State:
-    """A state after so many tokens."""
+    """What is known after a number of tokens."""
 
     position: int
     slot: int
@@ -76,7 +76,7 @@ class States:
     """Slots, and which of them each sequence has."""
 
     def __init__(self, shapes: Mapping[int, StateShape], sequences: int) -> None:
-        """Address space for the states of so many sequences, or as many as the system has it for."""
+        """Address space for the states of that many sequences, or for fewer where the system has less."""
         self.bytes = state_bytes(shapes)
         self._memory, self.slots = _reserved(self.bytes, 2 * sequences + MOST_SHARED)
         flat = self._memory.bytes[: self.slots * self.bytes].view(np.float32).reshape(self.slots, -1)
@@ -136,7 +136,7 @@ class States:
         return [s for s in self._held[seq].states[:-1] if not s.checkpoint]
 
     def has_room(self, wanted: int) -> bool:
-        """Whether there are so many slots, if checkpoints are given up for them."""
+        """Whether there are enough slots, if checkpoints are given up for them."""
         return wanted <= len(self._free) + sum(len(self._droppable(held)) for held in self._held.values())
 
     def extend(self, seq: int, length: int, n: int) -> None:
@@ -187,6 +187,10 @@ class States:
         """The last position up to n whose state is there."""
         return max((s.position for s in self._held[seq].states if s.position <= n), default=0)
 
+    def keepable(self, seq: int, n: int) -> bool:
+        """Whether the state after n tokens is there."""
+        return self.reach(seq, n) == n
+
     def truncate(self, seq: int, n: int) -> None:
         """Go back to a state that is there."""
         held = self._held[seq]
@@ -229,7 +233,7 @@ class States:
             self._touched[slot] = False
 
     def _droppable(self, held: _Held) -> list[_State]:
-        """Checkpoints that nobody needs: not where its last step began or could end."""
+        """Checkpoints that can be given up: none that its last step began with, or has yet to write."""
         return [s for s in held.states[:-1] if s.checkpoint and s.position < held.began]
 
     def _drop_one(self, held: _Held) -> bool:

@@ -47,8 +47,8 @@ class Traffic:
         return self.weights + sum(e.read_by(tokens) for e in self.experts)
 
     def kv_bytes(self, seen: float) -> float:
-        """Keys and values of so many tokens that a sequence has seen, and its states; a layer with a window
-        reads no more."""
+        """Keys and values of the tokens that a sequence has seen, and its states; a layer with a window reads
+        no more."""
         return self.state + sum(size * min(seen, window or seen) for size, window in self.kv)
 
 
