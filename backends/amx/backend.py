@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hetrun.backends.amx.runner import AmxRunner
 
 PRODUCTS = ("linear", "head", "moe")
-LEFT_OUT = ("causal_conv", "delta_net")  # the other CPU backend has kernels for what keeps states
 ROUNDING = {"bf16": 2.8e-3, "int8": 1.2e-2}  # the error of a product, in parts of its size
 
 
@@ -71,7 +70,7 @@ class AmxBackend(Backend):
         return self._way != "lean"
 
     def supports(self, op: Op) -> bool:
-        return op.kind in OPS and op.kind not in LEFT_OUT
+        return op.kind in OPS
 
     def rounding(self, op: Op) -> float:
         return ROUNDING[self.arithmetic] * (op.kind in PRODUCTS)

@@ -16,13 +16,15 @@ from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
 from hetrun.backends.amx.bf16_matmul import BF16, LeanProduct, PackedProduct, Product, activate
 from hetrun.backends.amx.buffers import Experts, held_as, inside_of, product_of, vector_of
+from hetrun.backends.amx.causal_conv import causal_conv, taps_of
+from hetrun.backends.amx.delta_net import Gates, delta_net
 from hetrun.backends.amx.elementwise import Angles
 from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked
 from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.weight_slices import StoredRows, spans
 from hetrun.graph import Op, Rows, Value, Weight
-from hetrun.graph.ops import EverySecond, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import DeltaNet, EverySecond, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -297,6 +299,28 @@ class Emitter:
 
         return call
 
+    def causal_conv(self, op: Op) -> Call:
+        source, target, kv = self.slot(op.inputs[0]), self.slot(op.out), self._kv
+        taps = taps_of(vector_of(self.buffers(op)[0]))
+
+        def call(frame: Frame) -> None:
+            frame.values[target] = causal_conv(op, frame.get(source), taps, frame.work, kv)
+
+        return call
+
+    def delta_net(self, op: Op) -> Call:
+        x, decay, rate = (self.slot(value) for value in op.inputs)
+        target, kv, check = self.slot(op.out), self._kv, self._backend.check
+        decays, biases = (vector_of(b)[0] for b in self.buffers(op))
+        assert isinstance(op.attrs, DeltaNet)
+        gates = Gates(op.attrs, decays, biases)
+
+        def call(frame: Frame) -> None:
+            given = frame.get(x), frame.get(decay), frame.get(rate)
+            frame.values[target] = delta_net(op, given, gates, frame.work, kv, check)
+
+        return call
+
     def moe(self, op: Op) -> Call:
         a = op.attrs
         assert isinstance(a, Moe)
@@ -349,6 +373,8 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
     "rms_norm": Emitter.rms_norm,
     "layer_norm": Emitter.layer_norm,
     "attention": Emitter.attention,
+    "causal_conv": Emitter.causal_conv,
+    "delta_net": Emitter.delta_net,
     "moe": Emitter.moe,
     "swiglu": Emitter.gate,
     "geglu": Emitter.gate,

@@ -1,0 +1,46 @@
+"""A short convolution over time: a product for each of its taps, of the rows that far back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hetrun.backend import Pass
+from hetrun.backends.amx.recurrent_states import Slots, pieces
+from hetrun.backends.amx.weight_slices import spans
+from hetrun.graph import Op
+from hetrun.graph.ops import CausalConv
+from hetrun.memory.kv.cache import KvCache
+
+IN_CACHE = 1 << 18  # numbers that all taps are added to before the next ones
+
+
+def taps_of(kernel: Tensor) -> Tensor:
+    """The weight [width, taps] as a row for each tap, the oldest one first."""
+    return kernel.t().contiguous()
+
+
+def causal_conv(op: Op, x: Tensor, taps: Tensor, work: Pass, kv: KvCache) -> Tensor:
+    """Each row's result, in float32; the last rows of each sequence are written where the pass says."""
+    a = op.attrs
+    assert isinstance(a, CausalConv)
+    slots, back = Slots.of(kv.state(a.layer, op.kind)), a.kernel - 1
+    out = torch.empty(x.shape)
+    for part in work.parts:
+        tail = slots.before(part).view(back, a.width)
+        rows = torch.cat((tail, x[part.a : part.b].float()))
+        _convolve(rows, taps, out[part.a : part.b])
+        for _, end in pieces(part):
+            kept = slots.after(part, end - 1)
+            if kept is not None:
+                kept.view(back, a.width).copy_(rows[end - part.a : end - part.a + back])
+    return out
+
+
+def _convolve(rows: Tensor, taps: Tensor, out: Tensor) -> None:
+    for lo, hi in spans(len(out), max(1, IN_CACHE // out.shape[1])):
+        total = torch.mul(rows[lo:hi], taps[0], out=out[lo:hi])
+        for far, tap in enumerate(taps[1:], 1):
+            total.addcmul_(rows[lo + far : hi + far], tap)
+        functional.silu(total, inplace=True)

@@ -1,0 +1,92 @@
+"""The gated delta rule: few tokens one by one, many in chunks, each sequence by itself.
+
+So the bits of a sequence's results do not tell which others are in the pass. They tell how its text was cut:
+with --deterministic a pass has one row here, and chunks are never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hetrun.backend import Pass
+from hetrun.backends.amx.delta_chunks import ROWS, Rows, by_k_heads, chunk, of_k_heads
+from hetrun.backends.amx.recurrent_states import Slots, pieces
+from hetrun.backends.amx.weight_slices import spans
+from hetrun.graph import Op
+from hetrun.graph.ops import DeltaNet
+from hetrun.memory.kv.cache import KvCache
+
+FEW = 6  # tokens that are faster one by one
+FORGOTTEN = -60.0  # the least logarithm of a decay: nothing is left, and sums of it still have their digits
+
+
+class Gates:
+    """What the decays of a layer hang on."""
+
+    def __init__(self, a: DeltaNet, decays: Tensor, biases: Tensor) -> None:
+        self._decays = -decays.exp() if a.log else decays
+        self._biases = biases
+
+    def of(self, decay: Tensor) -> Tensor:
+        """The logarithms of each row's decays."""
+        return functional.softplus(decay.float() + self._biases).mul_(self._decays).clamp_min_(FORGOTTEN)
+
+
+def delta_net(
+    op: Op, inputs: tuple[Tensor, Tensor, Tensor], gates: Gates, work: Pass, kv: KvCache, check: Callable[[], None]
+) -> Tensor:
+    """Each row's result, in float32; states are written where the pass says."""
+    a = op.attrs
+    assert isinstance(a, DeltaNet)
+    x, decay, rate = inputs
+    rows = _rows(a, x.float(), gates.of(decay), torch.sigmoid(rate.float()))
+    out = torch.empty(len(x), a.v_heads, a.v_dim)
+    slots = Slots.of(kv.state(a.layer, op.kind))
+    for part in work.parts:
+        shape = a.v_heads, a.v_dim, a.row
+        before = slots.before(part).view(shape)
+        for lo, hi in pieces(part):
+            check()
+            kept = slots.after(part, hi - 1)
+            after = torch.empty(shape) if kept is None else kept.view(shape)
+            advance = _one_by_one if hi - lo <= FEW else _in_chunks
+            advance(a, rows.cut(lo, hi), before, after, out[lo:hi])
+            before = after
+    return out.view(len(x), a.v_width)
+
+
+def _rows(a: DeltaNet, x: Tensor, decay: Tensor, rate: Tensor) -> Rows:
+    qk = x[:, : 2 * a.k_width].view(len(x), 2, a.k_heads, a.k_dim)
+    length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)
+    scale = length.square_().add_(a.eps).rsqrt_()
+    scale[:, 0] *= a.k_dim**-0.5
+    return Rows(qk * scale, x[:, 2 * a.k_width :].view(len(x), a.v_heads, a.v_dim), decay, rate)
+
+
+def _in_chunks(a: DeltaNet, rows: Rows, before: Tensor, after: Tensor, out: Tensor) -> None:
+    after.copy_(before)
+    for lo, hi in spans(len(rows), ROWS):
+        chunk(a, rows.cut(lo, hi), after, out[lo:hi])
+
+
+def _one_by_one(a: DeltaNet, rows: Rows, before: Tensor, after: Tensor, out: Tensor) -> None:
+    """The rule as it is written, in float32."""
+    known, decays = after[..., : a.k_dim], rows.decay.exp()[:, :, None, None]
+    for i in range(len(rows)):
+        torch.mul(before, decays[i], out=after)
+        before = after
+        q, k = (_of_v_heads(a, heads) for heads in rows.qk[i])
+        new = (rows.v[i] - (known * k).sum(-1)) * rows.rate[i][:, None]
+        known.addcmul_(new[:, :, None], k)
+        torch.sum(known * q, -1, out=out[i])
+
+
+def _of_v_heads(a: DeltaNet, heads: Tensor) -> Tensor:
+    """A row of q or k for each head of v [heads, 1, columns]."""
+    each = by_k_heads(a, torch.empty(a.v_heads, 1, a.k_dim))
+    each.copy_(of_k_heads(a, heads[:, None]))
+    return each.view(a.v_heads, 1, a.k_dim)
