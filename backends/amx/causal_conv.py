@@ -13,7 +13,7 @@ from hetrun.graph import Op
 from hetrun.graph.ops import CausalConv
 from hetrun.memory.kv.cache import KvCache
 
-IN_CACHE = 1 << 18  # numbers that all taps are added to before the next ones
+IN_CACHE = 1 << 19  # numbers that all taps are added to before the next ones
 
 
 def taps_of(kernel: Tensor) -> Tensor:
@@ -32,9 +32,9 @@ def causal_conv(op: Op, x: Tensor, taps: Tensor, work: Pass, kv: KvCache) -> Ten
         rows = torch.cat((tail, x[part.a : part.b].float()))
         _convolve(rows, taps, out[part.a : part.b])
         for _, end in pieces(part):
-            kept = slots.after(part, end - 1)
+            kept = slots.after(part, end)
             if kept is not None:
-                kept.view(back, a.width).copy_(rows[end - part.a : end - part.a + back])
+                kept.view(back, a.width).copy_(rows[end : end + back])
     return out
 
 

@@ -75,8 +75,8 @@ def chunk(a: DeltaNet, rows: Rows, state: Tensor, out: Tensor) -> None:
     new = torch.bmm(solving, missing)
     found = torch.baddbmm(torch.bmm(q, before), mixing, new)
     out.copy_(found.transpose(0, 1)[:n])
-    state.mul_(total[:, -1].exp()[:, None, None])
-    known.add_(torch.bmm(new.transpose(1, 2), last))
+    added = torch.bmm(new.transpose(1, 2), last)
+    torch.addcmul(added, known, total[:, -1].exp()[:, None, None], out=known)
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from hetrun.graph import Op
 from hetrun.graph.ops import DeltaNet
 from hetrun.memory.kv.cache import KvCache
 
-FEW = 6  # tokens that are faster one by one
+FEW = 4  # tokens that are faster one by one
 FORGOTTEN = -60.0  # the least logarithm of a decay: nothing is left, and sums of it still have their digits
 
 
@@ -33,30 +33,36 @@ class Gates:
 
     def of(self, decay: Tensor) -> Tensor:
         """The logarithms of each row's decays."""
-        return functional.softplus(decay.float() + self._biases).mul_(self._decays).clamp_min_(FORGOTTEN)
+        return functional.softplus(decay + self._biases).mul_(self._decays).clamp_min_(FORGOTTEN)
 
 
 def delta_net(
-    op: Op, inputs: tuple[Tensor, Tensor, Tensor], gates: Gates, work: Pass, kv: KvCache, check: Callable[[], None]
+    op: Op,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    gates: Gates,
+    work: Pass,
+    kv: KvCache,
+    check: Callable[[], None],
 ) -> Tensor:
     """Each row's result, in float32; states are written where the pass says."""
     a = op.attrs
     assert isinstance(a, DeltaNet)
-    x, decay, rate = inputs
-    rows = _rows(a, x.float(), gates.of(decay), torch.sigmoid(rate.float()))
-    out = torch.empty(len(x), a.v_heads, a.v_dim)
-    slots = Slots.of(kv.state(a.layer, op.kind))
+    out = torch.empty(len(inputs[0]), a.v_heads, a.v_dim)
+    slots, shape = Slots.of(kv.state(a.layer, op.kind)), (a.v_heads, a.v_dim, a.row)
     for part in work.parts:
-        shape = a.v_heads, a.v_dim, a.row
+        x, decay, rate = (value[part.a : part.b].float() for value in inputs)
+        rows = _rows(a, x, gates.of(decay), torch.sigmoid(rate))
         before = slots.before(part).view(shape)
         for lo, hi in pieces(part):
-            check()
-            kept = slots.after(part, hi - 1)
+            kept = slots.after(part, hi)
             after = torch.empty(shape) if kept is None else kept.view(shape)
-            advance = _one_by_one if hi - lo <= FEW else _in_chunks
-            advance(a, rows.cut(lo, hi), before, after, out[lo:hi])
+            own, to = rows.cut(lo, hi), out[part.a + lo : part.a + hi]
+            if hi - lo <= FEW:
+                _one_by_one(a, own, before, after, to)
+            else:
+                _in_chunks(a, own, after.copy_(before), to, check)
             before = after
-    return out.view(len(x), a.v_width)
+    return out.view(-1, a.v_width)
 
 
 def _rows(a: DeltaNet, x: Tensor, decay: Tensor, rate: Tensor) -> Rows:
@@ -67,10 +73,11 @@ def _rows(a: DeltaNet, x: Tensor, decay: Tensor, rate: Tensor) -> Rows:
     return Rows(qk * scale, x[:, 2 * a.k_width :].view(len(x), a.v_heads, a.v_dim), decay, rate)
 
 
-def _in_chunks(a: DeltaNet, rows: Rows, before: Tensor, after: Tensor, out: Tensor) -> None:
-    after.copy_(before)
+def _in_chunks(a: DeltaNet, rows: Rows, state: Tensor, out: Tensor, check: Callable[[], None]) -> None:
+    """The state becomes what it is after the rows."""
     for lo, hi in spans(len(rows), ROWS):
-        chunk(a, rows.cut(lo, hi), after, out[lo:hi])
+        check()
+        chunk(a, rows.cut(lo, hi), state, out[lo:hi])
 
 
 def _one_by_one(a: DeltaNet, rows: Rows, before: Tensor, after: Tensor, out: Tensor) -> None:

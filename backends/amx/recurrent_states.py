@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,19 +31,15 @@ class Slots:
         read = part.states.read
         return torch.zeros(self.table.shape[1]) if read == NONE else self.table[read]
 
-    def after(self, part: SequencePart, row: int) -> Tensor | None:
-        """Where the state after a row of the pass is to be written; None if it is not to be kept."""
+    def after(self, part: SequencePart, n: int) -> Tensor | None:
+        """Where the state after n of a part's tokens is to be written; None if it is not to be kept."""
         assert part.states is not None
-        slot = int(part.states.write[row - part.a])
+        slot = int(part.states.write[n - 1])
         return None if slot == NONE else self.table[slot]
 
 
 def pieces(part: SequencePart) -> Iterator[tuple[int, int]]:
-    """The rows of a part, cut after each whose state is to be kept."""
+    """The tokens of a part, cut after each whose state is to be kept."""
     assert part.states is not None
-    at = part.a
-    for mark in (np.flatnonzero(part.states.write != NONE) + part.a + 1).tolist():
-        yield at, mark
-        at = mark
-    if at < part.b:
-        yield at, part.b
+    marks = np.flatnonzero(part.states.write != NONE) + 1
+    yield from pairwise(dict.fromkeys((0, *marks.tolist(), part.b - part.a)))

@@ -18,9 +18,7 @@ def unit_inverse(x: Tensor) -> Tensor:
     out = torch.zeros(x.shape)
     corners = _diagonal(x, BLOCK)
     one = torch.eye(BLOCK).expand(corners.shape)
-    _diagonal(out, BLOCK).copy_(
-        torch.linalg.solve_triangular(corners, one, upper=False, unitriangular=True)
-    )
+    _diagonal(out, BLOCK).copy_(torch.linalg.solve_triangular(corners, one, upper=False, unitriangular=True))
     half = BLOCK
     while half < rows:
         given, found = _diagonal(x, 2 * half), _diagonal(out, 2 * half)

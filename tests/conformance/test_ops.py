@@ -33,8 +33,7 @@ EMULATED = "cuda emulated"  # its kernels, run by the CPU
 BUILT = "F32", "BF16", "Q4_0", "Q4_K", "Q6_K"
 BUILT_FOR_EXPERTS = "Q4_0", "Q4_K"  # and one more where there are many tokens
 # Kinds that backends, by the beginning of their names, leave to others.
-STATEFUL = "causal_conv", "delta_net"
-UNSUPPORTED = {"amx": STATEFUL, "cuda": (*STATEFUL, "sigmoid_gate", "every_second")}
+UNSUPPORTED = {"cuda": ("causal_conv", "delta_net", "sigmoid_gate", "every_second")}
 WITHOUT_KERNELS = "llamacpp without kernels"  # as it is where there was no C compiler
 
 

@@ -28,13 +28,18 @@ TORCH = (
     "attention",
     "bf16_matmul",
     "buffers",
+    "causal_conv",
+    "delta_chunks",
+    "delta_net",
     "elementwise",
     "int8_matmul",
     "ipex_matmul",
     "lowering",
     "moe",
     "peak",
+    "recurrent_states",
     "runner",
+    "triangular",
     "upload",
 )
 # Packages that load on use, and who may still import them at the top, being loaded on use itself.

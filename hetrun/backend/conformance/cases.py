@@ -41,9 +41,10 @@ _WITH_8_BITS = (
 QUANT_LIMITS = {"F32": EXACT, "F16": HALF, "BF16": 1e-5, "Q8_0": 8e-5} | dict.fromkeys(_WITH_8_BITS, 2e-4)
 # Backends that say what arithmetic their products are in get as much as it costs, whatever the weights are.
 # bf16 keeps 8 bits: rounding costs 1.3e-6 of a mean square, at worst four times that, and it is done
-# to both factors and to the result; in attention to the shares of the values as well.
+# to both factors and to the result; in attention to the shares of the values as well. Chunks of a delta net
+# are five products that follow each other, and what they leave in the state has the same error.
 # int8 keeps 7 bits of the largest number of a row.
-_BF16 = {"linear": 2e-5, "head": 2e-5, "moe": 6e-5, "attention": 3e-5}
+_BF16 = {"linear": 2e-5, "head": 2e-5, "moe": 6e-5, "attention": 3e-5, "delta_net": 6e-5}
 FLOORS: Mapping[str, Mapping[str, float]] = {
     "": {},
     "bf16": _BF16,
