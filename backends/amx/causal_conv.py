@@ -21,6 +21,11 @@ def taps_of(kernel: Tensor) -> Tensor:
     return kernel.t().contiguous()
 
 
+def passing_bytes(a: CausalConv, tokens: int) -> int:
+    """Memory that the op takes and gives back, besides its result: the rows and those before them."""
+    return 4 * (tokens + a.kernel) * a.width
+
+
 def causal_conv(op: Op, x: Tensor, taps: Tensor, work: Pass, kv: KvCache) -> Tensor:
     """Each row's result, in float32; the last rows of each sequence are written where the pass says."""
     a = op.attrs

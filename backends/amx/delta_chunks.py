@@ -6,9 +6,9 @@ u[i], which hangs on those before it:
 
     u[i] = beta[i] * (v[i] - exp(G[i]) * S @ k[i] - sum over j < i of D[i, j] * (k[i] . k[j]) * u[j])
 
-These are the rows of (I + L) U = beta * (V - exp(G) * K S'), where L[i, j] = beta[i] * D[i, j] * (k[i] . k[j])
-below the diagonal. I + L is inverted in float32. The rest is bf16 that is summed in float32, but for the state
-and the decays:
+These are the rows of (I + L) U = beta * (V - exp(G) * K S'), where below the diagonal L[i, j] is
+beta[i] * D[i, j] * (k[i] . k[j]). I + L is inverted in float32, the type of the state and of the decays; the
+other products are of bf16, summed in float32:
 
     results = exp(G) * Q S' + (D * Q K') U
     S       = exp(G[last]) * S + U' (exp(G[last] - G) * K)
@@ -27,6 +27,13 @@ from hetrun.backends.amx.triangular import BLOCK, unit_inverse
 from hetrun.graph.ops import DeltaNet
 
 ROWS = 64  # of a chunk: fewer rows take the state more often, more rows take larger triangles
+
+
+def passing_bytes(a: DeltaNet, tokens: int) -> int:
+    """Memory that the op takes and gives back, besides its result: the keys and queries as they are
+    multiplied, and of a chunk its triangles, its rows in both types, and twice the state."""
+    triangles, rows = 20 * ROWS, 14 * a.k_dim + 12 * a.v_dim
+    return 8 * tokens * a.k_width + a.v_heads * (ROWS * (triangles + rows) + 12 * a.v_dim * a.row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where the layers that keep states of a fixed size have them in a pass: what is read, and what is written."""
+"""Where layers that keep states of a fixed size have them in a pass: which are read, which are written."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from hetrun.backend import FINISHED, Buffers, Done, Pass, PassShape, Segment
-from hetrun.backends.amx.attention import passing_bytes
+from hetrun.backends.amx import attention, causal_conv, delta_chunks
 from hetrun.backends.amx.lowering import Emitter, Frame
-from hetrun.graph import Value
-from hetrun.graph.ops import Attention
+from hetrun.graph import Op, Value
+from hetrun.graph.ops import Attention, CausalConv, DeltaNet
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -78,5 +78,16 @@ def _peak_bytes(segment: Segment, shape: PassShape) -> int:
     """What the values of a trip take at most, about: the widest few of them in float32 and in bf16."""
     rows = {"tokens": shape.tokens, "wanted": shape.wanted}
     sizes = sorted(6 * rows[v.rows] * v.width for op in segment.ops for v in (*op.inputs, op.out))
-    heads = [passing_bytes(op.attrs, shape.tokens) for op in segment.ops if isinstance(op.attrs, Attention)]
-    return sum(sizes[-4:]) + max(heads, default=0)
+    return sum(sizes[-4:]) + max([_passing_bytes(op, shape.tokens) for op in segment.ops], default=0)
+
+
+def _passing_bytes(op: Op, tokens: int) -> int:
+    """What an op takes besides its values."""
+    match op.attrs:
+        case Attention():
+            return attention.passing_bytes(op.attrs, tokens)
+        case CausalConv():
+            return causal_conv.passing_bytes(op.attrs, tokens)
+        case DeltaNet():
+            return delta_chunks.passing_bytes(op.attrs, tokens)
+    return 0

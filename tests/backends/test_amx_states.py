@@ -1,4 +1,4 @@
-"""Gated delta nets and short convolutions through torch, against numpy's: what is bf16 there, and what is not."""
+"""Gated delta nets and short convolutions through torch, against numpy's."""
 
 from __future__ import annotations
 
