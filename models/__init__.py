@@ -23,4 +23,4 @@ HF_TYPES = {
 }
 
 # Files here that are no architecture.
-SHARED = frozenset(("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "rope"))
+SHARED = frozenset(("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "mtp", "rope"))

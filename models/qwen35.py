@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
-from hetrun.models.hybrid import build_hybrid, read_hybrid
+from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid
 from hetrun.models.hybrid_import import SECTIONS, hybrid_from_hf, text_model
+from hetrun.models.mtp import prediction_block
 
 name = "qwen35"
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
-    c = read_hybrid(b, meta, tiled=True)
+    return build_hybrid(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
+
+
+def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
+    """The block that predicts one more token."""
+    return prediction_block(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
+
+
+def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:
     n_ff = meta.require_int("feed_forward_length", 1, 1 << 24)
-    return build_hybrid(b, c, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", n_ff))
+    return lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", n_ff)
 
 
 def from_hf(hf: HfModel) -> Imported:

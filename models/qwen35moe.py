@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock
 from hetrun.loader.hf_mapping import HfModel, Imported
-from hetrun.models.hybrid import build_hybrid, read_hybrid, read_moe, shared_mixture
+from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid, read_moe, shared_mixture
 from hetrun.models.hybrid_import import SECTIONS, mixture_from_hf, text_model
+from hetrun.models.mtp import prediction_block
 
 name = "qwen35moe"
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
-    c, (moe, shared) = read_hybrid(b, meta, tiled=True), read_moe(b, meta)
-    return build_hybrid(b, c, lambda x, i: shared_mixture(b, x, f"blk.{i}", moe, shared))
+    return build_hybrid(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
+
+
+def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
+    """The block that predicts one more token."""
+    return prediction_block(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
+
+
+def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:
+    moe, shared = read_moe(b, meta)
+    return lambda x, i: shared_mixture(b, x, f"blk.{i}", moe, shared)
 
 
 def from_hf(hf: HfModel) -> Imported:

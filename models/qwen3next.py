@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock, Value
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
-from hetrun.models.hybrid import build_hybrid, read_hybrid, read_moe, shared_mixture
+from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid, read_moe, shared_mixture
 from hetrun.models.hybrid_import import mixture_from_hf, text_model
+from hetrun.models.mtp import prediction_block
 
 name = "qwen3next"
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
-    c, (moe, shared) = read_hybrid(b, meta, tiled=False), read_moe(b, meta)
+    return build_hybrid(b, read_hybrid(b, meta, tiled=False), _feed_forward(b, meta))
+
+
+def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
+    """The block that predicts one more token."""
+    return prediction_block(b, read_hybrid(b, meta, tiled=False), _feed_forward(b, meta))
+
+
+def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:
+    moe, shared = read_moe(b, meta)
     n_ff = meta.get_int("feed_forward_length", 1, 1, 1 << 24)
 
     def feed_forward(x: Value, i: int) -> Value:
@@ -21,7 +31,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
             return shared_mixture(b, x, f"blk.{i}", moe, shared)
         return blocks.gated_ffn(b, x, f"blk.{i}", n_ff)
 
-    return build_hybrid(b, c, feed_forward)
+    return feed_forward
 
 
 def from_hf(hf: HfModel) -> Imported:

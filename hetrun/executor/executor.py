@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetrun.backend import (
     Backend,
@@ -32,8 +34,8 @@ from hetrun.graph.signature import Forms, of_wanted_rows
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.states import Mark
 from hetrun.planner.costmodel import Forecast, Measured, Work
-from hetrun.planner.hidden_state_plan import HiddenPlans
-from hetrun.planner.plan import BUCKETS, Plan, PlanSet
+from hetrun.planner.partial_plans import PartialPlans
+from hetrun.planner.plan import BUCKETS, Plan, PlanSet, after, up_to
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
 SMOOTHING, MOST_BETWEEN_S = 0.1, 0.002
@@ -48,14 +50,40 @@ class Chunk:
     tokens: Ints
     wanted: Ints  # ascending
     marks: tuple[Mark, ...] = ()  # positions of the sequence at which its states are kept
+    hidden: int = 0  # of its last so many tokens, and of the wanted ones, hidden states are kept
+    given: tuple[Floats, ...] = ()  # what the graph is given beside tokens, each with a row for each
+
+    @property
+    def shown(self) -> Ints:
+        """The tokens of which anything is wanted, ascending."""
+        n, wanted, kept = len(self.tokens), self.wanted, min(self.hidden, len(self.tokens))
+        if kept <= len(wanted) and (not kept or wanted[-kept] == n - kept):
+            return wanted
+        return np.union1d(wanted, np.arange(n - kept, n))
 
 
+Number = TypeVar("Number", bound=np.generic)
 Between = Callable[[], None]
 Piece = tuple[Chunk, int, int]  # tokens a to b of a chunk
 # Of which plan's stages, with how many threads, for which passes, and how many such passes stand still while
 # it runs.
 Shape = tuple[int, int, PassShape, int]
 Slots = tuple[Ints, ...]  # KV rows of some tokens, in each group of layers
+
+
+@dataclass(slots=True)
+class Trip:
+    """A pass, and what is wanted of its wanted rows."""
+
+    work: Pass
+    kept: Ints  # those whose hidden states are kept
+    scored: Ints | None = None  # those whose logits are wanted; None: of all
+    hidden: Floats | None = None  # what was kept
+
+    def keep(self, hidden: Floats) -> None:
+        """The hidden states of all wanted rows have come, in memory that the next pass overwrites."""
+        if len(self.kept):
+            self.hidden = hidden[self.kept]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +132,10 @@ class Executor:
         self._forecast = forecast
         self._forms = Forms()
         self._graph = graph
-        self._hidden = HiddenPlans(graph.hidden)
+        self._to_hidden = PartialPlans(partial(up_to, value=graph.hidden))
+        self._from_hidden = PartialPlans(partial(after, value=graph.hidden))
+        # The hidden states that chunks of the last step had kept, one chunk's after the other's.
+        self.hidden = np.empty((0, graph.hidden.width), np.float32)
         self._backends = backends
         self._store = store
         self._kv = kv
@@ -126,7 +157,8 @@ class Executor:
         """Run by other plans from the next step on; what was compiled for those that stay is kept, and for
         those `beside` them, which may run soon."""
         staying = [*plans.plans.values(), *beside]
-        alive = {id(p.stages) for p in staying} | self._hidden.keep(staying)
+        alive = {id(p.stages) for p in staying}
+        alive |= self._to_hidden.keep(staying) | self._from_hidden.keep(staying)
         for cache in (self._small, self._large):
             for key in [key for key in cache if key[0] not in alive and key not in self._busy]:
                 cache.pop(key).close()
@@ -176,20 +208,24 @@ class Executor:
             passes = self._cut(step)
             if len(passes) == 1:
                 start, inside = perf_counter(), self._inside + self._away
-                work = self._prepare(passes[0], before, slots)
-                work.enough = (self._graph.logits.name, k) if k else None
-                rows = self._run_pass(work, step.hidden, between)
+                trip = self._prepare(passes[0], before, slots)
+                trip.work.enough = (self._graph.logits.name, k) if k else None
+                rows = self._run_pass(trip, step.hidden, between)
+                self._keep([trip])
                 besides = perf_counter() - start - (self._inside + self._away - inside)
                 if besides < MOST_BETWEEN_S:  # more is a graph that was compiled
                     self.between_s += SMOOTHING * (besides - self.between_s)
                 return rows
             # A pass may leave its result in memory that the next one overwrites.
             out, at = np.empty((step.wanted, self._result(step.hidden).width), np.float32), 0
+            trips = []
             for pieces in passes:
-                rows = self._run_pass(self._prepare(pieces, before, slots), step.hidden, between)
+                trips.append(trip := self._prepare(pieces, before, slots))
+                rows = self._run_pass(trip, step.hidden, between)
                 assert not isinstance(rows, Greatest)  # nobody asked for that
                 out[at : at + len(rows)] = rows
                 at += len(rows)
+            self._keep(trips)
             return out
         except BaseException:
             for seq, length in before.items():
@@ -227,14 +263,14 @@ class Executor:
 
     def _prepare(
         self, pieces: Sequence[Piece], before: Mapping[int, int], slots: Mapping[int, Slots]
-    ) -> Pass:
+    ) -> Trip:
         parts, tokens, rows, wanted = [], [], [], []
         # One number for each piece: numpy adds them up for all pieces at once.
         sizes, behind, counts, offsets = [], [], [], []
         at = wanted_at = 0
         for chunk, a, b in pieces:
             n, start = b - a, before[chunk.seq] + a
-            ids, mine, own = chunk.tokens, chunk.wanted, slots.get(chunk.seq)
+            ids, mine, own = chunk.tokens, chunk.shown, slots.get(chunk.seq)
             if own is None:
                 own = self._kv.extend(chunk.seq, n)
             elif n < len(ids):
@@ -256,19 +292,41 @@ class Executor:
         positions = np.arange(at) + np.repeat(behind, sizes)
         joined = rows[0] if len(rows) == 1 else tuple(map(np.concatenate, zip(*rows, strict=True)))
         rows_wanted = _join(wanted) + np.repeat(offsets, counts)
-        return Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
+        work = Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
+        for i, value in enumerate(self._graph.given):
+            work.values[value.name] = _join([chunk.given[i][a:b] for chunk, a, b in pieces])
+        return _trip(work, pieces)
 
-    def _run_pass(self, work: Pass, hidden: bool, between: Between | None = None) -> Rows:
-        plan, depth, n = self.plans.plan(len(work.tokens)), work.depth, len(work.tokens)
-        plan = self._hidden.of(plan) if hidden else plan
-        key, compiled = self._compiled(plan, work.shape)
-        self.recent[plan.bucket].add(depth)
-        ran = Ran(plan.bucket, plan.threads, n, depth, len(work.parts) > 1, 0.0, True, [])
+    def _run_pass(self, trip: Trip, hidden: bool, between: Between | None = None) -> Rows:
+        work, last = trip.work, trip.work
+        plan, n = self.plans.plan(len(work.tokens)), len(work.tokens)
+        self.recent[plan.bucket].add(work.depth)
+        ran = Ran(plan.bucket, plan.threads, n, work.depth, len(work.parts) > 1, 0.0, True, [])
         if between:
             work.between = partial(self._step_aside, between, plan)
         self.ask(work)
-        self._busy.append(key)
         start, away = perf_counter(), self._away
+        in_parts = hidden or trip.scored is not None
+        self._go_through(self._to_hidden.of(plan) if in_parts else plan, work, ran)
+        if len(trip.kept):
+            trip.keep(work.values[self._graph.hidden.name])
+        if not hidden and trip.scored is not None:
+            last = self._head_of(work, trip.scored)
+            if len(trip.scored):
+                self._go_through(self._from_hidden.of(plan), last, ran)
+        ran.seconds = perf_counter() - start - (self._away - away)
+        self.recent[plan.bucket].seconds += ran.seconds
+        if not hidden:  # what it takes without the output matrix is no measure of the plan
+            self.hear(ran)
+        result = self._result(hidden)
+        if last.greatest is not None:
+            return last.greatest
+        return last.values[result.name] if len(last.wanted) else np.empty((0, result.width), np.float32)
+
+    def _go_through(self, plan: Plan, work: Pass, ran: Ran) -> None:
+        """All stages of a plan."""
+        key, compiled = self._compiled(plan, work.shape)
+        self._busy.append(key)
         try:
             for stage in compiled.stages:
                 if work.between:
@@ -276,14 +334,18 @@ class Executor:
                 self._run_stage(stage, work, ran)
         finally:
             self._busy.pop()
-        ran.seconds = perf_counter() - start - (self._away - away)
-        self.recent[plan.bucket].seconds += ran.seconds
-        if not hidden:  # what it takes without the output matrix is no measure of the plan
-            self.hear(ran)
-        result = self._result(hidden)
-        if work.greatest is not None:
-            return work.greatest
-        return work.values[result.name] if len(work.wanted) else np.empty((0, result.width), np.float32)
+
+    def _head_of(self, work: Pass, scored: Ints) -> Pass:
+        """What is left of a pass when all hidden states are there: the logits of some."""
+        n, name = len(scored), self._graph.hidden.name
+        rows = np.arange(n)
+        part = SequencePart(0, n, 0, n, ())
+        values = {name: np.ascontiguousarray(work.values[name][scored])}
+        return Pass(rows, rows, (), rows, (part,), values, work.enough, between=work.between)
+
+    def _keep(self, trips: Sequence[Trip]) -> None:
+        if kept := [trip.hidden for trip in trips if trip.hidden is not None]:
+            self.hidden = _join(kept)
 
     def _result(self, hidden: bool) -> Value:
         """What is wanted of a step."""
@@ -410,7 +472,21 @@ class Executor:
                 cache.popitem()[1].close()
 
 
-def _join(parts: Sequence[Ints]) -> Ints:
+def _trip(work: Pass, pieces: Sequence[Piece]) -> Trip:
+    """A pass of some pieces, and what they want of its rows."""
+    if not any([chunk.hidden for chunk, _, _ in pieces]):
+        return Trip(work, np.zeros(0, np.int64))
+    kept, scored = [], []
+    for part, (chunk, a, _) in zip(work.parts, pieces, strict=True):
+        rows = np.arange(part.wanted_a, part.wanted_b)
+        tokens = work.wanted[part.wanted_a : part.wanted_b] - part.a + a
+        kept.append(rows if chunk.hidden else rows[:0])
+        scored.append(rows[np.isin(tokens, chunk.wanted)])
+    logits = _join(scored)
+    return Trip(work, _join(kept), logits if len(logits) < len(work.wanted) else None)
+
+
+def _join(parts: Sequence[NDArray[Number]]) -> NDArray[Number]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

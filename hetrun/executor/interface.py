@@ -106,6 +106,11 @@ class Model(Budgeted, Protocol):
         """Memory in use of late, by what it is for; from any thread."""
         ...
 
+    @property
+    def hidden(self) -> Floats:
+        """The hidden states that chunks of the last step had kept, one chunk's after the other's."""
+        ...
+
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states where the step says so; `between` may run
         steps of other sequences in the middle of it."""

@@ -25,6 +25,7 @@ from hetrun.executor.loading.backend_selection import vet
 from hetrun.executor.loading.load_plan import Prepared, prepare
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, SOON, kv_of_all
 from hetrun.executor.loading.resident_budget import InMemory
+from hetrun.executor.mtp import Predictor
 from hetrun.executor.stats import Stats
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Op, kv_shapes, states_of
@@ -95,6 +96,9 @@ class PlannedModel:
             self._vet(prepared.plans)
             end = 0.1 if self._disk else LOADING if setup else 1
             self._load(prepared, stretch(progress, 0, end))
+            self.predictor = self._predictor(prepared) if prepared.block else None
+            if self.predictor:
+                undo.callback(self.predictor.close)
             forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
             self._executor = Executor(
                 self.graph,
@@ -128,6 +132,15 @@ class PlannedModel:
         """The weights that are there as a whole: booked before they are read."""
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
+
+    def _predictor(self, prepared: Prepared) -> Predictor:
+        """What guesses for it: its weights are booked before they are read, its rows before they come."""
+        planned = prepared.block
+        assert planned is not None
+        self.books.found(bill.MTP, "shared", planned.rows)
+        backend, threads = self._backends[planned.backend], lambda: self.plans.plan(1).threads
+        make = partial(Predictor, planned, backend, self.context, threads, self.forget_threads)
+        return self.books.take(bill.MTP, "anonymous", planned.weights, make)
 
     def _measure(self, setup: Setup, forecast: Forecast, progress: Progress | None) -> None:
         """What is not known yet, and plan by it."""
@@ -232,6 +245,8 @@ class PlannedModel:
         """Nothing has come for a while: memory that nobody needs goes to the system, and the books see it."""
         self._executor.rest()
         self._kv.trim()
+        if self.predictor:
+            self.predictor.rest()
         give_back()
         self._budget.look()
 
@@ -266,6 +281,11 @@ class PlannedModel:
         return self._executor.segment
 
     @property
+    def hidden(self) -> Floats:
+        """The hidden states that chunks of the last step had kept; good until the next step."""
+        return self._executor.hidden
+
+    @property
     def kv_bytes(self) -> int:
         """Memory of keys and values in use."""
         return self._kv.used_bytes
@@ -298,6 +318,8 @@ class PlannedModel:
         """Give everything back, and keep what was learnt."""
         if self.pilot:
             self.pilot.close()
+        if self.predictor:
+            self.predictor.close()
         self._executor.close()
         if self._disk:
             self._disk.close()

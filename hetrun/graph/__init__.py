@@ -28,6 +28,12 @@ from hetrun.graph.ir import (
     Op as Op,
 )
 from hetrun.graph.ir import (
+    PredictionBlock as PredictionBlock,
+)
+from hetrun.graph.ir import (
+    Predicts as Predicts,
+)
+from hetrun.graph.ir import (
     Rows as Rows,
 )
 from hetrun.graph.ir import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -184,6 +184,7 @@ class Graph:
     ops: tuple[Op, ...]
     hidden: Value
     logits: Value
+    given: tuple[Value, ...] = ()  # values that no op makes: they come with the tokens, a row for each
 
     @property
     def outputs(self) -> tuple[Value, Value]:
@@ -196,7 +197,7 @@ class Graph:
 
     def validate(self) -> None:
         """Check that each op reads what stands before it and has the form its kind asks for."""
-        made: dict[str, Value] = {}
+        made: dict[str, Value] = {value.name: value for value in self.given}
         heads: dict[int, int] = {}  # of each layer's attention, the KV heads that had their turn
         states: set[tuple[str, int]] = set()  # kinds and layers of what keeps a state
         for i, op in enumerate(self.ops):
@@ -259,6 +260,18 @@ def _shown(rows: Sequence[str]) -> str:
     return f"{', '.join(rows[:-1]) or 'no'} to {rows[-1]}"
 
 
+@dataclass(frozen=True, slots=True)
+class PredictionBlock:
+    """A part of a model's file that predicts the token after the next.
+
+    Its graph is given two values: the embeddings of tokens, rows of `table`, and of each the hidden state of
+    the token before it, the model's or its own.
+    """
+
+    graph: Graph
+    table: Weight
+
+
 def in_scope(scope: str, prefix: str) -> bool:
     """Whether `scope` is `prefix` or lies below it; the empty prefix is everything."""
     return not prefix or scope == prefix or scope.startswith(prefix + ".")
@@ -301,6 +314,15 @@ class Architecture(Protocol):
         ...
 
 
+@runtime_checkable
+class Predicts(Protocol):
+    """An architecture whose files may have a block that predicts the token after the next."""
+
+    def predicts(self, builder: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
+        """The block; None where a file has none."""
+        ...
+
+
 class GraphBuilder:
     """Writes a graph down op by op, so that a model's file reads like its paper."""
 
@@ -310,6 +332,7 @@ class GraphBuilder:
         self.context = context
         self._source = source
         self._ops: list[Op] = []
+        self._given: list[Value] = []
         self._scope: list[str] = []
 
     @contextmanager
@@ -353,9 +376,15 @@ class GraphBuilder:
         self._ops.append(Op(kind, tuple(inputs), out, tuple(weights), attrs, scope))
         return out
 
+    def given(self, name: str, width: int) -> Value:
+        """A value that comes with the tokens of a step."""
+        value = Value(name, width, "tokens")
+        self._given.append(value)
+        return value
+
     def finish(self, hidden: Value, logits: Value) -> Graph:
         """The graph, checked: a file may hold settings that no model can have."""
-        graph = Graph(tuple(self._ops), hidden, logits)
+        graph = Graph(tuple(self._ops), hidden, logits, tuple(self._given))
         try:
             graph.validate()
         except ValueError as e:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import cast
 
 from hetrun.errors import HetrunError, ModelFileError, PluginError
-from hetrun.graph import Architecture, Graph, GraphBuilder
+from hetrun.graph import Architecture, Graph, GraphBuilder, PredictionBlock, Predicts
 from hetrun.loader.source import ModelSource
 from hetrun.system import entry_points
 
@@ -36,6 +36,14 @@ def build_graph(source: ModelSource, context: int | None = None) -> Graph:
         raise entry_points.leave_out(
             point, f"it cannot build {source.name[:80]!r}: {entry_points.in_words(e)}", e
         ) from e
+
+
+def prediction_block(source: ModelSource) -> PredictionBlock | None:
+    """The part of a model's file that predicts the token after the next; None where there is none."""
+    if plugged(source.architecture) is not None:
+        return None
+    architecture = architecture_of(source)
+    return architecture.predicts(GraphBuilder(source), source) if isinstance(architecture, Predicts) else None
 
 
 def is_known(architecture: str) -> bool:

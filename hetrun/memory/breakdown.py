@@ -13,6 +13,7 @@ Kind = Literal["anonymous", "file-backed", "shared"]  # as the kernel counts it:
 INTERPRETER = "interpreter"
 LIBRARIES = "libraries"
 WEIGHTS = "weights"
+MTP = "MTP block"
 WINDOW = "streaming window"
 MAPPED = "pages of mapped weights"
 KV = "KV"
@@ -27,6 +28,7 @@ ORDER = (
     INTERPRETER,
     LIBRARIES,
     WEIGHTS,
+    MTP,
     WINDOW,
     MAPPED,
     KV,

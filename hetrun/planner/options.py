@@ -46,6 +46,7 @@ class Options:
     # Bring in, before the first request, whatever pays in the long run; None: only if devices have memory of
     # their own for it.
     eager: bool | None = False
+    mtp: bool = False  # bring in the block that predicts one more token, where the file has one
     besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
 
     @property

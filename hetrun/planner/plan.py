@@ -275,7 +275,8 @@ def cut(graph: Graph, placements: Sequence[Placement], alone: Collection[str] = 
     backends = [p.backend for p in chosen]
     groups = list(zip(_Stages(graph, backends, alone).choose(), backends, strict=True))
     made = {op.out: group for op, group in zip(graph.ops, groups, strict=True)}
-    leaving = {v for op, group in zip(graph.ops, groups, strict=True) for v in op.inputs if made[v] != group}
+    read = [(v, group) for op, group in zip(graph.ops, groups, strict=True) for v in op.inputs]
+    leaving = {v for v, group in read if v in made and made[v] != group}
     leaving.update(graph.outputs)
     members: dict[tuple[int, str], list[int]] = {}
     for i, group in enumerate(groups):
@@ -303,21 +304,35 @@ def segment_of(name: str, backend: str, ops: tuple[Op, ...], leaving: Collection
 
 def up_to(stages: Stages, value: Value) -> Stages:
     """What a value needs of these stages; nothing else comes of them."""
+    return _only(stages, _needed(stages, value), "hidden")
+
+
+def after(stages: Stages, value: Value) -> Stages:
+    """What is left of these stages for whoever has a value already."""
+    made = {op.out for stage in stages for segment in stage for op in segment.ops}
+    return _only(stages, made - _needed(stages, value), "head")
+
+
+def _needed(stages: Stages, value: Value) -> set[Value]:
     needed = {value}
     for op in reversed([op for stage in stages for segment in stage for op in segment.ops]):
         if op.out in needed:
             needed.update(op.inputs)
-    shorter = [[_without(segment, needed) for segment in stage] for stage in stages]
+    return needed
+
+
+def _only(stages: Stages, values: Collection[Value], what: str) -> Stages:
+    shorter = [[_part(segment, values, what) for segment in stage] for stage in stages]
     return tuple(kept for stage in shorter if (kept := tuple(s for s in stage if s.ops)))
 
 
-def _without(segment: Segment, needed: Collection[Value]) -> Segment:
-    """The part of a segment that makes values that are needed. It is measured by itself, so it has a name."""
-    ops = tuple(op for op in segment.ops if op.out in needed)
+def _part(segment: Segment, values: Collection[Value], what: str) -> Segment:
+    """The part of a segment that makes some values. It is measured by itself, so it has a name."""
+    ops = tuple(op for op in segment.ops if op.out in values)
     if len(ops) == len(segment.ops):
         return segment
-    leaving = [v for v in segment.writes if v in needed]
-    return segment_of(f"{segment.name} (hidden)", segment.backend, ops, leaving, segment.why)
+    leaving = [v for v in segment.writes if v in values]
+    return segment_of(f"{segment.name} ({what})", segment.backend, ops, leaving, segment.why)
 
 
 class _Stages:
@@ -328,7 +343,7 @@ class _Stages:
         self._backends = backends
         self._alone = alone
         made = {op.out: i for i, op in enumerate(graph.ops)}
-        self._makers = [[made[v] for v in op.inputs] for op in graph.ops]
+        self._makers = [[made[v] for v in op.inputs if v in made] for op in graph.ops]
         self._readers: list[list[int]] = [[] for _ in graph.ops]
         for i, makers in enumerate(self._makers):
             for maker in makers:

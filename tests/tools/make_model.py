@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,6 +81,7 @@ class Shape:
     experts: int = 0  # of each layer; 0: it is no mixture
     used: int = 0
     delta: Delta | None = None  # Qwen 3.5: three of four layers are delta nets
+    predicting: int = 0  # blocks behind the layers that predict one more token each
 
     @property
     def architecture(self) -> str:
@@ -91,7 +92,7 @@ class Shape:
 
     def is_delta(self, layer: int) -> bool:
         """Whether a layer is a delta net."""
-        return self.delta is not None and (layer + 1) % INTERVAL != 0
+        return self.delta is not None and (layer + 1) % INTERVAL != 0 and layer < self.layers
 
 
 def _qwen(name: str, embd: int, layers: int, ffn: int, heads: int, delta: Delta, kv_heads: int = 2,
@@ -253,7 +254,10 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
 
     # Tied embeddings of this size give logits a deviation of about 2.5: peaked like a real model's, not flat.
     yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
-    for i in range(shape.layers):
+    for i in range(shape.layers + shape.predicting):
+        if i >= shape.layers:
+            yield from (norm(f"blk.{i}.nextn.{name}") for name in ("enorm", "hnorm", "shared_head_norm"))
+            yield matrix("nextn.eh_proj", i, n, 2 * n)
         yield norm(f"blk.{i}.attn_norm")
         if shape.delta and shape.is_delta(i):
             yield from delta_net(shape.delta, i, n, matrix)
@@ -416,7 +420,9 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
     writer.add_name(f"synthetic-{shape.name}-{quant.lower()}")
     writer.add_file_type(MIXES[quant].file_type)
     writer.add_quantization_version(2)
-    writer.add_block_count(shape.layers)
+    writer.add_block_count(shape.layers + shape.predicting)
+    if shape.predicting:
+        writer.add_nextn_predict_layers(shape.predicting)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.embd)
     writer.add_feed_forward_length(shape.ffn)
@@ -525,12 +531,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quant", choices=sorted(MIXES), default="Q4_0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="the model whose tokenizer is copied")
+    parser.add_argument("--mtp", action="store_true", help="with a block that predicts one more token")
     parser.add_argument("--same-layers", action="store_true", help="alike layers: sooner made")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
     try:
         making = Making(args.tokenizer, args.same_layers)
-        size = write_model(args.output, SHAPES[args.shape], args.quant, args.seed, making)
+        shape = replace(SHAPES[args.shape], predicting=int(args.mtp))
+        size = write_model(args.output, shape, args.quant, args.seed, making)
     except (MakeModelError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)
         return 2

@@ -40,6 +40,7 @@ class WholeModel:
 
     stands_aside = False
     width = 0  # the library gives logits only
+    hidden = np.empty((0, 0), np.float32)
     alike = 0  # what is taken back, the library may have to compute again from the beginning
 
     def __init__(

@@ -24,6 +24,7 @@ from hetrun.executor.loading.memory_estimates import (
     kv_of_all,
     work_bytes,
 )
+from hetrun.executor.mtp import PlannedBlock, plan_block
 from hetrun.graph import Extent, Graph, Op, kept_by, states_of
 from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
@@ -91,6 +92,7 @@ class Prepared:
     streamed: Streamed | None = None
     mapped: MappedPart | None = None
     own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
+    block: PlannedBlock | None = None  # that predicts one more token
 
 
 def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> Prepared:
@@ -99,7 +101,8 @@ def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> 
     quant = kv_quant(graph, options.kv_type)
     backends = create_backends(options, graph)
     try:
-        return Deciding(source, options, graph, backends, quant, to_come).decide()
+        block = plan_block(source, backends, options.wishes, quant) if options.mtp else None
+        return Deciding(source, options, graph, backends, quant, to_come, block).decide()
     except BaseException:
         for backend in backends.values():
             backend.close()
@@ -133,8 +136,9 @@ class Deciding:
         backends: dict[str, Backend],
         quant: QuantType,
         to_come: int,
+        block: PlannedBlock | None = None,
     ) -> None:
-        self._to_come = to_come
+        self._to_come, self._block = to_come, block
         self._granted = granted(options.ram)
         if options.ram is not None:  # a container may have less
             options = replace(options, ram=self._granted.nbytes)
@@ -179,7 +183,8 @@ class Deciding:
 
     def _parts(self) -> Mapping[str, int]:
         """What is held besides weights, keys and values."""
-        return self._options.besides or in_parts(besides(self._to_come))
+        parts = self._options.besides or in_parts(besides(self._to_come))
+        return {**parts, breakdown.MTP: self._block.nbytes} if self._block else parts
 
     def _rows_of(self, ops: Sequence[Op]) -> int:
         """Keys and values of a sequence of some length, as far as some ops keep them."""
@@ -235,11 +240,13 @@ class Deciding:
         return self._prepared(plans, wanted, context, left, of_all, mapped=mapped)
 
     def _keep_only(self, plans: PlanSet) -> None:
-        for other in [name for name in self._backends if name not in plans.backends]:
+        used = {*plans.backends, *([self._block.backend] if self._block else ())}
+        for other in [name for name in self._backends if name not in used]:
             self._backends.pop(other).close()
 
     def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
-        options, held = self._options, self._besides()
+        options, parts = self._options, self._parts()  # measured once: the bill must add up
+        held = sum(parts.values())
         context = choose_context(self._source, options, held + self._weights(wanted), self._kv_bytes(plans))
         context = self._within_devices(context, plans, wanted)
         if self._build_for(context):
@@ -251,7 +258,7 @@ class Deciding:
         # Where there is less, passes work in the reserve, and rows get no more than what is left.
         if (work := min(work_bytes(self._graph, plans.ubatch), free - weights - of_all)) > 0:
             paid[breakdown.WORK] = work
-        paid = breakdown.complete(paid | in_parts(held), self._granted.nbytes)
+        paid = breakdown.complete({**paid, **parts}, self._granted.nbytes)
         plans, room = replace(plans, memory=paid), max(weights, free - of_all)
         return self._prepared(plans, wanted, context, weights, of_all, room)
 
@@ -364,7 +371,7 @@ class Deciding:
         own = {name: own for name, own in self._own.items() if name in self._backends}
         return Prepared(
             *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
-            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own),
+            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own, self._block),
         )
 
     def _weights(self, wanted: Mapping[str, Sequence[WeightUse]]) -> int:

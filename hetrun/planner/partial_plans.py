@@ -1,25 +1,25 @@
-"""Plans that stop before the output matrix, for passes of which only hidden states are wanted."""
+"""Plans of which a part runs: up to the hidden states, or from values on that are there already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from hetrun.graph import Value
-from hetrun.planner.plan import Plan, Stages, up_to
+from hetrun.planner.plan import Plan, Stages
 
 
-class HiddenPlans:
-    """What plans are up to the hidden states; made once for each, so that what is compiled is found again."""
+class PartialPlans:
+    """What is left of plans; made once for each, so that what is compiled is found again."""
 
-    def __init__(self, hidden: Value) -> None:
-        self._hidden = hidden
+    def __init__(self, part: Callable[[Stages], Stages]) -> None:
+        """`part`: what of the stages is to run."""
+        self._part = part
         # By identity; each with what it was made of, so that nothing else gets the same id.
         self._stages: dict[int, tuple[Stages, Stages]] = {}
         self._plans: dict[int, tuple[Plan, Plan]] = {}
 
     def of(self, plan: Plan) -> Plan:
-        """The plan without what hidden states do not need."""
+        """The part of a plan."""
         found = self._plans.get(id(plan))
         if found is None:
             found = self._plans[id(plan)] = plan, replace(plan, stages=self._of(plan.stages))
@@ -28,7 +28,7 @@ class HiddenPlans:
     def _of(self, stages: Stages) -> Stages:
         found = self._stages.get(id(stages))
         if found is None:
-            found = self._stages[id(stages)] = stages, up_to(stages, self._hidden)
+            found = self._stages[id(stages)] = stages, self._part(stages)
         return found[1]
 
     def keep(self, plans: Iterable[Plan]) -> set[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import Step
 from hetrun.graph import Op, Value
-from hetrun.planner.hidden_state_plan import HiddenPlans
+from hetrun.planner.partial_plans import PartialPlans
 from hetrun.planner.plan import BUCKETS, cut, up_to
 from tests.models import tiny
 from tests.models.cases import GQA
@@ -52,7 +52,7 @@ def test_all_that_hidden_states_need_and_no_more(placed: dict[str, str], alone: 
 def test_a_plan_is_cut_once_and_forgotten_with_the_plan() -> None:
     plans = plan_set(GRAPH, {"": "a"})
     one, many = plans.plan(1), plans.plan(100)
-    made = HiddenPlans(GRAPH.hidden)
+    made = PartialPlans(lambda stages: up_to(stages, GRAPH.hidden))
     assert made.of(one) is made.of(one)
     assert made.of(one).stages is made.of(many).stages
     assert (made.of(many).bucket, made.of(many).threads) == (many.bucket, many.threads)
