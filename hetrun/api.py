@@ -10,7 +10,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 
@@ -367,6 +367,9 @@ def model_path(settings: Settings) -> Path:
     return find(settings.model, not settings.offline)
 
 
+MTP: Mapping[str, Literal["auto", "on"]] = {"auto": "auto", "mtp": "on"}  # by --spec
+
+
 def as_options(settings: Settings, eager: bool | None = False) -> Options:
     """The part of the settings that a model is made with."""
     wishes = Wishes(settings.threads, settings.ubatch, settings.plan, settings.deterministic)
@@ -381,6 +384,7 @@ def as_options(settings: Settings, eager: bool | None = False) -> Options:
         planner=settings.planner,
         streaming=settings.streaming,
         eager=eager,
+        mtp=MTP.get(settings.spec, "off"),
     )
 
 

@@ -116,8 +116,8 @@ class Settings:
     spec: str = field(
         default="auto",
         metadata=option(
-            "guess several tokens and verify them at once: off, lookup, draft:MODEL, or auto: where that "
-            "is faster and gives the same text",
+            "guess several tokens and verify them at once: off, lookup (from the text itself), mtp (by the "
+            "block inside the file), draft:MODEL, or auto: where that is faster and gives the same text",
             option_types.speculation,
             "--spec",
         ),

@@ -23,7 +23,7 @@ UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for ending, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
-SPECULATION = ("off", "lookup", "auto")
+SPECULATION = ("off", "lookup", "mtp", "auto")
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -175,7 +175,7 @@ def choice(*allowed: str, group: str = "") -> Choice:
 
 
 def speculation(value: object, where: str) -> str:
-    """How tokens are guessed; behind `draft:` stands the path of a model."""
+    """How tokens are guessed; after `draft:` stands the path of a model."""
     word = value.strip() if isinstance(value, str) else ""
     kind, _, model = word.partition(":")
     if kind.lower() == "draft" and model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,7 +45,15 @@ SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-NOT_TEXT = ("model.visual.", "visual.", "mtp.", "model.mtp.")
+NOT_TEXT = ("model.visual.", "visual.")
+# The block that predicts one more token: GGUF has it as a layer after the last.
+PREDICTS = re.compile(r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?(.+)")
+NEXTN = {
+    "nextn.eh_proj": "nextn.fc",
+    "nextn.enorm": "nextn.pre_fc_norm_embedding",
+    "nextn.hnorm": "nextn.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "nextn.norm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +101,9 @@ class Delta:
 
 
 def text_model(hf: HfModel) -> HfModel:
-    """The language model as if it had been saved by itself, without what sees pictures and what predicts
-    tokens beyond the next. In a text rope's sections all turn by the same position, and so are one."""
+    """The language model as if it had been saved by itself, without what sees pictures; what predicts one
+    more token is a layer after the last. In a text rope's sections all turn by the same position, and so are
+    one."""
     c = hf.config
     config = c.section("text_config") if c.has("text_config") else c
     defaults: dict[str, object] = {"tie_word_embeddings": c.get_bool("tie_word_embeddings", False)}
@@ -101,11 +111,26 @@ def text_model(hf: HfModel) -> HfModel:
         defaults["partial_rotary_factor"] = ROTARY
     kept = [name for name in hf.tensors if not name.startswith(NOT_TEXT)]
     tensors = {name.replace("model.language_model.", "model.", 1): hf.tensors[name] for name in kept}
+    tensors = predicting_last(tensors, config.require_int("num_hidden_layers", 1, 1 << 12))
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(key), Mapping):
             plain = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
             config = config.without(key).with_defaults({key: plain})
     return HfModel(config.with_defaults(defaults), tensors)
+
+
+def predicting_last(tensors: Mapping[str, Weight], n: int) -> dict[str, Weight]:
+    """The first block that predicts one more token as the layer after the last of n; left out where it has
+    embeddings of its own."""
+    root = "" if "embed_tokens.weight" in tensors else "model."
+    whole = "mtp.fc.weight" in tensors and "mtp.embed_tokens.weight" not in tensors
+    found = {}
+    for name, weight in tensors.items():
+        if (block := PREDICTS.fullmatch(name)) is None:
+            found[name] = weight
+        elif whole and block[1] in (None, "0"):
+            found[f"{root}layers.{n}.{'' if block[1] else 'nextn.'}{block[2]}"] = weight
+    return found
 
 
 def hybrid_from_hf(hf: HfModel, name: str, tiled: bool, n_experts: int = 0) -> Imported:
@@ -120,6 +145,9 @@ def hybrid_from_hf(hf: HfModel, name: str, tiled: bool, n_experts: int = 0) -> I
         c.refuse("attention_bias is true, and biases are not done in models of its type")
     delta, recurrent = read_delta(c), recurrent_layers(c)
     settings = decoder_settings(c, head_dim, rope) | delta.settings
+    if any(".nextn.fc." in name for name in hf.tensors):
+        settings |= {"block_count": len(recurrent) + 1, "nextn_predict_layers": 1}
+        recurrent = (*recurrent, False)
     settings["attention.recurrent_layers"] = recurrent
     settings["full_attention_interval"] = c.get_int("full_attention_interval", INTERVAL, 1, 1 << 12)
     weights = tensors(experts_apart(hf, n_experts) if n_experts else hf, recurrent, n_experts, delta)
@@ -191,6 +219,8 @@ def tensors(hf: HfModel, recurrent: Sequence[bool], n_experts: int, delta: Delta
             take_delta(found, hf, i)
         else:
             found.take_layer(i, {**ATTENTION, **HEAD_NORMS}, ())
+        if hf.has(f"{found.root}layers.{i}.nextn.fc.weight"):
+            found.take_layer(i, NEXTN, ())
         if n_experts and hf.has(f"{found.root}layers.{i}.mlp.gate.weight"):
             found.take_experts(i, n_experts)
             found.take_layer(i, SHARED_EXPERT, ())

@@ -13,8 +13,8 @@ from hetrun.graph.ops import NONE
 from hetrun.models import blocks
 from hetrun.models.hybrid import FeedForward, Hybrid, gated_attention, norm, product
 
-# Tokens that it chooses from: the first of a vocabulary are its most frequent ones (byte pairs are numbered in
-# the order in which they were merged), and reading the whole output matrix for a guess takes half of its time.
+# Tokens that it chooses from: the first of a vocabulary are its most frequent ones (byte pairs are numbered
+# in the order in which they were merged), and reading all of the output matrix would take most of a guess.
 CHOSEN_FROM = 1 << 16
 WINDOW = 2048  # tokens that it looks back: the hidden state has seen all of them
 
@@ -31,14 +31,11 @@ def prediction_block(b: GraphBuilder, c: Hybrid, feed_forward: FeedForward) -> P
     own = replace(c, recurrent=(*c.recurrent, False), attention=replace(c.attention, window=WINDOW))
     embedded, before = b.given("embedded", c.width), b.given("before", c.width)
     with b.scope(f"{blk}.attn"):
-        halves = [
-            product(b, norm(b, value, f"{blk}.nextn.{gain}", c), half, "norm")
-            for value, gain, half in (
-                (embedded, "enorm", both.cols(0, c.width)),
-                (before, "hnorm", both.cols(c.width, 2 * c.width)),
-            )
-        ]
-        x = gated_attention(b, blocks.add(b, *halves, part="norm"), own, i)
+        e = norm(b, embedded, f"{blk}.nextn.enorm", c)
+        h = norm(b, before, f"{blk}.nextn.hnorm", c)
+        e = product(b, e, both.cols(0, c.width), "norm")
+        h = product(b, h, both.cols(c.width, 2 * c.width), "norm")
+        x = gated_attention(b, blocks.add(b, e, h, part="norm"), own, i)
     with b.scope(f"{blk}.ffn"):
         h = norm(b, x, f"{blk}.post_attention_norm", c)
         x = blocks.add(b, x, feed_forward(h, i), part="down")

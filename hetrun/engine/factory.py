@@ -17,7 +17,7 @@ from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.prefix_store import Prompts, check_place
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
-from hetrun.engine.speculation.methods import drafted, lookup
+from hetrun.engine.speculation.methods import drafted, lookup, predicted
 from hetrun.errors import ModelFileError, OptionError, UserError
 from hetrun.executor import planned_model as models
 from hetrun.executor.interface import Model
@@ -60,6 +60,8 @@ def load(
         if speculation:
             undo.callback(speculation.close)
         model = models.open_planned(source, options, progress)
+        undo.callback(model.close)
+        speculation = with_block(speculation, settings, model)
         undo.pop_all()
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     render = renderer(templates, tokenizer)
@@ -81,13 +83,32 @@ def load(
 
 
 def speculation_of(settings: Settings, options: Options, tokenizer: Tokenizer | None) -> Speculation | None:
-    """How tokens are guessed. What nobody asked for by name changes no text, and neither does anything with
-    --deterministic."""
+    """How tokens are guessed, by what is no part of the model."""
     kind, _, path = settings.spec.partition(":")
     if kind == "off":
         return None
-    exact = kind == "auto" or settings.deterministic
+    exact = is_exact(settings)
     return drafted(draft_model(Path(path).expanduser(), options, tokenizer), exact) if path else lookup(exact)
+
+
+def is_exact(settings: Settings) -> bool:
+    """What was not asked for by name changes no text, and neither does anything with --deterministic."""
+    return settings.spec == "auto" or settings.deterministic
+
+
+def with_block(found: Speculation | None, settings: Settings, model: Model) -> Speculation | None:
+    """The same, with the block inside the model's file that predicts, where that is there and asked for."""
+    if settings.spec not in ("auto", "mtp"):
+        return found
+    block = model.predictor if isinstance(model, models.PlannedModel) else None
+    if block is not None:
+        return predicted(block, is_exact(settings))
+    if settings.spec == "auto":
+        return found
+    raise OptionError(
+        "--spec mtp: the file of this model has no block that predicts further tokens (MTP, nextn), or none "
+        "of its backends runs it; lookup and draft:MODEL work with every model"
+    )
 
 
 def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> DraftModel:
@@ -105,7 +126,9 @@ def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> Dr
     finally:
         own.close()
     wishes = Wishes(options.wishes.threads)
-    small = replace(options, wishes=wishes, ram=None, planner="static", streaming="off", eager=False)
+    small = replace(
+        options, wishes=wishes, ram=None, planner="static", streaming="off", eager=False, mtp="off"
+    )
     return DraftModel(models.open_planned(source, small), n_tokens)
 
 

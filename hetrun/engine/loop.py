@@ -346,7 +346,7 @@ class Loop:
 
     def _take_rows(self, chosen: Chosen, drafts: Drafts, step: Step, logits: Rows) -> int:
         """What a step gave: tokens to those in it. How many of theirs the model has seen for good by it."""
-        now, row, given = perf_counter(), 0, 0
+        now, row, given, seen = perf_counter(), 0, 0, 0
         choices = together([r for r, _ in chosen], step, drafts, logits)
         for (r, n), chunk, mine in zip(chosen, step.chunks, choices, strict=True):
             rows = logits[row : row + len(chunk.wanted)]
@@ -354,6 +354,7 @@ class Loop:
             self._turn += 1
             r.turn = self._turn
             before, draft = r.computed, drafts.get(r.id, ())
+            seen += len(chunk.shown) if chunk.hidden else 0
             r.computed += n
             r.drafted += len(draft)
             try:
@@ -363,6 +364,9 @@ class Loop:
             except Exception as e:
                 self._fail(r, self._answering.explained(e))
                 continue
+            if chunk.hidden:
+                first = before + len(chunk.tokens) - chunk.hidden
+                self._speculating.saw(r, first, self._model.hidden[seen - chunk.hidden : seen])
             self._places.saw(r)
             self._shares.gave(r.client, r.computed - before)
             given += r.computed - before

@@ -49,6 +49,7 @@ class Running:
     pooled: Pooled | None = None  # an embedding: not a token is wanted, but what this becomes
     checkpoint_every: int = 0  # tokens after which the model keeps what it knows; 0: it need not
     parts_at: int = 0  # where its text parts from another one's
+    reach: int = 0  # of so many tokens hidden states are kept for guesses, and of all that follow
 
     @property
     def n_prompt(self) -> int:
@@ -89,16 +90,21 @@ class Running:
         """The next n tokens, as the model takes them; behind the last one a draft of what may follow."""
         if draft:
             given = np.array([self.tokens[-1], *draft], np.int64)
-            return Chunk(self.seq, given, np.arange(len(given)), self.marks_of_draft(len(draft)))
+            kept = len(given) if self.reach else 0
+            return Chunk(self.seq, given, np.arange(len(given)), self.marks_of_draft(len(draft)), kept)
         tokens = np.array(self.tokens[self.computed : self.computed + n], np.int64)
         if self.pooled:
             return Chunk(self.seq, tokens, self.pooled.wanted(self.computed, n))
-        marks = self.marks(n)
+        marks, kept = self.marks(n), self._kept(n)
         if self.wants_scores:
-            return Chunk(self.seq, tokens, np.arange(n), marks)
+            return Chunk(self.seq, tokens, np.arange(n), marks, kept)
         if n < self.missing:
-            return Chunk(self.seq, tokens, NOTHING, marks)
-        return Chunk(self.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64), marks)
+            return Chunk(self.seq, tokens, NOTHING, marks, kept)
+        return Chunk(self.seq, tokens, LAST if n == 1 else np.array([n - 1], np.int64), marks, kept)
+
+    def _kept(self, n: int) -> int:
+        """Of how many of the next n tokens hidden states are kept: those that guesses may need."""
+        return max(0, min(n, self.computed + n - len(self.tokens) + self.reach)) if self.reach else 0
 
     def marks_of_draft(self, n: int) -> tuple[Mark, ...]:
         """Of a draft any part may be right, and is to be cut off there."""

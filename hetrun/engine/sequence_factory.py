@@ -53,6 +53,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
         opened=prepared.opened,
         checkpoint_every=model.checkpoint_every,
+        reach=loaded.speculation.reach if loaded.speculation and not pooling else 0,
     )
 
 

@@ -29,6 +29,7 @@ from hetrun.planner.static import StaticPlanner
 AT_ONCE = 16  # tokens of a pass: graphs of few are cheap to keep, and one layer is read quickly
 MOST_SEQUENCES = 4  # that it guesses for: with many in a step, guesses hardly pay
 WORK = 4 << 20  # of its graphs, and scratch
+BYTES_S, BESIDES_S = 25e9, 4e-4  # of weights that are read in a second, about; of a pass, besides these
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Predictor:
         self._executor = Executor(graph, planned.plans, mine, self._store, self._kv, Stats())
         self._running = 0  # sequences
         self.context = context
+        self.about_s = planned.weights / BYTES_S + BESIDES_S  # that a guess takes, before one was made
 
     @property
     def has_place(self) -> bool:

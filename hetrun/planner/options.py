@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hetrun.backend import Precision
 from hetrun.planner.plugin_planners import OWN
@@ -46,7 +47,9 @@ class Options:
     # Bring in, before the first request, whatever pays in the long run; None: only if devices have memory of
     # their own for it.
     eager: bool | None = False
-    mtp: bool = False  # bring in the block that predicts one more token, where the file has one
+    # Whether the block that predicts one more token comes in, where a file has one; auto: unless it is what
+    # would make weights come from disk.
+    mtp: Literal["off", "auto", "on"] = "off"
     besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
 
     @property

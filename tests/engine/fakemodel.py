@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetrun.backend import Floats
 from hetrun.client.events import Message, Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.engine.input_processor import Renderer
@@ -71,6 +72,10 @@ class FakeModel:
     checkpoint_every: int = 0
     alike: int = 32
     ram: int | None = None  # a token takes a byte; None: there is room for all
+
+    @property
+    def hidden(self) -> Floats:
+        return np.empty((0, self.width), np.float32)
 
     @property
     def places(self) -> tuple[LayerPlace, ...]:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.engine.speculation.acceptance import Acceptance, Shared
-from hetrun.engine.speculation.draft_model import AT_ONCE, Drafted, DraftModel
+from hetrun.engine.speculation.combined import Combined
+from hetrun.engine.speculation.draft_model import AT_ONCE, DraftModel
 from hetrun.engine.speculation.prompt_lookup import Lookup
 from tests.engine.fakemodel import FakeModel
 
@@ -38,7 +39,7 @@ def test_a_long_text_is_taken_in_part_by_part() -> None:
     model = FakeModel({"a": bytes(range(40, 60))}, context=4 * AT_ONCE)
     drafts = DraftModel(model, 255)
     tokens = [97, *np.random.default_rng(0).integers(0, 255, 2 * AT_ONCE + 100).tolist()]
-    guessing = Drafted(Lookup(tokens, len(tokens), Acceptance(Shared())), tokens, drafts)
+    guessing = Combined(Lookup(tokens, len(tokens), Acceptance(Shared())), tokens, drafts)
     guessing.follow()
     assert guessing.chances(3)[0] == drafts.rate
     assert guessing.propose(3) == []
@@ -54,7 +55,7 @@ def test_a_draft_model_that_is_wrong_is_asked_seldom_and_forgiven_in_the_end() -
     drafts = DraftModel(FakeModel(), 255)
     before = drafts.rate
     for _ in range(30):
-        drafts.judged(False)
+        drafts.judged(0, False)
     assert drafts.rate < 0.1
     for _ in range(2000):
         drafts.rested()

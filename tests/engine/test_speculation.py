@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from hetrun import LLM, SamplingParams
+from hetrun.backend import Floats
 from hetrun.client.events import GenerateRequest, Timings
 from hetrun.engine import factory
 from hetrun.engine.engine import Engine
@@ -43,6 +44,9 @@ class Guessing:
     how: str
     closed: list[int] = field(default_factory=list)
     seconds: float = 0.0
+
+    def saw(self, first: int, hidden: Floats) -> None:
+        """It needs no thoughts."""
 
     def follow(self) -> None:
         """It knows already."""

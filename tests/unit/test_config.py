@@ -138,8 +138,8 @@ def test_an_empty_list_is_not_given() -> None:
         ({"backends": ["a", 1]}, "backends (--backend) must be one or more names, separated by commas"),
         ({"backends": "a,,b"}, "not 'a,,b'"),
         ({"precision": "half"}, "precision (--precision) must be exact or fast, not 'half'"),
-        ({"spec": "draft:"}, "spec (--spec) must be off, lookup, auto or draft:MODEL, not 'draft:'"),
-        ({"spec": "magic"}, "spec (--spec) must be off, lookup, auto or draft:MODEL, not 'magic'"),
+        ({"spec": "draft:"}, "spec (--spec) must be off, lookup, mtp, auto or draft:MODEL, not 'draft:'"),
+        ({"spec": "magic"}, "spec (--spec) must be off, lookup, mtp, auto or draft:MODEL, not 'magic'"),
         ({"kv_type": "q4_0"}, "kv_type (--kv-type) must be f16 or q8_0 or f32, not 'q4_0'"),
         ({"streaming": "fast"}, "streaming (--streaming) must be balanced or unbalanced or attention-first"),
         ({"deterministic": "maybe"}, "must be true or false (also yes/no, on/off, 1/0), not 'maybe'"),
@@ -194,7 +194,7 @@ def test_what_is_refused_in_the_environment(
         (b"ctx = " + b"9" * 5000, "{path} is not valid TOML: Exceeds the limit"),
         (b"#" * (1 << 20) + b"\n", "{path}: has 1048577 bytes; it may have 1048576"),
         (b"ctx = " + b"[" * 100_000, "{path} is not valid TOML: "),
-        (b'spec = "always"', "spec in {path} must be off, lookup, auto or draft:MODEL"),
+        (b'spec = "always"', "spec in {path} must be off, lookup, mtp, auto or draft:MODEL"),
     ],
 )
 def test_what_is_refused_in_the_file(content: bytes, said: str, write: Path) -> None:

@@ -13,7 +13,6 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.engine.speculation.interface import Proposer
 from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.interface import Model
 from hetrun.memory.kv.states import Mark
@@ -25,7 +24,6 @@ SMOOTHING = 0.1
 FIRST_RATE = 0.6  # of guesses that are right, before any was seen
 FORGIVING = 1 / 256  # as much is a rate forgiven for each token that it was not tried for
 UNKNOWN_S = 0.01
-SURE = 0.8  # where a text's own guess is as likely, nobody else is asked
 
 
 class DraftModel:
@@ -108,8 +106,16 @@ class DraftModel:
         """Give its memory back."""
         self._model.close()
 
-    def judged(self, right: bool) -> None:
-        """A guess was right or not, behind others that were."""
+    def guesser(self, tokens: list[int]) -> Reading:
+        """What guesses for a sequence."""
+        return Reading(self, tokens)
+
+    def chances(self, n: int) -> list[float]:
+        """Of each of n guesses, that it and all before it are right."""
+        return [self.rate ** (i + 1) for i in range(n)]
+
+    def judged(self, place: int, right: bool) -> None:
+        """A guess was right or not, after others that were."""
         self.rate += SMOOTHING * (right - self.rate)
 
     def rested(self) -> None:
@@ -125,55 +131,30 @@ def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
     return next(i for i in range(most) if held[i] != tokens[i])
 
 
-class Drafted:
-    """Guesses for one sequence: of its own text where those are likely, else of the model."""
+class Reading:
+    """One sequence, as the model knows it."""
 
-    def __init__(self, own: Proposer, tokens: list[int], model: DraftModel) -> None:
-        self._own, self._tokens, self._model = own, tokens, model
+    def __init__(self, model: DraftModel, tokens: list[int]) -> None:
+        self._model, self._tokens = model, tokens
         self._seq: int | None = None
-        self._asks = False  # the model, and not the text
-        self._guessed: list[int] = []  # by the model, behind so many tokens:
-        self._behind = len(tokens)
 
-    @property
-    def seconds(self) -> float:
-        """For one guess of those whose chances were asked for last."""
-        return self._model.seconds if self._asks else 0.0
+    def saw(self, first: int, hidden: Floats) -> None:
+        """It has thoughts of its own."""
 
-    def follow(self) -> None:
-        """Whether guesses were right, and what is new."""
-        came = self._tokens[self._behind :]
-        for guess, token in zip(self._guessed, came, strict=False):
-            self._model.judged(guess == token)
-            if guess != token:
-                break
-        if came and not self._guessed:
-            self._model.rested()
-        self._guessed, self._behind = [], len(self._tokens)
-        self._own.follow()
-
-    def chances(self, n: int) -> Sequence[float]:
-        """Of those who are likelier to be right."""
-        own = self._own.chances(n)
-        likelier = (own[0] if own else 0.0) < min(SURE, self._model.rate)
-        self._asks = likelier and self._may_ask(n)
-        return [self._model.rate ** (i + 1) for i in range(n)] if self._asks else own
+    def may_ask(self, n: int) -> bool:
+        """Whether there is room."""
+        has = self._seq is not None or self._model.has_place
+        return has and len(self._tokens) + n <= self._model.context
 
     def propose(self, n: int) -> list[int]:
-        """What they say; nothing while the model still has to read."""
-        if not self._asks:
-            return self._own.propose(n)
+        """What it would say next; nothing while it still has to read."""
         if self._seq is None:
             self._seq = self._model.begin()
-        if self._model.take_in(self._seq, self._tokens):
-            self._guessed = self._model.propose(self._seq, self._tokens, n)
-        return self._guessed
+        if not self._model.take_in(self._seq, self._tokens):
+            return []
+        return self._model.propose(self._seq, self._tokens, n)
 
     def close(self) -> None:
         """The sequence has ended."""
         if self._seq is not None:
             self._model.end(self._seq)
-
-    def _may_ask(self, n: int) -> bool:
-        has = self._seq is not None or self._model.has_place
-        return has and len(self._tokens) + n <= self._model.context

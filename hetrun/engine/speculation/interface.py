@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hetrun.backend import Floats
+
 # Tokens of a draft: with the one before them they fill a small pass. Windows keep many more to be taken back.
 LONGEST = 15
 
@@ -16,6 +18,10 @@ class Proposer(Protocol):
     @property
     def seconds(self) -> float:
         """What it takes to make one of the guesses whose chances were asked for last."""
+        ...
+
+    def saw(self, first: int, hidden: Floats) -> None:
+        """The model's hidden states of tokens from a position on, where they are kept."""
         ...
 
     def follow(self) -> None:
@@ -44,3 +50,4 @@ class Speculation:
     # Only as many tokens at once as give the very bits that they give one by one.
     exact: bool = True
     close: Callable[[], None] = lambda: None  # give back what it takes
+    reach: int = 0  # of the last so many tokens of prompts, and all of answers, hidden states are kept

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from hetrun.engine.speculation.acceptance import Acceptance, Shared
-from hetrun.engine.speculation.draft_model import Drafted, DraftModel
+from hetrun.engine.speculation.combined import Combined, Guessing
+from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
+from hetrun.engine.speculation.mtp import REACH, Predictions
 from hetrun.engine.speculation.prompt_lookup import Lookup
+from hetrun.executor.mtp import Predictor
 
 
 def lookup(exact: bool) -> Speculation:
@@ -16,7 +19,19 @@ def lookup(exact: bool) -> Speculation:
 
 def drafted(model: DraftModel, exact: bool) -> Speculation:
     """The same, and where a text says nothing of how it goes on, from a model."""
+    return _combined(model, exact)
+
+
+def predicted(block: Predictor, exact: bool) -> Speculation:
+    """The same from the block inside the model's file."""
+    return _combined(Predictions(block), exact, REACH)
+
+
+def _combined(guessing: Guessing, exact: bool, reach: int = 0) -> Speculation:
     own = lookup(exact).proposer
     return Speculation(
-        lambda tokens, n_prompt: Drafted(own(tokens, n_prompt), tokens, model), exact, model.close
+        lambda tokens, n_prompt: Combined(own(tokens, n_prompt), tokens, guessing),
+        exact,
+        guessing.close,
+        reach,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from hetrun.backend import Floats
 from hetrun.engine.speculation.acceptance import LONGEST, Acceptance
 
 ENOUGH = 4  # tokens of a match behind which no better one is looked for
@@ -33,6 +34,9 @@ class Lookup:
         self._earlier = array("i")  # of each place: where the pair that ends there stood before
         self._at = NOWHERE  # the place whose token should come next
         self.length = 0  # of the match that ends there
+
+    def saw(self, first: int, hidden: Floats) -> None:
+        """It looks at tokens only."""
 
     def follow(self) -> None:
         """Take in what is new, a long prompt part by part."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 
+from hetrun.backend import Floats
 from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.speculation.cost import Costs
 from hetrun.engine.speculation.draft_length import NOTHING, Candidate, Decision, decide
@@ -108,6 +109,12 @@ class Speculating:
             return False
         length = max(map(len, drafts.values()))
         return self._costs.compiled([r.computed for r, _ in chosen], len(drafts), length, seconds)
+
+    def saw(self, r: Running, first: int, hidden: Floats) -> None:
+        """The hidden states of a request's tokens from a position on, as far as they are its own now."""
+        own = hidden[: max(0, r.computed - first)]
+        if len(own) and self._speculation:
+            self._proposer(r).saw(first, own)
 
     def took(self, tokens: int) -> None:
         """So many guesses of the last step were right."""

@@ -101,7 +101,7 @@ def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> 
     quant = kv_quant(graph, options.kv_type)
     backends = create_backends(options, graph)
     try:
-        block = plan_block(source, backends, options.wishes, quant) if options.mtp else None
+        block = plan_block(source, backends, options.wishes, quant) if options.mtp != "off" else None
         return Deciding(source, options, graph, backends, quant, to_come, block).decide()
     except BaseException:
         for backend in backends.values():
@@ -151,6 +151,7 @@ class Deciding:
     def decide(self) -> Prepared:
         """All in memory, if that is possible: in RAM or in that of one device; else in both together."""
         plans, wanted = self._planned(self._backends)
+        self._leave_block_out(plans, wanted)
         if not self._fits(plans, wanted):
             self._homes = self._places.homes()
             plans, wanted = self._planned(self._backends)
@@ -158,6 +159,15 @@ class Deciding:
                 if found := self._not_in_memory():
                     return found
         return self._in_memory(plans, wanted)
+
+    def _leave_block_out(self, plans: PlanSet, wanted: Wanted) -> None:
+        """Where it was not asked for by name, the block that predicts is no reason to read from disk. Where
+        weights come from there anyway, each pass is worth more tokens with it."""
+        block = self._block
+        if block and self._options.mtp == "auto" and not self._fits(plans, wanted):
+            self._block = None
+            if not self._fits(plans, wanted):
+                self._block = block
 
     @property
     def _places(self) -> Places:
@@ -371,7 +381,8 @@ class Deciding:
         own = {name: own for name, own in self._own.items() if name in self._backends}
         return Prepared(
             *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
-            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own, self._block),
+            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own),
+            block=self._block,
         )
 
     def _weights(self, wanted: Mapping[str, Sequence[WeightUse]]) -> int:
