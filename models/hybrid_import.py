@@ -23,7 +23,7 @@ from hetrun.models.hybrid import INTERVAL, heads_apart
 from hetrun.models.rope import rope_from_hf
 
 HEAD_DIM, ROTARY = 256, 0.25  # where the settings say nothing
-SECTIONS = (11, 11, 10, 0)  # pairs that turn by time, height and width: of a text all three are the same
+SECTIONS = (11, 11, 10)  # pairs that turn by time, height and width, where the settings say nothing
 NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 DELTA = {
     "ssm_conv1d.weight": "conv1d.weight",
@@ -117,6 +117,15 @@ def text_model(hf: HfModel) -> HfModel:
             plain = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
             config = config.without(key).with_defaults({key: plain})
     return HfModel(config.with_defaults(defaults), tensors)
+
+
+def rope_sections(c: Config) -> Setting:
+    """How many pairs turn by time, height and width."""
+    text = c.section("text_config") if c.has("text_config") else c
+    said = text.section("rope_parameters").get("mrope_section") or [*SECTIONS]
+    if not isinstance(said, list) or len(said) != 3 or not all(type(n) is int and n >= 0 for n in said):
+        c.refuse(f"mrope_section is {str(said)[:40]}, not three numbers of pairs")
+    return (*map(int, said), 0)
 
 
 def predicting_last(tensors: Mapping[str, Weight], n: int) -> dict[str, Weight]:

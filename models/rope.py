@@ -62,6 +62,29 @@ def yarn_magnitude(factor: float) -> float:
     return 1 + 0.1 * math.log(factor)
 
 
+def read_sections(b: GraphBuilder, meta: ModelMeta, rope: Rope) -> tuple[int, ...]:
+    """How many pairs turn by time, height and width, in a model whose tokens may have a position in each."""
+    found = meta.get_numbers("rope.dimension_sections", 4) or (rope.n_rot // 2, 0, 0, 0)
+    good = all(n >= 0 and n == int(n) for n in found)
+    b.check(good, f"rope.dimension_sections is {', '.join(f'{n:g}' for n in found)}")
+    b.check(not (b.spatial and b.has(FACTORS)), "it has factors of rope beside sections of it")
+    return tuple(int(n) for n in found[:3])
+
+
+def others_still(sections: tuple[int, ...], pairs: int) -> list[npt.NDArray[np.float32]]:
+    """For time, height and width the factors by which only their own pairs turn. Pairs take turns: every
+    third one is height's, and the one after it width's, as far as those have any."""
+    axis = np.zeros(pairs, np.int64)
+    for which in (1, 2):
+        axis[which : 3 * sections[which] : 3] = which
+    return [np.where(axis == which, 1, NEVER).astype(np.float32) for which in range(3)]
+
+
+def neutral(rope: Rope) -> float:
+    """The attn_factor with which a rope only turns."""
+    return 1 / yarn_magnitude(1 / rope.freq_scale) if rope.ext_factor else 1.0
+
+
 def check_rope(b: GraphBuilder, meta: ModelMeta, rope: Rope) -> None:
     """What kernels would end the process for, and what the model does not say about longer sequences."""
     kind = meta.get_str("rope.scaling.type", "linear")

@@ -196,7 +196,7 @@ class Emitter:
 
         def call(frame: Frame) -> None:
             work = frame.work
-            positions = work.positions if kind == "tokens" else work.positions[work.wanted]
+            positions = work.along(a.axis) if kind == "tokens" else work.along(a.axis)[work.wanted]
             turn = frame.angles.of(a, positions, kind, factors)
             parts = [frame.get(s) for s in sources]
             joined = parts[0] if len(parts) == 1 else _neighbours(parts)

@@ -15,7 +15,7 @@ from hetrun.backends.cuda.fusion import Gated, Item, Products
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Slabs
 from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.pass_args import FEW, Given, Seeing
+from hetrun.backends.cuda.pass_args import AXES, FEW, Given, Seeing
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.stages import Portion, Work
@@ -273,7 +273,7 @@ class Emitter:
             pairs, n = a.n_rot // 2, self.shape.tokens
             self._angles[key] = self.arena.take(2 * FLOAT_BYTES * pairs * n, "angles")
             self.each(
-                *("angles", pairs * n, at(turning.address), self.told("positions"), at(self._angles[key])),
+                *("angles", pairs * n, at(turning.address), self.told(AXES[a.axis]), at(self._angles[key])),
                 *(real(turning.magnitude), number(pairs), number(n)),
             )
         return self._angles[key]

@@ -74,12 +74,15 @@ class Seeing:
         return first + end - length, length
 
 
+AXES = ("time", "height", "width")  # along which a token has a position
+
+
 class Given:
     """Where everything lies that passes of one shape tell."""
 
     def __init__(self, shape: PassShape, seeing: Sequence[Seeing], groups: Sequence[int]) -> None:
         self._seeing, self._groups = seeing, groups
-        sizes = {"tokens": 4 * shape.tokens, "positions": 4 * shape.tokens, "wanted": 4 * shape.wanted}
+        sizes = dict.fromkeys(("tokens", "positions", *AXES), 4 * shape.tokens) | {"wanted": 4 * shape.wanted}
         sizes |= {f"slots {g}": 8 * shape.tokens for g in groups}
         for i, s in enumerate(seeing):
             sizes |= {f"rows {i}": ROW.itemsize * s.rows, f"tiles {i}": TILE.itemsize * s.tiles}
@@ -98,6 +101,8 @@ class Given:
         """A pass's own; good until the next one."""
         self._put("tokens", work.tokens.astype(np.int32))
         self._put("positions", work.positions.astype(np.int32))
+        for axis, name in enumerate(AXES):
+            self._put(name, work.along(axis).astype(np.int32))
         self._put("wanted", work.wanted.astype(np.int32))
         for g in self._groups:
             self._put(f"slots {g}", np.ascontiguousarray(work.slots[g], np.int64))

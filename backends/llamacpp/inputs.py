@@ -57,7 +57,8 @@ class Inputs:
 
     tokens: int = 0
     wanted: int = 0
-    positions: dict[tuple[Rows, int], int] = field(default_factory=dict)  # of which rows, and what is added
+    # Of which rows, what is added, and along which axis (None: in their sequences).
+    positions: dict[tuple[Rows, int, int | None], int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)  # of which group
     values: dict[str, Ref] = field(default_factory=dict)
     kv: list[KvSlice] = field(default_factory=list)

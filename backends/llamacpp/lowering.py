@@ -103,12 +103,12 @@ class Emitter:
         """The result of an op, as ggml allocates it."""
         self.values[op.out] = self.w.result(tensor, op.out.width, self.count(op.out.rows))
 
-    def positions(self, rows: Rows, offset: int = 0) -> int:
-        """The positions of a kind of rows, with what is added to each."""
-        kind: Rows = "tokens" if self._all_wanted else rows
-        if (kind, offset) not in self.inputs.positions:
-            self.inputs.positions[kind, offset] = self.w.input(ggml_api.I32, self.count(kind))
-        return self.inputs.positions[kind, offset]
+    def positions(self, rows: Rows, offset: int = 0, axis: int | None = None) -> int:
+        """Positions of a kind of rows: in their sequences, with what is added to each, or along an axis."""
+        key = ("tokens" if self._all_wanted else rows, offset, axis)
+        if key not in self.inputs.positions:
+            self.inputs.positions[key] = self.w.input(ggml_api.I32, self.count(key[0]))
+        return self.inputs.positions[key]
 
     def look_up(self, op: Op, ids: int) -> None:
         """Rows of an op's table."""
@@ -144,7 +144,8 @@ class Emitter:
         mode = ggml_api.ROPE_INTERLEAVED if a.interleaved else ggml_api.ROPE_HALVES
         factors = self.weights(item)[0] if first.weights else None
         tensor = self.lib.ggml_rope_ext(
-            self.ctx, self.w.heads(joined, a.head_dim), self.positions(first.rows), factors, a.n_rot, mode,
+            self.ctx, self.w.heads(joined, a.head_dim), self.positions(first.rows, axis=a.axis), factors,
+            a.n_rot, mode,
             a.n_ctx_orig,
             a.base, a.freq_scale, a.ext_factor, a.attn_factor, a.beta_fast, a.beta_slow,
         )  # fmt: skip

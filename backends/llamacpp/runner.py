@@ -216,10 +216,11 @@ def _vectors(inputs: Inputs) -> list[tuple[NDArray[Any], Callable[[Pass], Ints]]
     return [(_vector(tensor), source) for tensor, source in sources if tensor]
 
 
-def _positions(rows: Rows, offset: int) -> Callable[[Pass], Ints]:
-    if rows == "wanted":
-        return lambda work: work.positions[work.wanted] + offset
-    return lambda work: work.positions + offset if offset else work.positions
+def _positions(rows: Rows, offset: int, axis: int | None) -> Callable[[Pass], Ints]:
+    def all_of(work: Pass) -> Ints:
+        return (work.positions if axis is None else work.along(axis)) + offset
+
+    return all_of if rows == "tokens" else lambda work: all_of(work)[work.wanted]
 
 
 def _slots(group: int) -> Callable[[Pass], Ints]:

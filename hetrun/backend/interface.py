@@ -105,6 +105,11 @@ class Pass:
     # To be told which experts the rows of a mixture have chosen, by the name of its router, if somebody wants
     # to know; by who holds all of them, in `submit` or `wait`. Whoever can only say it slowly need not.
     chosen: Chosen | None = None
+    places: Ints | None = None  # of each token its positions in time, height and width; None: all are one
+
+    def along(self, axis: int) -> Ints:
+        """The tokens' positions along an axis, for what turns by them."""
+        return self.positions if self.places is None else self.places[:, axis]
 
     @property
     def shape(self) -> PassShape:

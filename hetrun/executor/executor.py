@@ -52,6 +52,8 @@ class Chunk:
     marks: tuple[Mark, ...] = ()  # positions of the sequence at which its states are kept
     hidden: int = 0  # of its last so many tokens, and of the wanted ones, hidden states are kept
     given: tuple[Floats, ...] = ()  # what the graph is given beside tokens, each with a row for each
+    embedded: Floats | None = None  # rows in place of what its tokens are looked up as
+    places: Ints | None = None  # of each its positions in time, height and width; None: as in a text
 
     @property
     def shown(self) -> Ints:
@@ -79,6 +81,7 @@ class Trip:
     kept: Ints  # those whose hidden states are kept
     scored: Ints | None = None  # those whose logits are wanted; None: of all
     hidden: Floats | None = None  # what was kept
+    embedded: bool = False  # rows have come in place of what tokens are looked up as
 
     def keep(self, hidden: Floats) -> None:
         """The hidden states of all wanted rows have come, in memory that the next pass overwrites."""
@@ -133,7 +136,8 @@ class Executor:
         self._forms = Forms()
         self._graph = graph
         self._to_hidden = PartialPlans(partial(up_to, value=graph.hidden))
-        self._from_hidden = PartialPlans(partial(after, value=graph.hidden))
+        self._from_hidden = PartialPlans(partial(after, value=graph.hidden, what="head"))
+        self._from_embedded = PartialPlans(lambda stages: after(stages, graph.embedded, "rows"))
         # The hidden states that chunks of the last step had kept, one chunk's after the other's.
         self.hidden = np.empty((0, graph.hidden.width), np.float32)
         self._backends = backends
@@ -158,7 +162,8 @@ class Executor:
         those `beside` them, which may run soon."""
         staying = [*plans.plans.values(), *beside]
         alive = {id(p.stages) for p in staying}
-        alive |= self._to_hidden.keep(staying) | self._from_hidden.keep(staying)
+        for parts in (self._from_embedded, self._to_hidden, self._from_hidden):
+            alive |= parts.keep(staying)
         for cache in (self._small, self._large):
             for key in [key for key in cache if key[0] not in alive and key not in self._busy]:
                 cache.pop(key).close()
@@ -237,12 +242,16 @@ class Executor:
         chunks = [c for c in step.chunks if len(c.tokens)]
         # A hidden state is no wider than what passes work in; logits are.
         most_wanted = self._most_tokens if step.hidden else self._most_wanted
-        if chunks and step.tokens <= self._most_tokens and step.wanted <= most_wanted:
+        alike = len({c.embedded is None for c in chunks}) == 1
+        if alike and step.tokens <= self._most_tokens and step.wanted <= most_wanted:
             return [[(c, 0, len(c.tokens)) for c in chunks]]
         passes: list[list[Piece]] = [[]]
         tokens = wanted = 0
         for chunk in chunks:
             a, n = 0, len(chunk.tokens)
+            if passes[-1] and (passes[-1][0][0].embedded is None) != (chunk.embedded is None):
+                passes.append([])
+                tokens = wanted = 0
             while a < n:
                 b = self._fit(chunk, a, self._most_tokens - tokens, most_wanted - wanted)
                 if b == a:
@@ -295,6 +304,11 @@ class Executor:
         work = Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
         for i, value in enumerate(self._graph.given):
             work.values[value.name] = _join([chunk.given[i][a:b] for chunk, a, b in pieces])
+        if pieces[0][0].embedded is not None:
+            rows_of = [chunk.embedded[a:b] for chunk, a, b in pieces if chunk.embedded is not None]
+            work.values[self._graph.embedded.name] = _join(rows_of)
+        if any([chunk.places is not None for chunk, _, _ in pieces]):
+            work.places = _places(work, pieces)
         return _trip(work, pieces)
 
     def _run_pass(self, trip: Trip, hidden: bool, between: Between | None = None) -> Rows:
@@ -306,8 +320,9 @@ class Executor:
             work.between = partial(self._step_aside, between, plan)
         self.ask(work)
         start, away = perf_counter(), self._away
+        first = self._from_embedded.of(plan) if trip.embedded else plan
         in_parts = hidden or trip.scored is not None
-        self._go_through(self._to_hidden.of(plan) if in_parts else plan, work, ran)
+        self._go_through(self._to_hidden.of(first) if in_parts else first, work, ran)
         if len(trip.kept):
             trip.keep(work.values[self._graph.hidden.name])
         if not hidden and trip.scored is not None:
@@ -474,8 +489,9 @@ class Executor:
 
 def _trip(work: Pass, pieces: Sequence[Piece]) -> Trip:
     """A pass of some pieces, and what they want of its rows."""
+    embedded = pieces[0][0].embedded is not None
     if not any([chunk.hidden for chunk, _, _ in pieces]):
-        return Trip(work, np.zeros(0, np.int64))
+        return Trip(work, np.zeros(0, np.int64), embedded=embedded)
     kept, scored = [], []
     for part, (chunk, a, _) in zip(work.parts, pieces, strict=True):
         rows = np.arange(part.wanted_a, part.wanted_b)
@@ -483,7 +499,16 @@ def _trip(work: Pass, pieces: Sequence[Piece]) -> Trip:
         kept.append(rows if chunk.hidden else rows[:0])
         scored.append(rows[np.isin(tokens, chunk.wanted)])
     logits = _join(scored)
-    return Trip(work, _join(kept), logits if len(logits) < len(work.wanted) else None)
+    return Trip(work, _join(kept), logits if len(logits) < len(work.wanted) else None, embedded=embedded)
+
+
+def _places(work: Pass, pieces: Sequence[Piece]) -> Ints:
+    """Of each token its positions in time, height and width: those of a text are one."""
+    found = np.repeat(work.positions[:, None], 3, 1)
+    for part, (chunk, a, b) in zip(work.parts, pieces, strict=True):
+        if chunk.places is not None:
+            found[part.a : part.b] = chunk.places[a:b]
+    return found
 
 
 def _join(parts: Sequence[NDArray[Number]]) -> NDArray[Number]:

@@ -191,6 +191,12 @@ class Graph:
         """What leaves the graph."""
         return (self.hidden, self.logits)
 
+    @property
+    def embedded(self) -> Value:
+        """What tokens are looked up as; rows that come from elsewhere may take its place."""
+        found = next(op.out for op in self.ops if op.kind == "embed")
+        return next((op.out for op in self.ops if op.kind == "scale" and op.inputs == (found,)), found)
+
     def weights(self) -> dict[str, Weight]:
         """Every weight by name."""
         return {w.name: w for op in self.ops for w in op.weights}
@@ -326,10 +332,11 @@ class Predicts(Protocol):
 class GraphBuilder:
     """Writes a graph down op by op, so that a model's file reads like its paper."""
 
-    def __init__(self, source: WeightSource, context: int | None = None) -> None:
+    def __init__(self, source: WeightSource, context: int | None = None, spatial: bool = False) -> None:
         """`context` is how long sequences may become, where a model computes differently for longer ones;
-        None: as long as the model was trained for."""
-        self.context = context
+        None: as long as the model was trained for. `spatial`: tokens may have positions in height and width,
+        where the model knows such; else all of these are one."""
+        self.context, self.spatial = context, spatial
         self._source = source
         self._ops: list[Op] = []
         self._given: list[Value] = []

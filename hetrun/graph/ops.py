@@ -116,7 +116,8 @@ class Rope(Attrs):
     `freq_scale` multiplies the angles (1/factor for linear scaling). With `ext_factor` > 0 the angles are
     YaRN's: a ramp between `beta_fast` and `beta_slow` rotations over `n_ctx_orig` tokens chooses between
     scaled and unscaled, and cos and sin are multiplied by attn_factor * (1 + 0.1 ln(1 / freq_scale)).
-    An optional weight divides the angles (llama 3's frequency factors).
+    An optional weight divides the angles (llama 3's frequency factors). `axis`: by which of a token's
+    positions, where it has one in time, height and width.
     """
 
     n_heads: int
@@ -130,6 +131,7 @@ class Rope(Attrs):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,12 @@ def own_model(name: str = "") -> ModuleType:
     return import_module(f"{MODELS}.{name}" if name else MODELS)
 
 
-def build_graph(source: ModelSource, context: int | None = None) -> Graph:
-    """The forward step of a model for sequences up to `context` tokens."""
+def build_graph(source: ModelSource, context: int | None = None, spatial: bool = False) -> Graph:
+    """The forward step of a model for sequences up to `context` tokens; `spatial`: these may have positions
+    in height and width."""
     point = entry_points.find("models", source.architecture)
     try:
-        return architecture_of(source).build(GraphBuilder(source, context), source)
+        return architecture_of(source).build(GraphBuilder(source, context, spatial), source)
     except HetrunError:
         raise
     except entry_points.FAILURES as e:

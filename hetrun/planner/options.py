@@ -50,6 +50,7 @@ class Options:
     # Whether the block that predicts one more token comes in, where a file has one; auto: unless it is what
     # would make weights come from disk.
     mtp: Literal["off", "auto", "on"] = "off"
+    spatial: bool = False  # tokens may have positions in height and width, as those of pictures do
     besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
 
     @property

@@ -307,10 +307,10 @@ def up_to(stages: Stages, value: Value) -> Stages:
     return _only(stages, _needed(stages, value), "hidden")
 
 
-def after(stages: Stages, value: Value) -> Stages:
-    """What is left of these stages for whoever has a value already."""
+def after(stages: Stages, value: Value, what: str) -> Stages:
+    """What is left of these stages where a value is there already; what that is called."""
     made = {op.out for stage in stages for segment in stage for op in segment.ops}
-    return _only(stages, made - _needed(stages, value), "head")
+    return _only(stages, made - _needed(stages, value), what)
 
 
 def _needed(stages: Stages, value: Value) -> set[Value]:

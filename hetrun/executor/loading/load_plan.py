@@ -97,7 +97,7 @@ class Prepared:
 
 def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> Prepared:
     """Decide; the backends are the caller's to close. So much of libraries is still `to_come`."""
-    graph = build_graph(source, options.ctx)
+    graph = build_graph(source, options.ctx, options.spatial)
     quant = kv_quant(graph, options.kv_type)
     backends = create_backends(options, graph)
     try:
@@ -401,7 +401,7 @@ class Deciding:
         built_for = self._options.ctx or self._source.require_int("context_length", 1, 1 << 31)
         before = self._graph
         if context != built_for:
-            self._graph = build_graph(self._source, context)
+            self._graph = build_graph(self._source, context, self._options.spatial)
         return self._graph != before
 
 
