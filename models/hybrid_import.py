@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.graph import Weight
-from hetrun.loader.hf_mapping import AddOne, Change, Config, HfModel, Imported, Setting, TileHeads
+from hetrun.loader.hf_mapping import SEES, AddOne, Change, Config, HfModel, Imported, Setting, TileHeads
 from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
@@ -110,6 +110,8 @@ def text_model(hf: HfModel) -> HfModel:
     if not config.section("rope_parameters").has("partial_rotary_factor"):
         defaults["partial_rotary_factor"] = ROTARY
     kept = [name for name in hf.tensors if not name.startswith(NOT_TEXT)]
+    if len(kept) < len(hf.tensors):
+        defaults[SEES] = True
     tensors = {name.replace("model.language_model.", "model.", 1): hf.tensors[name] for name in kept}
     tensors = predicting_last(tensors, config.require_int("num_hidden_layers", 1, 1 << 12))
     for key in ("rope_parameters", "rope_scaling"):
@@ -164,7 +166,14 @@ def hybrid_from_hf(hf: HfModel, name: str, tiled: bool, n_experts: int = 0) -> I
         rope_factors(rope, name),
         (delta.k_dim != delta.v_dim, f"llama.cpp's {name} has heads of one size for k and v in delta nets"),
     )
-    layout = {"norm.offset": 1.0, "ssm.log": True, "ssm.grouped": True, **rope.layout, **only_here}
+    layout = {
+        SEES: c.get_bool(SEES, False),
+        "norm.offset": 1.0,
+        "ssm.log": True,
+        "ssm.grouped": True,
+        **rope.layout,
+        **only_here,
+    }
     changes = {w: change for w in weights if (change := delta.change(w, tiled))}
     return Imported(settings, {**weights, **rope.weights}, layout, changes)
 

@@ -96,9 +96,7 @@ class PlannedModel:
             self._vet(prepared.plans)
             end = 0.1 if self._disk else LOADING if setup else 1
             self._load(prepared, stretch(progress, 0, end))
-            self.predictor = self._predictor(prepared) if prepared.block else None
-            if self.predictor:
-                undo.callback(self.predictor.close)
+            self.predictor = self._predictor(prepared, undo)
             forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
             self._executor = Executor(
                 self.graph,
@@ -133,14 +131,16 @@ class PlannedModel:
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
 
-    def _predictor(self, prepared: Prepared) -> Predictor:
+    def _predictor(self, prepared: Prepared, undo: ExitStack) -> Predictor | None:
         """What guesses for it: its weights are booked before they are read, its rows before they come."""
-        planned = prepared.block
-        assert planned is not None
+        if (planned := prepared.block) is None:
+            return None
         self.books.found(bill.MTP, "shared", planned.rows)
         backend, threads = self._backends[planned.backend], lambda: self.plans.plan(1).threads
         make = partial(Predictor, planned, backend, self.context, threads, self.forget_threads)
-        return self.books.take(bill.MTP, "anonymous", planned.weights, make)
+        found = self.books.take(bill.MTP, "anonymous", planned.weights, make)
+        undo.callback(found.close)
+        return found
 
     def _measure(self, setup: Setup, forecast: Forecast, progress: Progress | None) -> None:
         """What is not known yet, and plan by it."""

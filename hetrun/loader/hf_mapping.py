@@ -22,6 +22,8 @@ SLICE = 1 << 20  # bytes of each of two tensors that are compared at once
 
 Setting = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
 
+SEES = "sees"  # a setting of ours: the model has a vision tower, which is left out
+
 
 class Config:
     """Settings of a model by key, each one checked when it is asked for. null counts as missing."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable, registry
@@ -282,6 +283,18 @@ def test_without_a_library_that_works_the_reason_is_said(monkeypatch: pytest.Mon
 
 
 # --- what is promised, and what it takes
+
+
+def test_a_vision_tower_is_no_model(library: Library, tmp_path: Path) -> None:
+    path = tmp_path / "mmproj-model.gguf"
+    writer = GGUFWriter(path, "clip")
+    writer.add_tensor("v.patch_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match="it is a model's vision tower"):
+        describe(open_model(path), options())
 
 
 def test_the_plan_says_what_is_off(library: Library, gpt2: Path) -> None:

@@ -1,8 +1,9 @@
-"""Steps that take rows in place of tokens, with positions in time, height and width, as pictures have them."""
+"""Steps that take rows in place of tokens, with positions in time, height and width, as pictures do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -45,7 +46,7 @@ def chunks(seq: int, rows: np.ndarray, whole: bool) -> list[Chunk]:
     ids, places = np.array(TOKENS, np.int64), positions()
     ends = [0, BEFORE, BEFORE + PICTURE, len(ids)]
     out = []
-    for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(ends)):
         wanted = np.arange(b - a) if whole else np.array([b - a - 1])
         out.append(Chunk(seq, ids[a:b], wanted, places=places[a:b], embedded=rows if i == 1 else None))
     return out
@@ -154,5 +155,5 @@ def test_sections_that_no_model_has() -> None:
             return (11.5, 11, 10, 0) if key.endswith("sections") else real.get_numbers(key, n)
 
     real = open_model(hf.folder(SEEING))
-    with pytest.raises(ModelFileError, match="rope.dimension_sections is 11.5"):
+    with pytest.raises(ModelFileError, match=r"rope\.dimension_sections is 11\.5"):
         build_graph(cast(ModelSource, Source()))

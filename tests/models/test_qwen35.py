@@ -14,10 +14,12 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from hetrun import LLM
 from hetrun.errors import ModelFileError
+from hetrun.executor.planned_model import describe
 from hetrun.graph.ops import Attention, DeltaNet
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_source import open_folder
 from hetrun.loader.open_model import open_model
+from hetrun.planner.options import Options, Wishes
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf, tiny
@@ -50,6 +52,9 @@ def test_the_language_model_of_one_that_sees(seeing: Path) -> None:
         found = llm.logits(TOKENS)
     assert np.abs(found - expected).max() < 1e-3
     assert (found.argmax(-1) == expected.argmax(-1)).all()
+    options = Options(Wishes(), backends=("reference",))
+    assert "vision tower is left out" in " ".join(describe(open_model(seeing), options).notes)
+    assert "vision" not in describe(open_model(hf.folder(PLAIN)), options).to_text()
 
 
 def test_which_layers_have_attention() -> None:

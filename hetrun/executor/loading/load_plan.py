@@ -28,6 +28,7 @@ from hetrun.executor.mtp import PlannedBlock, plan_block
 from hetrun.graph import Extent, Graph, Op, kept_by, states_of
 from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
+from hetrun.loader.hf_mapping import SEES
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import checkpoint_distance, sequence_bytes, token_bytes
@@ -376,7 +377,7 @@ class Deciding:
         streamed: Streamed | None = None,
         mapped: MappedPart | None = None,
     ) -> Prepared:
-        notes = (*plans.notes, *about_states(self._graph, self._quant))
+        notes = (*plans.notes, *about_states(self._graph, self._quant), *about_vision(self._source))
         plans = replace(plans, devices=bills(self._backends, self._own, wanted), notes=notes)
         own = {name: own for name, own in self._own.items() if name in self._backends}
         return Prepared(
@@ -416,6 +417,12 @@ def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
         f"memory allows one more is kept every {every:,} tokens, up to {MOST_CHECKPOINTS}, and where texts "
         f"part: a text that is continued from elsewhere computes up to {every:,} tokens again",
     )
+
+
+def about_vision(source: ModelSource) -> tuple[str, ...]:
+    """What of a model that sees pictures is left out."""
+    seen = "its vision tower is left out: the model reads texts here, and no pictures"
+    return (seen,) if source.get_bool(SEES, False) else ()
 
 
 def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Granted) -> PlanSet:
