@@ -219,5 +219,5 @@ def read_moe(b: GraphBuilder, meta: ModelMeta) -> tuple[Moe, int]:
     n_experts = meta.require_int("expert_count", 1, 1 << 16)
     n_used = meta.require_int("expert_used_count", 1, n_experts)
     n_ff = meta.require_int("expert_feed_forward_length", 1, 1 << 24)
-    shared = meta.get_int("expert_shared_feed_forward_length", n_ff, 1, 1 << 24)
+    shared = meta.get_int("expert_shared_feed_forward_length", n_ff, 0, 1 << 24)
     return Moe(n_experts, n_used, n_ff, normalise=meta.get_bool("expert_weights_norm", True)), shared

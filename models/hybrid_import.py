@@ -182,12 +182,14 @@ def mixture_from_hf(hf: HfModel, name: str, tiled: bool) -> Imported:
     """The same, with a mixture of experts and a shared one in every layer, or in most of them."""
     c = hf.config
     n_experts, shared = c.require_int("num_experts", 1, 1 << 16), "shared_expert_intermediate_size"
+    if not (n_shared := c.require_int(shared, 0, 1 << 24)):  # none: what is there of it is empty
+        hf = HfModel(c, {name: w for name, w in hf.tensors.items() if ".shared_expert" not in name})
     n_ff = c.require_int("moe_intermediate_size", 1, 1 << 24)
     settings: dict[str, Setting] = {
         "expert_count": n_experts,
         "expert_used_count": c.require_int("num_experts_per_tok", 1, n_experts),
         "expert_feed_forward_length": n_ff,
-        "expert_shared_feed_forward_length": c.require_int(shared, 1, 1 << 24),
+        "expert_shared_feed_forward_length": n_shared,
         "expert_weights_norm": c.get_bool("norm_topk_prob", True),
     }
     plain = HfModel(c.without(shared).with_defaults({"intermediate_size": n_ff}), hf.tensors)
@@ -241,7 +243,8 @@ def tensors(hf: HfModel, recurrent: Sequence[bool], n_experts: int, delta: Delta
             found.take_layer(i, NEXTN, ())
         if n_experts and hf.has(f"{found.root}layers.{i}.mlp.gate.weight"):
             found.take_experts(i, n_experts)
-            found.take_layer(i, SHARED_EXPERT, ())
+            if hf.has(f"{found.root}layers.{i}.mlp.shared_expert_gate.weight"):
+                found.take_layer(i, SHARED_EXPERT, ())
         else:
             found.take_layer(i, FEED_FORWARD, ())
     return heads_in_order(hf.config, found.finish(), delta)

@@ -211,6 +211,7 @@ SHARED_EXPERT = {
 QWEN35_MOE = (
     Row("plain", "qwen3_5_moe_text", SHARED_EXPERT),
     Row("fused", "qwen3_5_moe_text", SHARED_EXPERT, fused_experts=True),
+    Row("none-shared", "qwen3_5_moe_text", {**SHARED_EXPERT, "shared_expert_intermediate_size": 0}),
     Row("bf16", "qwen3_5_moe_text", SHARED_EXPERT, dtype=torch.bfloat16),
 )
 QWEN3_NEXT = (

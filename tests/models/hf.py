@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from atexit import register
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -73,8 +76,18 @@ def folder(row: Row) -> Path:
     if row.style == 4:
         file = path / "config.json"
         file.write_text(json.dumps(as_transformers_4(json.loads(file.read_text())), indent=2))
+    leave_empty_out(path)
     write_tokenizer(path)
     return path
+
+
+def leave_empty_out(path: Path) -> None:
+    """An expert of no width: no model that is published has its tensors."""
+    for file in path.glob("*.safetensors"):
+        tensors = load_file(file)
+        if any(not t.numel() for t in tensors.values()):
+            kept = {name: t for name, t in tensors.items() if t.numel() and ".shared_expert" not in name}
+            save_file(kept, file, metadata={"format": "pt"})
 
 
 @cache
@@ -87,14 +100,15 @@ def _root() -> Path:
 def random_model(row: Row) -> PreTrainedModel:
     """The model with random weights of which everything matters: biases, norms, positions."""
     config = AutoConfig.for_model(row.model_type, **{**SIZES, **row.config})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with experts_of_no_width():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     random = torch.Generator().manual_seed(row.seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=random)
             if weight.ndim >= 2:
                 gain = next((g for part, g in GAINS.items() if part in name), 1.0)
-                weight.copy_(noise * gain * weight.shape[-1] ** -0.5)
+                weight.copy_(noise * gain * max(1, weight.shape[-1]) ** -0.5)
             elif name.endswith("A_log"):
                 weight.copy_(noise * 0.5 - 1)  # states that fade over some tokens, not over one
             elif name.endswith("bias"):
@@ -142,11 +156,20 @@ def write_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(said, indent=2))
 
 
+@contextmanager
+def experts_of_no_width() -> Iterator[None]:
+    """torch warns of each tensor that it has nothing to fill with."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        yield
+
+
 @cache
 def _loaded(path: Path) -> PreTrainedModel:
-    out: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
-    )
+    with experts_of_no_width():
+        out: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        )
     return out
 
 
