@@ -197,6 +197,7 @@ def mixture_from_hf(hf: HfModel, name: str, tiled: bool) -> Imported:
     dense = any(".ffn_gate.weight" in w for w in found.weights)
     only_here = not_in_gguf(
         (dense, f"llama.cpp's {name} has no layers without experts"),
+        (not n_shared, f"llama.cpp's {name} always has a shared expert"),
         (not settings["expert_weights_norm"], f"llama.cpp's {name} always normalises what the router says"),
     )
     return replace(found.with_settings(settings), layout={**only_here, **found.layout})
