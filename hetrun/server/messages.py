@@ -25,6 +25,7 @@ SENSES: Mapping[str, str] = {
     "file": "files",
     "input_file": "files",
 }
+MOST_EFFORT = 64  # characters of the word for how hard to think
 MOST_TEMPLATE_OPTIONS = 1 << 14  # characters of JSON
 # What a template is given by us, and what transformers' apply_chat_template takes besides: whoever sets these
 # from outside gets another prompt than the messages' (CVE-2025-62426).
@@ -35,11 +36,11 @@ RESERVED = frozenset(
 
 
 def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
-    """Further variables of the template, such as enable_thinking."""
+    """Further variables of the template, such as enable_thinking; how hard to think is one of them."""
     field = "chat_template_kwargs"
     options = body.get(field)
     if options is None:
-        return {}
+        return thinking(body)
     if not isinstance(options, dict):
         raise wrong_type(field, "an object", options)
     for name in options:
@@ -48,7 +49,21 @@ def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
     if len(json.dumps(options)) > MOST_TEMPLATE_OPTIONS:
         message = f"{field} may have {MOST_TEMPLATE_OPTIONS} characters of JSON"
         raise ApiError(message, field, "invalid_value")
-    return options
+    return {**thinking(body), **options}
+
+
+def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
+    """What reasoning_effort says to a template: the same by name, where it knows that; with none it leaves
+    thoughts out, where it knows how."""
+    field = "reasoning_effort"
+    effort = body.get(field)
+    if effort is None:
+        return {}
+    if not isinstance(effort, str):
+        raise wrong_type(field, "a text", effort)
+    if len(effort) > MOST_EFFORT:
+        raise ApiError(f"{field} may have {MOST_EFFORT} characters", field, "invalid_value")
+    return {field: effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def messages(body: Mapping[str, object]) -> tuple[Message, ...]:

@@ -115,6 +115,16 @@ async def test_options_of_the_template(http: httpx.AsyncClient, engine: FakeEngi
     assert engine.requests[-1].template_options == {"enable_thinking": False, "depth": [1]}
     await params_of(http, engine, chat_template_kwargs=None)
     assert engine.requests[-1].template_options == {}
+    await params_of(http, engine, reasoning_effort="low")
+    assert engine.requests[-1].template_options == {"reasoning_effort": "low"}
+    await params_of(http, engine, reasoning_effort="none", chat_template_kwargs={"x": 1})
+    assert engine.requests[-1].template_options == {
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+        "x": 1,
+    }
+    await params_of(http, engine, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+    assert engine.requests[-1].template_options["enable_thinking"] is True
 
 
 async def test_log_probabilities_of_the_prompt(http: httpx.AsyncClient) -> None:
@@ -204,6 +214,8 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
         "response_format.json_schema.strict",
         "invalid_type",
     ),
+    ({"reasoning_effort": 3}, "reasoning_effort", "invalid_type"),
+    ({"reasoning_effort": "x" * 65}, "reasoning_effort", "invalid_value"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "invalid_type"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", "invalid_value"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),

@@ -21,7 +21,7 @@ from hetrun.client.sampling_params import (
 )
 from hetrun.server import fields
 from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
-from hetrun.server.messages import MOST_ID, ROLES, THOUGHTS
+from hetrun.server.messages import MOST_EFFORT, MOST_ID, ROLES, THOUGHTS
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,
@@ -175,6 +175,8 @@ _TEMPLATE: dict[str, Json] = {
     **{name: _NEUTRAL[name] for name in tokenize.TEMPLATE if name in _NEUTRAL},
 }
 
+_EFFORT = {"type": "string", "maxLength": MOST_EFFORT}
+
 CHAT = _body(
     {"messages": _MESSAGES},
     _with_hints(
@@ -186,6 +188,7 @@ CHAT = _body(
             "prompt_logprobs": integer(0, MOST_TOP),
             "n_probs": integer(0, MOST_TOP),
             "chat_template_kwargs": {"type": "object"},
+            "reasoning_effort": optional(_EFFORT),
         }
     ),
 )
@@ -216,7 +219,7 @@ RESPONSE = _body(
         "instructions": STRING,
         "max_output_tokens": integer(0),
         "text": struct({}, {"format": {"type": "object"}, "verbosity": optional(STRING)}),
-        "reasoning": struct({}, {"effort": optional(STRING), "summary": optional(STRING)}),
+        "reasoning": struct({}, {"effort": optional(_EFFORT), "summary": optional(STRING)}),
         "previous_response_id": STRING,
         "store": BOOLEAN,
         "metadata": {"type": "object", "additionalProperties": STRING},

@@ -57,12 +57,13 @@ NEVER: Mapping[str, str] = {
     "prompt": "this server keeps no prompts; send instructions and input",
     "context_management": "this server shortens no conversations; send what still matters as input",
 }
-CHAT_NAMES = ("max_completion_tokens", "response_format")  # what two of ours become
+CHAT_NAMES = ("max_completion_tokens", "response_format", "reasoning_effort")  # what three of ours become
 KNOWN = tuple({*orders.COMMON, *OWN, *NEVER} - {*MOVED, "n"} | {*CHAT_NAMES})
 # What a part of such a request is called in an error, and what it is called here.
 NAMES = (
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
     (re.compile(r"^max_completion_tokens"), "max_output_tokens"),
+    (re.compile(r"^reasoning_effort"), "reasoning.effort"),
     (re.compile(r"^(tools\[\d+\]|tool_choice)\.function"), r"\1"),
 )
 LOGPROBS = "message.output_text.logprobs"
@@ -209,6 +210,7 @@ def _as_chat(body: Body) -> Json:
     """The same request in the words of the chat's endpoint."""
     chat = {name: value for name, value in body.items() if name not in ("text", "max_output_tokens")}
     chat["max_completion_tokens"] = body.get("max_output_tokens")
+    chat["reasoning_effort"] = _object(body, "reasoning").get("effort")
     form = _object(body, "text").get("format")
     try:
         plain("text.format", form)  # it is repeated in the answer, so it must not be too deep for that
