@@ -50,7 +50,8 @@ def prediction_block(b: GraphBuilder, c: Hybrid, feed_forward: FeedForward) -> P
 def _head(b: GraphBuilder, hidden: Value, c: Hybrid, blk: str) -> Value:
     name = _first_of(b, f"{blk}.nextn.shared_head_head", "output", "token_embd")
     weight, n = b.weight(name, c.n_vocab, c.width), min(c.n_vocab, CHOSEN_FROM)
-    return b.op("head", [hidden], [weight.rows(0, n) if n < c.n_vocab else weight], NONE, n, part="head")
+    # Always rows of it: a weight of its own, whatever becomes of the model's (it may come from disk).
+    return b.op("head", [hidden], [weight.rows(0, n)], NONE, n, part="head")
 
 
 def _first_of(b: GraphBuilder, *names: str) -> str:

@@ -100,9 +100,8 @@ def with_block(found: Speculation | None, settings: Settings, model: Model) -> S
     """The same, with the block inside the model's file that predicts, where that is there and asked for."""
     if settings.spec not in ("auto", "mtp"):
         return found
-    block = model.predictor if isinstance(model, models.PlannedModel) else None
-    if block is not None:
-        return predicted(block, is_exact(settings))
+    if isinstance(model, models.PlannedModel) and model.predictor:
+        return predicted(model.predictor, is_exact(settings), model.keeps_hidden)
     if settings.spec == "auto":
         return found
     raise OptionError(

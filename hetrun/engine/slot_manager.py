@@ -61,7 +61,7 @@ class Places:
         `standing`: requests in the middle of a step, which cannot give anything up.
         """
         while chosen and not self._model.fits([(r.seq, n) for r, n in chosen]):
-            if self._drop_cached():
+            if self._drop_cached([r.seq for r, _ in chosen]):
                 continue
             others = [r for r in self._running if r.id not in standing]
             victim = last_in_line(others)
@@ -103,6 +103,6 @@ class Places:
         owner.free(r.seq)
         r.seq, r.computed = -1, 0
 
-    def _drop_cached(self) -> bool:
-        """Give up what is only there in case it is of use."""
-        return (self._prefixes is not None and self._prefixes.drop_one()) or self._model.thin()
+    def _drop_cached(self, going_on: Collection[int] = ()) -> bool:
+        """Give up what is only there in case it is of use; some sequences are about to go on."""
+        return (self._prefixes is not None and self._prefixes.drop_one()) or self._model.thin(going_on)

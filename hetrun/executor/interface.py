@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hetrun.backend import Floats, Rows
@@ -153,8 +153,9 @@ class Model(Budgeted, Protocol):
         """Tokens after which what a sequence knows is worth keeping; 0: it can be cut anywhere."""
         ...
 
-    def thin(self) -> bool:
-        """Give up something that was kept so that a sequence can be cut there; False if there is nothing."""
+    def thin(self, over: Collection[int] = ()) -> bool:
+        """Give up something that was kept so that a sequence can be cut there; False if there is nothing. The
+        last step of some sequences is `over`: nothing of it will be taken back."""
         ...
 
     def cancel(self) -> None:

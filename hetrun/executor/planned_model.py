@@ -84,6 +84,8 @@ class PlannedModel:
             self._streamed = prepared.streamed
             # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
             self.stands_aside = not prepared.streamed and not prepared.mapped
+            # For the same reason no pass runs in two parts, as hidden states of more rows than logits need.
+            self.keeps_hidden = not prepared.streamed
             self._disk: FromDisk | None = None
             self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
@@ -320,6 +322,7 @@ class PlannedModel:
             self.pilot.close()
         if self.predictor:
             self.predictor.close()
+            self.predictor = None  # it knows this model, and both would wait for the garbage collector
         self._executor.close()
         if self._disk:
             self._disk.close()

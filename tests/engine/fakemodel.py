@@ -7,7 +7,7 @@ byte, and ends. What the model was given is recorded; `block` keeps a step in th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -151,7 +151,7 @@ class FakeModel:
         del self.texts[seq][n:]
         return n
 
-    def thin(self) -> bool:
+    def thin(self, over: Collection[int] = ()) -> bool:
         return False
 
     def length(self, seq: int) -> int:

@@ -22,9 +22,10 @@ def drafted(model: DraftModel, exact: bool) -> Speculation:
     return _combined(model, exact)
 
 
-def predicted(block: Predictor, exact: bool) -> Speculation:
-    """The same from the block inside the model's file."""
-    return _combined(Predictions(block), exact, REACH)
+def predicted(block: Predictor, exact: bool, keeps: bool = True) -> Speculation:
+    """The same from the block inside the model's file. `keeps`: hidden states can be had of more tokens than
+    logits; else it begins with a prompt's last."""
+    return _combined(Predictions(block), exact, REACH if keeps else 1)
 
 
 def _combined(guessing: Guessing, exact: bool, reach: int = 0) -> Speculation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -95,7 +95,7 @@ class WholeModel:
 
     checkpoint_every = 0
 
-    def thin(self) -> bool:
+    def thin(self, over: Collection[int] = ()) -> bool:
         """What cannot be cut is computed anew: nothing is kept for it."""
         return False
 

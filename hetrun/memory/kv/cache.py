@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 
 import numpy as np
@@ -359,9 +359,9 @@ class KvCache:
         """Tokens after which a state is worth keeping; 0 where there are no states."""
         return checkpoint_distance(self._state_bytes, self.token_bytes) if self.states else 0
 
-    def thin(self) -> bool:
-        """Give up a checkpoint of some sequence; False if there is none."""
-        return self.states is not None and self.states.thin()
+    def thin(self, over: Collection[int] = ()) -> bool:
+        """Give up a checkpoint of some sequence; False if there is none. The last step of some is `over`."""
+        return self.states is not None and self.states.thin(over)
 
     def trim(self) -> None:
         """Give the system back the memory that no sequence has."""

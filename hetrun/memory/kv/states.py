@@ -8,7 +8,7 @@ copying them, and a step that failed leaves the state that it began with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -221,10 +221,15 @@ class States:
         for s in self._held.pop(seq).states:
             self._release(s.slot)
 
-    def thin(self) -> bool:
-        """Give up a checkpoint of the sequence that has most; False if there is none."""
-        held = max(self._held.values(), key=lambda h: len(self._droppable(h)), default=None)
-        return held is not None and self._drop_one(held)
+    def thin(self, over: Collection[int] = ()) -> bool:
+        """Give up a checkpoint of the sequence that has most; False if there is none. The last step of some
+        is `over`: they are not taken back to where it began any more."""
+
+        def droppable(seq: int) -> int:
+            return len(self._droppable(self._held[seq], seq in over))
+
+        seq = max(self._held, key=droppable, default=None)
+        return seq is not None and self._drop_one(self._held[seq], seq in over)
 
     def trim(self) -> None:
         """Give the system back what no sequence has."""
@@ -232,16 +237,17 @@ class States:
             self._memory.drop(slot * self.bytes, self.bytes)
             self._touched[slot] = False
 
-    def _droppable(self, held: _Held) -> list[_State]:
-        """Checkpoints that can be given up: none that its last step began with, or has yet to write."""
-        return [s for s in held.states[:-1] if s.checkpoint and s.position < held.began]
+    def _droppable(self, held: _Held, over: bool = False) -> list[_State]:
+        """Checkpoints that can be given up: until its last step is over none that it began with, or has yet
+        to write."""
+        return [s for s in held.states[:-1] if s.checkpoint and (over or s.position < held.began)]
 
-    def _drop_one(self, held: _Held) -> bool:
+    def _drop_one(self, held: _Held, over: bool = False) -> bool:
         """The checkpoint without which the least has to be computed again."""
-        marks = self._droppable(held)
+        marks = self._droppable(held, over)
         if not marks:
             return False
-        after = [*(s.position for s in marks[1:]), held.began]
+        after = [*(s.position for s in marks[1:]), held.states[-1].position if over else held.began]
         gaps = [end - begin for begin, end in zip([0, *(s.position for s in marks)], after, strict=False)]
         s = marks[gaps.index(min(gaps))]
         held.states.remove(s)
