@@ -22,7 +22,7 @@ from hetrun.backends.cuda.stages import Portion, Work
 from hetrun.backends.cuda.weight_ring import Block
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
-from hetrun.graph.ops import Gelu, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import EverySecond, Gelu, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 SMALL = Source("small")
@@ -301,6 +301,20 @@ class Emitter:
         arguments = self.told("wanted"), at(self.make(op.out)), number(op.out.width), long(n)
         self.each("select_rows", n, x, *arguments)
 
+    def sigmoid_gate(self, op: Op) -> None:
+        if op.inputs[0].width == op.out.width:
+            self.binary(op)
+            return
+        gates, x = (at(self.at[v]) for v in op.inputs)
+        n = self.rows(op.out) * op.out.width
+        self.each("sigmoid_gate_rows", n, gates, x, at(self.make(op.out)), number(op.out.width), long(n))
+
+    def every_second(self, op: Op) -> None:
+        a, n = op.attrs, self.rows(op.out) * op.out.width
+        assert isinstance(a, EverySecond)
+        facts = number(op.out.width // a.heads), number(a.first), long(n)
+        self.each(op.kind, n, at(self.at[op.inputs[0]]), at(self.make(op.out)), *facts)
+
 
 def _scale(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Scale)
@@ -326,11 +340,13 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "moe": moe.mixture,
     "swiglu": Emitter.binary,
     "geglu": Emitter.binary,
+    "sigmoid_gate": Emitter.sigmoid_gate,
     "gelu": _gelu,
     "relu": Emitter.unary,
     "scale": _scale,
     "softcap": _softcap,
     "add": Emitter.binary,
+    "every_second": Emitter.every_second,
     "concat": Emitter.concat,
     "select": Emitter.select,
 }

@@ -33,7 +33,8 @@ EMULATED = "cuda emulated"  # its kernels, run by the CPU
 BUILT = "F32", "BF16", "Q4_0", "Q4_K", "Q6_K"
 BUILT_FOR_EXPERTS = "Q4_0", "Q4_K"  # and one more where there are many tokens
 # Kinds that backends, by the beginning of their names, leave to others.
-UNSUPPORTED = {"cuda": ("causal_conv", "delta_net", "sigmoid_gate", "every_second")}
+STATEFUL = "causal_conv", "delta_net"
+UNSUPPORTED = {"cuda": STATEFUL}
 WITHOUT_KERNELS = "llamacpp without kernels"  # as it is where there was no C compiler
 
 
@@ -156,7 +157,7 @@ def test_a_backend_knows_how_much_it_rounds(backend: str, quant: str, tmp_path: 
 
 @pytest.mark.parametrize("backend", tried())
 def test_a_backend_says_which_kinds_it_leaves_to_others(backend: str) -> None:
-    for kind in UNSUPPORTED["cuda"]:
+    for kind in STATEFUL:
         case = next(case for case in CASES if case.kind == kind)
         left = any(backend.startswith(begin) and kind in kinds for begin, kinds in UNSUPPORTED.items())
         assert device(backend).supports(build(case)) is not left

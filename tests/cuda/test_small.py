@@ -175,6 +175,7 @@ ONE: dict[str, tuple[tuple[float, ...], Callable[[np.ndarray], np.ndarray]]] = {
 }
 TWO: dict[str, tuple[tuple[float, ...], Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
     "swiglu": ((), lambda x, y: silu(x) * y),
+    "sigmoid_gate": ((), lambda x, y: y / (1 + np.exp(-x))),
     "geglu tanh": ((0,), lambda x, y: gelu(x, False) * y),
     "geglu erf": ((1,), lambda x, y: gelu(x, True) * y),
     "add": ((), lambda x, y: x + y),
@@ -272,6 +273,27 @@ def test_a_row_is_added_to_each(width: int) -> None:
     result.array[...] = y
     each("add_row", result, result.array, row, width, long(5 * width))
     assert (result.array == y + row).all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 64])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_number_gates_a_row(width: int, over: bool) -> None:
+    gates, x = many_numbers(11, 0)[:9].reshape(9, 1), numbers(9, width, seed=2)
+    result = Result(x.shape)
+    result.array[...] = x
+    arguments = gates, result.array if over else x, result.array, width, long(x.size)
+    each("sigmoid_gate_rows", result, *arguments)
+    with np.errstate(over="ignore"):
+        alike(result.array, x / (1 + np.exp(-gates.astype(np.float64))))
+
+
+@pytest.mark.parametrize("aside", [0, 1])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("width", "heads"), [(1, 1), (7, 3), (64, 2)])
+def test_every_second_slice(width: int, heads: int, first: int, aside: int) -> None:
+    x, result = numbers(5, heads, 2, width, aside=aside), Result((5, heads, width))
+    each("every_second", result, x, result.array, width, first, long(result.array.size))
+    assert (result.checked() == x[:, :, first]).all()
 
 
 @pytest.mark.parametrize("width", [1, 7, 64])

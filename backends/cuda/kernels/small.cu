@@ -143,6 +143,12 @@ extern "C" __global__ void swiglu(const float *x, const float *y, float *z, int6
     each_of_two(x, y, z, n, [](float a, float b) { return silu(a) * b; });
 }
 
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+extern "C" __global__ void sigmoid_gate(const float *x, const float *y, float *z, int64 n) {
+    each_of_two(x, y, z, n, [](float a, float b) { return sigmoid(a) * b; });
+}
+
 extern "C" __global__ void geglu(const float *x, const float *y, float *z, int64 n, int exact) {
     each_of_two(x, y, z, n, [exact](float a, float b) { return gelu_of(a, exact) * b; });
 }
@@ -236,6 +242,39 @@ extern "C" __global__ void add_row(float *y, const float *row, int width, int64 
         row_added((float4 *)y, (const float4 *)row, width / WIDE, n / WIDE);
     else
         row_added(y, row, width, n);
+}
+
+__device__ __forceinline__ float times(float s, float a) { return s * a; }
+__device__ __forceinline__ float4 times(float s, float4 a) { return {s * a.x, s * a.y, s * a.z, s * a.w}; }
+
+template <typename T>
+__device__ __forceinline__ void rows_gated(const float *gates, const T *x, T *y, int width, int64 n) {
+    EACH(i, n) y[i] = times(sigmoid(gates[spot(i, width).row]), x[i]);
+}
+
+// As sigmoid_gate, with one number for each row; x and y may be the same.
+extern "C" __global__ void sigmoid_gate_rows(const float *gates, const float *x, float *y, int width, int64 n) {
+    if (width % WIDE == 0 && is_wide(x) && is_wide(y))
+        rows_gated(gates, (const float4 *)x, (float4 *)y, width / WIDE, n / WIDE);
+    else
+        rows_gated(gates, x, y, width, n);
+}
+
+template <typename T>
+__device__ __forceinline__ void slices_selected(const T *x, T *y, int width, int first, int64 n) {
+    EACH(i, n) {
+        Spot at = spot(i, width);
+        y[i] = x[(2 * at.row + first) * width + at.column];
+    }
+}
+
+// y = every second slice of x, of so many columns each, from the first (0 or 1) on. Rows follow each other, so
+// they need not be told apart.
+extern "C" __global__ void every_second(const float *x, float *y, int width, int first, int64 n) {
+    if (width % WIDE == 0 && is_wide(x) && is_wide(y))
+        slices_selected((const float4 *)x, (float4 *)y, width / WIDE, first, n / WIDE);
+    else
+        slices_selected(x, y, width, first, n);
 }
 
 template <typename T>
