@@ -25,10 +25,11 @@ from hetrun.backends.cuda.lowering import KINDS, Place
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
+from hetrun.backends.cuda.state_launch import MOST_COLUMNS, MOST_TAPS
 from hetrun.backends.cuda.weights import Held, OnHost
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
-from hetrun.graph.ops import Attention, Moe, Rope
+from hetrun.graph.ops import Attention, CausalConv, DeltaNet, Moe, Rope, Stateful
 from hetrun.memory.kv.cache import KvCache
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
@@ -79,6 +80,10 @@ class CudaBackend(Backend):
             return False
         if isinstance(a, Attention):
             return a.head_dim % 16 == 0 and a.head_dim <= MOST_HEAD
+        if isinstance(a, CausalConv):
+            return a.kernel <= MOST_TAPS
+        if isinstance(a, DeltaNet):
+            return a.k_dim <= MOST_COLUMNS
         if isinstance(a, Rope):
             return a.head_dim % 2 == 0
         if isinstance(a, Moe):
@@ -122,7 +127,10 @@ class CudaBackend(Backend):
         gpu = self.gpu
         slabs = {group: gpu.slabs_of(kv, group, tuple(sorted(some))) for group, some in parts.items()}
         weights, blocks = laid_out(gpu.ring, segment, buffers)
-        place = Place(gpu.library, weights, blocks, kv, slabs, gpu.rotations, gpu.scratch, gpu.scratch_bytes)
+        kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
+        states = gpu.states_of(kv, tuple(sorted(kept)))
+        scratch = gpu.scratch, gpu.scratch_bytes
+        place = Place(gpu.library, weights, blocks, kv, slabs, states, gpu.rotations, *scratch)
         return CudaRunner(self, segment, shape, place)
 
     # --- ends

@@ -15,6 +15,7 @@ from hetrun.backends.cuda.lowering import SMALL, THREADS
 from hetrun.backends.cuda.memory import PACKED, WORD, Memory, Workplaces
 from hetrun.backends.cuda.result import Result
 from hetrun.backends.cuda.rope import Rotations
+from hetrun.backends.cuda.state_mirror import Kept, StateMirror
 from hetrun.backends.cuda.weight_ring import Ring
 from hetrun.backends.cuda.weights import Loading, device_bytes
 from hetrun.errors import BackendError, BudgetError
@@ -29,6 +30,7 @@ FETCHING = 64  # blocks that read the host's memory at once
 SCRATCH_SHARE, LEAST_SCRATCH, MOST_SCRATCH = 32, 1 << 20, 64 << 20  # for weights that are unpacked
 
 Key = tuple[int, int, tuple[Part, ...]]  # a cache, a group of its layers, and what of them
+StatesKey = tuple[int, tuple[Kept, ...]]
 Open = Callable[[], tuple[Driver, HasPrograms]]
 
 
@@ -53,6 +55,7 @@ class Gpu:
         self._left = 0  # of these what is ours
         self._window = 0  # bytes through which weights cross
         self._slabs: dict[Key, Slabs] = {}
+        self._states: dict[StatesKey, StateMirror] = {}
         self._users = 0
 
     # --- its memory
@@ -116,7 +119,7 @@ class Gpu:
         assert self._opened
         driver, programs = self._opened
         self.memory = self._taken(driver)
-        self.memory.give_up = self._drop_rows
+        self.memory.give_up = self._drop_copies
         self.library = Library(driver, programs)
         self.loading = Loading(self.memory)
         self.rotations = Rotations(self.memory)
@@ -151,7 +154,7 @@ class Gpu:
             self.library.launch(SMALL, "fetch_words", grid, THREADS, at(source), at(target), long(n))
         )
 
-    # --- keys and values
+    # --- keys and values, and states
 
     def slabs_of(self, kv: KvCache, group: int, parts: tuple[Part, ...]) -> Slabs:
         """The rows of some heads of some layers."""
@@ -165,9 +168,24 @@ class Gpu:
         if slabs := self._slabs.pop(key, None):
             slabs.close()
 
-    def _drop_rows(self) -> bool:
-        """Memory of keys and values that no pass needs now."""
-        return any(slabs.drop_oldest() for slabs in self._slabs.values())
+    def states_of(self, kv: KvCache, kept: tuple[Kept, ...]) -> StateMirror | None:
+        """What some layers keep in states; None where there are no such layers."""
+        if not kept:
+            return None
+        key = id(kv), kept
+        if key not in self._states:
+            self._states[key] = StateMirror(self.memory, kv, kept)
+            weakref.finalize(kv, self._forget_states, key)
+        return self._states[key]
+
+    def _forget_states(self, key: StatesKey) -> None:
+        if states := self._states.pop(key, None):
+            states.close()
+
+    def _drop_copies(self) -> bool:
+        """Memory of states, or of keys and values, that no pass needs now."""
+        states = any(states.drop_oldest() for states in self._states.values())
+        return states or any(slabs.drop_oldest() for slabs in self._slabs.values())
 
     # --- ends
 
@@ -182,6 +200,7 @@ class Gpu:
             return
         if self.started:
             self._slabs.clear()
+            self._states.clear()
             self.made.clear()
             self.memory.close()
             self.started = False

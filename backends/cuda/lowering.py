@@ -7,7 +7,7 @@ from ctypes import c_void_p
 from dataclasses import dataclass, replace
 
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
-from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
+from hetrun.backends.cuda import fusion, matmul_launch, moe, recurrent, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
@@ -19,6 +19,7 @@ from hetrun.backends.cuda.pass_args import AXES, FEW, Given, Seeing
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.stages import Portion, Work
+from hetrun.backends.cuda.state_mirror import StateMirror
 from hetrun.backends.cuda.weight_ring import Block
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
@@ -40,6 +41,7 @@ class Place:
     blocks: Mapping[int, Sequence[Block]]  # of weights that cross, by the number of the item that needs them
     kv: KvCache
     slabs: Mapping[int, Slabs]  # by group
+    states: StateMirror | None
     rotations: Rotations
     scratch: Address  # for weights that are unpacked
     scratch_bytes: int
@@ -60,7 +62,7 @@ class Emitter:
         self._angles: dict[Op, Address] = {}
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         self.seeing = [Seeing(shape, kind) for kind in kinds]
-        self.given = Given(shape, self.seeing, list(place.slabs))
+        self.given = Given(shape, self.seeing, list(place.slabs), place.states is not None)
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}
@@ -337,6 +339,8 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "rms_norm": Emitter.rms_norm,
     "layer_norm": Emitter.layer_norm,
     "rope": Emitter.rope,
+    "causal_conv": recurrent.causal_conv,
+    "delta_net": recurrent.delta_net,
     "moe": moe.mixture,
     "swiglu": Emitter.binary,
     "geglu": Emitter.binary,

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Ints, Pass, PassShape
 from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE
+from hetrun.backends.cuda.state_launch import PART, SPAN, SPAN_DTYPE
+from hetrun.backends.cuda.state_mirror import Places
 from hetrun.graph import Rows
 
 FEW = 32  # rows up to which weights, and keys and values, are read for each few of them
@@ -80,25 +82,31 @@ AXES = ("time", "height", "width")  # along which a token has a position
 class Given:
     """Where everything lies that passes of one shape tell."""
 
-    def __init__(self, shape: PassShape, seeing: Sequence[Seeing], groups: Sequence[int]) -> None:
+    def __init__(
+        self, shape: PassShape, seeing: Sequence[Seeing], groups: Sequence[int], has_states: bool = False
+    ) -> None:
         self._seeing, self._groups = seeing, groups
+        parts, spans = _sequences(shape if has_states else PassShape(()))
+        self._parts, self.spans = parts, len(spans)
         sizes = dict.fromkeys(("tokens", "positions", *AXES), 4 * shape.tokens) | {"wanted": 4 * shape.wanted}
         sizes |= {f"slots {g}": 8 * shape.tokens for g in groups}
         for i, s in enumerate(seeing):
             sizes |= {f"rows {i}": ROW.itemsize * s.rows, f"tiles {i}": TILE.itemsize * s.tiles}
+        sizes |= {"parts": parts.nbytes, "spans": spans.nbytes, "writes": 8 * shape.tokens * has_states}
         self._offsets: dict[str, tuple[int, int]] = {}
         self.nbytes = 0
         for name, size in sizes.items():
             self._offsets[name] = self.nbytes, size
             self.nbytes += -(-size // ALIGNED) * ALIGNED
         self._packed = np.zeros(self.nbytes, np.uint8)
+        self._put("spans", spans)
 
     def offset(self, name: str) -> int:
         """Where something begins."""
         return self._offsets[name][0]
 
-    def pack(self, work: Pass) -> NDArray[np.uint8]:
-        """A pass's own; good until the next one."""
+    def pack(self, work: Pass, places: Places | None = None) -> NDArray[np.uint8]:
+        """A pass's own, and where its states are; good until the next one."""
         self._put("tokens", work.tokens.astype(np.int32))
         self._put("positions", work.positions.astype(np.int32))
         for axis, name in enumerate(AXES):
@@ -110,11 +118,26 @@ class Given:
             rows, tiles = s.fill(work)
             self._put(f"rows {i}", rows)
             self._put(f"tiles {i}", tiles)
+        if places:
+            self._parts["read"] = places.read
+            self._put("parts", self._parts)
+            self._put("writes", places.write)
         return self._packed
 
     def _put(self, name: str, array: NDArray[np.generic]) -> None:
         begin, size = self._offsets[name]
         self._packed[begin : begin + size] = array.view(np.uint8)
+
+
+def _sequences(shape: PassShape) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """The tokens of each sequence, and these in spans of some that follow each other."""
+    sizes = [tokens for tokens, _ in shape.parts]
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    parts, spans = np.zeros(len(sizes), PART), list[tuple[int, int, int, int]]()
+    for i, (n, end) in enumerate(zip(sizes, ends, strict=True)):
+        parts[i] = end - n, end, 0
+        spans += [(a, min(SPAN, end - a), i, 0) for a in range(end - n, end, SPAN)]
+    return parts, np.array(spans, SPAN_DTYPE)
 
 
 def in_tile(heads_of_kv: int, head: int) -> int:

@@ -14,11 +14,14 @@ from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.kv_mirror import Homecoming
 from hetrun.backends.cuda.lowering import Emitter, Place
 from hetrun.backends.cuda.result import Result
+from hetrun.backends.cuda.state_mirror import StatesHomecoming
 from hetrun.backends.cuda.top_k import Choosing
 from hetrun.graph import Value
 
 if TYPE_CHECKING:
     from hetrun.backends.cuda.backend import CudaBackend
+
+Coming = Homecoming | StatesHomecoming
 
 
 class CudaRunner:
@@ -26,7 +29,7 @@ class CudaRunner:
 
     def __init__(self, backend: CudaBackend, segment: Segment, shape: PassShape, place: Place) -> None:
         self._backend, self._memory = backend, backend.gpu.memory
-        self._slabs = list(place.slabs.values())
+        self._slabs, self._states = list(place.slabs.values()), place.states
         measured, gpu = Emitter(place, segment, shape, 0, 0), backend.gpu
         base = gpu.workplaces.of(measured.nbytes)
         self._begin = self._memory.take(measured.result_bytes, "results of a pass")
@@ -53,7 +56,8 @@ class CudaRunner:
         driver, stream = self._memory.driver, self._memory.computing
         for slabs in self._slabs:
             slabs.prepare(work)
-        self._memory.send(self._given_at, self._given.pack(work))
+        places = self._states.prepare(work) if self._states else None
+        self._memory.send(self._given_at, self._given.pack(work, places))
         for value, address in self._reads:
             self._read(value, address, work)
         self._compute()
@@ -61,7 +65,9 @@ class CudaRunner:
         for r in self._results:
             if chosen is None or r.value.name != chosen.name:
                 driver.copy(int(r.array.ctypes.data), r.address, r.array.nbytes, stream)
-        coming = [slabs.send_home(work.slots[slabs.group]) for slabs in self._slabs]
+        coming: list[Coming] = [slabs.send_home(work.slots[slabs.group]) for slabs in self._slabs]
+        if self._states and places:
+            coming.append(self._states.send_home(places.written))
         driver.record(self._done, stream)
         return Running(self, work, coming, chosen)
 
@@ -99,7 +105,7 @@ class CudaRunner:
         self._choosing[k].run()
         return self._choosing[k]
 
-    def finish(self, work: Pass, coming: Sequence[Homecoming], chosen: Choosing | None) -> None:
+    def finish(self, work: Pass, coming: Sequence[Coming], chosen: Choosing | None) -> None:
         """Wait, and put results where others find them."""
         self._memory.driver.synchronize(self._done)
         for each in coming:
@@ -135,7 +141,7 @@ class Running:
 
     runner: CudaRunner
     work: Pass
-    coming: Sequence[Homecoming]
+    coming: Sequence[Coming]
     chosen: Choosing | None
 
     def wait(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from hetrun.backend import Backend, Unavailable, registry
-from hetrun.backend.conformance.cases import CASES, Case
+from hetrun.backend.conformance.cases import CASES, MATRICES, Case
 from hetrun.backend.conformance.runner import (
     REFERENCE,
     Outcome,
@@ -32,9 +32,6 @@ EMULATED = "cuda emulated"  # its kernels, run by the CPU
 # A type of weights is a program that has to be built: `make test` has these on the emulator.
 BUILT = "F32", "BF16", "Q4_0", "Q4_K", "Q6_K"
 BUILT_FOR_EXPERTS = "Q4_0", "Q4_K"  # and one more where there are many tokens
-# Kinds that backends, by the beginning of their names, leave to others.
-STATEFUL = "causal_conv", "delta_net"
-UNSUPPORTED = {"cuda": STATEFUL}
 WITHOUT_KERNELS = "llamacpp without kernels"  # as it is where there was no C compiler
 
 
@@ -62,13 +59,12 @@ def create(name: str) -> Backend:
 def is_for(case: Case, name: str) -> bool:
     """CUDA's kernels take eight weights at a time. On the emulator of the products everyday types only: all
     have tests of their own."""
-    if any(name.startswith(begin) and case.kind in kinds for begin, kinds in UNSUPPORTED.items()):
-        return False
     if not name.startswith("cuda"):
         return True
     left_out = isinstance(case.attrs, Moe) and case.attrs.without  # such a share is the host's
     quick = is_quick(case) or name != EMULATED
-    return quick and not left_out and not any(w[1] % 8 for w in case.weights)
+    narrow = case.kind in MATRICES and any(w[1] % 8 for w in case.weights)
+    return quick and not left_out and not narrow
 
 
 @cache
@@ -156,11 +152,9 @@ def test_a_backend_knows_how_much_it_rounds(backend: str, quant: str, tmp_path: 
 
 
 @pytest.mark.parametrize("backend", tried())
-def test_a_backend_says_which_kinds_it_leaves_to_others(backend: str) -> None:
-    for kind in STATEFUL:
-        case = next(case for case in CASES if case.kind == kind)
-        left = any(backend.startswith(begin) and kind in kinds for begin, kinds in UNSUPPORTED.items())
-        assert device(backend).supports(build(case)) is not left
+def test_a_backend_has_every_kind_of_op(backend: str) -> None:
+    for kind in {case.kind for case in CASES}:
+        assert any(device(backend).supports(build(case)) for case in CASES if case.kind == kind), kind
 
 
 def test_the_table_has_every_op_and_every_type() -> None:

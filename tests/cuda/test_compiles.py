@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hetrun.backends.cuda import state_launch
 from hetrun.backends.cuda.nvrtc import Compiler, compiler
 from hetrun.backends.cuda.programs import FOLDER, Programs, Source
 from hetrun.backends.cuda.weights import READ
@@ -20,14 +21,19 @@ from tests.support.tiers import exhaustive
 ARCHITECTURES = "sm_80", "sm_90"
 KV_TYPES = "F32", "F16", "BF16", "Q8_0"
 HEADS = 32, 64, 96, 128, 256
-PLAIN = Source("small"), Source("rows"), Source("grouping")
+WIDEST = 16, 64, 96, 128, 256, 512  # k_dim of delta nets, as 32 columns to 512
+PLAIN = Source("small"), Source("rows"), Source("grouping"), state_launch.CONVOLUTION
 PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
 TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
 ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
-SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION
+DELTA_NETS = tuple(state_launch.delta_net(k_dim) for k_dim in WIDEST)
+SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION, *DELTA_NETS
 # The others differ by how weights and rows are read; all of them take a minute for one architecture, and
 # that is the one which everything is made for. How weights of each type are read is in UNPACKED.
-QUICK = "small", "rows", "grouping", "products Q4_K", "tiles Q4_K", "attention F16 128"
+QUICK = (
+    *("small", "rows", "grouping", "convolution", "products Q4_K", "tiles Q4_K", "attention F16 128"),
+    "delta_net 128",
+)
 
 REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start
 THREADS = {"rms_norm": 1024, "layer_norm": 1024}  # at most; 256 otherwise

@@ -89,6 +89,10 @@ class States:
         self._flat = flat[:, :at]
         self._sharers = np.zeros(self.slots, np.int64)
         self._touched = np.zeros(self.slots, np.bool_)
+        # A slot's stamp changes when it is given to another state: by it a device knows whether it has a copy
+        # of what is there now.
+        self.stamps = np.zeros(self.slots, np.int64)
+        self._stamp = 0
         self._free = list(range(self.slots))[::-1]
         self._held: dict[int, _Held] = {}
         self.layout = " ".join(f"{layer}:{dict(shape.floats)}" for layer, shape in sorted(shapes.items()))
@@ -265,6 +269,8 @@ class States:
         slot = self._free.pop()
         self._sharers[slot] = 1
         self._touched[slot] = True
+        self._stamp += 1
+        self.stamps[slot] = self._stamp
         return slot
 
     def _release(self, slot: int) -> None:

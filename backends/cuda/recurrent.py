@@ -1,0 +1,46 @@
+"""Layers with states of a fixed size: a short convolution over time, and the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hetrun.backends.cuda import state_launch
+from hetrun.backends.cuda.driver import Argument
+from hetrun.backends.cuda.kernel_cache import at, long, number, real
+from hetrun.graph import Op
+from hetrun.graph.ops import CausalConv, DeltaNet
+
+if TYPE_CHECKING:
+    from hetrun.backends.cuda.lowering import Emitter
+
+
+def causal_conv(e: Emitter, op: Op) -> None:
+    """A short convolution over time, all spans of all sequences at once."""
+    a, states = op.attrs, e.place.states
+    assert isinstance(a, CausalConv)
+    assert states is not None
+    threads = state_launch.CONVOLVING
+    pointers = at(e.at[op.inputs[0]]), at(e.held(op)[0].address), at(e.make(op.out))
+    told = e.told("parts"), e.told("spans"), e.told("writes"), long(states.at[a.layer, op.kind])
+    grid = -(-a.width // threads), e.given.spans
+    e.do(
+        *(state_launch.CONVOLUTION, op.kind, grid, threads),
+        *(*pointers, *told, number(a.width), number(a.kernel)),
+    )
+
+
+def delta_net(e: Emitter, op: Op) -> None:
+    """The gated delta rule, some rows of a head of a sequence in a block."""
+    a, states = op.attrs, e.place.states
+    assert isinstance(a, DeltaNet)
+    assert states is not None
+    pointers = [at(p) for p in (*[e.at[v] for v in op.inputs], *[w.address for w in e.held(op)])]
+    told = e.told("parts"), e.told("writes"), long(states.at[a.layer, op.kind])
+    sizes = number(a.k_heads), number(a.v_heads), number(a.k_dim), number(a.v_dim)
+    facts: tuple[Argument, ...] = *sizes, number(a.tiled), number(a.log), real(a.eps)
+    grid = -(-a.v_dim // state_launch.delta_rows(a.k_dim)), a.v_heads, len(e.shape.parts)
+    e.do(
+        *(state_launch.delta_net(a.k_dim), op.kind, grid, state_launch.THREADS),
+        *(*pointers, at(e.make(op.out)), *told, *facts),
+        shared=state_launch.delta_shared(a.k_dim),
+    )

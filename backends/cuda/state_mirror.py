@@ -1,0 +1,270 @@
+"""States in a GPU's memory: copies of slots of the host's cache.
+
+As with keys and values (`kv_mirror.py`) the host's slots stay whole: what a pass writes goes home with it,
+and what others wrote is brought when it is first read. So forks, cuts, drafts and saved prompts know nothing
+of GPUs, and a copy that has no room any more is dropped.
+
+A slot is used for another state once no sequence has it, and between two passes of a step it has what is
+known so far. So a copy is good for what it was made for: the stamp that its slot had then, and how many
+tokens it knows. A pass writes to a place that it does not read, as kernels do both at the same time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetrun.backend import FLOAT_BYTES, Floats, Ints, Pass
+from hetrun.backends.cuda.arena import in_arena
+from hetrun.backends.cuda.driver import Address, Event
+from hetrun.backends.cuda.memory import Bytes, Memory
+from hetrun.memory.kv.cache import KvCache
+from hetrun.memory.kv.states import NONE
+
+PIECE = 4 << 20  # bytes that cross at once
+
+Kept = tuple[int, str]  # a layer, and the kind of its op
+Knowledge = tuple[int, int]  # the stamp of a slot, and the tokens that the state in it knows
+
+
+@dataclass(slots=True)
+class Copy:
+    """A place, and what is known there; None: nothing yet."""
+
+    address: Address
+    known: Knowledge | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some numbers of what a layer keeps, a row for each slot: where they begin in a place."""
+
+    table: Floats
+    at: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of a slot."""
+        return FLOAT_BYTES * int(self.table.shape[1])
+
+
+@dataclass(slots=True)
+class Landing:
+    """Page-locked memory where a piece of a state arrives."""
+
+    memory: Bytes
+    arrived: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a pass writes: slots, their places, and what is known there then."""
+
+    copies: Mapping[int, tuple[Copy, Knowledge]]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a pass finds and leaves states: of each sequence, and behind each token; 0: nowhere."""
+
+    read: Ints
+    write: Ints
+    written: Written
+
+
+class StateMirror:
+    """What some layers keep in states, as far as it is here."""
+
+    def __init__(self, memory: Memory, kv: KvCache, kept: Sequence[Kept]) -> None:
+        assert kv.states is not None
+        self._memory, self._states = memory, kv.states
+        self.at: dict[Kept, int] = {}  # where each layer's part begins in a place
+        stretches, size = list[Stretch](), 0
+        for layer, kind in kept:
+            table, self.at[layer, kind] = kv.state(layer, kind), size
+            stretches += _cut(table, size)
+            size += in_arena(FLOAT_BYTES * table.shape[1])
+        self._size, self._pieces = size, _grouped(stretches)
+        self._copies: OrderedDict[int, Copy] = OrderedDict()  # by slot; those used longest ago come first
+        self._in_use: frozenset[int] = frozenset()  # by the last pass
+        self._writing: set[int] = set()  # slots that are not home yet
+        self._left: list[Address] = []  # places that the last pass may still read
+        self._landings: list[Landing] = []  # that nothing is on its way to
+
+    # --- before a pass
+
+    def prepare(self, work: Pass) -> Places:
+        """Have places for all slots of a pass, and in them what it reads and others wrote."""
+        self._give_back()
+        reads = [self._reads(work, i) for i in range(len(work.parts))]
+        writes = dict(self._writes(work))
+        self._in_use = frozenset({slot for slot, _ in reads if slot != NONE} | writes.keys())
+        read = np.zeros(len(reads), np.int64)
+        for i, (slot, knowledge) in enumerate(reads):
+            if slot != NONE:
+                read[i] = self._read(slot, knowledge)
+        made: dict[int, tuple[Copy, Knowledge]] = {}
+        read_slots = {slot for slot, _ in reads}
+        for slot, knowledge in writes.items():
+            if slot in self._copies and slot in read_slots:
+                self._left.append(self._copies.pop(slot).address)
+            made[slot] = self._place(slot), knowledge
+            made[slot][0].known = None
+        self._writing |= made.keys()
+        return Places(read, self._targets(work), Written(made))
+
+    def _reads(self, work: Pass, i: int) -> tuple[int, Knowledge]:
+        part = work.parts[i]
+        assert part.states is not None
+        slot = part.states.read
+        return slot, (self._stamp(slot), int(work.positions[part.a]) if part.b > part.a else 0)
+
+    def _writes(self, work: Pass) -> Iterator[tuple[int, Knowledge]]:
+        for part in work.parts:
+            assert part.states is not None
+            for token in np.flatnonzero(part.states.write != NONE).tolist():
+                slot = int(part.states.write[token])
+                yield slot, (self._stamp(slot), int(work.positions[part.a + token]) + 1)
+
+    def _targets(self, work: Pass) -> Ints:
+        """The place behind each token."""
+        found = np.zeros(len(work.tokens), np.int64)
+        for part in work.parts:
+            assert part.states is not None
+            for token in np.flatnonzero(part.states.write != NONE).tolist():
+                found[part.a + token] = self._copies[int(part.states.write[token])].address
+        return found
+
+    def _stamp(self, slot: int) -> int:
+        return int(self._states.stamps[slot])
+
+    def _read(self, slot: int, knowledge: Knowledge) -> Address:
+        """The place of a state, which is brought if it is not there."""
+        copy = self._place(slot)
+        if copy.known != knowledge:
+            for piece in self._pieces:
+                for stretch in piece:
+                    numbers = stretch.table[slot].view(np.uint8)
+                    self._memory.send(copy.address + stretch.at, numbers)
+            copy.known = knowledge
+        return copy.address
+
+    def _place(self, slot: int) -> Copy:
+        """A place for a slot: its own, or one of a slot that has become another's, or a new one."""
+        if slot not in self._copies:
+            old = next((s for s in self._copies if self._is_stale(s)), None)
+            if old is None:
+                self._copies[slot] = Copy(self._memory.take(self._size, "states"))
+            else:
+                self._copies[slot] = Copy(self._copies.pop(old).address)
+        self._copies.move_to_end(slot)
+        return self._copies[slot]
+
+    def _is_stale(self, slot: int) -> bool:
+        if slot in self._in_use or slot in self._writing:
+            return False
+        known = self._copies[slot].known
+        return known is None or known[0] != self._stamp(slot)
+
+    def drop_oldest(self) -> bool:
+        """Give the memory of the copy up that was used longest ago; False where all are in use."""
+        found = next((s for s in self._copies if s not in self._in_use and s not in self._writing), None)
+        if found is None:
+            return False
+        self._memory.give(self._copies.pop(found).address)
+        return True
+
+    def _give_back(self) -> None:
+        """What no pass reads any more."""
+        for address in self._left:
+            self._memory.give(address)
+        self._left.clear()
+
+    # --- behind a pass
+
+    def send_home(self, written: Written) -> StatesHomecoming:
+        """States that a pass wrote, on their way to the host's slots."""
+        crossings = [
+            Crossing(slot, copy.address, piece)
+            for slot, (copy, _) in written.copies.items()
+            for piece in self._pieces
+        ]
+        return StatesHomecoming(self, written, crossings)
+
+    def bring_home(self, crossing: Crossing) -> Landing:
+        """A piece, on its way."""
+        driver, stream = self._memory.driver, self._memory.computing
+        landing = self._landings.pop() if self._landings else Landing(driver.pinned(PIECE), driver.event())
+        begin, end = crossing.piece[0].at, crossing.piece[-1].at + crossing.piece[-1].nbytes
+        target = int(landing.memory.ctypes.data)
+        driver.copy(target, crossing.address + begin, end - begin, stream)
+        driver.record(landing.arrived, stream)
+        return landing
+
+    def unload(self, crossing: Crossing, landing: Landing) -> None:
+        """A piece that arrives, in the host's slot."""
+        self._memory.driver.synchronize(landing.arrived)
+        begin = crossing.piece[0].at
+        for stretch in crossing.piece:
+            numbers = landing.memory[stretch.at - begin :][: stretch.nbytes]
+            stretch.table[crossing.slot] = numbers.view(np.float32)
+        self._landings.append(landing)
+
+    def are_home(self, written: Written) -> None:
+        """The states of a pass are here, and in their slots."""
+        for slot, (copy, knowledge) in written.copies.items():
+            copy.known = knowledge
+            self._writing.discard(slot)
+
+    def close(self) -> None:
+        """Give everything back; the cache is gone."""
+        self._give_back()
+        for copy in self._copies.values():
+            self._memory.give(copy.address)
+        self._copies.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A piece of a state that goes home."""
+
+    slot: int
+    address: Address  # of the place
+    piece: Sequence[Stretch]
+
+
+class StatesHomecoming:
+    """States on their way home: in pieces, of which one lands while the one before is put away."""
+
+    def __init__(self, mirror: StateMirror, written: Written, crossings: Sequence[Crossing]) -> None:
+        self._mirror, self._written, self._crossings = mirror, written, crossings
+        self._landings = [mirror.bring_home(crossing) for crossing in crossings[:2]]
+
+    def finish(self) -> None:
+        """Until all of them are there."""
+        for i, crossing in enumerate(self._crossings):
+            self._mirror.unload(crossing, self._landings[i])
+            if i + 2 < len(self._crossings):
+                self._landings.append(self._mirror.bring_home(self._crossings[i + 2]))
+        self._mirror.are_home(self._written)
+
+
+def _cut(table: Floats, at: int) -> Iterator[Stretch]:
+    """What a layer keeps, in stretches that fit into a piece."""
+    step = PIECE // FLOAT_BYTES
+    for a in range(0, table.shape[1], step):
+        yield Stretch(table[:, a : a + step], at + FLOAT_BYTES * a)
+
+
+def _grouped(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
+    """Stretches that follow each other in pieces that are as large as may be."""
+    pieces: list[list[Stretch]] = []
+    for stretch in stretches:
+        if pieces and stretch.at + stretch.nbytes - pieces[-1][0].at <= PIECE:
+            pieces[-1].append(stretch)
+        else:
+            pieces.append([stretch])
+    return pieces
