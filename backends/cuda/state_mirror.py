@@ -87,6 +87,7 @@ class StateMirror:
             table, self.at[layer, kind] = kv.state(layer, kind), size
             stretches += _cut(table, size)
             size += in_arena(FLOAT_BYTES * table.shape[1])
+        self.brought = 0  # states that came from the host
         self._size, self._pieces = size, _grouped(stretches)
         self._copies: OrderedDict[int, Copy] = OrderedDict()  # by slot; those used longest ago come first
         self._in_use: frozenset[int] = frozenset()  # by the last pass
@@ -150,6 +151,7 @@ class StateMirror:
                     numbers = stretch.table[slot].view(np.uint8)
                     self._memory.send(copy.address + stretch.at, numbers)
             copy.known = knowledge
+            self.brought += 1
         return copy.address
 
     def _place(self, slot: int) -> Copy:

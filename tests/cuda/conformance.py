@@ -19,7 +19,8 @@ FILES = ("tests/conformance", "tests/cuda")
 TOOLS = ("memcheck", "racecheck")
 # Tests of the emulator's kernels and of the backend on it, which a switch brings to the GPU.
 KERNELS = tuple(
-    f"tests/cuda/test_{name}.py" for name in ("small", "attention", "products", "tiles", "device")
+    f"tests/cuda/test_{name}.py"
+    for name in ("small", "attention", "matmul", "tiles", "recurrent", "recurrent_models", "backend")
 )
 EVERY_ROW = "-m", ""  # also what `make test` leaves to `make test-all`
 LIMIT_S = 240  # for each of the tools

@@ -145,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         int n = min(TOKENS, part.end - begin);
         make_ready(net, ready, writes, begin, n, head, of, first);
         __syncthreads();
+#pragma unroll 2  // so that it needs no more registers than four blocks may have
         for (int t = 0; t < n; t++) {
             const float4 *keys = (const float4 *)(ready.keys + t * COLUMNS) + lane;
             const float4 *queries = (const float4 *)(ready.queries + t * COLUMNS) + lane;
