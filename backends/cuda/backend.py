@@ -25,7 +25,7 @@ from hetrun.backends.cuda.lowering import KINDS, Place
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
-from hetrun.backends.cuda.state_launch import MOST_COLUMNS, MOST_TAPS
+from hetrun.backends.cuda.states.launch import MOST_COLUMNS, MOST_TAPS
 from hetrun.backends.cuda.weights import Held, OnHost
 from hetrun.errors import Cancelled
 from hetrun.graph import Op

@@ -15,7 +15,7 @@ from hetrun.backends.cuda.lowering import SMALL, THREADS
 from hetrun.backends.cuda.memory import PACKED, WORD, Memory, Workplaces
 from hetrun.backends.cuda.result import Result
 from hetrun.backends.cuda.rope import Rotations
-from hetrun.backends.cuda.state_mirror import Kept, StateMirror
+from hetrun.backends.cuda.states.mirror import Kept, StateMirror
 from hetrun.backends.cuda.weight_ring import Ring
 from hetrun.backends.cuda.weights import Loading, device_bytes
 from hetrun.errors import BackendError, BudgetError

@@ -7,7 +7,7 @@ from ctypes import c_void_p
 from dataclasses import dataclass, replace
 
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
-from hetrun.backends.cuda import fusion, matmul_launch, moe, recurrent, weights
+from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
@@ -19,7 +19,8 @@ from hetrun.backends.cuda.pass_args import AXES, FEW, Given, Seeing
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.stages import Portion, Work
-from hetrun.backends.cuda.state_mirror import StateMirror
+from hetrun.backends.cuda.states.lowering import causal_conv, delta_net
+from hetrun.backends.cuda.states.mirror import StateMirror
 from hetrun.backends.cuda.weight_ring import Block
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
@@ -339,8 +340,8 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "rms_norm": Emitter.rms_norm,
     "layer_norm": Emitter.layer_norm,
     "rope": Emitter.rope,
-    "causal_conv": recurrent.causal_conv,
-    "delta_net": recurrent.delta_net,
+    "causal_conv": causal_conv,
+    "delta_net": delta_net,
     "moe": moe.mixture,
     "swiglu": Emitter.binary,
     "geglu": Emitter.binary,

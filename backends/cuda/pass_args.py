@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Ints, Pass, PassShape
 from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE
-from hetrun.backends.cuda.state_launch import PART, SPAN, SPAN_DTYPE
-from hetrun.backends.cuda.state_mirror import Places
+from hetrun.backends.cuda.states.launch import PART, SPAN, SPAN_DTYPE
+from hetrun.backends.cuda.states.mirror import Places
 from hetrun.graph import Rows
 
 FEW = 32  # rows up to which weights, and keys and values, are read for each few of them

@@ -14,7 +14,7 @@ from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.kv_mirror import Homecoming
 from hetrun.backends.cuda.lowering import Emitter, Place
 from hetrun.backends.cuda.result import Result
-from hetrun.backends.cuda.state_mirror import StatesHomecoming
+from hetrun.backends.cuda.states.mirror import StatesHomecoming
 from hetrun.backends.cuda.top_k import Choosing
 from hetrun.graph import Value
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.backends.cuda import state_launch
 from hetrun.backends.cuda.nvrtc import Compiler, compiler
 from hetrun.backends.cuda.programs import FOLDER, Programs, Source
+from hetrun.backends.cuda.states import launch
 from hetrun.backends.cuda.weights import READ
 from hetrun.errors import BackendUnavailable
 from tests.cuda.emulated.kernels import names
@@ -22,11 +22,11 @@ ARCHITECTURES = "sm_80", "sm_90"
 KV_TYPES = "F32", "F16", "BF16", "Q8_0"
 HEADS = 32, 64, 96, 128, 256
 WIDEST = 16, 64, 96, 128, 256, 512  # k_dim of delta nets, as 32 columns to 512
-PLAIN = Source("small"), Source("rows"), Source("grouping"), state_launch.CONVOLUTION
+PLAIN = Source("small"), Source("rows"), Source("grouping"), launch.CONVOLUTION
 PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
 TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
 ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
-DELTA_NETS = tuple(state_launch.delta_net(k_dim) for k_dim in WIDEST)
+DELTA_NETS = tuple(launch.delta_net(k_dim) for k_dim in WIDEST)
 SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION, *DELTA_NETS
 # The others differ by how weights and rows are read; all of them take a minute for one architecture, and
 # that is the one which everything is made for. How weights of each type are read is in UNPACKED.

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Pass, SequencePart
-from hetrun.backends.cuda import state_mirror
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.memory import Memory
-from hetrun.backends.cuda.state_mirror import StateMirror
+from hetrun.backends.cuda.states import mirror
+from hetrun.backends.cuda.states.mirror import StateMirror
 from hetrun.errors import BudgetError
 from hetrun.graph import StateShape
 from hetrun.memory.kv.cache import KvCache
@@ -133,7 +133,7 @@ def test_a_pass_that_did_not_end_has_written_nothing() -> None:
 
 
 def test_states_that_are_larger_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_mirror, "PIECE", 1024)
+    monkeypatch.setattr(mirror, "PIECE", 1024)
     device = made(8)
     seq = device.kv.alloc()
     for a, b in ((0, 3), (3, 4), (4, 9)):

@@ -119,7 +119,7 @@ __device__ __forceinline__ float row_sum(float x) {
 
 // x is [tokens, q and k of k_heads, v of v_heads], decay and rate are [tokens, v_heads], out is
 // [tokens, v_heads * v_dim]. The state is [v_heads, v_dim, k_dim filled up to a multiple of 16]. A block has
-// ROWS rows (x) of a head of v (y) of a sequence (z), and state_launch.delta_shared bytes of shared memory.
+// ROWS rows (x) of a head of v (y) of a sequence (z), and launch.delta_shared bytes of shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     delta_net(const float *x, const float *decay, const float *rate, const float *decays, const float *biases,
               float *out, const Part *parts, const uint64 *writes, int64 at, int k_heads, int v_heads, int k_dim,

@@ -1,5 +1,5 @@
 // Layers that keep a state of a fixed size of each sequence: what a pass tells of its sequences.
-// (backends/cuda/state_launch.py has the same structures and sizes.)
+// (backends/cuda/states/launch.py has the same structures and sizes.)
 //
 // A state lies in a place of the device's memory, with what all layers keep of a sequence; each layer has its
 // part of it so many bytes behind the place's beginning. A place that is read is never written in that pass.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hetrun.backends.cuda import state_launch
 from hetrun.backends.cuda.driver import Argument
 from hetrun.backends.cuda.kernel_cache import at, long, number, real
+from hetrun.backends.cuda.states import launch
 from hetrun.graph import Op
 from hetrun.graph.ops import CausalConv, DeltaNet
 
@@ -19,12 +19,12 @@ def causal_conv(e: Emitter, op: Op) -> None:
     a, states = op.attrs, e.place.states
     assert isinstance(a, CausalConv)
     assert states is not None
-    threads = state_launch.CONVOLVING
+    threads = launch.CONVOLVING
     pointers = at(e.at[op.inputs[0]]), at(e.held(op)[0].address), at(e.make(op.out))
     told = e.told("parts"), e.told("spans"), e.told("writes"), long(states.at[a.layer, op.kind])
     grid = -(-a.width // threads), e.given.spans
     e.do(
-        *(state_launch.CONVOLUTION, op.kind, grid, threads),
+        *(launch.CONVOLUTION, op.kind, grid, threads),
         *(*pointers, *told, number(a.width), number(a.kernel)),
     )
 
@@ -38,9 +38,9 @@ def delta_net(e: Emitter, op: Op) -> None:
     told = e.told("parts"), e.told("writes"), long(states.at[a.layer, op.kind])
     sizes = number(a.k_heads), number(a.v_heads), number(a.k_dim), number(a.v_dim)
     facts: tuple[Argument, ...] = *sizes, number(a.tiled), number(a.log), real(a.eps)
-    grid = -(-a.v_dim // state_launch.delta_rows(a.k_dim)), a.v_heads, len(e.shape.parts)
+    grid = -(-a.v_dim // launch.delta_rows(a.k_dim)), a.v_heads, len(e.shape.parts)
     e.do(
-        *(state_launch.delta_net(a.k_dim), op.kind, grid, state_launch.THREADS),
+        *(launch.delta_net(a.k_dim), op.kind, grid, launch.THREADS),
         *(*pointers, at(e.make(op.out)), *told, *facts),
-        shared=state_launch.delta_shared(a.k_dim),
+        shared=launch.delta_shared(a.k_dim),
     )
