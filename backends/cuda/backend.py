@@ -45,6 +45,7 @@ class CudaBackend(Backend):
     """A GPU, with weights in its own memory."""
 
     asynchronous = True
+    keeps_states = True
     arithmetic = "bf16"
 
     def __init__(self, name: str, gpu: Gpu) -> None:

@@ -199,6 +199,8 @@ class Gpu:
         if self._users:
             return
         if self.started:
+            for states in self._states.values():
+                states.leave()
             self._slabs.clear()
             self._states.clear()
             self.made.clear()

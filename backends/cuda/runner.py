@@ -14,14 +14,14 @@ from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.kv_mirror import Homecoming
 from hetrun.backends.cuda.lowering import Emitter, Place
 from hetrun.backends.cuda.result import Result
-from hetrun.backends.cuda.states.mirror import StatesHomecoming
+from hetrun.backends.cuda.states.mirror import Written
 from hetrun.backends.cuda.top_k import Choosing
 from hetrun.graph import Value
 
 if TYPE_CHECKING:
     from hetrun.backends.cuda.backend import CudaBackend
 
-Coming = Homecoming | StatesHomecoming
+Coming = Homecoming | Written  # rows on their way home, and states that stay
 
 
 class CudaRunner:
@@ -66,8 +66,8 @@ class CudaRunner:
             if chosen is None or r.value.name != chosen.name:
                 driver.copy(int(r.array.ctypes.data), r.address, r.array.nbytes, stream)
         coming: list[Coming] = [slabs.send_home(work.slots[slabs.group]) for slabs in self._slabs]
-        if self._states and places:
-            coming.append(self._states.send_home(places.written))
+        if places:
+            coming.append(places.written)
         driver.record(self._done, stream)
         return Running(self, work, coming, chosen)
 

@@ -227,6 +227,7 @@ class Backend(ABC):
     started = True  # False: `start` must be called before weights are brought in
     spent: Spent | None = None  # where runners book what each kind of work takes, while somebody looks
     crossed = 0  # bytes of weights that came over a link so far, where they do for each pass
+    keeps_states = False  # it lends states, and has those home that it reads and others have
     exact = False  # whether results are wanted that are as close to the model's as this backend can make them
     arithmetic = ""  # what products are computed in, where it is not the weights' own type: "bf16"
 

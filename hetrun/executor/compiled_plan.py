@@ -39,6 +39,7 @@ class Timed:
     measured: Measured | None
     runner: Runner
     of_wanted: bool  # wanted rows are what its times depend on
+    reads_states: bool = False  # from the host, where they may have to be brought to
     warm: bool = False
 
     def add(self, work: Pass, ran: Ran, seconds: float) -> None:

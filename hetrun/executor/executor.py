@@ -30,9 +30,10 @@ from hetrun.executor.compiled_plan import Compiled, Ran, Stage, Timed
 from hetrun.executor.stats import Key, Recent, Stats
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Value
+from hetrun.graph.ops import Stateful
 from hetrun.graph.signature import Forms, of_wanted_rows
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.kv.states import Mark
+from hetrun.memory.kv.states import NONE, Mark
 from hetrun.planner.costmodel import Forecast, Measured, Work
 from hetrun.planner.partial_plans import PartialPlans
 from hetrun.planner.plan import BUCKETS, Plan, PlanSet, after, up_to
@@ -319,6 +320,7 @@ class Executor:
         if between:
             work.between = partial(self._step_aside, between, plan)
         self.ask(work)
+        self._overwrite(work)
         start, away = perf_counter(), self._away
         first = self._from_embedded.of(plan) if trip.embedded else plan
         in_parts = hidden or trip.scored is not None
@@ -377,11 +379,33 @@ class Executor:
             self._inside = inside
             self._away = away + perf_counter() - start  # a step inside that one is a part of it
 
+    def _settle(self, work: Pass) -> None:
+        """Have the states at home that a pass reads."""
+        states = self._kv.states
+        if states is None or not states.any_lent:
+            return
+        for part in work.parts:
+            if part.states and part.states.read != NONE:
+                states.settle(part.states.read, int(work.positions[part.a]))
+
+    def _overwrite(self, work: Pass) -> None:
+        """What a pass writes takes the place of what devices may have of these slots."""
+        states = self._kv.states
+        if states is None or not states.any_lent:
+            return
+        for part in work.parts:
+            if part.states:
+                for slot in part.states.write[part.states.write != NONE].tolist():
+                    if slot != part.states.read:
+                        states.overwrite(slot)
+
     def _run_stage(self, stage: Stage, work: Pass, ran: Ran) -> None:
         """Give every device its segment and wait for all, also when one fails: the others use our memory."""
         begun: list[tuple[Timed, float, Done]] = []
         failed: BaseException | None = None
         away = self._away
+        if any(timed.reads_states for timed in stage):
+            self._settle(work)
         for timed in stage:
             self.segment = timed.name
             self._stats.segments += 1
@@ -453,11 +477,17 @@ class Executor:
                     measured = self._measured(s, plan.threads, shape)
                     runner, wanted = self._runner(s, shape), of_wanted_rows(s.ops)
                     name = f"{s.name} on {s.backend}"
-                    stage.append(Timed(name, s.backend, record, measured, runner, wanted))
+                    reads = self._reads_states(s)
+                    stage.append(Timed(name, s.backend, record, measured, runner, wanted, reads))
         except BaseException:
             compiled.close()
             raise
         return compiled
+
+    def _reads_states(self, segment: Segment) -> bool:
+        """Whether states that it reads must be on the host."""
+        keeps = self._backends[segment.backend].keeps_states
+        return not keeps and any(isinstance(op.attrs, Stateful) for op in segment.ops)
 
     def _measured(self, segment: Segment, threads: int, shape: PassShape) -> Measured | None:
         """Where times of a segment are learned from; none where more than each sequence's last row is wanted:

@@ -106,6 +106,11 @@ def computed(a: Layer, data: Given, tokens: Sequence[Tokens], kv: KvCache, on: B
         runner.submit(work).wait()
         found = work.values["out"].copy()
         runner.close()
+    assert kv.states
+    for part in work.parts:
+        assert part.states
+        for i in np.flatnonzero(part.states.write != NONE).tolist():
+            kv.states.settle(int(part.states.write[i]), int(positions[part.a + i]) + 1)
     return found
 
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from hetrun.backend import Backend
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.reference import descriptor
+from hetrun.executor.executor import Chunk, Step
+from hetrun.memory.kv.states import Mark
+from hetrun.planner.plan import BUCKETS, PlanSet, make_plans
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import needs_compiler
-from tests.support.rig import Rig, rig
+from tests.support.rig import Placed, Rig, graph_of, placements, rig
 
 pytestmark = [needs_compiler, pytest.mark.slow]
+ALL = {"": "cuda"}
+# For passes of a token or two, and for longer ones.
 PLACES = {
-    "all": {"": "cuda"},
-    "beside others": {"": "cuda", "blk.1": "reference", "blk.2.attn.score": "reference"},
-    "a layer": {"": "reference", "blk.1.attn": "cuda"},
+    "all": (ALL, ALL),
+    "beside others": ({"": "cuda", "blk.1": "reference", "blk.2.attn.score": "reference"},) * 2,
+    "by turns": ({"": "cuda", "blk.0": "reference"}, {"": "reference", "blk.0": "cuda", "blk.1": "cuda"}),
 }
+STEPS = {"by turns": 40}  # 12 for the others
 
 
 def close(found: np.ndarray, right: np.ndarray) -> None:
@@ -29,31 +37,40 @@ def tokens_of(n: int, seed: int) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(0, 100, n)]
 
 
-def both(placed: dict[str, str]) -> tuple[Rig, Rig]:
+def ran(r: Rig, seqs: Sequence[int], n: int, seed: int, mark: int) -> np.ndarray:
+    """A step of some sequences, each with the same tokens."""
+    text, wanted = np.array(tokens_of(n, seed)), np.arange(n)
+    chunks = [Chunk(seq, text, wanted, (Mark(r.kv.length(seq) + mark),)) for seq in seqs]
+    return r.executor.run(Step(tuple(chunks))).copy()
+
+
+def both(few: Placed, many: Placed) -> tuple[Rig, Rig]:
     """A model with layers on the GPU, and the same on the reference."""
     pytest.importorskip("torch", reason="needs torch, which writes the model")
     from tests.models import cases_hf
 
     row = next(row for row in cases_hf.QWEN35 if row.name == "plain")
     backends: dict[str, Backend] = {"cuda": emulated(name="cuda"), "reference": descriptor.create()}
-    mine = rig(row, backends, placed, ubatch=32, context=256)
+    by_bucket = {b: (1, placements(few if b in ("1", "2-4") else many)) for b in BUCKETS}
+    plans = PlanSet(make_plans(graph_of(row), by_bucket, ["cuda"]), 32, "a test")
+    mine = rig(row, backends, plans=plans, context=256)
     return mine, rig(row, {"reference": descriptor.create()}, ubatch=32, context=256)
 
 
 @pytest.mark.parametrize("placed", PLACES)
 def test_a_model_is_the_same_wherever_its_layers_are(placed: str) -> None:
     """With forks, cuts, and texts that are longer than a pass."""
-    mine, right = both(PLACES[placed])
-    rng = np.random.default_rng(3)
+    mine, right = both(*PLACES[placed])
+    rng = np.random.default_rng(4)
     pairs = [(mine.kv.alloc(), right.kv.alloc())]
-    for i in range(14):
+    for i in range(STEPS.get(placed, 12)):
         a, b = pairs[int(rng.integers(len(pairs)))]
         length = mine.kv.length(a)
         match int(rng.integers(5)):
             case 0 if length and len(pairs) < 4:
                 pairs.append((mine.kv.fork(a), right.kv.fork(b)))
             case 1 if length:
-                n = max(n for n in range(length) if mine.kv.keepable(a, n))
+                n = int(rng.choice([n for n in range(length) if mine.kv.keepable(a, n)][-3:]))
                 mine.kv.truncate(a, n)
                 right.kv.truncate(b, n)
             case 2 if len(pairs) > 2:
@@ -61,19 +78,21 @@ def test_a_model_is_the_same_wherever_its_layers_are(placed: str) -> None:
                 mine.kv.free(a)
                 right.kv.free(b)
             case _:
-                n = int(rng.choice([1, 1, 1, 5, 36]))
+                n = int(rng.choice([1, 1, 1, 5, 33]))
                 some = pairs if i % 2 else [(a, b)]
                 if all(mine.kv.length(seq) + n <= 250 for seq, _ in some):
-                    text = tokens_of(n, i)
-                    found = mine.step(*[(seq, text, range(n)) for seq, _ in some])
-                    close(found, right.step(*[(seq, text, range(n)) for _, seq in some]))
+                    mark = int(rng.integers(n))  # a token behind which the state is kept
+                    close(
+                        ran(mine, [seq for seq, _ in some], n, i, mark),
+                        ran(right, [seq for _, seq in some], n, i, mark),
+                    )
     mine.close()
     right.close()
 
 
 def test_a_state_is_brought_once() -> None:
     """Token by token the device goes on with what it wrote itself."""
-    mine, right = both(PLACES["all"])
+    mine, right = both(ALL, ALL)
     a, b = mine.kv.alloc(), right.kv.alloc()
     close(mine.logits(a, tokens_of(9, 0)), right.logits(b, tokens_of(9, 0)))
     backend = mine.backends["cuda"]

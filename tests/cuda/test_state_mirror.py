@@ -1,9 +1,9 @@
-"""States in a GPU's memory: whatever a pass reads there is what the host's slots have, and what it writes
-comes home."""
+"""States in a GPU's memory: what a pass reads there is what is known, and others find it in the slots."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 
@@ -16,10 +16,10 @@ from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.states import mirror
 from hetrun.backends.cuda.states.mirror import StateMirror
-from hetrun.errors import BudgetError
+from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import StateShape
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.kv.states import NONE, Mark
+from hetrun.memory.kv.states import NONE, Mark, StateView
 from tests.cuda.emulated.driver import EmulatedDriver
 from tests.unit.test_states import MOST, cache, of, read, view, write
 
@@ -49,6 +49,8 @@ class Device:
             at += b - a
         nothing = np.empty(0, np.int64)
         work = Pass(np.zeros(at, np.int64), np.array(positions), (), nothing, tuple(parts))
+        for part in parts:
+            self._overwrites(part.states)
         places = self.mirror.prepare(work)
         self._wait()
         for part, place, (_, _, _, number) in zip(parts, places.read.tolist(), passes, strict=True):
@@ -61,11 +63,23 @@ class Device:
             for i, place in enumerate(places.write[part.a : part.b].tolist()):
                 if place:
                     self._put(place, 1000 * seq + a + i + 1)
-        self.mirror.send_home(places.written).finish()
-        for (seq, a, _, _), part in zip(passes, parts, strict=True):
-            assert part.states is not None
-            for i, slot in enumerate(part.states.write.tolist()):
-                assert slot == NONE or read(self.kv, slot) == 1000 * seq + a + i + 1
+        places.written.finish()
+
+    def others(self, seq: int, a: int, b: int, numbers: Sequence[int]) -> int:
+        """The same on the host, as an executor has it; the number that was read."""
+        now, states = view(self.kv, seq, a, b), of(self.kv)
+        states.settle(now.read, a)
+        found = read(self.kv, now.read)
+        self._overwrites(now)
+        for slot, number in zip(now.write.tolist(), numbers, strict=True):
+            if slot != NONE:
+                write(self.kv, slot, number)
+        return found
+
+    def _overwrites(self, now: StateView | None) -> None:
+        assert now
+        for slot in set(now.write.tolist()) - {NONE, now.read}:
+            of(self.kv).overwrite(slot)
 
     def _wait(self) -> None:
         done = self.driver.event()
@@ -108,11 +122,11 @@ def test_what_others_wrote_is_brought() -> None:
     device.computes((seq, 0, 2, 0))
     kv.extend(seq, 30)
     device.computes((seq, 2, 10, 1000 * seq + 2))
-    write(kv, int(view(kv, seq, 10, 20).write[-1]), 77)
+    assert device.others(seq, 10, 20, [77] * 10) == 1000 * seq + 10
     device.computes((seq, 20, 32, 77))
     kv.truncate(seq, 2)
     kv.extend(seq, 1)  # in the slot of what was forgotten
-    write(kv, int(view(kv, seq, 2, 3).write[-1]), 88)
+    assert device.others(seq, 2, 3, [88]) == 1000 * seq + 2
     kv.extend(seq, 1)
     device.computes((seq, 3, 4, 88))
 
@@ -127,7 +141,7 @@ def test_a_pass_that_did_not_end_has_written_nothing() -> None:
     begun = SequencePart(0, 2, 0, 0, (), now)
     tokens = np.zeros(2, np.int64)
     device.mirror.prepare(Pass(tokens, np.array([4, 5]), (), tokens, (begun,)))
-    write(kv, int(now.write[-1]), 99)  # others do it instead
+    assert device.others(seq, 4, 6, [98, 99]) == 1000 * seq + 4  # instead
     kv.extend(seq, 1)
     device.computes((seq, 6, 7, 99))
 
@@ -163,7 +177,7 @@ def test_what_a_pass_reads_is_what_the_host_has(places: int, seed: int) -> None:
     here = others = 0
     for _ in range(400):
         seq = random.choice(sorted(numbers)) if numbers else None
-        match random.choice(("more", "more", "more", "fork", "cut", "free", "drop")):
+        match random.choice(("more", "more", "more", "fork", "cut", "free", "drop", "look")):
             case "more" if seq is not None and kv.length(seq) < 150:
                 a, n = kv.length(seq), random.choice((1, 1, 2, MOST))
                 kv.extend(seq, n)
@@ -178,9 +192,9 @@ def test_what_a_pass_reads_is_what_the_host_has(places: int, seed: int) -> None:
                         numbers[seq] |= {position: 1000 * seq + position for position in wrote}
                     else:
                         others += 1
-                        for position, slot in wrote.items():
-                            numbers[seq][position] = random.randrange(1 << 15)
-                            write(kv, slot, numbers[seq][position])
+                        new = [random.randrange(1 << 15) for _ in range(begin, end)]
+                        assert device.others(seq, begin, end, new) == numbers[seq].get(begin, 0)
+                        numbers[seq] |= {position: new[position - begin - 1] for position in wrote}
             case "fork" if seq is not None and len(numbers) < 4:
                 numbers[kv.fork(seq)] = dict(numbers[seq])
             case "cut" if seq is not None:
@@ -191,8 +205,58 @@ def test_what_a_pass_reads_is_what_the_host_has(places: int, seed: int) -> None:
                 kv.free(seq)
             case "drop":
                 device.mirror.drop_oldest()
+            case "look" if seq is not None and kv.length(seq):
+                n = kv.rewind(seq, kv.length(seq))
+                (piece,) = of(kv).export(seq, n)
+                assert np.frombuffer(piece, np.float32)[0] == numbers[seq][n]
             case _ if len(numbers) < 4:
                 numbers[kv.alloc()] = {0: 0}
-        assert of(kv).slots >= 8
     assert min(here, others) > 50
     assert device.mirror.brought > 20
+
+
+def test_a_device_that_goes_leaves_what_it_has() -> None:
+    device = made(8)
+    kv, seq = device.kv, device.kv.alloc()
+    for n in range(3):
+        kv.extend(seq, 1)
+        device.computes((seq, n, n + 1, 1000 * seq + n if n else 0))
+    kv.extend(seq, 1)
+    slot = view(kv, seq, 3, 4).read
+    assert of(kv).is_lent(slot, device.mirror.home)
+    device.mirror.leave()
+    assert read(kv, slot) == 1000 * seq + 3
+    device.mirror.close()
+    assert device.memory.arena.used
+    assert device.others(seq, 3, 4, [5]) == 1000 * seq + 3
+
+
+def test_what_a_device_has_and_cannot_give_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences go on from what they had before, or from nothing; others know nothing of it."""
+    device = made(8)
+    kv = device.kv
+    seq, other = kv.alloc(), kv.alloc()
+    kv.extend(seq, 4)
+    assert device.others(seq, 0, 4, [1, 2, 3, 4]) == 0
+    kv.extend(other, 1)
+    assert device.others(other, 0, 1, [7]) == 0
+    kv.extend(seq, 3)
+    device.computes((seq, 4, 7, 4))
+    fork = kv.fork(seq)
+
+    def fails(*arguments: int) -> None:
+        raise BackendError("the device is gone")
+
+    monkeypatch.setattr(device.driver, "copy", fails)
+    with pytest.raises(BackendError, match="the device is gone"):
+        list(of(kv).export(seq, 7))
+    for lost in (seq, fork):
+        assert not kv.keepable(lost, 7)
+        with pytest.raises(BackendError, match="lost with the device"):
+            view(kv, lost, 7, 8)
+    assert kv.rewind(seq, 7) == 4
+    kv.extend(seq, 1)
+    assert device.others(seq, 4, 5, [8]) == 4
+    kv.free(fork)
+    kv.extend(other, 1)
+    assert device.others(other, 1, 2, [8]) == 7

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hetrun.errors import BudgetError
+from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import KvShape, StateShape
 from hetrun.graph.quant import by_name
 from hetrun.memory.kv import cache as cache_module
@@ -113,6 +113,79 @@ def carried(kv: KvCache, seq: int, n: int, other: KvCache) -> int:
     new = other.import_(n, fill)
     assert list(pieces) == []
     return new
+
+
+# --- states that devices have
+
+
+def begun(kv: KvCache, n: int = 4) -> tuple[int, int]:
+    """A sequence of some tokens, whose state a host has written as the number 1; and its slot."""
+    seq = kv.alloc()
+    step(kv, seq, n)
+    slot = int(view(kv, seq, n - 1, n).write[-1])
+    write(kv, slot, 1)
+    return seq, slot
+
+
+def test_what_a_device_has_comes_home_once() -> None:
+    kv, asked = cache(), list[int]()
+    seq, slot = begun(kv)
+    of(kv).lend(slot, 4, asked.append)
+    assert of(kv).is_lent(slot, asked.append)
+    fork = kv.fork(seq)
+    for taken in (seq, fork, seq):
+        list(kv.export(taken, 4))
+        assert asked == [slot]
+    assert not of(kv).is_lent(slot, asked.append)
+
+
+def test_a_slot_that_went_on_elsewhere_is_not_brought() -> None:
+    """Between two passes of a step: some layers are ahead of others, and some were ahead once."""
+    kv, behind, ahead = cache(), list[int](), list[int]()
+    _, slot = begun(kv)
+    of(kv).lend(slot, 2, behind.append)
+    of(kv).lend(slot, 4, ahead.append)
+    of(kv).settle(slot, 3)
+    assert behind == ahead == []
+    assert not of(kv).is_lent(slot, behind.append)
+    of(kv).settle(slot, 4)
+    assert (behind, ahead) == ([], [slot])
+
+
+def test_what_is_written_anew_is_not_brought() -> None:
+    kv, asked = cache(), list[int]()
+    seq, slot = begun(kv)
+    stamp = int(of(kv).stamps[slot])
+    of(kv).lend(slot, 4, asked.append)
+    of(kv).overwrite(slot)
+    of(kv).settle(slot, 4)
+    of(kv).lend(slot, 4, asked.append)
+    kv.truncate(seq, 0)
+    assert of(kv).stamps[slot] == 0
+    _, again = begun(kv)
+    assert again == slot
+    assert of(kv).stamps[slot] > stamp
+    of(kv).settle(slot, 4)
+    assert asked == []
+
+
+def test_what_a_device_cannot_give_is_lost() -> None:
+    kv = cache()
+    (seq, slot), (other, _) = begun(kv), begun(kv, 2)
+
+    def fails(slot: int) -> None:
+        raise BackendError("the device is gone")
+
+    of(kv).lend(slot, 4, fails)
+    fork = kv.fork(seq)
+    with pytest.raises(BackendError, match="the device is gone"):
+        list(kv.export(fork, 4))
+    for lost in (seq, fork):
+        assert kept(kv, lost) == []
+        assert kv.rewind(lost, 4) == 0
+        step(kv, lost, 3)
+    kv.extend(other, 1)
+    assert read(kv, view(kv, other, 2, 3).read) == 1
 
 
 class Sequences(RuleBasedStateMachine):

@@ -1,8 +1,9 @@
 """States in a GPU's memory: copies of slots of the host's cache.
 
-As with keys and values (`kv_mirror.py`) the host's slots stay whole: what a pass writes goes home with it,
-and what others wrote is brought when it is first read. So forks, cuts, drafts and saved prompts know nothing
-of GPUs, and a copy that has no room any more is dropped.
+What a pass writes stays here, lent by its slot: to bring it home each time would take longer than all else
+that a token takes (50 MiB for a model of 4B). It comes home when others read it, or its place is wanted; what
+others wrote is brought when it is first read. So forks, cuts and drafts know nothing of GPUs, and whoever
+looks into a slot (`States.settle`) has what is known there.
 
 A slot is used for another state once no sequence has it, and between two passes of a step it has what is
 known so far. So a copy is good for what it was made for: the stamp that its slot had then, and how many
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,9 +53,9 @@ class Stretch:
         return FLOAT_BYTES * int(self.table.shape[1])
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Landing:
-    """Page-locked memory where a piece of a state arrives."""
+    """Page-locked memory where pieces of a state arrive."""
 
     memory: Bytes
     arrived: Event
@@ -63,7 +65,12 @@ class Landing:
 class Written:
     """What a pass writes: slots, their places, and what is known there then."""
 
+    mirror: StateMirror
     copies: Mapping[int, tuple[Copy, Knowledge]]
+
+    def finish(self) -> None:
+        """The pass is over."""
+        self.mirror.keep(self.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +98,9 @@ class StateMirror:
         self._size, self._pieces = size, _grouped(stretches)
         self._copies: OrderedDict[int, Copy] = OrderedDict()  # by slot; those used longest ago come first
         self._in_use: frozenset[int] = frozenset()  # by the last pass
-        self._writing: set[int] = set()  # slots that are not home yet
+        self._writing: set[int] = set()  # slots of passes that are not over yet
         self._left: list[Address] = []  # places that the last pass may still read
-        self._landings: list[Landing] = []  # that nothing is on its way to
+        self._landings: list[Landing] = []  # two, once something has come home
 
     # --- before a pass
 
@@ -110,12 +117,12 @@ class StateMirror:
         made: dict[int, tuple[Copy, Knowledge]] = {}
         read_slots = {slot for slot, _ in reads}
         for slot, knowledge in writes.items():
-            if slot in self._copies and slot in read_slots:
+            if slot in read_slots and slot in self._copies:
                 self._left.append(self._copies.pop(slot).address)
             made[slot] = self._place(slot), knowledge
             made[slot][0].known = None
         self._writing |= made.keys()
-        return Places(read, self._targets(work), Written(made))
+        return Places(read, self._targets(work), Written(self, made))
 
     def _reads(self, work: Pass, i: int) -> tuple[int, Knowledge]:
         part = work.parts[i]
@@ -146,6 +153,7 @@ class StateMirror:
         """The place of a state, which is brought if it is not there."""
         copy = self._place(slot)
         if copy.known != knowledge:
+            self._states.settle(slot, knowledge[1])
             for piece in self._pieces:
                 for stretch in piece:
                     numbers = stretch.table[slot].view(np.uint8)
@@ -172,12 +180,20 @@ class StateMirror:
         return known is None or known[0] != self._stamp(slot)
 
     def drop_oldest(self) -> bool:
-        """Give the memory of the copy up that was used longest ago; False where all are in use."""
+        """Give the memory of the copy up that was used longest ago, once it is home; False where all are in
+        use."""
         found = next((s for s in self._copies if s not in self._in_use and s not in self._writing), None)
         if found is None:
             return False
+        self._return(found)
         self._memory.give(self._copies.pop(found).address)
         return True
+
+    def _return(self, slot: int) -> None:
+        """Have home what is nowhere else."""
+        known = self._copies[slot].known
+        if known and self._states.is_lent(slot, self.home):
+            self._states.settle(slot, known[1])
 
     def _give_back(self) -> None:
         """What no pass reads any more."""
@@ -187,39 +203,45 @@ class StateMirror:
 
     # --- behind a pass
 
-    def send_home(self, written: Written) -> StatesHomecoming:
-        """States that a pass wrote, on their way to the host's slots."""
-        crossings = [
-            Crossing(slot, copy.address, piece)
-            for slot, (copy, _) in written.copies.items()
-            for piece in self._pieces
-        ]
-        return StatesHomecoming(self, written, crossings)
-
-    def bring_home(self, crossing: Crossing) -> Landing:
-        """A piece, on its way."""
-        driver, stream = self._memory.driver, self._memory.computing
-        landing = self._landings.pop() if self._landings else Landing(driver.pinned(PIECE), driver.event())
-        begin, end = crossing.piece[0].at, crossing.piece[-1].at + crossing.piece[-1].nbytes
-        target = int(landing.memory.ctypes.data)
-        driver.copy(target, crossing.address + begin, end - begin, stream)
-        driver.record(landing.arrived, stream)
-        return landing
-
-    def unload(self, crossing: Crossing, landing: Landing) -> None:
-        """A piece that arrives, in the host's slot."""
-        self._memory.driver.synchronize(landing.arrived)
-        begin = crossing.piece[0].at
-        for stretch in crossing.piece:
-            numbers = landing.memory[stretch.at - begin :][: stretch.nbytes]
-            stretch.table[crossing.slot] = numbers.view(np.float32)
-        self._landings.append(landing)
-
-    def are_home(self, written: Written) -> None:
-        """The states of a pass are here, and in their slots."""
-        for slot, (copy, knowledge) in written.copies.items():
+    def keep(self, copies: Mapping[int, tuple[Copy, Knowledge]]) -> None:
+        """A pass is over: what it wrote is known here, and nowhere else."""
+        for slot, (copy, knowledge) in copies.items():
             copy.known = knowledge
             self._writing.discard(slot)
+            self._states.lend(slot, knowledge[1], self.home)
+
+    def home(self, slot: int) -> None:
+        """What is known here, into the host's slot: one piece lands while the one before is put away."""
+        copy, pieces = self._copies[slot], self._pieces
+        if copy.known is None:  # a pass goes on from there, and has what it was
+            return
+        driver = self._memory.driver
+        while len(self._landings) < 2:
+            self._landings.append(Landing(driver.pinned(PIECE), driver.event()))
+        self._land(copy.address, pieces[0], self._landings[0])
+        for i, piece in enumerate(pieces):
+            if i + 1 < len(pieces):
+                self._land(copy.address, pieces[i + 1], self._landings[(i + 1) % 2])
+            landing = self._landings[i % 2]
+            driver.synchronize(landing.arrived)
+            for stretch in piece:
+                numbers = landing.memory[stretch.at - piece[0].at :][: stretch.nbytes]
+                stretch.table[slot] = numbers.view(np.float32)
+
+    def _land(self, place: Address, piece: Sequence[Stretch], landing: Landing) -> None:
+        """A piece, on its way."""
+        driver, stream = self._memory.driver, self._memory.computing
+        begin, end = piece[0].at, piece[-1].at + piece[-1].nbytes
+        driver.copy(int(landing.memory.ctypes.data), place + begin, end - begin, stream)
+        driver.record(landing.arrived, stream)
+
+    # --- ends
+
+    def leave(self) -> None:
+        """The device goes: everything comes home that can."""
+        for slot in self._copies:
+            with suppress(Exception):  # it may have failed; then the states are lost
+                self._return(slot)
 
     def close(self) -> None:
         """Give everything back; the cache is gone."""
@@ -227,31 +249,6 @@ class StateMirror:
         for copy in self._copies.values():
             self._memory.give(copy.address)
         self._copies.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """A piece of a state that goes home."""
-
-    slot: int
-    address: Address  # of the place
-    piece: Sequence[Stretch]
-
-
-class StatesHomecoming:
-    """States on their way home: in pieces, of which one lands while the one before is put away."""
-
-    def __init__(self, mirror: StateMirror, written: Written, crossings: Sequence[Crossing]) -> None:
-        self._mirror, self._written, self._crossings = mirror, written, crossings
-        self._landings = [mirror.bring_home(crossing) for crossing in crossings[:2]]
-
-    def finish(self) -> None:
-        """Until all of them are there."""
-        for i, crossing in enumerate(self._crossings):
-            self._mirror.unload(crossing, self._landings[i])
-            if i + 2 < len(self._crossings):
-                self._landings.append(self._mirror.bring_home(self._crossings[i + 2]))
-        self._mirror.are_home(self._written)
 
 
 def _cut(table: Floats, at: int) -> Iterator[Stretch]:

@@ -156,6 +156,8 @@ def outcome(case: Case, op: Op, backend: Backend) -> Outcome:
     stored = [table.read(seen) for table in kv.tables[0]]
     if kv.states:
         slots = [part.states.write[-1] for part in work.parts if part.states]
+        for slot, part in zip(slots, work.parts, strict=True):
+            kv.states.settle(int(slot), int(work.positions[part.b - 1]) + 1)
         stored += [table[slots] for table in kv.states.tables]
     return Outcome(result, np.concatenate([kept.reshape(-1) for kept in stored]))
 

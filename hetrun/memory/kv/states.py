@@ -4,18 +4,20 @@ A state is what all such layers know after some tokens, and lies in one slot. It
 sequence has several: the last one, the one that its last step began with, and checkpoints. A step reads one
 slot and writes others; a slot that a sequence has is never written again. So a fork shares slots instead of
 copying them, and a step that failed leaves the state that it began with.
+
+A device with memory of its own may keep what it wrote there (`lend`). It comes home when others read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.errors import BudgetError
+from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import StateShape
 from hetrun.memory.kv.virtual_memory import Memory, whole_pages
 
@@ -27,6 +29,7 @@ LEAST_DISTANCE = 512  # tokens from one checkpoint to the next: to compute fewer
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Bring = Callable[[int], None]  # what a device has of a slot comes home
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class States:
         # of what is there now.
         self.stamps = np.zeros(self.slots, np.int64)
         self._stamp = 0
+        # By slot the devices that have what is known there, or a part of it, and after how many tokens.
+        self._away: dict[int, dict[Bring, int]] = {}
         self._free = list(range(self.slots))[::-1]
         self._held: dict[int, _Held] = {}
         self.layout = " ".join(f"{layer}:{dict(shape.floats)}" for layer, shape in sorted(shapes.items()))
@@ -126,6 +131,47 @@ class States:
     def table(self, layer: int, kind: str) -> Floats:
         """What a layer keeps under a name, a row for each slot."""
         return self._tables[layer, kind]
+
+    def lend(self, slot: int, position: int, bring: Bring) -> None:
+        """A device has what some layers know after so many tokens, and the slot has not."""
+        self._away.setdefault(slot, {})[bring] = position
+
+    @property
+    def any_lent(self) -> bool:
+        """Whether a device has anything that a slot has not."""
+        return bool(self._away)
+
+    def is_lent(self, slot: int, bring: Bring) -> bool:
+        """Whether a device has what nobody else has."""
+        return bring in self._away.get(slot, ())
+
+    def settle(self, slot: int, position: int) -> None:
+        """Have in a slot what is known after so many tokens, wherever it is.
+
+        A state that a device cannot give any more is lost: no sequence has it then.
+        """
+        away = self._away.pop(slot, None)
+        if not away:
+            return
+        # Other layers may have gone on in the same slot already: what these have made is not asked for yet.
+        if ahead := {bring: known for bring, known in away.items() if known > position}:
+            self._away[slot] = ahead
+        for bring in [bring for bring, known in away.items() if known == position]:
+            try:
+                bring(slot)
+            except BaseException:
+                self._lose(slot)
+                raise
+
+    def overwrite(self, slot: int) -> None:
+        """Something else is about to be written there: what devices have of it is of no use."""
+        self._away.pop(slot, None)
+
+    def _lose(self, slot: int) -> None:
+        for held in self._held.values():
+            for s in [s for s in held.states if s.slot == slot]:
+                held.states.remove(s)
+                self._release(slot)
 
     def alloc(self, seq: int) -> None:
         """A new, empty sequence."""
@@ -180,7 +226,9 @@ class States:
         held = self._held[seq]
         states, at = held.states, {s.position: s.slot for s in held.states}
         # Between two passes of a step the state lies in its last slot.
-        between = held.began < a < states[-1].position
+        between = bool(states) and held.began < a < states[-1].position
+        if a and not between and a not in at:
+            raise BackendError("what a sequence knew is lost with the device that had it")
         read = (at.get(a, states[-1].slot) if between else at[a]) if a else NONE
         write = np.array([at.get(p, NONE) for p in range(a + 1, b + 1)], np.int64)
         if b > a and write[-1] == NONE:
@@ -218,6 +266,7 @@ class States:
         """The memory of the state after n tokens, which must be there."""
         for s in self._held[seq].states:
             if s.position == n:
+                self.settle(s.slot, n)
                 yield self._flat[s.slot].data.cast("B")
 
     def free(self, seq: int) -> None:
@@ -277,6 +326,8 @@ class States:
         self._sharers[slot] -= 1
         if not self._sharers[slot]:
             self._free.append(slot)
+            self.overwrite(slot)
+            self.stamps[slot] = 0
 
 
 def _reserved(size: int, slots: int) -> tuple[Memory, int]:
