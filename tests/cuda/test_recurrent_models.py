@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from hetrun.backend import Backend
+from hetrun import LLM, SamplingParams
+from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.reference import descriptor
 from hetrun.executor.executor import Chunk, Step
 from hetrun.memory.kv.states import Mark
 from hetrun.planner.plan import BUCKETS, PlanSet, make_plans
-from tests.cuda.emulated.device import emulated
+from tests.cuda.emulated.device import NAME, emulated
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.support.rig import Placed, Rig, graph_of, placements, rig
+
+if TYPE_CHECKING:
+    from tests.models.hf import Row
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 ALL = {"": "cuda"}
@@ -44,12 +49,17 @@ def ran(r: Rig, seqs: Sequence[int], n: int, seed: int, mark: int) -> np.ndarray
     return r.executor.run(Step(tuple(chunks))).copy()
 
 
-def both(few: Placed, many: Placed) -> tuple[Rig, Rig]:
-    """A model with layers on the GPU, and the same on the reference."""
+def plain() -> Row:
+    """The usual Qwen 3.5."""
     pytest.importorskip("torch", reason="needs torch, which writes the model")
     from tests.models import cases_hf
 
-    row = next(row for row in cases_hf.QWEN35 if row.name == "plain")
+    return next(row for row in cases_hf.QWEN35 if row.name == "plain")
+
+
+def both(few: Placed, many: Placed) -> tuple[Rig, Rig]:
+    """A model with layers on the GPU, and the same on the reference."""
+    row = plain()
     backends: dict[str, Backend] = {"cuda": emulated(name="cuda"), "reference": descriptor.create()}
     by_bucket = {b: (1, placements(few if b in ("1", "2-4") else many)) for b in BUCKETS}
     plans = PlanSet(make_plans(graph_of(row), by_bucket, ["cuda"]), 32, "a test")
@@ -88,6 +98,30 @@ def test_a_model_is_the_same_wherever_its_layers_are(placed: str) -> None:
                     )
     mine.close()
     right.close()
+
+
+def test_a_chat_on_the_device_is_the_same_as_on_the_host() -> None:
+    """With states that turns begin from, several sequences at once, and drafts."""
+    pytest.importorskip("torch", reason="needs torch, which writes the model")
+    from tests.models import hf, tiny
+
+    add = Descriptor(NAME, lambda: Available(""), emulated, preference=1000, own_memory=True)
+    remove, found = registry.register(add), list[list[object]]()
+    usual = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    try:
+        for name in (NAME, "reference"):
+            with LLM(hf.folder(plain()), backends=[name], ctx=256) as llm:
+                text, answers = tiny.random_tokens(60, seed=1), list[object]()
+                for i in range(2):
+                    answer = llm.generate([text], usual)[0]
+                    answers += [answer.tokens, answer.usage.cached_tokens]
+                    text = [*text, *answer.tokens, *tiny.random_tokens(20, seed=i + 2)]
+                texts = [[*text[:40], *tiny.random_tokens(9, seed=n)] for n in (5, 6)]
+                answers += [answer.tokens for answer in llm.generate([*texts, [5, 6, 7, 8] * 12], usual)]
+                found.append(answers)
+    finally:
+        remove()
+    assert found[0] == found[1]
 
 
 def test_a_state_is_brought_once() -> None:

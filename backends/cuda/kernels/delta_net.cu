@@ -25,14 +25,14 @@ static_assert(VECTORS * WIDE * LANES == COLUMNS, "rows are whole vectors of all 
 // Where what is ready lies.
 struct Ready {
     float *keys, *queries, *values;  // [TOKENS, COLUMNS], the same, [TOKENS, ROWS]
-    float4 *facts;                   // what is left of S, how much is learnt, key times query
+    float *facts;                    // four of each: what is left of S, how much is learnt, key times query
     uint64 *writes;                  // the place of the state behind a token, or 0
 };
 
 struct Net {
     const float *x, *decay, *rate, *decays, *biases;
     int k_heads, v_heads, k_dim, v_dim, log;
-    float eps;
+    float eps, scale;  // what is added to squares of lengths, what queries are multiplied by
 };
 
 __device__ __forceinline__ Ready shared_ready() {
@@ -40,8 +40,8 @@ __device__ __forceinline__ Ready shared_ready() {
     r.keys = (float *)shared_memory;
     r.queries = r.keys + TOKENS * COLUMNS;
     r.values = r.queries + TOKENS * COLUMNS;
-    r.facts = (float4 *)(r.values + TOKENS * ROWS);
-    r.writes = (uint64 *)(r.facts + TOKENS);
+    r.facts = r.values + TOKENS * ROWS;
+    r.writes = (uint64 *)(r.facts + TOKENS * 4);
     return r;
 }
 
@@ -72,31 +72,46 @@ __device__ __forceinline__ void make_ready(const Net &net, const Ready &ready, c
         const float *from = net.x + (begin + t) * stride + 2 * k_width + head * net.v_dim;
         ready.values[i] = r < net.v_dim ? from[r] : 0.0f;
     }
-    if (threadIdx.x < n) ready.writes[threadIdx.x] = writes[begin + threadIdx.x];
-    float w = net.decays[head], decay = net.log ? -expf(w) : w;
+    if (threadIdx.x < n) {  // a token for each of a few threads
+        int64 at = (int64)(begin + threadIdx.x) * net.v_heads + head;
+        float w = net.decays[head], decay = net.log ? -expf(w) : w;
+        float *fact = ready.facts + 4 * threadIdx.x;
+        fact[0] = expf(decay * softplus(net.decay[at] + net.biases[head]));
+        fact[1] = 1.0f / (1.0f + expf(-net.rate[at]));
+        ready.writes[threadIdx.x] = writes[begin + threadIdx.x];
+    }
+    // The sums of all tokens of a warp at once, so that none waits for another.
+    float kk[OF_WARP], qq[OF_WARP], kq[OF_WARP];
+#pragma unroll
+    for (int e = 0; e < OF_WARP; e++) {
+        kk[e] = qq[e] = kq[e] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            kk[e] = fmaf(k[e][j], k[e][j], kk[e]);
+            qq[e] = fmaf(q[e][j], q[e][j], qq[e]);
+            kq[e] = fmaf(k[e][j], q[e][j], kq[e]);
+        }
+    }
+#pragma unroll
+    for (int step = WARP / 2; step > 0; step /= 2) {
+#pragma unroll
+        for (int e = 0; e < OF_WARP; e++) {
+            kk[e] += __shfl_xor_sync(ALL_LANES, kk[e], step);
+            qq[e] += __shfl_xor_sync(ALL_LANES, qq[e], step);
+            kq[e] += __shfl_xor_sync(ALL_LANES, kq[e], step);
+        }
+    }
 #pragma unroll
     for (int e = 0; e < OF_WARP; e++) {
         int t = e * WARPS + warp;
-        if (t >= n) break;  // a whole warp
-        float kk = 0.0f, qq = 0.0f, kq = 0.0f;
+        float by_k = rsqrtf(kk[e] + net.eps), by_q = rsqrtf(qq[e] + net.eps) * net.scale;
+        if (t < n) {
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            kk = fmaf(k[e][j], k[e][j], kk);
-            qq = fmaf(q[e][j], q[e][j], qq);
-            kq = fmaf(k[e][j], q[e][j], kq);
-        }
-        float by_k = 1.0f / sqrtf(warp_sum(kk) + net.eps);
-        float by_q = 1.0f / (sqrtf(warp_sum(qq) + net.eps) * sqrtf((float)net.k_dim));
-        kq = warp_sum(kq) * by_k * by_q;
-#pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            ready.keys[t * COLUMNS + j * WARP + lane] = k[e][j] * by_k;
-            ready.queries[t * COLUMNS + j * WARP + lane] = q[e][j] * by_q;
-        }
-        if (lane == 0) {
-            int64 at = (int64)(begin + t) * net.v_heads + head;
-            float g = expf(decay * softplus(net.decay[at] + net.biases[head]));
-            ready.facts[t] = {g, 1.0f / (1.0f + expf(-net.rate[at])), kq, 0.0f};
+            for (int j = 0; j < EACH; j++) {
+                ready.keys[t * COLUMNS + j * WARP + lane] = k[e][j] * by_k;
+                ready.queries[t * COLUMNS + j * WARP + lane] = q[e][j] * by_q;
+            }
+            if (lane == 0) ready.facts[4 * t + 2] = kq[e] * by_k * by_q;
         }
     }
 }
@@ -117,20 +132,33 @@ __device__ __forceinline__ float row_sum(float x) {
     return x;
 }
 
+// What a lane has of its rows, of which `rows` are there.
+__device__ __forceinline__ void keep(float *to, const float4 (&s)[OF_LANE][VECTORS], int lane, int width, int rows) {
+#pragma unroll
+    for (int r = 0; r < OF_LANE; r++)
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            int column = (i * LANES + lane) * WIDE;
+            if (r < rows && column < width) *(float4 *)(to + r * width + column) = s[r][i];
+        }
+}
+
 // x is [tokens, q and k of k_heads, v of v_heads], decay and rate are [tokens, v_heads], out is
 // [tokens, v_heads * v_dim]. The state is [v_heads, v_dim, k_dim filled up to a multiple of 16]. A block has
 // ROWS rows (x) of a head of v (y) of a sequence (z), and launch.delta_shared bytes of shared memory.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     delta_net(const float *x, const float *decay, const float *rate, const float *decays, const float *biases,
               float *out, const Part *parts, const uint64 *writes, int64 at, int k_heads, int v_heads, int k_dim,
               int v_dim, int tiled, int log, float eps) {
-    Net net = {x, decay, rate, decays, biases, k_heads, v_heads, k_dim, v_dim, log, eps};
+    Net net = {x, decay, rate, decays, biases, k_heads, v_heads, k_dim, v_dim, log, eps, rsqrtf((float)k_dim)};
     Ready ready = shared_ready();
     Part part = parts[blockIdx.z];
     int head = blockIdx.y, of = tiled ? head % k_heads : head / (v_heads / k_heads);
     int lane = threadIdx.x % LANES, mine = threadIdx.x / LANES * OF_LANE;
-    int first = blockIdx.x * ROWS, width = (k_dim + 15) / 16 * 16;
+    int first = blockIdx.x * ROWS, width = (k_dim + 15) / 16 * 16, rows = v_dim - first - mine;
     int64 begin_of = (int64)(head * v_dim + first + mine) * width;
+    bool answers = lane < OF_LANE && lane < rows;  // each of a row's first lanes has the answer of one
+    float *to = out + ((int64)part.first * v_heads + head) * v_dim + first + mine + lane;
     float4 s[OF_LANE][VECTORS];
 #pragma unroll
     for (int r = 0; r < OF_LANE; r++)
@@ -138,18 +166,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < VECTORS; i++) {
             int column = (i * LANES + lane) * WIDE;
             s[r][i] = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (part.read && first + mine + r < v_dim && column < width)
+            if (part.read && r < rows && column < width)
                 s[r][i] = *(const float4 *)(part_of(part.read, at) + begin_of + r * width + column);
         }
     for (int begin = part.first; begin < part.end; begin += TOKENS) {
         int n = min(TOKENS, part.end - begin);
         make_ready(net, ready, writes, begin, n, head, of, first);
         __syncthreads();
-#pragma unroll 2  // so that it needs no more registers than four blocks may have
+#pragma unroll 2
         for (int t = 0; t < n; t++) {
             const float4 *keys = (const float4 *)(ready.keys + t * COLUMNS) + lane;
             const float4 *queries = (const float4 *)(ready.queries + t * COLUMNS) + lane;
-            float4 k[VECTORS], fact = ready.facts[t];
+            float4 k[VECTORS], fact = ((const float4 *)ready.facts)[t];
             float known[OF_LANE], answer[OF_LANE];
 #pragma unroll
             for (int r = 0; r < OF_LANE; r++) known[r] = answer[r] = 0.0f;
@@ -171,20 +199,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int i = 0; i < VECTORS; i++) s[r][i] = changed(s[r][i], fact.x, missing, k[i]);
             }
-            uint64 place = ready.writes[t];
+            float own = answer[0];
 #pragma unroll
-            for (int r = 0; r < OF_LANE; r++) {
-                int row = first + mine + r;
-                if (row >= v_dim) continue;
-                if (lane == r) out[((int64)(begin + t) * v_heads + head) * v_dim + row] = answer[r];
-                if (!place) continue;
-#pragma unroll
-                for (int i = 0; i < VECTORS; i++) {
-                    int column = (i * LANES + lane) * WIDE;
-                    if (column < width)
-                        *(float4 *)(part_of(place, at) + begin_of + r * width + column) = s[r][i];
-                }
-            }
+            for (int r = 1; r < OF_LANE; r++)
+                if (lane == r) own = answer[r];
+            if (answers) *to = own;
+            to += v_heads * v_dim;
+            if (ready.writes[t]) keep(part_of(ready.writes[t], at) + begin_of, s, lane, width, rows);
         }
         __syncthreads();  // what is ready is read; the next ones take its place
     }
