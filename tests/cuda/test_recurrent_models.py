@@ -93,7 +93,7 @@ def test_a_model_is_the_same_wherever_its_layers_are(placed: str) -> None:
                 n = int(rng.choice([1, 1, 1, 5, 33]))
                 some = pairs if i % 2 else [(a, b)]
                 if all(mine.kv.length(seq) + n <= 250 for seq, _ in some):
-                    mark = int(rng.integers(n))  # a token behind which the state is kept
+                    mark = int(rng.integers(n))  # a token after which the state is kept
                     close(
                         ran(mine, [seq for seq, _ in some], n, i, mark),
                         ran(right, [seq for _, seq in some], n, i, mark),

@@ -13,7 +13,7 @@ struct Span {
     int first, count, part, unused;
 };
 
-// Rows by how many come behind them: the newest is the last of `MOST`, of which `taps` count.
+// Rows by how many come after them: the newest is the last of `MOST`, of which `taps` count.
 template <int MOST>
 __device__ __forceinline__ void convolve(const float *__restrict__ x, const float *__restrict__ weight,
                                          float *__restrict__ out, const Part *parts, const Span *spans,
@@ -32,7 +32,7 @@ __device__ __forceinline__ void convolve(const float *__restrict__ x, const floa
 #pragma unroll
     for (int i = 0; i < MOST - 1 + SPAN; i++) {
         int back = i - (MOST - 1), token = span.first + back;  // `back` is less than 0 before the span
-        int kept = taps - 1 + token - part.first;              // its row in the state, where it is none of the pass
+        int kept = taps - 1 + token - part.first;              // its row in the state, where it is not here
         rows[i] = 0.0f;
         if (token >= part.first) {
             if (back < span.count) rows[i] = x[(int64)token * width + column];
@@ -63,7 +63,8 @@ __device__ __forceinline__ void convolve(const float *__restrict__ x, const floa
 // x and out are [tokens, width], weight is [width, taps]; the state is the last taps - 1 rows. A block has
 // blockDim.x columns (x) of a span (y).
 extern "C" __global__ void causal_conv(const float *x, const float *weight, float *out, const Part *parts,
-                                       const Span *spans, const uint64 *writes, int64 at, int width, int taps) {
+                                       const Span *spans, const uint64 *writes, int64 at, int width,
+                                       int taps) {
     if (taps == 4)  // as all models have it so far
         convolve<4>(x, weight, out, parts, spans, writes, at, width, 4);
     else

@@ -1,7 +1,7 @@
 // The gated delta rule: each head of v has a matrix S [v_dim, k_dim], which every token changes.
 //
-// Rows of S know nothing of each other, so a few lanes keep a row in registers from a sequence's first token of
-// the pass to its last: memory is read and written once, however many tokens there are. Some tokens at a time
+// Rows of S know nothing of each other, so a few lanes keep a row in registers from a sequence's first token
+// of the pass to its last: memory is read and written once, however many tokens there are. Some tokens at a time
 // are made ready in shared memory by all warps of a block (keys and queries of length 1, decays, rates), as
 // each of its rows needs them. A token's arithmetic does not depend on how many there are.
 //
@@ -26,7 +26,7 @@ static_assert(VECTORS * WIDE * LANES == COLUMNS, "rows are whole vectors of all 
 struct Ready {
     float *keys, *queries, *values;  // [TOKENS, COLUMNS], the same, [TOKENS, ROWS]
     float *facts;                    // four of each: what is left of S, how much is learnt, key times query
-    uint64 *writes;                  // the place of the state behind a token, or 0
+    uint64 *writes;                  // the place of the state after a token, or 0
 };
 
 struct Net {
@@ -50,8 +50,8 @@ __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1
 
 // `n` tokens from `begin` on, as head `head` of v and head `of` of q and k have them; of v the rows from
 // `row` on. All that is read is asked for before any of it is used.
-__device__ __forceinline__ void make_ready(const Net &net, const Ready &ready, const uint64 *writes, int begin,
-                                           int n, int head, int of, int row) {
+__device__ __forceinline__ void make_ready(const Net &net, const Ready &ready, const uint64 *writes,
+                                           int begin, int n, int head, int of, int row) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, k_width = net.k_heads * net.k_dim;
     int64 stride = 2 * k_width + net.v_heads * net.v_dim;
     float k[OF_WARP][EACH], q[OF_WARP][EACH];
@@ -133,7 +133,8 @@ __device__ __forceinline__ float row_sum(float x) {
 }
 
 // What a lane has of its rows, of which `rows` are there.
-__device__ __forceinline__ void keep(float *to, const float4 (&s)[OF_LANE][VECTORS], int lane, int width, int rows) {
+__device__ __forceinline__ void keep(float *to, const float4 (&s)[OF_LANE][VECTORS], int lane, int width,
+                                     int rows) {
 #pragma unroll
     for (int r = 0; r < OF_LANE; r++)
 #pragma unroll
@@ -148,9 +149,10 @@ __device__ __forceinline__ void keep(float *to, const float4 (&s)[OF_LANE][VECTO
 // ROWS rows (x) of a head of v (y) of a sequence (z), and launch.delta_shared bytes of shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     delta_net(const float *x, const float *decay, const float *rate, const float *decays, const float *biases,
-              float *out, const Part *parts, const uint64 *writes, int64 at, int k_heads, int v_heads, int k_dim,
-              int v_dim, int tiled, int log, float eps) {
-    Net net = {x, decay, rate, decays, biases, k_heads, v_heads, k_dim, v_dim, log, eps, rsqrtf((float)k_dim)};
+              float *out, const Part *parts, const uint64 *writes, int64 at, int k_heads, int v_heads,
+              int k_dim, int v_dim, int tiled, int log, float eps) {
+    float scale = rsqrtf((float)k_dim);
+    Net net = {x, decay, rate, decays, biases, k_heads, v_heads, k_dim, v_dim, log, eps, scale};
     Ready ready = shared_ready();
     Part part = parts[blockIdx.z];
     int head = blockIdx.y, of = tiled ? head % k_heads : head / (v_heads / k_heads);

@@ -253,7 +253,8 @@ __device__ __forceinline__ void rows_gated(const float *gates, const T *x, T *y,
 }
 
 // As sigmoid_gate, with one number for each row; x and y may be the same.
-extern "C" __global__ void sigmoid_gate_rows(const float *gates, const float *x, float *y, int width, int64 n) {
+extern "C" __global__ void sigmoid_gate_rows(const float *gates, const float *x, float *y, int width,
+                                             int64 n) {
     if (width % WIDE == 0 && is_wide(x) && is_wide(y))
         rows_gated(gates, (const float4 *)x, (float4 *)y, width / WIDE, n / WIDE);
     else
@@ -268,8 +269,8 @@ __device__ __forceinline__ void slices_selected(const T *x, T *y, int width, int
     }
 }
 
-// y = every second slice of x, of so many columns each, from the first (0 or 1) on. Rows follow each other, so
-// they need not be told apart.
+// y = every second slice of x, of so many columns each, from the first (0 or 1) on. Rows follow each other,
+// so they need not be told apart.
 extern "C" __global__ void every_second(const float *x, float *y, int width, int first, int64 n) {
     if (width % WIDE == 0 && is_wide(x) && is_wide(y))
         slices_selected((const float4 *)x, (float4 *)y, width / WIDE, first, n / WIDE);

@@ -2,7 +2,7 @@
 // (backends/cuda/states/launch.py has the same structures and sizes.)
 //
 // A state lies in a place of the device's memory, with what all layers keep of a sequence; each layer has its
-// part of it so many bytes behind the place's beginning. A place that is read is never written in that pass.
+// part of it so many bytes from the place's beginning on. A place that is read is never written in that pass.
 
 #pragma once
 

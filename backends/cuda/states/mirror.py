@@ -2,7 +2,7 @@
 
 What a pass writes stays here, lent by its slot: to bring it home each time would take longer than all else
 that a token takes (50 MiB for a model of 4B). It comes home when others read it, or its place is wanted; what
-others wrote is brought when it is first read. So forks, cuts and drafts know nothing of GPUs, and whoever
+others wrote is brought when it is first read. So forks, cuts and drafts know nothing of GPUs, and who
 looks into a slot (`States.settle`) has what is known there.
 
 A slot is used for another state once no sequence has it, and between two passes of a step it has what is
@@ -75,7 +75,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a pass finds and leaves states: of each sequence, and behind each token; 0: nowhere."""
+    """Where a pass finds and leaves states: of each sequence, and after each token; 0: nowhere."""
 
     read: Ints
     write: Ints
@@ -138,7 +138,7 @@ class StateMirror:
                 yield slot, (self._stamp(slot), int(work.positions[part.a + token]) + 1)
 
     def _targets(self, work: Pass) -> Ints:
-        """The place behind each token."""
+        """The place after each token."""
         found = np.zeros(len(work.tokens), np.int64)
         for part in work.parts:
             assert part.states is not None
@@ -201,7 +201,7 @@ class StateMirror:
             self._memory.give(address)
         self._left.clear()
 
-    # --- behind a pass
+    # --- after a pass
 
     def keep(self, copies: Mapping[int, tuple[Copy, Knowledge]]) -> None:
         """A pass is over: what it wrote is known here, and nowhere else."""

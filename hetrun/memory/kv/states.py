@@ -142,7 +142,7 @@ class States:
         return bool(self._away)
 
     def is_lent(self, slot: int, bring: Bring) -> bool:
-        """Whether a device has what nobody else has."""
+        """Whether a device has what its slot has not."""
         return bring in self._away.get(slot, ())
 
     def settle(self, slot: int, position: int) -> None:
