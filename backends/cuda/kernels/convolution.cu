@@ -1,7 +1,7 @@
 // A short convolution over time, then silu, for all sequences of a pass at once.
 //
 // A thread has a column and some tokens of a sequence that follow each other: it reads each of their rows
-// once, and the few before them. What it reads is all there when it begins, as nothing waits for what it makes.
+// once, and the few before them. What it reads is all there when it begins, as nothing waits for its results.
 
 #include "states.cuh"
 

@@ -1,7 +1,7 @@
 // The gated delta rule: each head of v has a matrix S [v_dim, k_dim], which every token changes.
 //
 // Rows of S know nothing of each other, so a few lanes keep a row in registers from a sequence's first token
-// of the pass to its last: memory is read and written once, however many tokens there are. Some tokens at a time
+// of the pass to its last: memory is read and written once, however many tokens there are. Some at a time
 // are made ready in shared memory by all warps of a block (keys and queries of length 1, decays, rates), as
 // each of its rows needs them. A token's arithmetic does not depend on how many there are.
 //
