@@ -36,9 +36,9 @@ from hetrun.engine.loaded_model import Loaded, tokenizer_of
 from hetrun.engine.query_handlers import answered
 from hetrun.errors import OptionError
 from hetrun.executor import planned_model as models
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.interface import look, set_ram
 from hetrun.executor.stats import Stats
+from hetrun.executor.steps import Chunk, Step
 from hetrun.executor.what_if import changed, foresee
 from hetrun.graph.pooling import Pooling, read_vector
 from hetrun.loader.open_model import open_model

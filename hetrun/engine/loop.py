@@ -30,8 +30,8 @@ from hetrun.engine.speculation.speculator import Speculating
 from hetrun.engine.step_time import Clock, shape_of
 from hetrun.engine.waiting_request import Waiting, is_late
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
-from hetrun.executor.executor import Step
 from hetrun.executor.interface import Model, look
+from hetrun.executor.steps import Step
 
 log = logging.getLogger(__name__)
 

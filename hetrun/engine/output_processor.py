@@ -12,8 +12,8 @@ from hetrun.engine.inbox import Request
 from hetrun.engine.loaded_model import Loaded, tokenizer_of
 from hetrun.engine.sequence import Draft, Drafts, Running
 from hetrun.errors import BackendError, HetrunError
-from hetrun.executor.executor import Between, Step
 from hetrun.executor.interface import Chooses
+from hetrun.executor.steps import Between, Step
 from hetrun.sampling.batch import choose
 from hetrun.sampling.interface import Choice
 from hetrun.sampling.logprobs import of_prompt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetrun.client.events import GenerateRequest, OnEvent, Timings, TokenLogprob, Usage
-from hetrun.executor.executor import Chunk
+from hetrun.executor.steps import Chunk
 from hetrun.graph.pooling import Pooled
 from hetrun.memory.kv.radix_tree import Tokens
 from hetrun.memory.kv.states import Mark

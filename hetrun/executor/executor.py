@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetrun.backend import (
     Backend,
@@ -28,12 +25,13 @@ from hetrun.backend import (
 from hetrun.errors import BudgetError
 from hetrun.executor.compiled_plan import Compiled, Ran, Stage, Timed
 from hetrun.executor.stats import Key, Recent, Stats
+from hetrun.executor.steps import Between, Step, Trip, cut, join, prepare
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Value
 from hetrun.graph.ops import Stateful
 from hetrun.graph.signature import Forms, of_wanted_rows
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.kv.states import NONE, Mark
+from hetrun.memory.kv.states import NONE
 from hetrun.planner.costmodel import Forecast, Measured, Work
 from hetrun.planner.partial_plans import PartialPlans
 from hetrun.planner.plan import BUCKETS, Plan, PlanSet, after, up_to
@@ -43,70 +41,9 @@ SMOOTHING, MOST_BETWEEN_S = 0.1, 0.002
 KEPT, KEPT_FEW = (64, 4), (16, 1)  # compiled shapes, of small passes and large ones; where memory is scarce
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The next tokens of one sequence, and for which of them somebody wants the result."""
-
-    seq: int
-    tokens: Ints
-    wanted: Ints  # ascending
-    marks: tuple[Mark, ...] = ()  # positions of the sequence at which its states are kept
-    hidden: int = 0  # of its last so many tokens, and of the wanted ones, hidden states are kept
-    given: tuple[Floats, ...] = ()  # what the graph is given beside tokens, each with a row for each
-    embedded: Floats | None = None  # rows in place of what its tokens are looked up as
-    places: Ints | None = None  # of each its positions in time, height and width; None: as in a text
-
-    @property
-    def shown(self) -> Ints:
-        """The tokens of which anything is wanted, ascending."""
-        n, wanted, kept = len(self.tokens), self.wanted, min(self.hidden, len(self.tokens))
-        if kept <= len(wanted) and (not kept or wanted[-kept] == n - kept):
-            return wanted
-        return np.union1d(wanted, np.arange(n - kept, n))
-
-
-Number = TypeVar("Number", bound=np.generic)
-Between = Callable[[], None]
-Piece = tuple[Chunk, int, int]  # tokens a to b of a chunk
 # Of which plan's stages, with how many threads, for which passes, and how many such passes stand still while
 # it runs.
 Shape = tuple[int, int, PassShape, int]
-Slots = tuple[Ints, ...]  # KV rows of some tokens, in each group of layers
-
-
-@dataclass(slots=True)
-class Trip:
-    """A pass, and what is wanted of its wanted rows."""
-
-    work: Pass
-    kept: Ints  # those whose hidden states are kept
-    scored: Ints | None = None  # those whose logits are wanted; None: of all
-    hidden: Floats | None = None  # what was kept
-    embedded: bool = False  # rows have come in place of what tokens are looked up as
-
-    def keep(self, hidden: Floats) -> None:
-        """The hidden states of all wanted rows have come, in memory that the next pass overwrites."""
-        if len(self.kept):
-            self.hidden = hidden[self.kept]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the model does next: tokens of several sequences, each as long as it likes."""
-
-    chunks: tuple[Chunk, ...]
-    drafted: int = 0  # of their tokens, so many are guesses
-    hidden: bool = False  # wanted are hidden states behind the last norm, and no logits are computed
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in all."""
-        return sum(len(c.tokens) for c in self.chunks)
-
-    @property
-    def wanted(self) -> int:
-        """Wanted results in all."""
-        return sum(len(c.wanted) for c in self.chunks)
 
 
 class Executor:
@@ -211,10 +148,10 @@ class Executor:
             for c in step.chunks:
                 if c.seq in slots:
                     self._kv.mark(c.seq, c.marks)
-            passes = self._cut(step)
+            passes = cut(step, self._most_tokens, self._most_wanted)
             if len(passes) == 1:
                 start, inside = perf_counter(), self._inside + self._away
-                trip = self._prepare(passes[0], before, slots)
+                trip = prepare(passes[0], before, slots, self._kv, self._graph)
                 trip.work.enough = (self._graph.logits.name, k) if k else None
                 rows = self._run_pass(trip, step.hidden, between)
                 self._keep([trip])
@@ -226,7 +163,7 @@ class Executor:
             out, at = np.empty((step.wanted, self._result(step.hidden).width), np.float32), 0
             trips = []
             for pieces in passes:
-                trips.append(trip := self._prepare(pieces, before, slots))
+                trips.append(trip := prepare(pieces, before, slots, self._kv, self._graph))
                 rows = self._run_pass(trip, step.hidden, between)
                 assert not isinstance(rows, Greatest)  # nobody asked for that
                 out[at : at + len(rows)] = rows
@@ -237,80 +174,6 @@ class Executor:
             for seq, length in before.items():
                 self._kv.truncate(seq, length if self._kv.keepable(seq, length) else 0)
             raise
-
-    def _cut(self, step: Step) -> list[list[Piece]]:
-        """What goes into each pass, within the limits on tokens and wanted rows."""
-        chunks = [c for c in step.chunks if len(c.tokens)]
-        # A hidden state is no wider than what passes work in; logits are.
-        most_wanted = self._most_tokens if step.hidden else self._most_wanted
-        alike = len({c.embedded is None for c in chunks}) == 1
-        if alike and step.tokens <= self._most_tokens and step.wanted <= most_wanted:
-            return [[(c, 0, len(c.tokens)) for c in chunks]]
-        passes: list[list[Piece]] = [[]]
-        tokens = wanted = 0
-        for chunk in chunks:
-            a, n = 0, len(chunk.tokens)
-            if passes[-1] and (passes[-1][0][0].embedded is None) != (chunk.embedded is None):
-                passes.append([])
-                tokens = wanted = 0
-            while a < n:
-                b = self._fit(chunk, a, self._most_tokens - tokens, most_wanted - wanted)
-                if b == a:
-                    passes.append([])
-                    tokens = wanted = 0
-                    continue
-                passes[-1].append((chunk, a, b))
-                tokens += b - a
-                wanted += _count(chunk.wanted, a, b)
-                a = b
-        return [pieces for pieces in passes if pieces]
-
-    def _fit(self, chunk: Chunk, a: int, tokens: int, wanted: int) -> int:
-        """How far a chunk's tokens from `a` on go into what is left of a pass."""
-        b = min(len(chunk.tokens), a + tokens)
-        inside = chunk.wanted[(chunk.wanted >= a) & (chunk.wanted < b)]
-        return int(inside[wanted]) if len(inside) > wanted else b
-
-    def _prepare(
-        self, pieces: Sequence[Piece], before: Mapping[int, int], slots: Mapping[int, Slots]
-    ) -> Trip:
-        parts, tokens, rows, wanted = [], [], [], []
-        # One number for each piece: numpy adds them up for all pieces at once.
-        sizes, behind, counts, offsets = [], [], [], []
-        at = wanted_at = 0
-        for chunk, a, b in pieces:
-            n, start = b - a, before[chunk.seq] + a
-            ids, mine, own = chunk.tokens, chunk.shown, slots.get(chunk.seq)
-            if own is None:
-                own = self._kv.extend(chunk.seq, n)
-            elif n < len(ids):
-                own = tuple([r[a:b] for r in own])
-            if n < len(ids):
-                ids, mine = ids[a:b], mine[(mine >= a) & (mine < b)]
-            count = len(mine)
-            views = self._kv.views(chunk.seq, start, start + n)
-            states = self._kv.state_view(chunk.seq, start, start + n)
-            parts.append(SequencePart(at, at + n, wanted_at, wanted_at + count, views, states))
-            tokens.append(ids)
-            rows.append(own)
-            wanted.append(mine)
-            sizes.append(n)
-            behind.append(start - at)
-            counts.append(count)
-            offsets.append(at - a)
-            at, wanted_at = at + n, wanted_at + count
-        positions = np.arange(at) + np.repeat(behind, sizes)
-        joined = rows[0] if len(rows) == 1 else tuple(map(np.concatenate, zip(*rows, strict=True)))
-        rows_wanted = _join(wanted) + np.repeat(offsets, counts)
-        work = Pass(_join(tokens), positions, joined, rows_wanted, tuple(parts))
-        for i, value in enumerate(self._graph.given):
-            work.values[value.name] = _join([chunk.given[i][a:b] for chunk, a, b in pieces])
-        if pieces[0][0].embedded is not None:
-            rows_of = [chunk.embedded[a:b] for chunk, a, b in pieces if chunk.embedded is not None]
-            work.values[self._graph.embedded.name] = _join(rows_of)
-        if any([chunk.places is not None for chunk, _, _ in pieces]):
-            work.places = _places(work, pieces)
-        return _trip(work, pieces)
 
     def _run_pass(self, trip: Trip, hidden: bool, between: Between | None = None) -> Rows:
         work, last = trip.work, trip.work
@@ -362,7 +225,7 @@ class Executor:
 
     def _keep(self, trips: Sequence[Trip]) -> None:
         if kept := [trip.hidden for trip in trips if trip.hidden is not None]:
-            self.hidden = _join(kept)
+            self.hidden = join(kept)
 
     def _result(self, hidden: bool) -> Value:
         """What is wanted of a step."""
@@ -515,35 +378,3 @@ class Executor:
         for cache in (self._small, self._large):
             while cache:
                 cache.popitem()[1].close()
-
-
-def _trip(work: Pass, pieces: Sequence[Piece]) -> Trip:
-    """A pass of some pieces, and what they want of its rows."""
-    embedded = pieces[0][0].embedded is not None
-    if not any([chunk.hidden for chunk, _, _ in pieces]):
-        return Trip(work, np.zeros(0, np.int64), embedded=embedded)
-    kept, scored = [], []
-    for part, (chunk, a, _) in zip(work.parts, pieces, strict=True):
-        rows = np.arange(part.wanted_a, part.wanted_b)
-        tokens = work.wanted[part.wanted_a : part.wanted_b] - part.a + a
-        kept.append(rows if chunk.hidden else rows[:0])
-        scored.append(rows[np.isin(tokens, chunk.wanted)])
-    logits = _join(scored)
-    return Trip(work, _join(kept), logits if len(logits) < len(work.wanted) else None, embedded=embedded)
-
-
-def _places(work: Pass, pieces: Sequence[Piece]) -> Ints:
-    """Of each token its positions in time, height and width: those of a text are one."""
-    found = np.repeat(work.positions[:, None], 3, 1)
-    for part, (chunk, a, b) in zip(work.parts, pieces, strict=True):
-        if chunk.places is not None:
-            found[part.a : part.b] = chunk.places[a:b]
-    return found
-
-
-def _join(parts: Sequence[NDArray[Number]]) -> NDArray[Number]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _count(wanted: Ints, a: int, b: int) -> int:
-    return int(np.count_nonzero((wanted >= a) & (wanted < b)))

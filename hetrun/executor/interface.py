@@ -9,8 +9,8 @@ from hetrun.backend import Floats, Rows
 from hetrun.client.events import Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError
-from hetrun.executor.executor import Between, Step
 from hetrun.executor.stats import Stats
+from hetrun.executor.steps import Between, Step
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.planner.plan import PlanSet
 

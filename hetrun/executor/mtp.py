@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hetrun.backend import Backend, Floats, WeightUse
-from hetrun.executor.executor import Chunk, Executor, Step
+from hetrun.executor.executor import Executor
 from hetrun.executor.stats import Stats
+from hetrun.executor.steps import Chunk, Step
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, PredictionBlock, kv_shapes
 from hetrun.graph.quant import QuantType

@@ -16,7 +16,7 @@ from hetrun.client.queries import LayerPlace
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
-from hetrun.executor.executor import KEPT_FEW, Between, Executor, Step
+from hetrun.executor.executor import KEPT_FEW, Executor
 from hetrun.executor.interface import Model
 from hetrun.executor.library.model import WholeModel
 from hetrun.executor.library.plan import backend_for
@@ -27,6 +27,7 @@ from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, SOON, kv_of_
 from hetrun.executor.loading.resident_budget import InMemory
 from hetrun.executor.mtp import Predictor
 from hetrun.executor.stats import Stats
+from hetrun.executor.steps import Between, Step
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Op, kv_shapes, states_of
 from hetrun.graph.signature import coarse
@@ -84,8 +85,6 @@ class PlannedModel:
             self._streamed = prepared.streamed
             # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
             self.stands_aside = not prepared.streamed and not prepared.mapped
-            # For the same reason no pass runs in two parts, as hidden states of more rows than logits need.
-            self.keeps_hidden = not prepared.streamed
             self._disk: FromDisk | None = None
             self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
@@ -281,6 +280,12 @@ class PlannedModel:
     def segment(self) -> str:
         """What runs now, in words; from any thread."""
         return self._executor.segment
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether hidden states can be had of more rows than logits: a pass then runs in two parts, which one
+        that takes weights from disk in their order cannot."""
+        return self._streamed is None
 
     @property
     def hidden(self) -> Floats:

@@ -24,8 +24,8 @@ from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import OptionError, UserError
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.stats import Stats
+from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
 from hetrun.system.files import read_text

@@ -16,9 +16,9 @@ from hetrun.backend.op_profile import ACTIVITIES, Activity, Spent, activity
 from hetrun.backends.llamacpp.profiler import book, fused, question_seconds
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import Cancelled
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.stats import Key, Stats
+from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Constant, Weight
 from hetrun.graph.quant import by_name
 from hetrun.tools.bench import matmul_peak as peak_module

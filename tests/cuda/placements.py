@@ -10,8 +10,8 @@ import numpy as np
 
 from hetrun.backend import registry
 from hetrun.backends.cuda.backend import CudaBackend
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
 from tests.cuda.measured import CUDA, saved

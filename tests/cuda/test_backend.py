@@ -14,8 +14,8 @@ from hetrun.backend import Available, Backend, Descriptor, Greatest, registry
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
 from hetrun.planner.options import Options, Wishes

@@ -13,7 +13,7 @@ from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.states.mirror import StateMirror
 from hetrun.backends.reference import descriptor
-from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.steps import Chunk, Step
 from hetrun.memory.kv.states import Mark
 from hetrun.planner.plan import BUCKETS, PlanSet, make_plans
 from tests.cuda.emulated.device import NAME, emulated

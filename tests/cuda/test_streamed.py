@@ -17,8 +17,8 @@ from hetrun.backends.cuda.weight_ring import Ring
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import in_scope
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model

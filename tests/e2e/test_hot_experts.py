@@ -27,8 +27,8 @@ from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
 from hetrun.executor.autotune import autotuner, measuring
 from hetrun.executor.autotune.autotuner import Pilot
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
 from hetrun.memory.kv.cache import KvCache

@@ -15,10 +15,10 @@ import pytest
 from hetrun.backend import Available, Descriptor, registry
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.errors import BudgetError
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.loading.load_plan import Prepared, prepare
 from hetrun.executor.loading.memory_estimates import SOON
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
 from hetrun.prefetch import ring_buffer

@@ -18,9 +18,9 @@ from hetrun.client.queries import LayerPlace
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor.executor import Between, Step
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from hetrun.executor.stats import Stats
+from hetrun.executor.steps import Between, Step
 from hetrun.planner.plan import PlanSet
 from hetrun.text.tokenizer import Tokenizer
 

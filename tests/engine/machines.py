@@ -24,8 +24,8 @@ import pytest
 from hetrun import LLM
 from hetrun.backend import FLOAT_BYTES, Pass, Segment, WeightUse
 from hetrun.engine.loaded_model import Loaded
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.options import Machine as Counts

@@ -16,7 +16,7 @@ from hetrun.engine.engine import Engine
 from hetrun.engine.inbox import Request
 from hetrun.engine.waiting_request import Waiting
 from hetrun.errors import DeadlineExceeded, Overloaded
-from hetrun.executor.executor import Step
+from hetrun.executor.steps import Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel
 from tests.support.tiers import first

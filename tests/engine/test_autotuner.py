@@ -33,8 +33,8 @@ from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BackendError, Cancelled
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.explorer import Explorer
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.online import RATE, Now
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans

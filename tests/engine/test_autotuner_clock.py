@@ -21,8 +21,8 @@ from hetrun.backend import Segment
 from hetrun.config import Settings, dirs
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.planner.costmodel.store import read
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.switch_cost import turn

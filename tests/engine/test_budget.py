@@ -13,8 +13,8 @@ from hetrun.engine.engine import Engine
 from hetrun.engine.inbox import Job
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, EngineStopped
-from hetrun.executor.executor import Step
 from hetrun.executor.interface import look, set_ram
+from hetrun.executor.steps import Step
 from hetrun.memory.kv.prefix_cache import LEAST, Prefixes
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel

@@ -11,7 +11,7 @@ import pytest
 from hetrun.client.events import Event
 from hetrun.engine.cancellation import Gate
 from hetrun.errors import BackendError, OptionError
-from hetrun.executor.executor import Step
+from hetrun.executor.steps import Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
 from tests.engine.fakemodel import END, FakeModel
 

@@ -16,8 +16,8 @@ from hetrun import LLM
 from hetrun.backend import Segment
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.autotune.autotuner import Pilot
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.planner.options import Machine
 from tests.engine import simulated
 from tests.engine.simulated import Clock

@@ -11,8 +11,8 @@ from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.engine import Engine
 from hetrun.errors import BackendError, ContextFull, OptionError
-from hetrun.executor.executor import Between, Step
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
+from hetrun.executor.steps import Between, Step
 from hetrun.graph.pooling import Pooling
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel

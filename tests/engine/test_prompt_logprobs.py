@@ -12,7 +12,7 @@ from hetrun.client.events import GenerateRequest, TokenLogprob
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine import sequence_factory
 from hetrun.errors import BackendError
-from hetrun.executor.executor import Between, Step
+from hetrun.executor.steps import Between, Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import N_VOCAB, FakeModel
 

@@ -21,7 +21,7 @@ from hetrun.engine.speculation import methods, speculator
 from hetrun.engine.speculation.draft_length import NOTHING, Decision
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.errors import BackendError, UserError
-from hetrun.executor.executor import Step
+from hetrun.executor.steps import Step
 from hetrun.text.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded

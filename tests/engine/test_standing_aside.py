@@ -15,7 +15,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.batching import FEW, SHORT
 from hetrun.engine.step_time import Clock
 from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped, Overloaded
-from hetrun.executor.executor import Between, Step
+from hetrun.executor.steps import Between, Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
 from tests.engine.fakemodel import FakeModel
 

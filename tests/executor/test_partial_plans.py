@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.executor.compiled_plan import Ran
-from hetrun.executor.executor import Step
+from hetrun.executor.steps import Step
 from hetrun.graph import Op, Value
 from hetrun.planner.partial_plans import PartialPlans
 from hetrun.planner.plan import BUCKETS, cut, up_to

@@ -24,7 +24,7 @@ from hetrun import LLM, SamplingParams
 from hetrun.cli import inspect
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.executor import planned_model as models
-from hetrun.executor.executor import Chunk, Step
+from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import open_model

@@ -12,10 +12,10 @@ import pytest
 from hetrun.backend import Available, Descriptor, OwnMemory, ReadInto, WeightUse, registry
 from hetrun.backend.interpreter import ArrayBuffer
 from hetrun.errors import BudgetError, OptionError
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.loading.device_memory import within
 from hetrun.executor.loading.load_plan import Prepared, prepare
 from hetrun.executor.planned_model import PlannedModel, describe
+from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
 from tests.models import cases

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM
 
 from hetrun.errors import ModelFileError
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.graph.ops import Rope
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model

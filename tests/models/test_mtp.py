@@ -16,9 +16,9 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 from hetrun import LLM, SamplingParams
 from hetrun.engine.speculation.mtp import REACH, Predicted
 from hetrun.errors import HetrunError, ModelFileError, OptionError
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.mtp import Guess, Predictor
 from hetrun.executor.planned_model import PlannedModel, describe
+from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Graph
 from hetrun.loader.architectures import prediction_block
 from hetrun.loader.open_model import open_model
@@ -146,7 +146,7 @@ def test_it_computes_what_the_published_block_does(
             thoughts = torch.cat([thoughts, after[:, -1:]], 1)
         assert predictor.keep(seq, len(TOKENS) - 1)
         again = predictor.guess(seq, [5], hidden[-1:])
-        end = torch.cat([words(torch.tensor([*TOKENS[1:], 5]))], 1)
+        end = torch.cat([words(torch.tensor([[*TOKENS[1:], 5]]))], 1)
         after = block(end, before)
         assert np.abs(again.hidden[0] - after[0, -1].numpy()).max() < 1e-3
         predictor.free(seq)

@@ -25,8 +25,9 @@ from hetrun.backend import (
     Segment,
     WeightUse,
 )
-from hetrun.executor.executor import Between, Chunk, Executor, Step
+from hetrun.executor.executor import Executor
 from hetrun.executor.stats import Stats
+from hetrun.executor.steps import Between, Chunk, Step
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Op, kv_shapes, states_of
 from hetrun.graph.ops import Attention

@@ -33,7 +33,7 @@ from hetrun.engine.output_processor import Choices
 from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.speculation.mtp import Predicted
 from hetrun.engine.speculation.speculator import Speculating
-from hetrun.executor.executor import Step
+from hetrun.executor.steps import Step
 from hetrun.sampling.interface import Choice
 from hetrun.tools.bench.report import aligned
 from tests.tools.speculation_table import free, tokens_of

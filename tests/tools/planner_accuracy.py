@@ -25,8 +25,8 @@ import numpy as np
 
 from hetrun.api import LLM
 from hetrun.config import Settings
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.steps import Chunk, Step
 from hetrun.planner.plan import BUCKETS, bucket_of
 from hetrun.tools.bench.memory_bandwidth import BUSY, load_average
 

@@ -33,7 +33,7 @@ from hetrun.config import Settings
 from hetrun.engine import output_processor
 from hetrun.engine.output_processor import Choices
 from hetrun.engine.sequence import Drafts, Running
-from hetrun.executor.executor import Step
+from hetrun.executor.steps import Step
 from hetrun.sampling.interface import Choice
 from hetrun.tools.bench.report import aligned
 

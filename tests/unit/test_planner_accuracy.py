@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hetrun.executor.executor import Step
+from hetrun.executor.steps import Step
 from tests.tools.planner_accuracy import BATCHES, Bench, Case, Found, cases_of, line, summary, to_json
 
 CONTEXT = 600

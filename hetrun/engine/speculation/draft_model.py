@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.executor.executor import Chunk, Step
 from hetrun.executor.interface import Model
+from hetrun.executor.steps import Chunk, Step
 from hetrun.memory.kv.states import Mark
 from hetrun.system.estimate import Tracked
 

@@ -25,8 +25,9 @@ from hetrun.executor.autotune.setup import Setup, home_of, planner_for
 from hetrun.executor.autotune.state import LEAST_WAITING, Became, Change, State
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.autotune.yielding import Aside
-from hetrun.executor.executor import Between, Executor
+from hetrun.executor.executor import Executor
 from hetrun.executor.loading.device_memory import within
+from hetrun.executor.steps import Between
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph
 from hetrun.memory.kv.cache import KvCache

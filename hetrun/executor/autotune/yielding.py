@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from hetrun.executor.executor import Between, Executor
+from hetrun.executor.executor import Executor
+from hetrun.executor.steps import Between
 
 
 class Aside:

@@ -15,9 +15,9 @@ from hetrun.backend.library_model import WholeRunner
 from hetrun.client.events import Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError, OptionError
-from hetrun.executor.executor import Between, Chunk, Step
 from hetrun.executor.library.plan import prepare
 from hetrun.executor.stats import Key, Stats
+from hetrun.executor.steps import Between, Chunk, Step
 from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.paged_allocator import too_long
 from hetrun.planner.options import Options
