@@ -186,7 +186,7 @@ def test_the_lines_that_mend_can_be_pasted() -> None:
         ("hetrun p", {"plan", "pull"}),
         ("hetrun run --kv-type q", {"q8_0"}),
         ("hetrun run --backend ll", {"llamacpp"}),
-        ("hetrun run --spec ", {"off", "lookup", "auto", "draft:"}),
+        ("hetrun run --spec ", {"off", "lookup", "mtp", "auto", "draft:"}),
         ("hetrun plan --preci", {"--precision"}),
     ],
 )

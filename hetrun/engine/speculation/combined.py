@@ -26,6 +26,18 @@ class Guesser(Protocol):
         """So many guesses; none where something has to be read first."""
         ...
 
+    def chances(self, n: int) -> list[float]:
+        """Of each of n guesses, that it and all before it are right."""
+        ...
+
+    def judged(self, place: int, right: bool) -> None:
+        """A guess was right or not, after so many others that were."""
+        ...
+
+    def rested(self) -> None:
+        """A token came for which none was asked."""
+        ...
+
     def close(self) -> None:
         """The sequence has ended."""
         ...
@@ -41,18 +53,6 @@ class Guessing(Protocol):
 
     def guesser(self, tokens: list[int]) -> Guesser:
         """For one sequence, to whose tokens others append."""
-        ...
-
-    def chances(self, n: int) -> list[float]:
-        """Of each of n guesses, that it and all before it are right."""
-        ...
-
-    def judged(self, place: int, right: bool) -> None:
-        """A guess was right or not, after so many others that were."""
-        ...
-
-    def rested(self) -> None:
-        """A token came for which none was asked."""
         ...
 
     def close(self) -> None:
@@ -83,17 +83,17 @@ class Combined:
         """Whether guesses were right, and what is new."""
         came = self._tokens[self._after :]
         for place, (guess, token) in enumerate(zip(self._guessed, came, strict=False)):
-            self._guessing.judged(place, guess == token)
+            self._guesser.judged(place, guess == token)
             if guess != token:
                 break
         if came and not self._guessed:
-            self._guessing.rested()
+            self._guesser.rested()
         self._guessed, self._after = [], len(self._tokens)
         self._own.follow()
 
     def chances(self, n: int) -> Sequence[float]:
         """Of those who are likelier to be right."""
-        own, theirs = self._own.chances(n), self._guessing.chances(n)
+        own, theirs = self._own.chances(n), self._guesser.chances(n)
         likelier = (own[0] if own else 0.0) < min(SURE, theirs[0])
         self._asks = likelier and self._guesser.may_ask(n)
         return theirs if self._asks else own

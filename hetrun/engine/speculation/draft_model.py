@@ -137,6 +137,8 @@ class Reading:
     def __init__(self, model: DraftModel, tokens: list[int]) -> None:
         self._model, self._tokens = model, tokens
         self._seq: int | None = None
+        # One rate for all sequences: a model that reads along is good or bad at this one's work.
+        self.judged, self.rested, self.chances = model.judged, model.rested, model.chances
 
     def saw(self, first: int, hidden: Floats) -> None:
         """It has thoughts of its own."""

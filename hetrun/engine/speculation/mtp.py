@@ -15,43 +15,49 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.engine.speculation.draft_model import FORGIVING, SMOOTHING
+from hetrun.engine.speculation.draft_model import FORGIVING
 from hetrun.executor.mtp import Predictor
 from hetrun.system.estimate import Tracked
 
 REACH = 128  # tokens that it may take in at once: of a prompt, and of what came while it was not asked
 # How many guesses are right if all before them are, before any was seen: it was trained for the first.
 FIRST_RATES = (0.7, 0.6, 0.5)
+WEIGHT = 3.0  # guesses that this counts
+FADING = 0.95  # what a guess counts when the next one has come
 
 
 class Rates:
-    """How often the first, second, ... guess of a draft is right if all before it are."""
+    """How often the first, second, ... guess of a draft is right if all before it are, in one text: what kind
+    of text it is decides."""
 
     def __init__(self) -> None:
-        self._rates = list(FIRST_RATES)  # the last is that of all further ones
+        self._right = [WEIGHT * rate for rate in FIRST_RATES]  # the last are those of all further guesses
+        self._seen = [WEIGHT] * len(FIRST_RATES)
 
     def judged(self, place: int, right: bool) -> None:
         """A guess was right or not."""
-        place = min(place, len(self._rates) - 1)
-        self._rates[place] += SMOOTHING * (right - self._rates[place])
+        place = min(place, len(self._seen) - 1)
+        self._right[place] = FADING * self._right[place] + right
+        self._seen[place] = FADING * self._seen[place] + 1
 
     def rested(self) -> None:
-        """A token came for which it was not asked."""
+        """A token came for which it was not asked: what was seen is believed a little less."""
         for i, first in enumerate(FIRST_RATES):
-            self._rates[i] += FORGIVING * max(0.0, first - self._rates[i])
+            self._right[i] += FORGIVING * (WEIGHT * first - self._right[i])
+            self._seen[i] += FORGIVING * (WEIGHT - self._seen[i])
 
     def chances(self, n: int) -> list[float]:
         """Of each of n guesses, that it and all before it are right."""
-        return list(accumulate(chain(self._rates, repeat(self._rates[-1], n)), mul))[:n]
+        rates = [right / seen for right, seen in zip(self._right, self._seen, strict=True)]
+        return list(accumulate(chain(rates, repeat(rates[-1], n)), mul))[:n]
 
 
 class Predictions:
-    """The block, and how good it is."""
+    """The block, and what a guess of it takes."""
 
     def __init__(self, block: Predictor) -> None:
-        self._block, self._rates = block, Rates()
+        self._block = block
         self._a_guess = Tracked(block.about_s)  # seconds
-        self.judged, self.rested, self.chances = self._rates.judged, self._rates.rested, self._rates.chances
 
     @property
     def seconds(self) -> float:
@@ -71,6 +77,8 @@ class Predicted:
 
     def __init__(self, block: Predictor, tokens: list[int], a_guess: Tracked) -> None:
         self._block, self._tokens, self._a_guess = block, tokens, a_guess
+        self._rates = rates = Rates()
+        self.judged, self.rested, self.chances = rates.judged, rates.rested, rates.chances
         self._hidden: deque[Floats] = deque(maxlen=REACH)
         self._end = 0  # the position after that of the last hidden state
         self._seq: int | None = None
