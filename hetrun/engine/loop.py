@@ -334,7 +334,8 @@ class Loop:
             self._gate.leave()
         seconds = clock.seconds()
         if not self._speculating.compiled(chosen, drafts, seconds):
-            self._times.saw(shape, seconds)
+            # Plans change, and what was compiled for them goes: to compile it anew is no part of a step.
+            self._times.saw(shape, max(seconds / 2, seconds - clock.compiling))
         self._answered = self._answered if stands_aside else perf_counter()
         given = self._take_rows(chosen, drafts, step, logits)
         if drafts:

@@ -326,6 +326,12 @@ class Clock:
         self._stats = model.stats
         self._native = model.native_seconds - self._stats.native_seconds
         self._start = perf_counter() - self._stats.step_seconds
+        self._compiling = self._stats.compiling_seconds
+
+    @property
+    def compiling(self) -> float:
+        """What of it was needed once: the next step of its shape finds it compiled."""
+        return self._stats.compiling_seconds - self._compiling
 
     def seconds(self) -> float:
         """Until now."""

@@ -303,7 +303,9 @@ class Executor:
         if found is None:
             while len(cache) >= most and (key_of_old := self._oldest(cache)):
                 cache.pop(key_of_old).close()
+            start = perf_counter()
             found = cache[key] = self._fitting(plan, shape)
+            self._stats.compiling_seconds += perf_counter() - start
         else:
             cache.move_to_end(key)
         return key, found

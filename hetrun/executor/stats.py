@@ -68,6 +68,7 @@ class Stats:
         self.wait_seconds = 0.0  # of the engine's thread, for those that work by themselves
         self.steps = 0
         self.segments = 0  # that have begun, ever: a step in which one begins gets on
+        self.compiling_seconds = 0.0  # of steps, for passes of shapes that were not compiled, or not any more
         self.accepted = 0  # guesses of tokens that were right
         self.streaming: Streaming | None = None  # None: all weights are in memory
 
