@@ -333,9 +333,10 @@ class Loop:
             self._standing = outer
             self._gate.leave()
         seconds = clock.seconds()
-        if not self._speculating.compiled(chosen, drafts, seconds):
-            # Plans change, and what was compiled for them goes: to compile it anew is no part of a step.
-            self._times.saw(shape, max(seconds / 2, seconds - clock.compiling))
+        first = self._speculating.compiled(chosen, drafts, seconds)
+        # Plans change, and what was compiled for them goes: then a step with drafts says nothing of the next.
+        if not first and not (drafts and clock.compiling):
+            self._times.saw(shape, seconds)
         self._answered = self._answered if stands_aside else perf_counter()
         given = self._take_rows(chosen, drafts, step, logits)
         if drafts:

@@ -330,7 +330,7 @@ class Clock:
 
     @property
     def compiling(self) -> float:
-        """What of it was needed once: the next step of its shape finds it compiled."""
+        """What of it went into compiling: the next step of its shape finds it compiled."""
         return self._stats.compiling_seconds - self._compiling
 
     def seconds(self) -> float:
