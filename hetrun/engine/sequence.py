@@ -49,7 +49,7 @@ class Running:
     pooled: Pooled | None = None  # an embedding: not a token is wanted, but what this becomes
     checkpoint_every: int = 0  # tokens after which the model keeps what it knows; 0: it need not
     parts_at: int = 0  # where its text parts from another one's
-    reach: int = 0  # of so many tokens hidden states are kept for guesses, and of all that follow
+    reach: int = 0  # of its last tokens hidden states are kept for guesses, and of all that follow
 
     @property
     def n_prompt(self) -> int:

@@ -92,8 +92,8 @@ class Predictor:
         threads: Callable[[], int],
         shares: Callable[[], None],
     ) -> None:
-        """`threads`: how many the model's answers run with; `shares`: called before the backend is used,
-        whose threads are then set anew by whoever comes next."""
+        """`threads`: how many the model's answers run with; `shares`: called before the backend is used:
+        the model then sets its threads anew."""
         graph, mine = planned.block.graph, {planned.backend: backend}
         self._threads, self._shares = threads, shares
         self._store = WeightStore(mine)
@@ -142,7 +142,7 @@ class Predictor:
         return Guess(int(rows[-1].argmax()), self._executor.hidden[-1:])
 
     def _take_threads(self) -> None:
-        """Run with as many threads as the model; whoever set them for the model will do so again."""
+        """Run with as many threads as the model, which will set its own again."""
         n, plans = self._threads(), self._executor.plans
         if n != plans.plan(1).threads:
             fewer = {bucket: replace(plan, threads=n) for bucket, plan in plans.plans.items()}

@@ -27,7 +27,7 @@ class Chunk:
     tokens: Ints
     wanted: Ints  # ascending
     marks: tuple[Mark, ...] = ()  # positions of the sequence at which its states are kept
-    hidden: int = 0  # of its last so many tokens, and of the wanted ones, hidden states are kept
+    hidden: int = 0  # the number of its last tokens whose hidden states are kept, with those of wanted ones
     given: tuple[Floats, ...] = ()  # what the graph is given beside tokens, each with a row for each
     embedded: Floats | None = None  # rows in place of what its tokens are looked up as
     places: Ints | None = None  # of each its positions in time, height and width; None: as in a text

@@ -4,8 +4,8 @@
     python -m tests.tools.mtp_table -m 4b.gguf
 
 The block of a model of random weights guesses nothing. So the model computes all that it always does, and so
-does its block, but the tokens that are taken are those of a real text, and of the guesses so many are made
-to be right. Two processes write in turn, one without speculation. `allowed` is what the measured steps and
+does its block, but the tokens that are taken are those of a real text, and of the guesses a part is made to
+be right. Two processes write in turn, one without speculation. `allowed` is what the measured steps and
 guesses allow at best: for each length of a draft the tokens that it gives by the time that it took.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import sys
@@ -36,7 +35,7 @@ from hetrun.engine.speculation.speculator import Speculating
 from hetrun.executor.steps import Step
 from hetrun.sampling.interface import Choice
 from hetrun.tools.bench.report import aligned
-from tests.tools.speculation_table import free, tokens_of
+from tests.tools.speculation_table import Apart, free, tokens_of
 
 Times = Mapping[int, Sequence[float]]  # seconds by the length of the draft
 
@@ -77,6 +76,25 @@ class Script:
         self.steps[max(map(len, drafts.values()), default=0)].append(seconds)
 
 
+class Written(NamedTuple):
+    """What one side did."""
+
+    rate: float
+    drafted: int
+    accepted: int
+    steps: Times
+    guesses: Times
+
+
+class Work(NamedTuple):
+    """A script."""
+
+    prompt: Sequence[int]
+    text: tuple[int, ...]
+    accept: float
+    tokens: int
+
+
 def serve(asks: Connection, options: Mapping[str, Any]) -> None:
     """Write what is asked for; runs in a process of its own."""
     script = Script()
@@ -96,13 +114,15 @@ def serve(asks: Connection, options: Mapping[str, Any]) -> None:
     ):
         asks.send("ready")
         while (work := asks.recv()) is not None:
-            prompt, script.text, script.accept, n = work
-            script.n_prompt = len(prompt)
+            assert isinstance(work, Work)
+            script.text, script.accept, script.n_prompt = work.text, work.accept, len(work.prompt)
             script.steps.clear()
             script.guesses.clear()
-            params = SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True)
-            t = llm.generate([list(prompt)], params)[0].timings
-            asks.send((t.decode_tok_s, t.drafted, t.accepted, dict(script.steps), dict(script.guesses)))
+            params = SamplingParams(max_tokens=work.tokens, temperature=0.0, ignore_eos=True)
+            t = llm.generate([list(work.prompt)], params)[0].timings
+            asks.send(
+                Written(t.decode_tok_s, t.drafted, t.accepted, dict(script.steps), dict(script.guesses))
+            )
 
 
 def middles(times: Times) -> dict[int, float]:
@@ -121,36 +141,17 @@ def allowed(accept: float, steps: Times, guesses: Times) -> float:
     return max(found)
 
 
-class Written(NamedTuple):
-    """What one side did."""
-
-    rate: float
-    drafted: int
-    accepted: int
-    steps: Times
-    guesses: Times
-
-
-class Apart:
-    """A writer in a process of its own."""
+class Writer(Apart):
+    """Writes scripts in a process of its own."""
 
     def __init__(self, **options: object) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.asks, other = context.Pipe()
-        self._process = context.Process(target=serve, args=(other, options), daemon=True)
-        self._process.start()
-        other.close()
-        self.asks.recv()
+        super().__init__(options, serve)
 
-    def write(self, *work: object) -> Written:
-        """Ask, and wait."""
-        self.asks.send(work)
-        return Written(*self.asks.recv())
-
-    def close(self) -> None:
-        """It ends."""
-        self.asks.send(None)
-        self._process.join()
+    def told(self, work: Work) -> Written:
+        """What came of a script."""
+        found = self.ask(work)
+        assert isinstance(found, Written)
+        return found
 
 
 def main() -> int:
@@ -168,15 +169,15 @@ def main() -> int:
     texts = free()[: asked.texts]
     ids = tokens_of(texts)
     options = {"model": str(asked.model), "ctx": 4096, "precision": asked.precision}
-    off, on = Apart(**options, spec="off"), Apart(**options, spec=asked.spec)
+    off, on = Writer(**options, spec="off"), Writer(**options, spec=asked.spec)
     lines = [["right", "off", "on", "ratio", "allowed", "of it", "drafted", "right of these"]]
     numbers: list[Mapping[str, object]] = []
     for accept in map(float, asked.accept.split(",")):
         rows = []
         for i, text in enumerate(texts):
-            work = (ids[text.prompt], ids[text.answer], accept, asked.tokens)
+            work = Work(ids[text.prompt], ids[text.answer], accept, asked.tokens)
             sides = [off, on] if i % 2 else [on, off]
-            found = {side: side.write(*work) for side in sides}
+            found = {side: side.told(work) for side in sides}
             plain, mine = found[off], found[on]
             best = allowed(accept, {**mine.steps, 0: plain.steps[0]}, mine.guesses)
             rates = (plain.rate, mine.rate, mine.rate / plain.rate, best, mine.rate / best)

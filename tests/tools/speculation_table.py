@@ -16,7 +16,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
@@ -158,10 +158,13 @@ def _write(llm: LLM, work: Work) -> Done:
     )
 
 
+Serve = Callable[[Connection, Mapping[str, Any]], None]
+
+
 class Apart:
     """A writer in a process of its own."""
 
-    def __init__(self, options: Mapping[str, object]) -> None:
+    def __init__(self, options: Mapping[str, object], serve: Serve = serve) -> None:
         context = multiprocessing.get_context("spawn")
         self._asks, other = context.Pipe()
         self._process = context.Process(target=serve, args=(other, options), daemon=True)
@@ -169,10 +172,14 @@ class Apart:
         other.close()
         self._asks.recv()
 
-    def write(self, work: Work) -> Done:
+    def ask(self, work: object) -> object:
         """Ask, and wait."""
         self._asks.send(work)
-        found = self._asks.recv()
+        return self._asks.recv()
+
+    def write(self, work: Work) -> Done:
+        """What came of some work."""
+        found = self.ask(work)
         assert isinstance(found, Done)
         return found
 

@@ -19,11 +19,11 @@ class Guesser(Protocol):
         ...
 
     def may_ask(self, n: int) -> bool:
-        """Whether it can make so many guesses now."""
+        """Whether it can make n guesses now."""
         ...
 
     def propose(self, n: int) -> list[int]:
-        """So many guesses; none where something has to be read first."""
+        """Its n guesses; none where something has to be read first."""
         ...
 
     def chances(self, n: int) -> list[float]:
@@ -31,7 +31,7 @@ class Guesser(Protocol):
         ...
 
     def judged(self, place: int, right: bool) -> None:
-        """A guess was right or not, after so many others that were."""
+        """The guess at a place of a draft was right or not; all before it were."""
         ...
 
     def rested(self) -> None:
@@ -67,7 +67,7 @@ class Combined:
         self._own, self._tokens, self._guessing = own, tokens, guessing
         self._guesser = guessing.guesser(tokens)
         self._asks = False  # the model, and not the text
-        self._guessed: list[int] = []  # by the model, after so many tokens:
+        self._guessed: list[int] = []  # by the model, after the first tokens, of which there were:
         self._after = len(tokens)
 
     @property

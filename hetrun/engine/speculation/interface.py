@@ -50,4 +50,4 @@ class Speculation:
     # Only as many tokens at once as give the very bits that they give one by one.
     exact: bool = True
     close: Callable[[], None] = lambda: None  # give back what it takes
-    reach: int = 0  # of the last so many tokens of prompts, and all of answers, hidden states are kept
+    reach: int = 0  # tokens at a prompt's end of which hidden states are kept, as of all of the answer

@@ -8,7 +8,7 @@ asked: where its guesses do not pay, it costs a copy of a row for each token.
 from __future__ import annotations
 
 from collections import deque
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, islice, repeat
 from operator import mul
 from time import perf_counter
 
@@ -101,8 +101,9 @@ class Predicted:
     def propose(self, n: int) -> list[int]:
         """What it would say next."""
         start, seq = perf_counter(), self._go_on()
-        new, before = self._tokens[self._read :], np.array(list(self._hidden))
-        guess = self._block.guess(seq, new, before[len(before) - len(new) :])
+        new = self._tokens[self._read :]
+        before = np.array(list(islice(self._hidden, len(self._hidden) - len(new), None)))
+        guess = self._block.guess(seq, new, before)
         self._read = len(self._tokens)
         found = [guess.token]
         while len(found) < n:
