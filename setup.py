@@ -20,7 +20,7 @@ mapped = [f"hetrun.{name}" for f in FOLDERS for name in find_packages(include=[f
 
 # One C file is one library, called as the file. Each has headers in its folder, and what they share is here.
 SOURCES = sorted(path for folder in (*FOLDERS, "hetrun") for path in Path(folder).rglob("*.c"))
-SHARED = Path("hetrun/prefetch/supply.h")
+SHARED = (Path("hetrun/prefetch/supply.h"), Path("hetrun/prefetch/expert_supply.h"))
 
 # What a library needs beside optimisation. Products have the same bits for every set of instructions, so a
 # compiler must not join multiplications and additions by itself.
@@ -73,8 +73,8 @@ setup(
         Extension(
             "hetrun." + ".".join(path.with_suffix("").parts).removeprefix("hetrun."),
             [path.as_posix()],
-            include_dirs=[SHARED.parent.as_posix()],
-            depends=sorted(header.as_posix() for header in (SHARED, *path.parent.glob("*.h"))),
+            include_dirs=[SHARED[0].parent.as_posix()],
+            depends=sorted(header.as_posix() for header in (*SHARED, *path.parent.glob("*.h"))),
             # Python's own options ask for what debuggers need, which takes longer than all the rest.
             extra_compile_args=["-O3", "-g0", *FLAGS.get(path.name, [])],
             libraries=[] if os.name == "nt" else ["m"],

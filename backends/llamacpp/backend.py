@@ -9,7 +9,7 @@ from time import perf_counter
 
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.backend.op_profile import Spent
-from hetrun.backend.weight_streaming import Supply
+from hetrun.backend.weight_streaming import ExpertSupply, Supply
 from hetrun.backends.llamacpp import amx_check, decode_attention, fusion, ggml_api
 from hetrun.backends.llamacpp.kernels import kernels
 from hetrun.backends.llamacpp.kernels.delta_net import delta_nets
@@ -17,6 +17,7 @@ from hetrun.backends.llamacpp.kernels.expert_sort import sorter
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.backends.llamacpp.lowering import KINDS
 from hetrun.backends.llamacpp.mapping_policy import MappedWeights
+from hetrun.backends.llamacpp.mixture.cached_experts import CachedExperts
 from hetrun.backends.llamacpp.profiler import GraphWatch
 from hetrun.backends.llamacpp.runner import GgmlRunner
 from hetrun.backends.llamacpp.streamed_weights import PartialWeights
@@ -112,6 +113,9 @@ class LlamacppBackend(Backend):
     def partial(self) -> PartialWeights | None:
         return self._memory.partial
 
+    def experts(self) -> CachedExperts | None:
+        return self._memory.experts
+
     def mapping(self) -> MappedWeights | None:
         return self._mapped
 
@@ -144,16 +148,16 @@ class LlamacppBackend(Backend):
 
     def cancel(self) -> None:
         self._stop[0] = b"\x01"
-        if self._supply:
+        if supply := self._supply or self._expert_supply:
             self._halted = True
-            self._supply.stop()
+            supply.stop()
 
     def rearm(self) -> None:
-        if self._supply and self._halted:  # the cancel came when there was no pass to end
-            self._restart(self._supply)
+        if self._halted and (supply := self._supply or self._expert_supply):
+            self._restart(supply)  # the cancel came when there was no pass to end
         self._stop[0] = b"\x00"
 
-    def _restart(self, supply: Supply) -> None:
+    def _restart(self, supply: Supply | ExpertSupply) -> None:
         """Once after a stop: from then on pieces are read ahead, and a second one would wait for them."""
         self._halted = False
         supply.restart()
@@ -161,6 +165,22 @@ class LlamacppBackend(Backend):
     @property
     def _supply(self) -> Supply | None:
         return self._memory.partial.supply if self._memory.partial else None
+
+    @property
+    def _expert_supply(self) -> ExpertSupply | None:
+        return self._memory.experts.supply if self._memory.experts else None
+
+    def compute_with_experts(self, graph: int, rows: int) -> None:
+        """Run a graph whose mixtures get their experts when they have chosen them; of so many rows."""
+        supply = self._expert_supply
+        assert supply
+        supply.begin(rows)
+        try:
+            self.compute(graph)
+            supply.end()
+        except BaseException:
+            self._restart(supply)
+            raise
 
     def compute_from_disk(self, graph: int, wanted: bool, head: bool) -> None:
         """Run a graph to which weights come from disk meanwhile: those for wanted rows, and of the head."""

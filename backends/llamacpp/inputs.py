@@ -9,6 +9,7 @@ from hetrun.backends.llamacpp.attention_layout import Layout
 from hetrun.backends.llamacpp.decode_attention import Common, Span
 from hetrun.backends.llamacpp.delta_net import StateNodes
 from hetrun.backends.llamacpp.graph_builder import Ref
+from hetrun.backends.llamacpp.mixture.cached_experts import CachedNode, HintNode
 from hetrun.backends.llamacpp.mixture.expert_matmul import ExpertNode
 from hetrun.backends.llamacpp.mixture.partial_moe import Sorted
 from hetrun.backends.llamacpp.packed_matmul import LookupNode, Node
@@ -66,6 +67,8 @@ class Inputs:
     masks: dict[tuple[int, int, Rows, Layout], Mask] = field(default_factory=dict)
     products: list[Node | ExpertNode] = field(default_factory=list)
     lookups: list[LookupNode] = field(default_factory=list)
+    cached: list[CachedNode] = field(default_factory=list)
+    hints: list[HintNode] = field(default_factory=list)
     brought: list[Brought] = field(default_factory=list)
     chosen: dict[str, int] = field(default_factory=dict)  # by router the experts of each row
     sorted: list[Sorted] = field(default_factory=list)

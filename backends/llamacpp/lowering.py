@@ -20,7 +20,8 @@ from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.mapped_weights import Mapped, MappedBuffer
-from hetrun.backends.llamacpp.mixture import expert_matmul, expert_stats, partial_moe
+from hetrun.backends.llamacpp.mixture import cached_experts, expert_matmul, expert_stats, partial_moe
+from hetrun.backends.llamacpp.mixture.cached_experts import CACHED
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value, Weight
@@ -47,7 +48,7 @@ class Emitter:
         self.kernels, self.products, self.sorter = backend.kernels, backend.products, backend.sorter
         self.delta_nets = backend.delta_nets
         self.exact = backend.exact
-        self._partial = backend.partial()
+        self._partial, self.cached = backend.partial(), backend.experts()
         self.gathered: dict[tuple[int, int, int], Ref] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
         self._all_wanted = self.shape.wanted == self.shape.tokens
@@ -277,6 +278,11 @@ def _moe(e: Emitter, op: Op) -> None:
     if a.matrices < a.n_experts:
         chosen, shares = _held(e, a, scores, chosen, shares, x.rows)
     experts = uses(op)[1:]
+    if e.cached and e.layout(experts[0]) == CACHED:
+        routed = expert_matmul.route(e, chosen, x.rows, a.n_used, a.n_experts, ())
+        results = cached_experts.multiply(e, e.cached, op, routed, e.w.plain(x))
+        e.define(op, e.lib.ggml_reshape_2d(ctx, lib.ggml_out_prod(ctx, results, shares), x.width, x.rows))
+        return
     mapped = e.mapped(experts[0])
     packed = [e.layout(use) == PACKED for use in experts]
     if a.without and e.sorter and not mapped and not all(packed):

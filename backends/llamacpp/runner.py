@@ -63,6 +63,8 @@ class GgmlRunner:
             backend.products, self._inputs.products, self._inputs.lookups, backend.slots
         )
         connect(self._inputs.brought)
+        for hint in self._inputs.hints:
+            hint.point()
         self._leaving = Leaving(self._w, self._inputs.sorted)
         self._chosen = expert_stats.views(self._inputs.chosen)
         self._book()
@@ -106,6 +108,9 @@ class GgmlRunner:
         """The graph as one call; where others wait for the thread, piece by piece."""
         if self._products.partial:
             self._backend.compute_from_disk(self._w.graph, bool(len(work.wanted)), self._head)
+            return
+        if self._inputs.cached:
+            self._backend.compute_with_experts(self._w.graph, len(work.tokens))
             return
         if work.between is None:
             self._backend.compute(self._w.graph)

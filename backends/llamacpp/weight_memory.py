@@ -17,6 +17,7 @@ from hetrun.backend import FLOAT_BYTES, ReadInto, WeightUse
 from hetrun.backends.llamacpp import amx_check, ggml_api
 from hetrun.backends.llamacpp.ggml_api import Library
 from hetrun.backends.llamacpp.kernels.matmul import ROWS, Products
+from hetrun.backends.llamacpp.mixture.cached_experts import CACHED, CachedExperts
 from hetrun.backends.llamacpp.streamed_weights import PartialWeights
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
@@ -110,6 +111,7 @@ class WeightMemory:
         self.tiled = False  # whether there are weights that are multiplied by with AMX tiles
         self._held: dict[Weight, GgmlBuffer] = {}  # plain and packed ones, which serve every use
         self.partial = PartialWeights(products, self.packed_by) if products else None
+        self.experts = CachedExperts(products, self.packed_by) if products else None
         self._reserved = 0  # the ggml buffer over the addresses of partial weights
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
@@ -136,6 +138,8 @@ class WeightMemory:
             return self._upload_vector(wanted, read)
         if self.partial and self.partial.has(wanted):
             return self._upload_partial(self.partial, wanted)
+        if self.experts and self.experts.has(wanted):
+            return GgmlBuffer(0, 0, CACHED)
         products = self.packed_by(wanted)
         if products is None and (arena := self._repacked_in(wanted)):
             return self._upload_repacked(arena, wanted, read)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend.library_model import Whole
 from hetrun.backend.op_profile import Spent
-from hetrun.backend.weight_streaming import Mappable, Partial
+from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
 from hetrun.graph import Op, Value, Weight
 from hetrun.graph.ops import Moe
 from hetrun.graph.top_logits import Greatest as Greatest
@@ -282,6 +282,10 @@ class Backend(ABC):
 
     def partial(self) -> Partial | None:
         """How it computes with weights of which only a part is in memory; None if it cannot."""
+        return None
+
+    def experts(self) -> Cacheable | None:
+        """How it computes with experts that come when they are wanted; None if it cannot."""
         return None
 
     def mapping(self) -> Mappable | None:

@@ -108,6 +108,56 @@ class Partial(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts of a mixture as records: the matrices of each beside each other."""
+
+    scope: str
+    weights: tuple[Weight, ...]  # gate, up and down, those of all experts on top of each other
+    experts: int
+    used: int
+    starts: tuple[int, ...]  # where an expert's matrices begin in a slot, in the backend's layout
+    slot_bytes: int
+
+
+class ExpertSupply(Protocol):
+    """What brings experts from disk and keeps some. All but `stop` belongs to the engine's thread."""
+
+    @property
+    def address(self) -> int:
+        """Of a `struct expert_supply` (expert_supply.h), good as long as the owner lives. Mixtures have the
+        numbers in which they were given."""
+        ...
+
+    def begin(self, rows: int) -> None:
+        """A pass of so many rows begins."""
+        ...
+
+    def end(self) -> None:
+        """The pass has ended. Raises what went wrong, if some experts did not come."""
+        ...
+
+    def restart(self) -> None:
+        """A pass has ended in the middle."""
+        ...
+
+    def stop(self) -> None:
+        """From any thread: who waits for an expert gets none any more, until `restart`."""
+        ...
+
+
+class Cacheable(Protocol):
+    """What a backend does that can compute with experts that come when they are wanted."""
+
+    def mixtures(self, ops: Sequence[Op]) -> tuple[Mixture, ...]:
+        """All mixtures of some ops; none where it cannot take the experts of all of them so."""
+        ...
+
+    def prepare(self, mixtures: Sequence[Mixture], supply: ExpertSupply) -> None:
+        """From now on the experts of these come from there."""
+        ...
+
+
 class Mappable(Protocol):
     """What a backend does that can compute with weights where they lie in their files.
 

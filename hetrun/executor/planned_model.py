@@ -35,12 +35,13 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.prefix_cache import CACHED
-from hetrun.memory.ledger import Books, granted
+from hetrun.memory.ledger import Books, Granted, granted
 from hetrun.planner.costmodel import Forecast, path_of_machine
 from hetrun.planner.expert_stats import known_choices
 from hetrun.planner.layer_map import places_of
 from hetrun.planner.options import Options, this_machine
 from hetrun.planner.plan import PlanSet
+from hetrun.prefetch.cached_experts import FromExperts
 from hetrun.prefetch.mapped_weights import FromMaps
 from hetrun.prefetch.streamed_weights import FromDisk
 from hetrun.system.allocator import give_back
@@ -82,10 +83,11 @@ class PlannedModel:
             self.books = Books(prepared.granted)
             self.books.opened()
             self._accepted = 0  # guesses that were right, when the last pass began
-            self._streamed = prepared.streamed
+            self._streamed, self._within = prepared.streamed, _within(prepared)
             # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
-            self.stands_aside = not prepared.streamed and not prepared.mapped
+            self.stands_aside = not prepared.streamed and not prepared.mapped and not prepared.experts
             self._disk: FromDisk | None = None
+            self._experts: FromExperts | None = None
             self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
             self._store = store = WeightStore(self._backends)
@@ -94,6 +96,9 @@ class PlannedModel:
                 backend = prepared.backends[prepared.streamed.backend]
                 self._disk = FromDisk(prepared.streamed, backend, self._kv, self.books)
                 undo.callback(self._disk.close)
+            if part := prepared.experts:
+                self._experts = FromExperts(part, prepared.backends[part.backend], self._kv, self.books)
+                undo.callback(self._experts.close)
             self._vet(prepared.plans)
             end = 0.1 if self._disk else LOADING if setup else 1
             self._load(prepared, stretch(progress, 0, end))
@@ -110,12 +115,14 @@ class PlannedModel:
                 forecast,
             )
             self.pilot: Pilot | None = None
-            self._budget = self._disk or self._in_memory(prepared)
+            self._budget = self._disk or self._experts or self._in_memory(prepared)
             if setup:
                 self._measure(setup, forecast, stretch(progress, LOADING, 1))
             if self._disk:
                 self._executor.kept = KEPT_FEW
                 self._disk.open(stretch(progress, 0.1, 1))
+            if self._experts:
+                self._experts.open()
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.rewind
             self.free, self.length = self._kv.free, self._kv.length
             self.fits, self.shareable, self.thin = self._kv.fits, self._kv.shareable, self._kv.thin
@@ -177,9 +184,14 @@ class PlannedModel:
         """Bytes of weights that came over each device's link so far, for passes; from any thread."""
         return {name: b.crossed for name, b in self._backends.copy().items() if b.crossed}
 
+    @property
+    def _reading(self) -> FromDisk | FromExperts | FromMaps | None:
+        """What passes read weights through, if they do."""
+        return self._disk or self._experts or self._maps
+
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states; good until the next step."""
-        if (reading := self._disk or self._maps) is None:
+        if (reading := self._reading) is None:
             return self._run(lambda: self._executor.run(step, between), step)
         start = perf_counter()
         rows = self._executor.run(step)
@@ -193,7 +205,7 @@ class PlannedModel:
 
     def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
         """The k greatest logits of each wanted token, where a device can choose; else all of them."""
-        if self._disk or self._maps:
+        if self._reading:
             return self.step(step)
         return self._run(lambda: self._executor.choose(step, k, between), step)
 
@@ -224,7 +236,7 @@ class PlannedModel:
         """Take at most so many bytes from now on."""
         limit = granted(nbytes)
         self._budget.set_limit(limit)
-        within = self._streamed and self._streamed.within
+        within = self._within
         self._executor.adopt(within(limit) if within else replace(self.plans, memory=self.bill()))
 
     def bill(self) -> Mapping[str, int]:
@@ -239,7 +251,7 @@ class PlannedModel:
 
     def streaming(self) -> Streaming | None:
         """What passes are like that read weights from disk."""
-        reading = self._disk or self._maps
+        reading = self._reading
         return reading.report() if reading else None
 
     def rest(self) -> None:
@@ -253,8 +265,8 @@ class PlannedModel:
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
-        if self._disk:
-            return self._disk.predict(sum(n for n, _ in chunks))
+        if disk := self._disk or self._experts:
+            return disk.predict(sum(n for n, _ in chunks))
         return self.pilot.predict(chunks) if self.pilot else None
 
     @property
@@ -331,6 +343,8 @@ class PlannedModel:
         self._executor.close()
         if self._disk:
             self._disk.close()
+        if self._experts:
+            self._experts.close()
         self._close_backends()
 
     def _close_backends(self) -> None:
@@ -341,12 +355,18 @@ class PlannedModel:
                 log.warning("the backend %s could not be closed: %s", name, e)
 
 
+def _within(prepared: Prepared) -> Callable[[Granted], PlanSet] | None:
+    """The plan in another budget, where it changes what is read."""
+    part = prepared.streamed or prepared.experts
+    return part.within if part else None
+
+
 def _setup(prepared: Prepared, options: Options) -> Setup | None:
     """What a pilot needs; None where nothing is to be decided while the model runs."""
     wishes = options.wishes
     if not options.measures or wishes.plan or wishes.deterministic:
         return None
-    if prepared.streamed or prepared.mapped:
+    if prepared.streamed or prepared.mapped or prepared.experts:
         return None
     if sum(w.nbytes for w in prepared.graph.weights().values()) < LEAST_MEASURED:
         return None

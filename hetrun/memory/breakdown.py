@@ -16,6 +16,7 @@ WEIGHTS = "weights"
 MTP = "MTP block"
 WINDOW = "streaming window"
 MAPPED = "pages of mapped weights"
+EXPERTS = "slots of experts"
 KV = "KV"
 KV_ONE = "KV of one full sequence"
 KV_ALL = "KV of all, at most"
@@ -31,6 +32,7 @@ ORDER = (
     MTP,
     WINDOW,
     MAPPED,
+    EXPERTS,
     KV,
     KV_ONE,
     KV_ALL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import Structure, c_double, c_int, c_int64, c_void_p
+from ctypes import Structure, c_double, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,44 @@ class ExpertProducts(Structure):
     )
 
 
+MATRICES = 3  # of an expert: gate, up, down
+WAVE = 32  # experts that are multiplied by together
+
+
+class Expert(Structure):
+    """struct expert: one that is there."""
+
+    _fields_ = (("number", c_int64), ("slot", c_void_p), ("stored", c_void_p * MATRICES))
+
+
+class CachedMixture(Structure):
+    """struct cached_mixture: a mixture whose experts come when they are wanted, as one node."""
+
+    _fields_ = (
+        ("inner", ExpertProducts),
+        ("last", ExpertProducts),
+        ("supply", c_void_p),
+        ("mixture", c_int64),
+        ("starts", c_int64 * MATRICES),
+        ("experts", c_void_p),
+        ("rows", c_void_p),
+        ("given", c_int64),
+        ("wave", Expert * WAVE),
+        *((name, c_int32) for name in ("packing", "arrived", "turn", "dozers")),
+    )
+
+
+class ExpertHint(Structure):
+    """struct expert_hint: what is likely to be wanted next."""
+
+    _fields_ = (
+        ("supply", c_void_p),
+        ("mixture", c_int64),
+        ("chosen", c_void_p),
+        *((name, c_int64) for name in ("rows", "used", "stride")),
+    )
+
+
 class Partial(Structure):
     """struct partial: a weight of which not all pieces are in memory."""
 
@@ -109,7 +147,7 @@ LAYOUT = (
     1000000000 * ARGUMENTS
     + 1000000 * ctypes.sizeof(Product)
     + 1000 * ctypes.sizeof(Partial)
-    + sum(map(ctypes.sizeof, (Lookup, Routing, ExpertProducts)))
+    + sum(map(ctypes.sizeof, (Lookup, Routing, ExpertProducts, CachedMixture, ExpertHint)))
 )
 
 
@@ -134,6 +172,9 @@ class Products:
         self.multiply_experts = _declared(dll, "hetrun_expert_products", None, *node)
         self.route_address = _address(dll, "hetrun_route")
         self.experts_address = _address(dll, "hetrun_expert_products")
+        self.mixture_address = _address(dll, "hetrun_cached_mixture")
+        self.hint_address = _address(dll, "hetrun_expert_hint")
+        self.nothing_address = _address(dll, "hetrun_nothing")
         self.level: int = dll.hetrun_products_level()
         # All that this CPU could use, the best last.
         self.levels = tuple(level for level in range(len(LEVELS)) if dll.hetrun_products_runs(level))

@@ -127,6 +127,8 @@ BEGIN_TARGET("arch=armv8.2-a+dotprod")
 END_TARGET
 #endif
 
+#include "cached_mixture.h"
+
 /* Whether weights can be kept so, and what that takes */
 
 /* Whether a weight of such a type and shape can be packed. */
@@ -173,7 +175,8 @@ void hetrun_lookup(void *node, int ith, int nth, void *lookup) {
    is not used. */
 int64_t hetrun_products_layout(void) {
     const int64_t arguments = 2; /* how often they were settled */
-    int64_t mixtures = 1000000000 * arguments + sizeof(struct routing) + sizeof(struct expert_products);
+    int64_t mixtures = 1000000000 * arguments + sizeof(struct routing) + sizeof(struct expert_products) +
+                       sizeof(struct cached_mixture) + sizeof(struct expert_hint);
     return 1000000 * sizeof(struct product) + 1000 * sizeof(struct partial) + sizeof(struct lookup) + mixtures;
 }
 
@@ -270,4 +273,22 @@ void hetrun_expert_products(void *node, int ith, int nth, void *products) {
     expert = -1;
     if (m->after && next_expert(m->after, &expert, &now)) fetch_beginning(&now, ith, nth);
     clear_left_out(m, ith, nth);
+}
+
+/* Memory for the results of gate and up; they are written by the node behind it. */
+void hetrun_nothing(void *node, int ith, int nth, void *nothing) { (void)node, (void)ith, (void)nth, (void)nothing; }
+
+/* One thread's share of a mixture whose experts come when they are wanted. */
+void hetrun_cached_mixture(void *node, int ith, int nth, void *mixture) {
+    struct cached_mixture *m = mixture;
+    if (ith == 0) want_chosen(m);
+    while (next_wave(m, node, ith, nth)) continue;
+}
+
+/* What the next mixture may choose: the experts that its router likes best of these rows. */
+void hetrun_expert_hint(void *node, int ith, int nth, void *hint) {
+    const struct expert_hint *h = hint;
+    (void)node, (void)nth;
+    for (int64_t row = 0; ith == 0 && row < h->rows; row++)
+        h->supply->hint(h->supply->cache, h->mixture, h->chosen + row * h->stride, h->used);
 }

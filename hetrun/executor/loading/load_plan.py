@@ -22,6 +22,7 @@ from hetrun.executor.loading.memory_estimates import (
     besides,
     in_parts,
     kv_of_all,
+    mixture_bytes,
     work_bytes,
 )
 from hetrun.executor.mtp import PlannedBlock, plan_block
@@ -38,8 +39,10 @@ from hetrun.memory.ledger import Granted, granted
 from hetrun.planner.options import Options, Wishes, this_machine
 from hetrun.planner.plan import Placement, PlanSet
 from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
-from hetrun.prefetch import ring_buffer
+from hetrun.prefetch import expert_cache, ring_buffer
+from hetrun.prefetch.cached_experts import ExpertPart, buffers_in, divided, least_bytes
 from hetrun.prefetch.disk_probe import UNKNOWN_RATE, USUAL, Disk, disk_of
+from hetrun.prefetch.expert_records import Records, records_of
 from hetrun.prefetch.extents import can_stream, lay_out
 from hetrun.prefetch.lookahead import Load, Window, predict, window
 from hetrun.prefetch.mapped_weights import MappedPart
@@ -94,6 +97,7 @@ class Prepared:
     mapped: MappedPart | None = None
     own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
     block: PlannedBlock | None = None  # that predicts one more token
+    experts: ExpertPart | None = None
 
 
 def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> Prepared:
@@ -206,6 +210,10 @@ class Deciding:
 
     def _not_in_memory(self) -> Prepared | None:
         """In pieces where that is possible; else mapped. None where nothing of both is."""
+        if self._options.streaming != "mmap":
+            for name in self._backends:
+                if cached := self._cached(name):
+                    return cached
         pieces = next((found for name in self._backends if (found := self._cut(name))), None)
         fits = pieces and pieces.fixed + self._least_kv(pieces.plans) <= self._granted.nbytes
         if self._options.streaming == "mmap" or not fits:
@@ -214,6 +222,38 @@ class Deciding:
                 if mapped := self._mapped(name, why):
                     return mapped
         return self._from_disk(pieces) if pieces else None
+
+    def _cached(self, name: str) -> Prepared | None:
+        """Everything on one backend, experts in slots as far as there is room for them."""
+        caching = self._backends[name].experts()
+        if caching is None or not expert_cache.library():
+            return None
+        plans, wanted, (first, *further) = self._left_to(name)
+        mixtures = () if further else caching.mixtures(first.ops)
+        records = records_of(mixtures) if mixtures else None
+        if records is None:
+            return None
+        experts = {weight for mixture in mixtures for weight in mixture.weights}
+        whole = self._backends[name].resident_bytes([u for u in wanted[name] if u.weight not in experts])
+        parts, disk = self._parts(), self._disk()
+        work = work_bytes(self._graph, plans.ubatch) + mixture_bytes(mixtures, plans.ubatch)
+        held = sum(parts.values()) + whole + work
+        room = self._granted.nbytes - held - self._least_kv(plans)
+        buffers = buffers_in(records, max(0, room), disk.way.readers)
+        fixed = held + buffers * records.buffer_bytes
+        if fixed + least_bytes(records) + self._least_kv(plans) > self._granted.nbytes:
+            return None
+        context = choose_context(
+            self._source, self._options, fixed + least_bytes(records), self._kv_bytes(plans)
+        )
+        one = self._kv_bytes(plans)(context)
+        of_all = max(one, min(MAX_SEQUENCES * one, self._granted.nbytes - fixed - least_bytes(records)))
+        paid = {breakdown.WINDOW: buffers * records.buffer_bytes, breakdown.KV_ONE: one}
+        paid |= {breakdown.WEIGHTS: whole, breakdown.WORK: work, **parts}
+        within = partial(billed_experts, plans, records, paid, disk)
+        self._keep_only(plans)
+        part = ExpertPart(name, records, self._granted, whole, fixed, work, disk, buffers, within)
+        return self._prepared(within(self._granted), wanted, context, whole, of_all, experts=part)
 
     def _mapped(self, name: str, why: str) -> Prepared | None:
         """Everything on one backend, some weights where they lie in their files."""
@@ -376,6 +416,7 @@ class Deciding:
         room: int = 0,
         streamed: Streamed | None = None,
         mapped: MappedPart | None = None,
+        experts: ExpertPart | None = None,
     ) -> Prepared:
         notes = (*plans.notes, *about_states(self._graph, self._quant), *about_vision(self._source))
         plans = replace(plans, devices=bills(self._backends, self._own, wanted), notes=notes)
@@ -384,6 +425,7 @@ class Deciding:
             *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
             *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own),
             block=self._block,
+            experts=experts,
         )
 
     def _weights(self, wanted: Mapping[str, Sequence[WeightUse]]) -> int:
@@ -448,3 +490,28 @@ def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Gran
         streamed_bytes=kept.streamed_bytes,
         pass_s=outlook.seconds,
     )
+
+
+def billed_experts(
+    plans: PlanSet, records: Records, paid: Mapping[str, int], disk: Disk, granted: Granted
+) -> PlanSet:
+    """The plan of a model whose experts have slots within a budget: what it takes beside what is `paid`
+    anyway, and why."""
+    room = max(0, granted.nbytes - sum(paid.values()))
+    slots = divided(records, room)
+    size = sum(n * each for n, each in zip(slots, records.sizes, strict=True))
+    share = size / records.packed_bytes
+    token = sum(
+        m.used * sum(part.nbytes for part in records.where[first])
+        for m, first in zip(records.mixtures, records.first[:-1], strict=True)
+    )
+    notes = (
+        f"{sum(slots):,} of {len(records.where):,} experts have a slot, {size / 1e9:.2f} of "
+        f"{records.packed_bytes / 1e9:.2f} GB: {granted.words} is less than all of them need; others are read "
+        f"when they are chosen, {token / 1e6:.0f} MB for a token of which none is there",
+        f"disk: {disk.why}",
+    )
+    memory = breakdown.complete({**paid, breakdown.EXPERTS: size}, granted.nbytes)
+    # Tokens choose unevenly; if they did not, as large a part would be missing as has no slot.
+    missing = int((1 - share) * token)
+    return replace(plans, memory=memory, notes=notes, streamed_bytes=missing, pass_s=missing / disk.rate)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hetrun.backend import FLOAT_BYTES
+from hetrun.backend.weight_streaming import Mixture
 from hetrun.graph import Graph
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import RESERVE, kernel_figures
@@ -33,6 +36,15 @@ def work_bytes(graph: Graph, tokens: int) -> int:
     widths = [op.out.width for op in graph.ops if op.kind != "head"]
     usual = next(op.out.width for op in graph.ops if op.kind == "embed")
     return WORK + tokens * (FLOAT_BYTES * (max(widths) + 3 * usual) + 3 * max(widths) // 2)
+
+
+def mixture_bytes(mixtures: Sequence[Mixture], tokens: int) -> int:
+    """What passes of so many tokens work in besides, for experts that come when they are wanted: what each
+    choice of a token gives, and what comes before its last product."""
+    return max(
+        tokens * m.used * FLOAT_BYTES * sum(m.weights[i].shape[0] // m.experts for i in (0, 2))
+        for m in mixtures
+    )
 
 
 def kv_of_all(one: int, room: int) -> int:

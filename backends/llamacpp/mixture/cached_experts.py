@@ -1,0 +1,147 @@
+"""Mixtures whose experts are not all in memory: each comes when a router has chosen it, and stays in a slot as
+long as others are worth less (hetrun/prefetch/expert_slots.c). The whole mixture is one node of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backend import WeightUse
+from hetrun.backend.weight_streaming import ExpertSupply, Mixture
+from hetrun.backends.llamacpp import fusion, ggml_api
+from hetrun.backends.llamacpp.graph_builder import FLOAT
+from hetrun.backends.llamacpp.kernels import matmul
+from hetrun.backends.llamacpp.kernels.matmul import Products
+from hetrun.backends.llamacpp.mixture.expert_matmul import ALL_THREADS, ExpertNode, Routed
+from hetrun.graph import Op, Weight
+from hetrun.graph.ops import Moe
+
+if TYPE_CHECKING:
+    from hetrun.backends.llamacpp.lowering import Emitter
+
+CACHED = "cached"  # the layout of these weights
+ALIGNMENT = 64
+
+
+class CachedExperts:
+    """All of them; see hetrun.backend.weight_streaming.Cacheable."""
+
+    def __init__(self, products: Products, packs: Callable[[WeightUse], Products | None]) -> None:
+        self._products, self._packs = products, packs
+        self._numbers: dict[tuple[Weight, ...], int] = {}  # of each mixture, by its gate, up and down
+        self._weights: frozenset[Weight] = frozenset()
+        self._mixtures: Sequence[Mixture] = ()
+        self.supply: ExpertSupply | None = None
+
+    def mixtures(self, ops: Sequence[Op]) -> tuple[Mixture, ...]:
+        """All of some ops, in their order; none where products of our own do not take some of them."""
+        found = [self._mixture(op) for op in ops if isinstance(op.attrs, Moe)]
+        return tuple(m for m in found if m) if all(found) else ()
+
+    def _mixture(self, op: Op) -> Mixture | None:
+        a, experts = op.attrs, fusion.uses(op)[1:]
+        assert isinstance(a, Moe)
+        gate, up, down = (use.weight for use in experts)
+        if a.without or a.held or gate.quant != up.quant or not all(self._packs(use) for use in experts):
+            return None
+        starts, end = [], 0
+        for weight in (gate, up, down):
+            starts.append(end)
+            end += -(-self._packed_bytes(weight, a.n_experts) // ALIGNMENT) * ALIGNMENT
+        return Mixture(op.scope, (gate, up, down), a.n_experts, a.n_used, tuple(starts), end)
+
+    def _packed_bytes(self, weight: Weight, experts: int) -> int:
+        rows, cols = weight.shape
+        return self._products.packed_bytes(weight.quant.ggml_id, (rows // experts, cols))
+
+    def prepare(self, mixtures: Sequence[Mixture], supply: ExpertSupply) -> None:
+        """From now on these come from there."""
+        self.supply, self._mixtures = supply, mixtures
+        self._numbers = {mixture.weights: i for i, mixture in enumerate(mixtures)}
+        self._weights = frozenset(weight for mixture in mixtures for weight in mixture.weights)
+
+    def has(self, use: WeightUse) -> bool:
+        """Whether a weight is one of these."""
+        return use.use == "experts" and use.weight in self._weights
+
+    def number(self, weights: tuple[Weight, ...]) -> int:
+        """Of a mixture, by its gate, up and down."""
+        return self._numbers[weights]
+
+    def starts(self, number: int) -> tuple[int, ...]:
+        """Where the packed matrices of a mixture begin in a slot."""
+        return self._mixtures[number].starts
+
+
+@dataclass(slots=True)
+class CachedNode:
+    """One mixture in a graph; ggml has only the address of its structure."""
+
+    made: matmul.CachedMixture
+    wanted: NDArray[np.int32]  # which experts, and by how many rows each
+
+
+@dataclass(slots=True)
+class HintNode:
+    """What the next mixture may choose."""
+
+    made: matmul.ExpertHint
+    chosen: int  # a tensor
+
+    def point(self) -> None:
+        """Write down where the numbers will stand; ggml has given the graph its memory."""
+        self.made.chosen = ggml_api.tensor_at(self.chosen).data
+
+
+def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) -> int:
+    """One node: what each pair's expert makes of its row, [width, used, rows]."""
+    a, uses, lib = op.attrs, fusion.uses(op)[1:], e.products
+    assert isinstance(a, Moe)
+    assert lib is not None
+    assert cached.supply is not None
+    number = cached.number(tuple(use.weight for use in uses))
+    wanted = np.zeros((2, a.n_experts), np.int32)
+    made = matmul.CachedMixture(
+        supply=cached.supply.address,
+        mixture=number,
+        starts=(c_int64 * matmul.MATRICES)(*cached.starts(number)),
+        experts=wanted[0].ctypes.data,
+        rows=wanted[1].ctypes.data,
+    )
+    used, rows = routed.made.used, routed.made.rows
+    none = (c_void_p * 1)(x)
+    nothing = lib.nothing_address, 1, None
+    inner: int = e.lib.ggml_custom_4d(e.ctx, ggml_api.F32, a.n_ff, used, rows, 1, none, 1, *nothing)
+    tensors = (c_void_p * 3)(inner, x, routed.table)
+    function = lib.mixture_address, ALL_THREADS, addressof(made)
+    out: int = e.lib.ggml_custom_4d(
+        e.ctx, ggml_api.F32, uses[2].weight.shape[0] // a.n_experts, used, rows, 1, tensors, 3, *function
+    )
+    ggml_api.tensor_at(inner).name = ggml_api.SORTED.encode()
+    ggml_api.tensor_at(out).name = ggml_api.PRODUCT.encode()
+    _describe(e, made.inner, uses[0], 2, routed, x)
+    _describe(e, made.last, uses[2], 1, routed, inner)
+    made.last.by_pair = 1
+    e.inputs.products += [ExpertNode(made.inner, routed, x, inner), ExpertNode(made.last, routed, inner, out)]
+    e.inputs.cached.append(CachedNode(made, wanted))
+    return out
+
+
+def _describe(
+    e: Emitter, whole: matmul.ExpertProducts, use: WeightUse, halves: int, routed: Routed, x: int
+) -> None:
+    """One of both products, but for its weights, which are those of each expert."""
+    assert e.products is not None
+    width, cols = use.weight.shape[0] // use.matrices, use.weight.shape[1]
+    whole.routing = addressof(routed.made)
+    each = whole.each
+    each.type, each.rows, each.cols = use.weight.quant.ggml_id, width * halves, cols
+    each.n, each.out_stride = routed.made.rows, width
+    each.x_stride = ggml_api.tensor_at(x).nb[1] // FLOAT
+    each.activation, each.level = matmul.SWIGLU if halves == 2 else matmul.PLAIN, e.products.level
+    each.exact = e.exact

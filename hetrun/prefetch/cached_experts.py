@@ -1,0 +1,234 @@
+"""A model whose experts are not all in memory, while it runs: how much of them there is room for.
+
+Memory that nothing else needs holds experts. What the books have left is looked at between passes: when keys and
+values grow, slots are given up, those first that are worth least; when there is more room again, there are more
+slots, and what is chosen fills them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backend import Backend
+from hetrun.client.events import Streaming
+from hetrun.errors import BudgetError
+from hetrun.memory import breakdown
+from hetrun.memory.kv.cache import KvCache
+from hetrun.memory.ledger import Books, Granted
+from hetrun.planner.plan import PlanSet
+from hetrun.prefetch.disk_probe import Disk
+from hetrun.prefetch.expert_cache import HUGE_PAGE, ExpertCache, Reading
+from hetrun.prefetch.expert_records import Records
+from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, WORTH, Compute, Late
+
+SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
+AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
+LEAST_BUFFERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """What was decided about a model whose experts are not all in memory."""
+
+    backend: str
+    records: Records
+    granted: Granted
+    whole: int  # bytes of weights that are there as a whole
+    fixed: int  # bytes that are held whatever stays of the experts
+    work: int  # that passes work in
+    disk: Disk
+    buffers: int  # that experts are read to
+    within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
+
+
+def buffers_in(records: Records, room: int, readers: int) -> int:
+    """How many experts are read or wait to be packed at once: all that a token may choose in one layer and as
+    many of the next one, as far as there is room for them."""
+    used = max(m.used for m in records.mixtures)
+    most = room // AHEAD_SHARE // records.buffer_bytes
+    return max(LEAST_BUFFERS, readers + 1, min(2 * used + readers, most))
+
+
+def least_slots(records: Records) -> list[int]:
+    """Of each kind: what a token chooses."""
+    used = [0] * len(records.sizes)
+    for mixture, kind in zip(records.mixtures, records.kinds, strict=True):
+        used[kind] = max(used[kind], mixture.used)
+    return [min(n, count) for n, count in zip(used, records.counts, strict=True)]
+
+
+def least_bytes(records: Records) -> int:
+    """What the fewest slots take."""
+    slots = zip(least_slots(records), records.sizes, strict=True)
+    return sum(-(-n * size // HUGE_PAGE) * HUGE_PAGE for n, size in slots)
+
+
+def divided(records: Records, room: int, worth: NDArray[np.float64] | None = None) -> list[int]:
+    """How many slots of each kind so much memory has room for: equal shares, or as many as hold what is worth
+    most for its bytes."""
+    sizes, counts = np.array(records.sizes), np.array(records.counts)
+    room = max(room - HUGE_PAGE * len(sizes), 0)
+    if room >= records.packed_bytes:
+        return [int(n) for n in counts]
+    if worth is None or len(sizes) == 1:
+        found = (counts * (room / records.packed_bytes)).astype(np.int64)
+    else:
+        kinds = np.repeat(records.kinds, [m.experts for m in records.mixtures])
+        by_worth = np.argsort(-(worth - np.log2(sizes[kinds])), kind="stable")
+        fit = by_worth[np.cumsum(sizes[kinds[by_worth]]) <= room]
+        found = np.bincount(kinds[fit], minlength=len(sizes))
+    return [max(int(n), least) for n, least in zip(found, least_slots(records), strict=True)]
+
+
+class FromExperts:
+    """Between a backend that multiplies by experts, the cache that has them, and the budget.
+
+    All of it belongs to the engine's thread.
+    """
+
+    def __init__(self, part: ExpertPart, backend: Backend, kv: KvCache, books: Books) -> None:
+        caching = backend.experts()
+        assert caching is not None
+        self._part, self._backend, self._kv, self._books = part, backend, kv, books
+        self.least = min(part.granted.nbytes, part.fixed + least_bytes(part.records) + kv.least_bytes)
+        way = part.disk.way
+        self.cache = books.take(
+            *(breakdown.WINDOW, "anonymous", part.buffers * part.records.buffer_bytes),
+            lambda: ExpertCache(part.records, Reading(part.buffers, way.readers)),
+        )
+        caching.prepare(part.records.mixtures, self.cache)
+        self._late, self._compute = Late(), Compute()
+        self._looked = self._shared = 0.0
+        self._last = self.cache.counts
+
+    @property
+    def granted(self) -> Granted:
+        """The budget."""
+        return self._books.granted
+
+    def open(self) -> None:
+        """Once everything else is in memory that is there from the beginning."""
+        self._resize(self._room())
+        self._kv.before_growth = self._make_room
+
+    def _make_room(self, kv_bytes: int) -> None:
+        """Keys and values may take so much from now on."""
+        missing = kv_bytes - self._kv.promised_bytes - self._slack()
+        if missing > 0:
+            self._resize(self.cache.promised_bytes - missing)
+        self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, kv_bytes)
+
+    def tend(self) -> None:
+        """Between two passes: give up what is too much, take what there is room for again."""
+        now = perf_counter()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        if self._kv.held_bytes > self._kv.used_bytes + WORTH:
+            self._kv.trim()
+        slack, promised = self._slack(), self.cache.promised_bytes
+        if slack < 0 or (slack > WORTH and promised < self._part.records.packed_bytes):
+            self._resize(promised + slack - GROWTH)
+        elif now - self._shared > SHARES_S and len(self._part.records.sizes) > 1:
+            self._shared = now
+            self._resize(promised, self.cache.worth)
+
+    def set_limit(self, granted: Granted) -> None:
+        """Another budget from now on."""
+        if granted.nbytes < (least := self.least):
+            raise BudgetError(f"{granted.words} is too little: it would take {-(-least >> 20)} MiB at least")
+        before, self._books.granted = self.granted, granted
+        room = self._room()
+        if room < least_bytes(self._part.records):
+            self._books.granted = before
+            needed = -(-(granted.nbytes - room + least_bytes(self._part.records)) >> 20)
+            raise BudgetError(f"{granted.words} is too little now: what is in use needs {needed} MiB")
+        self._resize(room)
+        self._kv.limit_bytes = granted.nbytes - self._part.fixed - least_bytes(self._part.records)
+
+    def _resize(self, room: int, worth: NDArray[np.float64] | None = None) -> None:
+        """Slots in so much memory."""
+        known = self.cache.worth if worth is None and self._last.wanted else worth
+        self.cache.resize(divided(self._part.records, room, known))
+        self._book()
+
+    def _book(self) -> None:
+        self._books.grows(
+            breakdown.EXPERTS, "anonymous", self.cache.held_bytes, self.cache.promised_bytes
+        )
+
+    def look(self) -> None:
+        """Bring the books in line with what there is."""
+        self._book()
+        self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, self._kv.promised_bytes)
+        self._books.promise(breakdown.WORK, max(0, self._part.work - self._backend.overhead_bytes))
+        self._books.reconcile()
+
+    def _slack(self) -> int:
+        """Memory that may still be taken."""
+        self.look()
+        return self._books.free
+
+    def _room(self) -> int:
+        """What slots may take."""
+        return self.cache.promised_bytes + self._slack()
+
+    def ran(self, seconds: float, tokens: int, given: int, answering: bool) -> None:
+        """A pass has ended, and with it so many tokens were given; `answering`: all but one of each sequence
+        were guesses."""
+        last, now = self._last, self.cache.counts
+        waited = (now.waited - last.waited) / 1e9
+        self._late.add(seconds, waited, now.bytes - last.bytes, given, answering)
+        self._compute.saw(tokens, max(0.0, seconds - waited))
+        self._last = now
+
+    def predict(self, tokens: int) -> float | None:
+        """Seconds of a pass of so many tokens; None before the first."""
+        compute = self._compute.seconds(tokens)
+        return None if compute is None else max(compute, self._missing(tokens) / self._rate)
+
+    @property
+    def _rate(self) -> float:
+        """Bytes a second, as reads showed."""
+        counts = self._last
+        return 1e9 * counts.bytes / counts.busy if counts.busy else self._part.disk.rate
+
+    def _missing(self, tokens: int) -> float:
+        """Bytes that a pass of so many tokens reads: what its tokens are expected to choose together, if each
+        chooses by itself, as far as it is not there."""
+        counts, total = self._last, 0.0
+        misses = counts.missed / counts.wanted if counts.wanted else 1.0
+        for mixture, where in zip(self._part.records.mixtures, self._sizes(), strict=True):
+            chosen = mixture.experts * (1 - (1 - mixture.used / mixture.experts) ** tokens)
+            total += misses * chosen * where
+        return total
+
+    def _sizes(self) -> Sequence[int]:
+        """Stored bytes of an expert of each mixture."""
+        records = self._part.records
+        return [sum(p.nbytes for p in records.where[first]) for first in records.first[:-1]]
+
+    def report(self) -> Streaming:
+        """What passes are like."""
+        late = self._late
+        return Streaming(
+            passes=late.passes,
+            bytes_read=self._last.bytes,
+            disk_bytes_s=self._rate,
+            waiting=late.waited / late.seconds if late.seconds else 0.0,
+            bytes_per_token=late.bytes_read / late.tokens if late.tokens else 0.0,
+            locked_bytes=self._part.whole + self.cache.held_bytes,
+            streamed_bytes=self._part.records.stored_bytes,
+            budget=self.granted.nbytes,
+            least=self.least,
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._kv.before_growth = None  # or they keep each other, and all keys and values with them
+        self.cache.close()

@@ -1,0 +1,313 @@
+"""Experts that come from disk when they are chosen, and stay as long as others are worth less: the library
+expert_slots.c, for Python. Every pass checks that the files are still those whose headers were read."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.errors import BackendError, HetrunError, ModelFileError
+from hetrun.graph import Weight
+from hetrun.prefetch.expert_records import Records
+from hetrun.prefetch.open_files import OpenFiles
+from hetrun.prefetch.ring_buffer import ENDED, Fault, Read
+
+NAME = "expert_slots.so"  # beside this file
+VERSION = 1  # of its structures
+HUGE_PAGE = 2 << 20
+MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
+# Tokens after which a choice counts for half.
+HALF_LIFE = 256.0
+TRACED = 1 << 18  # choices that are remembered, to compare what was kept with what could have been
+
+
+class _File(Structure):
+    """struct file."""
+
+    _fields_ = (("fd", c_int64), ("direct", c_int64))
+
+
+class _Kind(Structure):
+    """struct kind."""
+
+    _fields_ = (("memory", c_void_p), *((name, c_int64) for name in ("bytes", "count", "most")))
+
+
+class _Setup(Structure):
+    """struct cache_setup."""
+
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in (
+                *("records", "mixtures", "kinds", "buffers", "buffer_bytes", "threads", "files", "trace"),
+            )
+        ),
+        ("record", c_void_p),
+        ("first", c_void_p),
+        ("kind", c_void_p),
+        ("file", c_void_p),
+        ("half_life", c_double),
+        ("read", c_void_p),
+    )
+
+
+class Counts(Structure):
+    """struct cache_counts: since the beginning; times in nanoseconds."""
+
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in (
+            *("bytes", "reads", "wanted", "missed", "missed_bytes", "waited", "busy"),
+            *("hinted", "hits_of_hints", "wasted_bytes", "traced"),
+        )
+    )
+    bytes: int
+    reads: int
+    wanted: int
+    missed: int
+    missed_bytes: int
+    waited: int
+    busy: int
+    hinted: int
+    hits_of_hints: int
+    wasted_bytes: int
+    traced: int
+
+
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "open": (c_void_p, (POINTER(_Setup),)),
+    "supply": (c_void_p, (c_void_p,)),
+    "begin": (None, (c_void_p, c_int64)),
+    "stop": (None, (c_void_p,)),
+    "restart": (None, (c_void_p,)),
+    "fault": (c_int, (c_void_p, POINTER(Fault))),
+    "counts": (None, (c_void_p, POINTER(Counts))),
+    "resize": (None, (c_void_p, c_int64, c_int64)),
+    "worth": (c_void_p, (c_void_p,)),
+    "trace": (c_void_p, (c_void_p,)),
+    "held": (c_int64, (c_void_p, c_int64)),
+    "close": (None, (c_void_p,)),
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, where it was built, and from the source that this file goes with. None of its functions
+    holds Python's lock."""
+    try:
+        dll = ctypes.CDLL(str(Path(__file__).parent / NAME), use_errno=True)
+        version = dll.hetrun_experts_version
+        version.restype = c_int64
+        if version() != VERSION:
+            return None
+        for name, (result, arguments) in FUNCTIONS.items():
+            function = getattr(dll, f"hetrun_experts_{name}")
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
+        return None
+    return dll
+
+
+class Region:
+    """Addresses for all slots of a kind; those that were never written take no memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+        self._mapping = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=flags)
+        self._bytes = np.frombuffer(self._mapping, np.uint8)
+        self.address = -(-int(self._bytes.ctypes.data) // HUGE_PAGE) * HUGE_PAGE
+        with suppress(OSError):  # a system without such pages
+            self._mapping.madvise(MADV_HUGEPAGE)
+
+    def close(self) -> None:
+        """Give the memory back now, whoever may still have the addresses."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How experts are read."""
+
+    buffers: int
+    threads: int
+    direct: bool = True
+    half_life: float = HALF_LIFE
+
+
+class ExpertCache:
+    """What a backend takes experts from (`weight_streaming.ExpertSupply`); it begins without a slot.
+
+    All but `stop` belongs to the engine's thread.
+    """
+
+    def __init__(self, records: Records, reading: Reading, read: Read | None = None) -> None:
+        """`read` takes the place of pread, for tests."""
+        found = library()
+        if found is None:
+            raise OSError("the library expert_slots.c was not built")
+        self.records, self._dll, self._read = records, found, read
+        self.counts_of_kinds = [0] * len(records.sizes)
+        weights = [w for mixture in records.mixtures for w in mixture.weights]
+        self._opened = OpenFiles(weights, reading.direct)
+        self._closing = threading.Lock()
+        self._cache: int | None = None
+        try:
+            self._regions = [
+                Region(size * count) for size, count in zip(records.sizes, records.counts, strict=True)
+            ]
+            self._cache = self._open(reading)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _open(self, reading: Reading) -> int:
+        files = (_File * len(self._opened.files))(*(_File(*file) for file in self._opened.files))
+        sizes, counts = self.records.sizes, self.records.counts
+        kinds = (_Kind * len(sizes))(
+            *(_Kind(r.address, s, 0, n) for r, s, n in zip(self._regions, sizes, counts, strict=True))
+        )
+        table = self.records.table(self._opened.numbers)
+        first = np.ascontiguousarray(self.records.first, np.int64)
+        setup = _Setup(
+            *(len(table), len(self.records.mixtures), len(sizes)),
+            *(reading.buffers, self.records.buffer_bytes, reading.threads, len(files), TRACED),
+            *(table.ctypes.data, first.ctypes.data, ctypes.addressof(kinds), ctypes.addressof(files)),
+            reading.half_life,
+        )
+        setup.read = ctypes.cast(self._read, c_void_p).value if self._read else None  # type: ignore[arg-type]
+        address: int | None = self._dll.hetrun_experts_open(byref(setup))
+        if not address:
+            raise OSError(ctypes.get_errno(), f"no cache of {reading.buffers} buffers")
+        return address
+
+    @property
+    def address(self) -> int:
+        """Of the `struct expert_supply`, good until `close`."""
+        address: int = self._dll.hetrun_experts_supply(self._cache)
+        return address
+
+    # --- memory
+
+    def resize(self, counts: Sequence[int]) -> None:
+        """Between passes: so many slots of each kind; what is worth most stays."""
+        for kind, (before, count) in enumerate(zip(self.counts_of_kinds, counts, strict=True)):
+            if before != count:
+                self._dll.hetrun_experts_resize(self._cache, kind, count)
+        self.counts_of_kinds = list(counts)
+
+    @property
+    def promised_bytes(self) -> int:
+        """What the slots take once all were written."""
+        return self._whole(self.counts_of_kinds)
+
+    @property
+    def held_bytes(self) -> int:
+        """What they take now."""
+        kinds = range(len(self.records.sizes))
+        return self._whole([self._dll.hetrun_experts_held(self._cache, kind) for kind in kinds])
+
+    def _whole(self, counts: Sequence[int]) -> int:
+        """Memory comes in pages of 2 MiB."""
+        return sum(
+            -(-count * size // HUGE_PAGE) * HUGE_PAGE
+            for count, size in zip(counts, self.records.sizes, strict=True)
+        )
+
+    @property
+    def worth(self) -> NDArray[np.float64]:
+        """By how much each expert's choices count, as a logarithm; good until the next pass."""
+        address = self._dll.hetrun_experts_worth(self._cache)
+        memory = (c_double * len(self.records.where)).from_address(address)
+        return np.ctypeslib.as_array(memory)
+
+    # --- passes
+
+    def begin(self, rows: int) -> None:
+        """A pass of so many rows begins."""
+        self._opened.check()
+        self._dll.hetrun_experts_begin(self._cache, rows)
+
+    def end(self) -> None:
+        """The pass has ended. Raises what went wrong, if some experts did not come or if a file was changed
+        meanwhile."""
+        if error := self._error():
+            raise error
+        self._opened.check()
+
+    def restart(self) -> None:
+        """A pass has ended in the middle, and nothing computes."""
+        self._dll.hetrun_experts_restart(self._cache)
+
+    def stop(self) -> None:
+        """From any thread: who waits for an expert gets none any more, until `restart`."""
+        with self._closing:
+            if self._cache:
+                self._dll.hetrun_experts_stop(self._cache)
+
+    @property
+    def counts(self) -> Counts:
+        """What was asked for and read so far."""
+        counts = Counts()
+        self._dll.hetrun_experts_counts(self._cache, byref(counts))
+        return counts
+
+    @property
+    def trace(self) -> NDArray[np.int32]:
+        """The last choices, oldest first: the number of a pass and of an expert."""
+        written = self.counts.traced
+        address = self._dll.hetrun_experts_trace(self._cache)
+        memory = (ctypes.c_int32 * (2 * TRACED)).from_address(address)
+        ring = np.ctypeslib.as_array(memory).reshape(-1, 2)
+        return ring[:written].copy() if written <= TRACED else np.roll(ring, -(written % TRACED), axis=0)
+
+    def _error(self) -> HetrunError | None:
+        fault = Fault()
+        if not self._dll.hetrun_experts_fault(self._cache, byref(fault)):
+            return None
+        try:
+            self._opened.check()
+        except ModelFileError as e:
+            return e  # which explains everything else
+        path, at = self._opened.paths[fault.file], fault.offset
+        name = self._name_at(path, at)
+        if fault.error == ENDED:
+            where = f"inside the tensor {name}, at byte {at}"
+            return ModelFileError(path, f"the file ends {where}: it was cut while in use; get it again")
+        if fault.error < 0:
+            return BackendError(f"reading {name} at byte {at} failed")
+        return ModelFileError(path, f"reading {name} at byte {at} failed: {os.strerror(fault.error)}")
+
+    def _name_at(self, path: str, at: int) -> str:
+        first = self.records.first
+        for number, where in enumerate(self.records.where):
+            for i, part in enumerate(where):
+                if part.path == path and part.offset <= at < part.offset + part.nbytes:
+                    mixture = int(np.searchsorted(first, number, "right")) - 1
+                    weight: Weight = self.records.mixtures[mixture].weights[i]
+                    return f"{weight.name} (expert {number - first[mixture]})"
+        return "the model"
+
+    def close(self) -> None:
+        """Give memory, threads and files back; no runner is at work any more."""
+        with self._closing:
+            found, self._cache = self._cache, None
+            if found:
+                self._dll.hetrun_experts_close(found)
+        for region in self._regions:
+            region.close()
+        self._opened.close()

@@ -1,0 +1,127 @@
+"""Where the experts of mixtures lie in files, expert by expert, and in the buffers that they are read to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.backend.weight_streaming import Mixture
+from hetrun.graph import Constant, Weight
+from hetrun.prefetch.extents import Stretch, whole_pages
+from hetrun.prefetch.ring_buffer import EXTENT, PAGE
+
+MATRICES = 3  # of an expert: gate, up, down
+RECORD = np.dtype(
+    [
+        *((name, np.int64) for name in ("kind", "count")),
+        ("extents", EXTENT, MATRICES),
+        ("starts", np.int64, MATRICES),
+    ]
+)
+
+Where = tuple[Stretch, ...]  # of the matrices of one expert
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """All experts of some mixtures, one mixture behind the other."""
+
+    mixtures: tuple[Mixture, ...]
+    where: tuple[Where, ...]  # of each expert
+    sizes: tuple[int, ...]  # of the slots of each kind; experts of one kind take equally much
+    kinds: tuple[int, ...]  # of each mixture
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        """Of each mixture the number of its first expert, and where the last one ends."""
+        return np.cumsum([0, *(m.experts for m in self.mixtures)])
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many experts are of each kind."""
+        return tuple(
+            sum(m.experts for m, k in zip(self.mixtures, self.kinds, strict=True) if k == kind)
+            for kind in range(len(self.sizes))
+        )
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that all of them would take."""
+        return sum(size * count for size, count in zip(self.sizes, self.counts, strict=True))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all of them in their files."""
+        return sum(part.nbytes for each in self.where for part in each)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What a buffer takes that any of them can be read to."""
+        return max((_laid(each)[1] for each in {_shape(w): w for w in self.where}.values()), default=PAGE)
+
+    def table(self, files: Mapping[str, int]) -> NDArray[np.void]:
+        """As expert_slots.c wants it, of type RECORD."""
+        found = np.zeros(len(self.where), RECORD)
+        kinds = np.repeat(self.kinds, [m.experts for m in self.mixtures])
+        for row, kind, where in zip(found, kinds, self.where, strict=True):
+            reads, _, starts = _laid(where)
+            row["kind"], row["count"], row["starts"] = kind, len(reads), starts
+            for i, (stretch, at) in enumerate(reads):
+                to = at + stretch.offset % PAGE
+                row["extents"][i] = files[stretch.path], stretch.offset, stretch.nbytes, at, to
+        return found
+
+
+def records_of(mixtures: Sequence[Mixture]) -> Records | None:
+    """The experts of these; None where a matrix of one does not lie in one place of a file."""
+    where: list[Where] = []
+    for mixture in mixtures:
+        columns = [list(_matrices(weight, mixture.experts)) for weight in mixture.weights]
+        if any(len(column) != mixture.experts for column in columns):
+            return None
+        where += zip(*columns, strict=True)
+    sizes = sorted({mixture.slot_bytes for mixture in mixtures})
+    kinds = tuple(sizes.index(mixture.slot_bytes) for mixture in mixtures)
+    return Records(tuple(mixtures), tuple(where), tuple(sizes), kinds)
+
+
+def _matrices(weight: Weight, experts: int) -> Iterator[Stretch]:
+    """Where each expert's rows lie; it ends early at one that is in several places, or in no file."""
+    rows = weight.shape[0] // experts
+    for part in weight.parts:
+        if isinstance(part, Constant) or part.rows % rows:
+            return
+        if part.rows > 1 and part.stride != part.row_bytes:
+            return
+        size = rows * part.row_bytes
+        yield from (Stretch(part.path, part.offset + i * size, size) for i in range(part.rows // rows))
+
+
+def _laid(where: Where) -> tuple[list[tuple[Stretch, int]], int, list[int]]:
+    """Which bytes are read to which page of the buffer, what all of them take, and where the matrices begin:
+    neighbours in a file are read together."""
+    reads: list[tuple[Stretch, int]] = []
+    starts: list[int] = []
+    end = 0
+    for before, part in pairwise([None, *where]):
+        assert part is not None
+        if before and (before.path, before.offset + before.nbytes) == (part.path, part.offset):
+            last, at = reads[-1]
+            reads[-1] = Stretch(last.path, last.offset, last.nbytes + part.nbytes), at
+            starts.append(starts[-1] + before.nbytes)
+        else:
+            reads.append((part, end))
+            starts.append(end + part.offset % PAGE)
+        stretch, at = reads[-1]
+        end = at + whole_pages(stretch.offset % PAGE + stretch.nbytes)
+    return reads, end, starts
+
+
+def _shape(where: Where) -> tuple[object, ...]:
+    """What the size of its buffer depends on."""
+    begin = where[0].offset
+    return tuple((part.path, part.offset % PAGE, part.offset - begin, part.nbytes) for part in where)
