@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hetrun.backend import Buffers, PassShape, WeightUse
+import numpy as np
+
+from hetrun.backend import Buffers, Floats, PassShape, WeightUse
 from hetrun.backend.fusion import Rotation
 from hetrun.backends.llamacpp import (
     decode_attention,
@@ -35,7 +39,10 @@ if TYPE_CHECKING:
 class Emitter:
     """Writes the ops of one segment."""
 
-    def __init__(self, writer: Writer, buffers: Buffers, kv: KvCache, backend: LlamacppBackend) -> None:
+    def __init__(
+        self, writer: Writer, buffers: Buffers, kv: KvCache, backend: LlamacppBackend, ops: Sequence[Op]
+    ) -> None:
+        self._ops = ops
         self.w = writer
         self.lib = writer.lib
         self.ctx = writer.context
@@ -90,6 +97,20 @@ class Emitter:
         if not isinstance(buffer, GgmlBuffer):
             raise BackendError(f"{use.weight.name} was brought in by another backend")
         return buffer
+
+    def next_mixture(self, op: Op) -> Op | None:
+        """The mixture that comes after one, if there is one."""
+        behind = itertools.dropwhile(lambda o: o is not op, self._ops)
+        return next((o for o in behind if o is not op and isinstance(o.attrs, Moe)), None)
+
+    def gain(self, value: Value) -> Floats | None:
+        """What a norm has multiplied the columns of a value by, if it was made by one."""
+        made = next((o for o in self._ops if o.out is value), None)
+        if made is None or made.kind != "rms_norm":
+            return None
+        fields = ggml_api.tensor_at(self.weights(made)[0])
+        memory = (ctypes.c_float * value.width).from_address(fields.data)
+        return np.ctypeslib.as_array(memory)
 
     def partial_address(self, weight: Weight) -> int | None:
         """Of what products know of a weight that is not always in memory as a whole."""

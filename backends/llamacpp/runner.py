@@ -46,7 +46,7 @@ class GgmlRunner:
         self._head = any(op.kind == "head" for op in segment.ops)
         self._lib = backend.lib
         self._w = Writer(self._lib, shape, most_tensors(segment.ops, shape))
-        emitter = Emitter(self._w, buffers, kv, backend)
+        emitter = Emitter(self._w, buffers, kv, backend, segment.ops)
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
         self._allocator = self._w.allocate()

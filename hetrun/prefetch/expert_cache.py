@@ -30,8 +30,9 @@ VERSION = 1  # of its structures
 HUGE_PAGE = 2 << 20
 MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
-# Tokens after which a choice counts for half.
-HALF_LIFE = 256.0
+# The rules by which experts stay: tokens after which a choice counts for half; 0: only the last one counts.
+HALF_LIVES = (0.0, 16.0, 64.0, 256.0, 1024.0)
+FIRST_RULE = 2
 TRACED = 1 << 18  # choices that are remembered, to compare what was kept with what could have been
 
 
@@ -61,7 +62,8 @@ class _Setup(Structure):
         ("first", c_void_p),
         ("kind", c_void_p),
         ("file", c_void_p),
-        ("half_life", c_double),
+        ("half_lives", c_double * len(HALF_LIVES)),
+        ("rule", c_int64),
         ("read", c_void_p),
     )
 
@@ -99,6 +101,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "counts": (None, (c_void_p, POINTER(Counts))),
     "resize": (None, (c_void_p, c_int64, c_int64)),
     "worth": (c_void_p, (c_void_p,)),
+    "half_life": (c_double, (c_void_p,)),
     "trace": (c_void_p, (c_void_p,)),
     "held": (c_int64, (c_void_p, c_int64)),
     "close": (None, (c_void_p,)),
@@ -146,7 +149,6 @@ class Reading:
     buffers: int
     threads: int
     direct: bool = True
-    half_life: float = HALF_LIFE
 
 
 class ExpertCache:
@@ -187,7 +189,8 @@ class ExpertCache:
             *(len(table), len(self.records.mixtures), len(sizes)),
             *(reading.buffers, self.records.buffer_bytes, reading.threads, len(files), TRACED),
             *(table.ctypes.data, first.ctypes.data, ctypes.addressof(kinds), ctypes.addressof(files)),
-            reading.half_life,
+            (c_double * len(HALF_LIVES))(*HALF_LIVES),
+            FIRST_RULE,
         )
         setup.read = ctypes.cast(self._read, c_void_p).value if self._read else None  # type: ignore[arg-type]
         address: int | None = self._dll.hetrun_experts_open(byref(setup))
@@ -235,6 +238,12 @@ class ExpertCache:
         memory = (c_double * len(self.records.where)).from_address(address)
         return np.ctypeslib.as_array(memory)
 
+    @property
+    def half_life(self) -> float:
+        """Tokens after which a choice counts for half, by the rule that decides now."""
+        found: float = self._dll.hetrun_experts_half_life(self._cache)
+        return found
+
     # --- passes
 
     def begin(self, rows: int) -> None:
@@ -268,11 +277,11 @@ class ExpertCache:
 
     @property
     def trace(self) -> NDArray[np.int32]:
-        """The last choices, oldest first: the number of a pass and of an expert."""
+        """The last choices, oldest first: the number of a pass, of an expert, and whether it was there."""
         written = self.counts.traced
         address = self._dll.hetrun_experts_trace(self._cache)
-        memory = (ctypes.c_int32 * (2 * TRACED)).from_address(address)
-        ring = np.ctypeslib.as_array(memory).reshape(-1, 2)
+        memory = (ctypes.c_int32 * (3 * TRACED)).from_address(address)
+        ring = np.ctypeslib.as_array(memory).reshape(-1, 3)
         return ring[:written].copy() if written <= TRACED else np.roll(ring, -(written % TRACED), axis=0)
 
     def _error(self) -> HetrunError | None:

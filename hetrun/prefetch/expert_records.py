@@ -14,6 +14,7 @@ from hetrun.graph import Constant, Weight
 from hetrun.prefetch.extents import Stretch, whole_pages
 from hetrun.prefetch.ring_buffer import EXTENT, PAGE
 
+MOST_KINDS = 8  # of slots
 MATRICES = 3  # of an expert: gate, up, down
 RECORD = np.dtype(
     [
@@ -84,6 +85,8 @@ def records_of(mixtures: Sequence[Mixture]) -> Records | None:
         if any(len(column) != mixture.experts for column in columns):
             return None
         where += zip(*columns, strict=True)
+    if len({mixture.slot_bytes for mixture in mixtures}) > MOST_KINDS:
+        return None
     sizes = sorted({mixture.slot_bytes for mixture in mixtures})
     kinds = tuple(sizes.index(mixture.slot_bytes) for mixture in mixtures)
     return Records(tuple(mixtures), tuple(where), tuple(sizes), kinds)

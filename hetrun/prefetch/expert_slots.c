@@ -3,9 +3,12 @@
 
    Reading is done by threads that do nothing else, into a few buffers, and what was read stays in its buffer until
    who multiplies has packed it into a slot. Which expert gives its slot up is decided then: the one whose choices
-   count least. A choice counts 1, and half as much after `half_life` tokens. Of such sums only the logarithm is
-   kept, as it would be at token 0: it changes with a choice, and never by itself, so they can be compared at any
-   time. A prompt, which chooses all, cannot push out what is chosen often.
+   count least. A choice counts 1, and half as much after some tokens. Of such sums only the logarithm is kept, as
+   it would be at token 0: it changes with a choice, and never by itself, so they can be compared at any time.
+
+   After how many tokens is a rule, and which rule is best depends on texts: if it is long, what is chosen often
+   stays, if it is short, what was chosen last. So all rules are tried at all times, on some of the mixtures and
+   without the weights, and the one decides that would have missed least of late.
 
    One mutex guards all of it; nobody reads or computes while holding it. */
 
@@ -26,6 +29,9 @@
 #define HUGE_PAGE (2 << 20)
 #define NONE (-1)
 #define NEVER (-1e300) /* the worth of what was never chosen */
+#define SAMPLE 8       /* mixtures that rules are tried on */
+#define FADING 0.9998  /* of a rule's misses, with each choice in those mixtures: half in 3,500 */
+#define BETTER 0.98    /* a rule with as many misses, or fewer, takes the place of the one that decides */
 
 enum { FREE, ASKED, THERE, FAILED }; /* what became of a buffer */
 
@@ -43,8 +49,15 @@ struct known {           /* of a record */
     int64_t given;        /* in that visit: whether it was multiplied by */
 };
 
+struct trial {     /* of a rule */
+    uint8_t *there; /* of each record, whether it would have a slot */
+    int64_t used[MOST_KINDS]; /* slots of each kind */
+    double missed;
+};
+
 struct slots {
     struct kind kind;
+    int64_t records, sampled; /* how many there are of the kind, and in the mixtures that rules are tried on */
     int64_t *record; /* in each slot, or NONE */
     int64_t used;    /* slots from here on never held anything; those before may be free */
 };
@@ -57,7 +70,11 @@ struct cache {
     int64_t *first;
     struct slots *slots;
     struct known *known;
-    double *worth;
+    int64_t *sample; /* the records of those mixtures */
+    int64_t sampled; /* how many */
+    double *worth;   /* by each rule, of each record */
+    struct trial trial[RULES];
+    int64_t rule; /* that decides */
     struct buffer *buffer;
     void *map;
     size_t map_bytes;
@@ -73,7 +90,7 @@ struct cache {
     int64_t *hits, n_hits, *misses, n_misses; /* of the visit, what was not given yet */
     int64_t *wave, n_wave;                    /* given last, by their records */
 
-    int32_t *trace; /* pairs: the number of the pass, the record */
+    int32_t *trace; /* triples: the number of the pass, the record, whether it was in a slot */
     int64_t pass;
     int64_t busy_since;
     struct cache_counts counts;
@@ -93,15 +110,60 @@ static int64_t now(void)
 
 /* ---- what is worth how much; the mutex is held ---- */
 
+static double *worth_by(const struct cache *c, int64_t rule)
+{
+    return c->worth + rule * c->setup.records;
+}
+
 static void choose(struct cache *c, int64_t record, int64_t rows)
 {
-    double half = c->setup.half_life, passed;
-    if (half <= 0) {
-        c->worth[record] = (double)c->visit;
-        return;
+    for (int64_t rule = 0; rule < RULES; rule++) {
+        double half = c->setup.half_life[rule], passed = (double)c->clock / half;
+        double *worth = &worth_by(c, rule)[record];
+        *worth = half > 0 ? log2(exp2(*worth - passed) + (double)rows) + passed : (double)c->visit;
     }
-    passed = (double)c->clock / half;
-    c->worth[record] = log2(exp2(c->worth[record] - passed) + (double)rows) + passed;
+}
+
+static int is_sampled(const struct cache *c, int64_t mixture)
+{
+    int64_t step = (c->setup.mixtures + SAMPLE - 1) / SAMPLE;
+    return mixture % step == step / 2;
+}
+
+/* What a rule would do: a slot that is free, or that of the least worth, goes to what was chosen. */
+static void try_rule(struct cache *c, int64_t rule, int64_t record)
+{
+    struct trial *t = &c->trial[rule];
+    int64_t kind = c->record[record].kind, worst = NONE;
+    const struct slots *s = &c->slots[kind];
+    const double *worth = worth_by(c, rule);
+    t->missed *= FADING;
+    if (t->there[record])
+        return;
+    t->missed += 1;
+    t->there[record] = 1;
+    if (++t->used[kind] * s->records <= s->kind.count * s->sampled)
+        return;
+    for (int64_t i = 0; i < c->sampled; i++) {
+        int64_t other = c->sample[i];
+        if (t->there[other] && other != record && c->record[other].kind == kind &&
+            (worst == NONE || worth[other] < worth[worst]))
+            worst = other;
+    }
+    if (worst != NONE)
+        t->there[worst] = 0, t->used[kind]--;
+}
+
+static void try_rules(struct cache *c, int64_t record)
+{
+    int64_t best = c->rule;
+    for (int64_t rule = 0; rule < RULES; rule++) {
+        try_rule(c, rule, record);
+        if (c->trial[rule].missed < c->trial[best].missed)
+            best = rule;
+    }
+    if (c->trial[best].missed < BETTER * c->trial[c->rule].missed)
+        c->rule = best;
 }
 
 /* Whether it must stay where it is: this visit wants it, and it was not multiplied by yet. */
@@ -114,6 +176,7 @@ static int is_due(const struct cache *c, const struct known *k)
 static int64_t claim(struct cache *c, int64_t record)
 {
     struct slots *s = &c->slots[c->record[record].kind];
+    const double *worth = worth_by(c, c->rule);
     int64_t best = NONE;
     if (s->used < s->kind.count)
         return s->used++;
@@ -121,7 +184,7 @@ static int64_t claim(struct cache *c, int64_t record)
         int64_t there = s->record[i];
         if (there == NONE)
             return i;
-        if (!is_due(c, &c->known[there]) && (best == NONE || c->worth[there] < c->worth[s->record[best]]))
+        if (!is_due(c, &c->known[there]) && (best == NONE || worth[there] < worth[s->record[best]]))
             best = i;
     }
     if (best != NONE)
@@ -261,9 +324,10 @@ static void write_down(struct cache *c, int64_t record)
 {
     if (!c->setup.trace)
         return;
-    int32_t *entry = c->trace + 2 * (c->counts.traced++ % c->setup.trace);
+    int32_t *entry = c->trace + 3 * (c->counts.traced++ % c->setup.trace);
     entry[0] = (int32_t)c->pass;
     entry[1] = (int32_t)record;
+    entry[2] = c->known[record].slot != NONE;
 }
 
 /* What hints brought for a mixture that has chosen now, and that it has not chosen. */
@@ -302,6 +366,8 @@ void hetrun_experts_want(void *data, int64_t mixture, const int32_t *experts, co
         k->visit = c->visit;
         k->given = 0;
         choose(c, record, rows[i]);
+        if (is_sampled(c, mixture))
+            try_rules(c, record);
         write_down(c, record);
         c->counts.wanted++;
         if (k->slot != NONE)
@@ -497,6 +563,7 @@ void hetrun_experts_resize(struct cache *c, int64_t kind, int64_t count)
 {
     pthread_mutex_lock(&c->mutex);
     struct slots *s = &c->slots[kind];
+    const double *worth = worth_by(c, c->rule);
     int64_t before = s->kind.count;
     if (count > s->kind.most)
         count = s->kind.most;
@@ -510,7 +577,7 @@ void hetrun_experts_resize(struct cache *c, int64_t kind, int64_t count)
                 to = j;
                 break;
             }
-            if (c->worth[there] < c->worth[to == NONE ? record : s->record[to]])
+            if (worth[there] < worth[to == NONE ? record : s->record[to]])
                 to = j;
         }
         s->record[i] = NONE;
@@ -538,10 +605,16 @@ int64_t hetrun_experts_held(struct cache *c, int64_t kind)
     return used;
 }
 
-/* What each record is worth, for the owner to read between passes. */
+/* What each record is worth by the rule that decides, for the owner to read between passes. */
 const double *hetrun_experts_worth(struct cache *c)
 {
-    return c->worth;
+    return worth_by(c, c->rule);
+}
+
+/* The tokens after which choices count for half now. */
+double hetrun_experts_half_life(struct cache *c)
+{
+    return c->setup.half_life[c->rule];
 }
 
 const int32_t *hetrun_experts_trace(struct cache *c)
@@ -566,6 +639,8 @@ void hetrun_experts_close(struct cache *c)
         munmap(c->map, c->map_bytes);
     for (int64_t i = 0; c->slots && i < c->setup.kinds; i++) free(c->slots[i].record);
     free(c->record), free(c->first), free(c->slots), free(c->known), free(c->worth), free(c->buffer);
+    for (int64_t i = 0; i < RULES; i++) free(c->trial[i].there);
+    free(c->sample);
     free(c->threads), free(c->hits), free(c->misses), free(c->wave), free(c->trace), free(c->source.files);
     free(c);
 }
@@ -622,19 +697,39 @@ static int find_tables(struct cache *c)
     c->first = copied(s->first, s->mixtures + 1, sizeof *c->first);
     c->source.files = copied(s->file, s->files, sizeof *c->source.files);
     c->known = malloc(records * sizeof *c->known);
-    c->worth = malloc(records * sizeof *c->worth);
+    c->worth = malloc(records * RULES * sizeof *c->worth);
     c->hits = malloc(records * sizeof *c->hits);
     c->misses = malloc(records * sizeof *c->misses);
     c->wave = malloc(records * sizeof *c->wave);
     c->threads = calloc((size_t)s->threads + 1, sizeof *c->threads);
-    c->trace = calloc((size_t)s->trace + 1, 2 * sizeof *c->trace);
+    c->trace = calloc((size_t)s->trace + 1, 3 * sizeof *c->trace);
     if (!c->record || !c->first || !c->source.files || !c->known || !c->worth || !c->hits || !c->misses ||
         !c->wave || !c->threads || !c->trace)
         return ENOMEM;
     for (int64_t i = 0; i < s->records; i++) {
         c->known[i] = (struct known){NONE, NONE, 0, 0};
-        c->worth[i] = NEVER;
     }
+    for (int64_t i = 0; i < s->records * RULES; i++) c->worth[i] = NEVER;
+    return 0;
+}
+
+/* For trying rules. */
+static int find_trials(struct cache *c)
+{
+    c->rule = c->setup.rule;
+    c->sample = malloc((size_t)(c->setup.records + 1) * sizeof *c->sample);
+    if (!c->sample)
+        return ENOMEM;
+    for (int64_t i = 0; i < RULES; i++)
+        if (!(c->trial[i].there = calloc((size_t)c->setup.records + 1, 1)))
+            return ENOMEM;
+    for (int64_t mixture = 0; mixture < c->setup.mixtures; mixture++)
+        for (int64_t i = c->first[mixture]; i < c->first[mixture + 1]; i++) {
+            struct slots *s = &c->slots[c->record[i].kind];
+            s->records++;
+            if (is_sampled(c, mixture))
+                s->sampled++, c->sample[c->sampled++] = i;
+        }
     return 0;
 }
 
@@ -670,6 +765,8 @@ struct cache *hetrun_experts_open(const struct cache_setup *setup)
     int error = find_tables(c);
     if (!error)
         error = find_slots(c);
+    if (!error)
+        error = find_trials(c);
     if (!error)
         error = find_buffers(c);
     if (!error)

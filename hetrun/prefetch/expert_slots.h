@@ -7,7 +7,11 @@
 #include "expert_supply.h"
 #include "ring_reader.h"
 
-enum { EXPERT_SLOTS_VERSION = 1 };
+enum {
+    EXPERT_SLOTS_VERSION = 1,
+    RULES = 5,     /* that are tried, by which of the experts stay that are worth most */
+    MOST_KINDS = 8
+};
 
 /* Where an expert lies in files, and in the buffer that it is read to. */
 struct record {
@@ -30,7 +34,8 @@ struct cache_setup {
     const int64_t *first; /* of each mixture, its first record */
     const struct kind *kind;
     const struct file *file;
-    double half_life; /* tokens after which a choice counts for half; 0: only the last choice counts (LRU) */
+    double half_life[RULES]; /* tokens after which a choice counts for half; 0: only the last one counts (LRU) */
+    int64_t rule;            /* that decides at first */
     reading *read;    /* NULL: pread */
 };
 

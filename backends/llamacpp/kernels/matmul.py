@@ -174,7 +174,7 @@ class Products:
         self.experts_address = _address(dll, "hetrun_expert_products")
         self.mixture_address = _address(dll, "hetrun_cached_mixture")
         self.hint_address = _address(dll, "hetrun_expert_hint")
-        self.nothing_address = _address(dll, "hetrun_nothing")
+        self.want_address = _address(dll, "hetrun_want_experts")
         self.level: int = dll.hetrun_products_level()
         # All that this CPU could use, the best last.
         self.levels = tuple(level for level in range(len(LEVELS)) if dll.hetrun_products_runs(level))

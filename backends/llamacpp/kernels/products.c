@@ -275,14 +275,15 @@ void hetrun_expert_products(void *node, int ith, int nth, void *products) {
     clear_left_out(m, ith, nth);
 }
 
-/* Memory for the results of gate and up; they are written by the node behind it. */
-void hetrun_nothing(void *node, int ith, int nth, void *nothing) { (void)node, (void)ith, (void)nth, (void)nothing; }
+/* Has reading begin. The node's own memory is for the results of gate and up. */
+void hetrun_want_experts(void *node, int ith, int nth, void *mixture) {
+    (void)node, (void)nth;
+    if (ith == 0) want_chosen(mixture);
+}
 
 /* One thread's share of a mixture whose experts come when they are wanted. */
 void hetrun_cached_mixture(void *node, int ith, int nth, void *mixture) {
-    struct cached_mixture *m = mixture;
-    if (ith == 0) want_chosen(m);
-    while (next_wave(m, node, ith, nth)) continue;
+    while (next_wave(mixture, node, ith, nth)) continue;
 }
 
 /* What the next mixture may choose: the experts that its router likes best of these rows. */

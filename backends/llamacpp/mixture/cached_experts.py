@@ -17,7 +17,7 @@ from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.graph_builder import FLOAT
 from hetrun.backends.llamacpp.kernels import matmul
 from hetrun.backends.llamacpp.kernels.matmul import Products
-from hetrun.backends.llamacpp.mixture.expert_matmul import ALL_THREADS, ExpertNode, Routed
+from hetrun.backends.llamacpp.mixture.expert_matmul import ALL_THREADS, INDEX, ONE_THREAD, ExpertNode, Routed
 from hetrun.graph import Op, Weight
 from hetrun.graph.ops import Moe
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CACHED = "cached"  # the layout of these weights
 ALIGNMENT = 64
+MOST_HINTED = 4  # rows; more of them choose so much that there is enough to read
 
 
 class CachedExperts:
@@ -114,9 +115,11 @@ def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) 
         rows=wanted[1].ctypes.data,
     )
     used, rows = routed.made.used, routed.made.rows
-    none = (c_void_p * 1)(x)
-    nothing = lib.nothing_address, 1, None
-    inner: int = e.lib.ggml_custom_4d(e.ctx, ggml_api.F32, a.n_ff, used, rows, 1, none, 1, *nothing)
+    table = (c_void_p * 1)(routed.table)
+    want = lib.want_address, ONE_THREAD, addressof(made)
+    inner: int = e.lib.ggml_custom_4d(e.ctx, ggml_api.F32, a.n_ff, used, rows, 1, table, 1, *want)
+    e.w.expand(inner)
+    _hint(e, cached, op)
     tensors = (c_void_p * 3)(inner, x, routed.table)
     function = lib.mixture_address, ALL_THREADS, addressof(made)
     out: int = e.lib.ggml_custom_4d(
@@ -130,6 +133,45 @@ def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) 
     e.inputs.products += [ExpertNode(made.inner, routed, x, inner), ExpertNode(made.last, routed, inner, out)]
     e.inputs.cached.append(CachedNode(made, wanted))
     return out
+
+
+def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
+    """A node that has the experts read which the next mixture would choose of this one's rows: the stream
+    changes little from layer to layer."""
+    after = e.next_mixture(op)
+    x = e.values[op.inputs[0]]
+    if after is None or x.rows > MOST_HINTED or op.out.rows != after.out.rows:
+        return
+    lib, a = e.lib, after.attrs
+    assert isinstance(a, Moe)
+    assert e.products is not None
+    assert cached.supply is not None
+    rows = e.w.plain(x)
+    if (ratio := _ratio(e, op, after)) is not None:
+        e.inputs.kept.append(ratio)
+        rows = lib.ggml_mul(e.ctx, rows, e.w.external(ggml_api.F32, x.width, 1, ratio.ctypes.data))
+    scores = lib.ggml_mul_mat(e.ctx, e.weights(after)[0], rows)
+    chosen: int = lib.ggml_argsort_top_k(e.ctx, scores, a.n_used)
+    made = matmul.ExpertHint(
+        supply=cached.supply.address,
+        mixture=cached.number(tuple(use.weight for use in fusion.uses(after)[1:])),
+        rows=x.rows,
+        used=a.n_used,
+        stride=ggml_api.tensor_at(chosen).nb[1] // INDEX,
+    )
+    sources, function = (c_void_p * 1)(chosen), (e.products.hint_address, ONE_THREAD, addressof(made))
+    node = lib.ggml_custom_4d(e.ctx, ggml_api.I32, 1, 1, 1, 1, sources, 1, *function)
+    ggml_api.tensor_at(node).name = ggml_api.SORTED.encode()
+    e.inputs.hints.append(HintNode(made, chosen))
+    e.w.expand(node)
+
+
+def _ratio(e: Emitter, op: Op, after: Op) -> NDArray[np.float32] | None:
+    """What makes of a row's norm before one mixture that before another."""
+    gains = [e.gain(each.inputs[0]) for each in (op, after)]
+    if gains[0] is None or gains[1] is None:
+        return None
+    return np.divide(gains[1], gains[0], out=np.ones_like(gains[1]), where=gains[0] != 0)
 
 
 def _describe(

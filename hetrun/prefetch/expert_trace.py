@@ -1,0 +1,106 @@
+"""How well experts were kept, on what passes really chose: beside what other rules would have kept in as many
+slots, and the best that any rule could have that knows what comes (Belady's)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrun.prefetch.expert_records import Records
+
+LEAST = 1000  # choices: of fewer no rule can be judged
+WARM = 0.5  # of a trace: rules begin with nothing, so what comes before is not counted
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of the choices that were counted, the share that each rule would have found in its slots."""
+
+    choices: int
+    ours: float
+    lru: float  # whatever was chosen last stays, in all layers together
+    layers: float  # the same, each layer with equally many slots
+    best: float
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return (
+            f"{self.ours:.1%} of {self.choices:,} chosen experts were there; {self.lru:.1%} by what was used "
+            f"last, {self.layers:.1%} with equally many for each layer, {self.best:.1%} at best"
+        )
+
+
+Rule = Callable[[Sequence[int], int], Iterable[bool]]
+
+
+def judge(records: Records, slots: Sequence[int], trace: NDArray[np.int32]) -> Kept | None:
+    """The trace's rows are the number of a pass, of an expert and whether it was there; None: too short."""
+    if len(trace) < LEAST:
+        return None
+    counted = np.arange(len(trace)) >= WARM * len(trace)
+    first = records.first
+    mixture = np.searchsorted(first, trace[:, 1], "right") - 1
+    kind = np.array(records.kinds)[mixture]
+
+    def share(rule: Rule, groups: NDArray[np.int64], room: Sequence[int]) -> float:
+        hits = np.zeros(len(trace), bool)
+        for group in np.unique(groups):
+            mine = groups == group
+            hits[mine] = list(rule(trace[mine, 1].tolist(), room[group]))
+        return float(hits[counted].mean())
+
+    layers = np.bincount(records.kinds)
+    each = [slots[k] // int(layers[k]) for k in records.kinds]
+    return Kept(
+        int(counted.sum()),
+        float(trace[counted, 2].mean()),
+        share(lru, kind, slots),
+        share(lru, mixture, each),
+        share(best, kind, slots),
+    )
+
+
+def lru(chosen: Sequence[int], room: int) -> Iterable[bool]:
+    """Whatever was chosen last stays."""
+    there: OrderedDict[int, None] = OrderedDict()
+    for expert in chosen:
+        hit = expert in there
+        if hit:
+            there.move_to_end(expert)
+        elif room:
+            if len(there) >= room:
+                there.popitem(last=False)
+            there[expert] = None
+        yield hit
+
+
+def best(chosen: Sequence[int], room: int) -> Iterable[bool]:
+    """What is chosen soonest stays. What is chosen later than all others need not stay at all."""
+    after = _next_uses(chosen)
+    there: dict[int, int] = {}  # when each is chosen again
+    latest: list[tuple[int, int]] = []  # the same, those first that are chosen last; some entries are old
+    for i, expert in enumerate(chosen):
+        hit = expert in there
+        there[expert] = after[i]
+        heappush(latest, (-after[i], expert))
+        while len(there) > room:
+            when, candidate = heappop(latest)
+            if there.get(candidate) == -when:
+                del there[candidate]
+        yield hit
+
+
+def _next_uses(chosen: Sequence[int]) -> list[int]:
+    seen: dict[int, int] = {}
+    after = [NEVER] * len(chosen)
+    for i in range(len(chosen) - 1, -1, -1):
+        after[i] = seen.get(chosen[i], NEVER)
+        seen[chosen[i]] = i
+    return after
