@@ -224,6 +224,14 @@ def _disk(facts: Facts, width: int) -> list[Content]:
     streaming = facts.state.streaming if facts.state else None
     if streaming is None:
         return []
+    if streaming.experts:
+        return [
+            _head("from disk", f"{streaming.disk_bytes_s / 1e9:.2f} GB/s"),
+            _row("each token", _size(int(streaming.bytes_per_token)), width),
+            _row("slots for experts", f"{streaming.slots:,} of {streaming.experts:,}", width),
+            _row("chosen and there", f"{100 * streaming.found:.0f} %", width),
+            _row("waiting for it", f"{100 * streaming.waiting:.0f} % of the time", width),
+        ]
     return [
         _head("from disk", f"{streaming.disk_bytes_s / 1e9:.2f} GB/s"),
         _row("each pass", _size(streaming.streamed_bytes), width),

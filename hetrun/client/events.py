@@ -178,6 +178,10 @@ class Streaming:
     streamed_bytes: int  # of weights that every pass reads
     budget: int  # bytes that everything may take
     least: int  # the smallest budget that would do
+    experts: int = 0  # of mixtures; 0: weights are read whole
+    slots: int = 0  # so many of them have a place in memory
+    found: float = 0.0  # the share of the chosen ones that was there, of late
+    guessed: float = 0.0  # of those that were read before a router had chosen them, the share that it chose
 
 
 OnEvent = Callable[[Event], None]

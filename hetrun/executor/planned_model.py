@@ -278,10 +278,10 @@ class PlannedModel:
     def most_cached(self) -> int | None:
         """Tokens of prompts that are worth keeping for later, beside the last one; None: all there is room
         for. While weights come from disk each byte of them is one that every pass reads."""
-        if self._disk is None:
+        if (reading := self._disk or self._experts) is None:
             return None
         each = self._kv.token_bytes
-        return int(CACHED_SHARE * self._disk.granted.nbytes) // each if each else None
+        return int(CACHED_SHARE * reading.granted.nbytes) // each if each else None
 
     @property
     def native_seconds(self) -> float:

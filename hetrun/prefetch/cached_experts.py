@@ -24,7 +24,7 @@ from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.expert_cache import HUGE_PAGE, ExpertCache, Reading
 from hetrun.prefetch.expert_records import Records
-from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, WORTH, Compute, Late
+from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, Compute, Late
 
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
@@ -104,7 +104,7 @@ class FromExperts:
         caching.prepare(part.records.mixtures, self.cache)
         self._late, self._compute = Late(), Compute()
         self._looked = self._shared = 0.0
-        self._last = self.cache.counts
+        self._last, self._found = self.cache.counts, 0.0
 
     @property
     def granted(self) -> Granted:
@@ -185,6 +185,9 @@ class FromExperts:
         waited = (now.waited - last.waited) / 1e9
         self._late.add(seconds, waited, now.bytes - last.bytes, given, answering)
         self._compute.saw(tokens, max(0.0, seconds - waited))
+        if wanted := now.wanted - last.wanted:
+            found = 1 - (now.missed - last.missed) / wanted
+            self._found += (found - self._found) * (SMOOTHING if self._late.passes > 1 else 1)
         self._last = now
 
     def predict(self, tokens: int) -> float | None:
@@ -226,6 +229,10 @@ class FromExperts:
             streamed_bytes=self._part.records.stored_bytes,
             budget=self.granted.nbytes,
             least=self.least,
+            experts=len(self._part.records.where),
+            slots=sum(self.cache.counts_of_kinds),
+            found=self._found,
+            guessed=self._last.hits_of_hints / self._last.hinted if self._last.hinted else 0.0,
         )
 
     def close(self) -> None:

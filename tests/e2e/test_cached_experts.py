@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,15 +15,20 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams
+from hetrun.client.events import GenerateRequest
 from hetrun.engine.loaded_model import Loaded
+from hetrun.errors import ModelFileError
 from hetrun.executor.loading.load_plan import Deciding, Prepared
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.prefetch import cached_experts, expert_cache
 from hetrun.prefetch.cached_experts import FromExperts
+from hetrun.prefetch.expert_cache import ExpertCache
 from hetrun.prefetch.expert_records import Records
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
+from tests.engine.asking import Answer
 from tests.models import cases_hf, hf
+from tests.support.streamed import Disk, every_read, only_read
 
 pytestmark = pytest.mark.skipif(not expert_cache.library(), reason="there was no C compiler")
 OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 256, "spec": "off"}
@@ -42,16 +50,19 @@ def decide(deciding: Deciding) -> Prepared | None:
 
 
 @contextmanager
-def opened(path: Path, share: float, **options: Any) -> Iterator[LLM]:
+def opened(path: Path, share: float, disk: Disk | None = None, **options: Any) -> Iterator[LLM]:  # noqa: ANN401
     """A model of whose experts such a share has slots."""
+    cache = partial(ExpertCache, read=disk.function if disk else None)
 
     def divided(records: Records, room: int, worth: object = None) -> list[int]:
         least = cached_experts.least_slots(records)
         return [max(n, int(share * count)) for n, count in zip(least, records.counts, strict=True)]
 
-    patched = mock.patch.object(cached_experts, "divided", divided)
-    with patched, mock.patch.object(Deciding, "decide", decide), LLM(path, **OPTIONS | options) as llm:
-        yield llm
+    with ExitStack() as patched:
+        patched.enter_context(mock.patch.object(cached_experts, "divided", divided))
+        patched.enter_context(mock.patch.object(cached_experts, "ExpertCache", cache))
+        patched.enter_context(mock.patch.object(Deciding, "decide", decide))
+        yield patched.enter_context(LLM(path, **OPTIONS | options))
 
 
 def experts_of(llm: LLM) -> FromExperts:
@@ -80,3 +91,111 @@ def test_experts_from_slots_give_the_same_bits(model: Path) -> None:
             counts = experts_of(llm).cache.counts
             assert counts.wanted > 0
             assert 0 < counts.missed < counts.wanted
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    row = next(row for row in cases_hf.ROWS if str(row) == "mixtral-plain")
+    path = tmp_path_factory.mktemp("cached") / "m.gguf"
+    return Path(convert_model(Wish(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
+
+
+@pytest.fixture(scope="module")
+def right(mixtral: Path) -> list[int]:
+    """What it says with everything in memory."""
+    with LLM(mixtral, **OPTIONS, deterministic=True) as llm:
+        return tokens(llm, [TEXT])[0]
+
+
+@pytest.mark.parametrize("verdict", [-errno.EIO, 0], ids=["EIO", "short"])
+@pytest.mark.parametrize("which", [0, 3, 17])
+def test_a_read_that_fails_ends_one_answer(mixtral: Path, right: list[int], which: int, verdict: int) -> None:
+    disk = Disk()
+    with opened(mixtral, 0.0, disk, deterministic=True) as llm:
+        with (
+            disk.failing(only_read(which, verdict)),
+            pytest.raises(ModelFileError, match=r"reading|ends inside"),
+        ):
+            tokens(llm, [TEXT])
+        assert tokens(llm, [TEXT])[0] == right
+
+
+@pytest.mark.parametrize("every", [7, 50])
+def test_a_disk_that_fails_now_and_then(mixtral: Path, right: list[int], every: int) -> None:
+    """Each answer is right, or an error; and nothing wrong stays in a slot."""
+    disk = Disk()
+    with opened(mixtral, 0.3, disk, deterministic=True) as llm:
+        failed = 0
+        with disk.failing(every_read(every, -errno.EIO)):
+            for _ in range(12):
+                try:
+                    assert tokens(llm, [TEXT])[0] == right
+                except ModelFileError:
+                    failed += 1
+        assert failed
+        assert tokens(llm, [TEXT])[0] == right
+
+
+def test_reads_that_come_in_parts_or_are_disturbed_go_on(mixtral: Path, right: list[int]) -> None:
+    disk = Disk()
+    with opened(mixtral, 0.3, disk, deterministic=True) as llm:
+        for judge in (every_read(2, 4096), every_read(3, -errno.EINTR), every_read(4, -errno.EAGAIN)):
+            with disk.failing(judge):
+                assert tokens(llm, [TEXT])[0] == right
+
+
+def test_a_file_that_is_cut_is_an_error_until_it_is_back(mixtral: Path, right: list[int]) -> None:
+    data = mixtral.read_bytes()
+    with opened(mixtral, 0.0, deterministic=True) as llm:
+        try:
+            with mixtral.open("r+b") as file:
+                file.truncate(len(data) // 2)
+            with pytest.raises(ModelFileError, match="it was changed while in use"):
+                tokens(llm, [TEXT])
+        finally:
+            mixtral.write_bytes(data)
+
+
+def test_a_cancel_does_not_wait_for_a_disk_that_stands_still(mixtral: Path, right: list[int]) -> None:
+    disk, holding, go = Disk(), threading.Event(), threading.Event()
+
+    def stuck(number: int, size: int) -> None:
+        if number == 5:
+            holding.set()
+            go.wait(20)
+
+    with opened(mixtral, 0.0, disk, deterministic=True) as llm:
+        disk.arm(stuck)
+        answer = Answer()
+        answer.id = llm.submit(GenerateRequest(GREEDY, tokens=tuple(TEXT)), answer)
+        assert holding.wait(20)
+        llm.cancel(answer.id)
+        go.set()
+        assert answer.wait().last.finish_reason == "cancelled"
+        disk.arm(None)
+        assert tokens(llm, [TEXT])[0] == right
+
+
+def test_slots_go_and_come_between_passes(mixtral: Path, right: list[int]) -> None:
+    """What is worth most stays, wherever it lay."""
+    with opened(mixtral, 1.0, deterministic=True) as llm:
+        assert tokens(llm, [TEXT])[0] == right
+        found = experts_of(llm)
+        for share in (0.5, 0.0, 0.3, 1.0, 0.2):
+            counts = [
+                max(least, int(share * count))
+                for least, count in zip(
+                    cached_experts.least_slots(found.cache.records), found.cache.records.counts, strict=True
+                )
+            ]
+            llm.call(lambda _, counts=counts: found.cache.resize(counts))
+            assert found.cache.counts_of_kinds == counts
+            assert tokens(llm, [TEXT])[0] == right
+
+
+def test_hints_read_what_is_wanted_next(mixtral: Path) -> None:
+    with opened(mixtral, 0.2) as llm:
+        tokens(llm, [TEXT[:8]])
+        counts = experts_of(llm).cache.counts
+        assert counts.hinted > 0
+        assert 0 < counts.hits_of_hints <= counts.hinted

@@ -140,7 +140,7 @@ def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
     changes little from layer to layer."""
     after = e.next_mixture(op)
     x = e.values[op.inputs[0]]
-    if after is None or x.rows > MOST_HINTED or op.out.rows != after.out.rows:
+    if after is None or x.rows > MOST_HINTED or x.rows != e.count(after.out.rows):
         return
     lib, a = e.lib, after.attrs
     assert isinstance(a, Moe)
