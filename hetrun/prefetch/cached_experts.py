@@ -24,11 +24,13 @@ from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.expert_cache import HUGE_PAGE, ExpertCache, Reading
 from hetrun.prefetch.expert_records import Records
+from hetrun.prefetch.hint_trial import HintTrial
 from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, Compute, Late
 
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
 LEAST_BUFFERS = 4
+MOST_HINTED = 4  # tokens of a pass whose time says whether hints pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class FromExperts:
             lambda: ExpertCache(part.records, Reading(part.buffers, way.readers)),
         )
         caching.prepare(part.records.mixtures, self.cache)
-        self._late, self._compute = Late(), Compute()
+        self._late, self._compute, self.hints = Late(), Compute(), HintTrial()
         self._looked = self._shared = 0.0
         self._last, self._found = self.cache.counts, 0.0
 
@@ -185,6 +187,9 @@ class FromExperts:
         waited = (now.waited - last.waited) / 1e9
         self._late.add(seconds, waited, now.bytes - last.bytes, given, answering)
         self._compute.saw(tokens, max(0.0, seconds - waited))
+        if tokens <= MOST_HINTED:
+            self.hints.saw(seconds)
+            self.cache.listen(self.hints.on)
         if wanted := now.wanted - last.wanted:
             found = 1 - (now.missed - last.missed) / wanted
             self._found += (found - self._found) * (SMOOTHING if self._late.passes > 1 else 1)

@@ -95,6 +95,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "open": (c_void_p, (POINTER(_Setup),)),
     "supply": (c_void_p, (c_void_p,)),
     "begin": (None, (c_void_p, c_int64)),
+    "listen": (None, (c_void_p, c_int64)),
     "stop": (None, (c_void_p,)),
     "restart": (None, (c_void_p,)),
     "fault": (c_int, (c_void_p, POINTER(Fault))),
@@ -250,6 +251,10 @@ class ExpertCache:
         """A pass of so many rows begins."""
         self._opened.check()
         self._dll.hetrun_experts_begin(self._cache, rows)
+
+    def listen(self, on: bool) -> None:
+        """Whether hints are followed from now on."""
+        self._dll.hetrun_experts_listen(self._cache, on)
 
     def end(self) -> None:
         """The pass has ended. Raises what went wrong, if some experts did not come or if a file was changed

@@ -83,7 +83,7 @@ struct cache {
     pthread_cond_t room, arrived, still, turn; /* for readers, for who wants, for who restarts, for dozers */
     pthread_t *threads;
     int64_t started, reading;
-    int closing, stopped, failed;
+    int closing, stopped, failed, deaf; /* deaf: to hints */
     struct fault fault;
 
     int64_t visit, mixture, order, clock, rows;
@@ -384,7 +384,7 @@ void hetrun_experts_hint(void *data, int64_t mixture, const int32_t *experts, in
 {
     struct cache *c = data;
     pthread_mutex_lock(&c->mutex);
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && !c->deaf; i++) {
         int64_t record = c->first[mixture] + experts[i];
         if (c->known[record].slot == NONE && c->known[record].buffer == NONE && !ask_for(c, record, 1))
             break;
@@ -492,6 +492,14 @@ void hetrun_experts_begin(struct cache *c, int64_t rows)
     pthread_mutex_lock(&c->mutex);
     c->pass++;
     c->clock += rows;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+/* Whether hints are followed. */
+void hetrun_experts_listen(struct cache *c, int64_t on)
+{
+    pthread_mutex_lock(&c->mutex);
+    c->deaf = !on;
     pthread_mutex_unlock(&c->mutex);
 }
 
