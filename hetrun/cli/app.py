@@ -280,17 +280,22 @@ def convert(
 @hetrun.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
+@click.option("--merged", is_flag=True, help="keep the experts of a mixture in one tensor, as llama.cpp does")
+@click.option("--in-place", is_flag=True, help="where the disk has no room for two; goes on after a kill")
 @click.option("--force", is_flag=True, help="replace a file that is there; repack again")
 @options.as_json
-def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None:
+def repack(
+    model: Path, output: Path | None, merged: bool, in_place: bool, force: bool, as_json: bool
+) -> None:
     """Write MODEL, a GGUF file, with its tensors in the order of use, for models bigger than memory.
 
     Each tensor begins at a multiple of 4096 bytes, so that it is read from disk in whole pages. Nothing else
-    changes: other programs read the file as before. The parts of a split model become one file.
+    changes: other programs read the file as before. Of a mixture each expert becomes a record, which is one
+    read; that llama.cpp does not read, unless --merged is given. The parts of a split model become one file.
     """
     from hetrun.cli import repack as tool
 
-    tool.repack(options.placed(model), output, force, as_json)
+    tool.repack(options.placed(model), output, force, as_json, merged=merged, in_place=in_place)
 
 
 @hetrun.command()

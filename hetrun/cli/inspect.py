@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 
 from hetrun.cli.output import in_json
 from hetrun.errors import printable
-from hetrun.loader import tensor_list
+from hetrun.loader import expert_names, tensor_list
 from hetrun.loader.formats.gguf_file import StringArray, Value
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.hf_mapping import Setting
@@ -142,9 +144,25 @@ def to_text(source: ModelSource, found: Sequence[Entry], tensors: bool) -> Itera
         yield _cut(f"  {printable(key):<42} {_line(value)}")
     if tensors:
         yield from ("", f"{'tensors':<41} {'type':<8} {'shape':<18} {'bytes':>10}")
-        for e in found:
+        for e in _experts_as_one(found):
             shape = " x ".join(map(str, e.shape))
             yield f"  {printable(e.name):<39} {e.type:<8} {shape:<18} {size(e.nbytes):>10}"
+
+
+def _experts_as_one(found: Sequence[Entry]) -> Iterator[Entry]:
+    """Matrices that are alike but for their expert are one line: there may be tens of thousands."""
+    sets: dict[object, list[Entry]] = defaultdict(list)
+    for e in found:
+        one = expert_names.of_one(e.name)
+        sets[(*one[:2], e.type, e.shape) if one else e.name].append(e)
+    for key, (first, *more) in sets.items():
+        if not more or not isinstance(key, tuple):
+            yield first
+            continue
+        numbers = sorted(one[2] for e in (first, *more) if (one := expert_names.of_one(e.name)))
+        which = f"{{{numbers[0]}-{numbers[-1]}}}"
+        name, n = f"{key[0]}.ffn_{key[1]}.{which}.weight", len(numbers)
+        yield replace(first, name=name, shape=(n, *first.shape), nbytes=n * first.nbytes)
 
 
 def _heading(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -10,14 +10,23 @@ from hetrun.cli.inspect import size
 from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
 from hetrun.errors import printable
+from hetrun.tools.convert.in_place import is_begun
 from hetrun.tools.convert.reorder import Report, Wish, repack_model
 
 
-def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None:
+def repack(
+    model: Path, output: Path | None, force: bool, as_json: bool, *, merged: bool, in_place: bool
+) -> None:
     """Repack and say what came of it."""
+    wish = Wish(model, output, force, merged, in_place)
     heed_sigterm()
-    with loading("repacking") as tell:
-        report = repack_model(Wish(model, output, force), tell)
+    try:
+        with loading("repacking") as tell:
+            report = repack_model(wish, tell)
+    except KeyboardInterrupt:
+        if wish.in_place and is_begun(wish.source):
+            say(f"{wish.source} is half repacked: the same command goes on")
+        raise
     for note in report.notes:
         say(note)
     print(in_json(to_json(report), indent=1) if as_json else printable(to_text(report)))
@@ -26,6 +35,8 @@ def repack(model: Path, output: Path | None, force: bool, as_json: bool) -> None
 def to_text(report: Report) -> str:
     """One line."""
     how = f"{report.tensors} tensors in the order of use, each at a multiple of {report.alignment} bytes"
+    if report.records:
+        how += f", {report.records} experts as records"
     if not report.written:
         return f"{report.path}: {how}, already; nothing was written"
     sizes = f"{size(report.bytes_before)} -> {size(report.bytes_after)}"

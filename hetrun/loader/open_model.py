@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from hetrun.errors import ModelFileError
+from hetrun.loader import half_repacked
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.source import ModelSource
@@ -27,6 +28,8 @@ def open_model(path: Path) -> ModelSource:
         return open_folder(path)
     if point := entry_points.find("sources", path.suffix.removeprefix(".")):
         return _read_by(point, path)
+    if reason := half_repacked.reason_against(path):
+        raise ModelFileError(str(path), reason)
     file = read_gguf(path)
     return GGUFModel(file, file.require_str("general.architecture"))
 

@@ -12,6 +12,7 @@ from hetrun.errors import ModelFileError
 from hetrun.executor.library.plan import backend_for, needs
 from hetrun.graph import kv_shapes, states_of
 from hetrun.graph.quant import by_name
+from hetrun.loader import expert_names
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import Entry
@@ -80,7 +81,7 @@ def place(name: str) -> tuple[str, str]:
         ends = {"output": name.startswith("output"), "embedding": "embd" in name or name.startswith("rope")}
         return next((end for end, fits in ends.items() if fits), "elsewhere"), "other"
     layer, rest = found.groups()
-    if "_exps" in rest or "ffn_gate_inp" in rest:
+    if "_exps" in rest or "ffn_gate_inp" in rest or expert_names.of_one(name):
         return layer, "experts"
     return layer, "attention" if rest.startswith(("attn", "ssm")) else "ffn" if rest.startswith(
         "ffn"

@@ -39,7 +39,7 @@ from hetrun.tools.check_model import check_model
 from hetrun.tools.convert import describe, plan
 from hetrun.tools.convert.gguf_writer import header
 from hetrun.tools.convert.quant_mixtures import by_option
-from hetrun.tools.convert.reorder import in_order, metadata
+from hetrun.tools.convert.reorder import layout, metadata
 
 TEXT = "The engine, <|im_end|> </s> runs\n\tdéjà vu 你好 \U0001f600 \x00\x80"
 MESSAGES = ({"role": "system", "content": "Hm."}, {"role": "user", "content": "Hi!"})
@@ -263,7 +263,7 @@ def converted(source: ModelSource, path: Path) -> None:
 def repacked(source: ModelSource, path: Path) -> None:
     """What `hetrun repack` would write before the tensors."""
     if isinstance(source, GGUFModel):
-        header(metadata(source.file), in_order(source))
+        header(metadata(source.file), layout(source).tensors)
 
 
 def step(source: ModelSource, path: Path) -> None:

@@ -24,10 +24,10 @@ from hetrun.loader.formats.gguf_split import join_parts
 __all__ = ["GGUFFile", "StringArray", "TensorInfo", "Value", "read_gguf"]
 
 # What no real file comes near; these bound the time and memory a hostile one can take. The largest
-# vocabularies have about a million strings, the largest models some ten thousand tensors, the largest headers
-# some 50 MiB.
+# vocabularies have about a million strings, the largest models some ten thousand tensors, or a hundred
+# thousand where each expert has its own, the largest headers some 50 MiB.
 MAX_PAIRS = 1 << 16
-MAX_TENSORS = 1 << 16
+MAX_TENSORS = 1 << 17
 MAX_ITEMS = 1 << 24
 MAX_HEADER = 256 << 20
 MAX_ALIGNMENT = 1 << 16

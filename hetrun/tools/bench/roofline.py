@@ -10,6 +10,7 @@ from hetrun.executor.library.plan import needs
 from hetrun.graph import Graph, Rows, kv_shapes, states_of
 from hetrun.graph.ops import Attention, Moe, flops
 from hetrun.graph.quant import by_name
+from hetrun.loader import expert_names
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
@@ -173,7 +174,8 @@ def _traffic_of_file(source: ModelSource, kv_type: str) -> Traffic:
     named = {w.name: w.nbytes for w in source.weights()}
     looked_up = named.get("token_embd.weight", 0) if "output.weight" in named else 0
     n = source.get_int("expert_count", 0, 0, 1 << 16)
-    size = sum(nbytes for name, nbytes in named.items() if "_exps." in name) if n else 0
+    chosen = (size for name, size in named.items() if "_exps." in name or expert_names.of_one(name))
+    size = sum(chosen) if n else 0
     experts = (Experts(size, n, source.get_int("expert_used_count", n, 1, n)),) if size else ()
     kv = ((needs(source, kv_type, 1).per_token, 0),)
     return Traffic(sum(named.values()) - looked_up - size, kv, experts)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import cast
@@ -20,8 +20,9 @@ from typing import cast
 import numpy as np
 
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
-from hetrun.graph import Weight
+from hetrun.graph import Weight, stack
 from hetrun.graph.quant import Bytes, Floats, QuantType
+from hetrun.loader import expert_names
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.formats.gguf_file import StringArray, shown
 from hetrun.loader.gguf_source import GGUFModel
@@ -114,7 +115,7 @@ def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
         changes = source.imported.changes
         if reason := source.settings.get_str("gguf.inexpressible", ""):
             raise ModelFileError(source.path, f"cannot be converted: {reason}; hetrun runs it as it is")
-    weights = {w.name: w for w in source.weights()}
+    weights = _with_whole_experts({w.name: w for w in source.weights()})
     shapes = {name: _shape(source, weight) for name, weight in weights.items()}
     chosen = recipes.choose(recipe, form(source), {n: (shapes[n], w.quant) for n, w in weights.items()})
     for name, weight in weights.items():
@@ -130,9 +131,28 @@ def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
     return jobs, [Tensor(name, shapes[name], chosen[name]) for name in weights]
 
 
+def _with_whole_experts(weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Matrices of single experts on top of each other, as llama.cpp reads them, where none is missing."""
+    sets: dict[tuple[str, str], dict[int, Weight]] = defaultdict(dict)
+    for name, weight in weights.items():
+        if one := expert_names.of_one(name):
+            sets[one[:2]][one[2]] = weight
+    out: dict[str, Weight] = {}
+    for name, weight in weights.items():
+        one = expert_names.of_one(name)
+        whole = expert_names.whole(*one[:2]) if one else name
+        members = sets[one[:2]] if one else {}
+        forms = {(w.shape, w.quant.name) for w in members.values()}
+        if not one or whole in weights or len(forms) > 1 or max(members) != len(members) - 1:
+            out[name] = weight
+        elif whole not in out:
+            out[whole] = replace(stack([members[e] for e in range(len(members))]), name=whole)
+    return out
+
+
 def _shape(source: ModelSource, weight: Weight) -> Shape:
     """Rows first: a vector has no rows, experts have a dimension of their own."""
-    if isinstance(source, GGUFModel):
+    if isinstance(source, GGUFModel) and weight.name in source.file.tensors:
         return source.file.tensors[weight.name].shape
     rows, cols = weight.shape
     if "_exps." in weight.name:

@@ -104,6 +104,11 @@ def header(metadata: Metadata, tensors: Sequence[Entry]) -> list[bytes]:
     return [*out, bytes(padded(size, alignment) - size)]
 
 
+def size_of(header: Sequence[bytes], tensors: Sequence[Entry], alignment: int) -> int:
+    """Of the whole file."""
+    return sum(map(len, header)) + sum(padded(t.nbytes, alignment) for t in tensors)
+
+
 def alignment_of(metadata: Metadata) -> int:
     """What the beginning of each tensor is a multiple of."""
     value = metadata.get(ALIGNMENT_KEY, ALIGNMENT)
@@ -235,7 +240,7 @@ def write_model(
     """
     check_target(path, force)
     start, alignment = header(metadata, tensors), alignment_of(metadata)
-    total = sum(map(len, start)) + sum(padded(t.nbytes, alignment) for t in tensors)
+    total = size_of(start, tensors, alignment)
     free = disk_usage(path.parent).free
     if total > free:
         raise OptionError(f"{path}: needs {total:,} bytes, and only {free:,} are free there; choose with -o")

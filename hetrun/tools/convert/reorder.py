@@ -1,7 +1,8 @@
 """A GGUF file with its tensors in the order in which a pass reads them, each where direct reads can begin.
 
 Models that do not fit into memory are read from disk for every pass: large reads of whole pages, one behind
-the other. Nothing but places changes, so every other program reads the new file as it read the old one.
+the other. Nothing but places changes, so every other program reads the new file as it read the old one. But
+of mixtures each expert becomes a record of its own (expert_records.py), unless that is not wanted.
 """
 
 from __future__ import annotations
@@ -9,29 +10,33 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
 from hetrun.backend.fusion import Common, kin
-from hetrun.errors import OptionError
+from hetrun.errors import ModelFileError, OptionError
 from hetrun.graph import Extent, Graph, Op
 from hetrun.graph.quant import Bytes
-from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.architectures import build_graph, is_known, plugged, prediction_block
 from hetrun.loader.formats.gguf_file import GGUFFile, TensorInfo
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.open_model import is_folder, open_model
 from hetrun.loader.weight_reader import FileReader
 from hetrun.system.file_identity import Stamp
+from hetrun.tools.convert import expert_records, in_place
+from hetrun.tools.convert.expert_records import Placed
 from hetrun.tools.convert.gguf_writer import (
     ALIGNMENT_KEY,
     MetaValue,
     Stored,
     check_target,
+    header,
+    size_of,
     target_path,
     write_model,
 )
@@ -44,11 +49,14 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody asked for; `force`: replace a file that is there, repack what is repacked already."""
+    """What was asked for. `force`: replace a file that is there, repack what is repacked already; `merged`:
+    the matrices of all experts in one tensor; `in_place`: on a disk without room for a second file."""
 
     source: Path
     output: Path | None = None
     force: bool = False
+    merged: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class Report:
     path: Path
     written: bool
     tensors: int
+    records: int  # experts whose matrices lie beside each other
     alignment: int
     bytes_before: int
     bytes_after: int
@@ -65,21 +74,58 @@ class Report:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tensors of the file to be, in order, and sentences for the user."""
+
+    tensors: Sequence[Placed]
+    notes: tuple[str, ...] = ()
+
+
+RECORDS = (
+    "each expert lies by itself, which llama.cpp does not read (nor --backend libllama); "
+    "`hetrun repack --merged` writes a file of it that it reads"
+)
+
+
 def repack_model(wish: Wish, progress: Callable[[float], None] | None = None) -> Report:
-    """Repack a model; the file is complete when this returns, and not there when it raises."""
+    """Repack a model; the file is complete when this returns, and not there when it raises. In place it is
+    half done when it raises, and a later call goes on."""
     begin = perf_counter()
+    if wish.in_place:
+        if wish.output is not None:
+            raise OptionError("--in-place leaves the file where it is: there is no place for -o")
+        if (done := in_place.finish(wish.source, progress)) is not None:
+            return _report(wish.source, _finished(wish.source), True, done, begin)
     source = _open(wish.source)
-    file, tensors = source.file, in_order(source)
-    notes = () if is_known(source.architecture) else (_unknown(source.architecture),)
-    path, written, size = Path(file.path), False, file.size
-    if wish.force or not is_repacked(file, tensors):
-        path, written = target(wish, file), True
+    file, found = source.file, layout(source, wish.merged)
+    path, size = Path(file.path), file.size
+    if not wish.force and is_repacked(file, found.tensors):
+        return _report(path, found, False, (size, size), begin)
+    if wish.in_place:
+        start = header(metadata(file), found.tensors)
+        size = size_of(start, found.tensors, ALIGNMENT)
+        in_place.begin(file, start, size, progress)
+    else:
+        path = target(wish, file)
         _check_other(path, file)
         check_target(path, wish.force)
-        with closing(_copied(tensors, progress)) as pieces:
-            size = write_model(path, metadata(file), tensors, pieces, wish.force)
-    seconds = perf_counter() - begin
-    return Report(path, written, len(tensors), ALIGNMENT, file.size, size, seconds, notes)
+        with closing(_copied(found.tensors, progress)) as pieces:
+            size = write_model(path, metadata(file), found.tensors, pieces, wish.force)
+    return _report(path, found, True, (file.size, size), begin)
+
+
+def _report(path: Path, found: Layout, written: bool, sizes: tuple[int, int], begin: float) -> Report:
+    n, records = len(found.tensors), expert_records.count(found.tensors)
+    notes = (*found.notes, *([RECORDS] if records else []))
+    return Report(path, written, n, records, ALIGNMENT, *sizes, perf_counter() - begin, notes)
+
+
+def _finished(path: Path) -> Layout:
+    """What lies in a file whose repacking an earlier call began."""
+    tensors = _open(path).file.tensors.values()
+    note = "it was finished as it had been begun"
+    return Layout([Placed.of(t.name, t.shape, [t]) for t in tensors], (note,))
 
 
 def _open(path: Path) -> GGUFModel:
@@ -118,22 +164,45 @@ def _check_other(path: Path, file: GGUFFile) -> None:
         raise OptionError(f"{path} is the model itself, which is kept; name another file with -o")
 
 
-def is_repacked(file: GGUFFile, tensors: Sequence[TensorInfo]) -> bool:
+def is_repacked(file: GGUFFile, tensors: Sequence[Placed]) -> bool:
     """Whether the file is laid out already as it would be written."""
     stands = sorted(file.tensors.values(), key=lambda t: t.offset)
-    return len(file.paths) == 1 and file.alignment % ALIGNMENT == 0 and stands == [*tensors]
+    aligned = len(file.paths) == 1 and file.alignment % ALIGNMENT == 0
+    return aligned and [t.name for t in stands] == [t.name for t in tensors]
 
 
 # --- the order
 
 
-def in_order(source: GGUFModel) -> list[TensorInfo]:
+def layout(source: GGUFModel, merged: bool = False) -> Layout:
     """The tensors in the order in which a pass needs them; those that none needs come last."""
-    tensors = source.file.tensors.values()
     if not is_known(source.architecture):
-        return sorted(tensors, key=lambda t: _by_name(t.name))
+        order = sorted(source.file.tensors.values(), key=lambda t: _by_name(t.name))
+        arranged = expert_records.together if merged else expert_records.in_records
+        return Layout(arranged(order), (_unknown(source.architecture),))
+    if merged:
+        return Layout(expert_records.together(in_order(source)))
+    tensors = expert_records.apart(source.file.tensors)
+    if len(tensors) > len(source.file.tensors) and plugged(source.architecture) is None:
+        # Whether an architecture reads experts of their own, it says itself.
+        with suppress(ModelFileError):
+            return Layout(expert_records.in_records(in_order(_with(source, tensors))))
+    return Layout(expert_records.in_records(in_order(source)))
+
+
+def _with(source: GGUFModel, tensors: Mapping[str, TensorInfo]) -> GGUFModel:
+    return replace(source, file=replace(source.file, tensors=tensors))
+
+
+def in_order(source: GGUFModel) -> list[TensorInfo]:
+    """Its tensors as a pass reads them, then those of the block that predicts, then all others."""
+    tensors = source.file.tensors.values()
     at = _Places(tensors)
-    used = dict.fromkeys(at.find(extent) for extent in _reads(build_graph(source)))
+    graphs = [build_graph(source)]
+    with suppress(ModelFileError):  # who cannot use the block can do without
+        if block := prediction_block(source):
+            graphs.append(block.graph)
+    used = dict.fromkeys(at.find(extent) for graph in graphs for extent in _reads(graph))
     return list(dict.fromkeys([*used, *tensors]))
 
 
@@ -191,18 +260,23 @@ def _stored(reader: FileReader, path: str, stamp: Stamp, key: str, begin: int, e
 
 
 def _copied(
-    tensors: Sequence[TensorInfo], progress: Callable[[float], None] | None
+    tensors: Sequence[Placed], progress: Callable[[float], None] | None
 ) -> Generator[tuple[int, Bytes], None, None]:
     """The bytes of the tensors in pieces, each good until the next is asked for."""
     total, done = sum(t.nbytes for t in tensors) or 1, 0
     buffer = np.empty(PIECE_BYTES, np.uint8)
     with closing(FileReader()) as reader:
-        for index, t in enumerate(tensors):
-            whole = Extent(t.path, t.offset, 1, t.nbytes, t.nbytes, t.stamp)
-            for at in range(0, t.nbytes, PIECE_BYTES):
-                piece = buffer[: min(PIECE_BYTES, t.nbytes - at)]
-                reader.fill(piece.data, whole, at, t.name)
-                yield index, piece
-                done += len(piece)
-                if progress:
-                    progress(done / total)
+        for index, part, at in _pieces(tensors):
+            piece = buffer[: min(PIECE_BYTES, part.row_bytes - at)]
+            reader.fill(piece.data, part, at, tensors[index].name)
+            yield index, piece
+            done += len(piece)
+            if progress:
+                progress(done / total)
+
+
+def _pieces(tensors: Sequence[Placed]) -> Iterator[tuple[int, Extent, int]]:
+    """The tensor's number, a part of it, and where in that part a piece begins."""
+    for index, t in enumerate(tensors):
+        for part in t.parts:
+            yield from ((index, part, at) for at in range(0, part.row_bytes, PIECE_BYTES))
