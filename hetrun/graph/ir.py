@@ -68,6 +68,10 @@ class Weight:
     quant: QuantType
     parts: tuple[Extent | Constant, ...]
 
+    def __hash__(self) -> int:
+        """Without the parts: of experts that lie by themselves there are hundreds."""
+        return hash((self.name, self.shape))
+
     @property
     def nbytes(self) -> int:
         """Bytes of the weight as it is stored."""
