@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import pytest
 
 from hetrun import cli
 from hetrun.loader.formats.gguf import read_gguf
+from hetrun.loader.half_repacked import Names
+from hetrun.tools.convert.reorder import RECORDS
+from tests.convert.test_expert_records import QWEN3, merged
 from tests.convert.test_reorder import foreign
 from tests.loader.test_gguf_split import split_llama
 from tests.models.cases import GQA
@@ -56,6 +60,7 @@ def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "path": str(target),
         "written": True,
         "tensors": 21,
+        "records": 0,
         "alignment": 4096,
         "bytes_before": sum(path.stat().st_size for path in paths),
         "bytes_after": target.stat().st_size,
@@ -83,6 +88,45 @@ def test_the_file_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert tokens[0] == tokens[1]
 
 
+def test_experts_as_records_and_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    code, out, err = run(capsys, str(merged(QWEN3)), "-o", str(one))
+    assert (code, err) == (0, f"hetrun: {RECORDS}\n")
+    assert ", each at a multiple of 4096 bytes, 12 experts as records, " in out
+    assert run(capsys, str(one), "--merged", "-o", str(two))[::2] == (0, "")
+    assert run(capsys, str(two), "--in-place")[0] == 0
+    assert two.read_bytes() == one.read_bytes()
+    assert cli.exit_code(["inspect", str(one), "--tensors"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if ".ffn_gate." in line] == [
+        "blk.0.ffn_gate.{0-5}.weight",
+        "blk.1.ffn_gate.{0-5}.weight",
+    ]
+    assert any("6 x 64 x 128" in line for line in lines)
+    assert cli.exit_code(["check", str(one), "--weights"]) == 0
+
+
+def test_in_place(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = Path(shutil.copy(model_file(GQA), tmp_path / "x.gguf"))
+    code, out, err = run(capsys, str(path), "--in-place", "--json")
+    assert (code, err, json.loads(out)["path"]) == (0, "", str(path))
+    assert json.loads(out)["bytes_before"] == model_file(GQA).stat().st_size
+    assert run(capsys, str(path), "--in-place")[1].endswith("already; nothing was written\n")
+
+
+@pytest.mark.slow
+def test_stopped_in_place_it_says_how_to_go_on(tmp_path: Path) -> None:
+    path = huge(tmp_path / "huge.gguf")
+    command = [sys.executable, "-m", "hetrun", "repack", str(path), "--in-place", "--force"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not Names(path).source.exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert err.decode().strip() == f"hetrun: {path} is half repacked: the same command goes on"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -91,6 +135,8 @@ def test_the_file_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (["FOLDER"], "`hetrun convert` writes one"),
         (["MODEL", "-o", "MODEL"], "is the model itself, which is kept"),
         (["MODEL", "-o", "MODEL", "--force"], "is the model itself, which is kept"),
+        (["MODEL", "-o", "x.gguf", "--in-place"], "there is no place for -o"),
+        (["missing.gguf", "--in-place"], "missing.gguf: there is no such file"),
         (["MODEL", "-o", "/dev/null", "--force"], "/dev/null is a device or a pipe"),
         (["MODEL", "-o", "/proc/x.gguf"], "/proc/x.gguf"),
         (["MODEL", "-o", "no/such/x.gguf"], "no/such is not a folder"),
