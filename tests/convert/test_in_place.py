@@ -25,7 +25,8 @@ from hetrun.tools.convert.reorder import RECORDS, Report, Wish, repack_model
 from tests.convert.test_expert_records import QWEN3, merged
 from tests.loader.test_gguf_split import split_llama
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 KINDS = ("records", "merged", "again")
 
 
