@@ -83,9 +83,10 @@ class Weight:
         parts: list[Extent | Constant] = []
         first = 0
         for part in self.parts:
-            lo, hi = max(a - first, 0), min(b - first, part.rows)
-            if lo < hi:
-                parts.append(_part_rows(part, lo, hi))
+            if first >= b:
+                break  # of hundreds of parts an expert needs one
+            if first + part.rows > a:
+                parts.append(_part_rows(part, max(a - first, 0), min(b - first, part.rows)))
             first += part.rows
         return replace(self, name=f"{self.name}[{a}:{b}]", shape=(b - a, self.shape[1]), parts=tuple(parts))
 

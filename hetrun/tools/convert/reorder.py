@@ -83,8 +83,8 @@ class Layout:
 
 
 RECORDS = (
-    "each expert lies by itself, which llama.cpp does not read (nor --backend libllama); "
-    "`hetrun repack --merged` writes a file of it that it reads"
+    "llama.cpp (and so --backend libllama) does not read a mixture whose experts are records; "
+    "`hetrun repack --merged` puts them together again"
 )
 
 
