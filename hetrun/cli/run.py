@@ -183,7 +183,9 @@ def from_disk(s: Streaming) -> str:
     if not s.passes or not s.streamed_bytes:
         return f"[{kept}]"
     if s.experts:
-        kept = f"{s.slots:,} of {s.experts:,} experts have a slot, where {s.found:.0%} of the chosen ones were"
+        kept = (
+            f"{s.slots:,} of {s.experts:,} experts have a slot, where {s.found:.0%} of the chosen ones were"
+        )
     return (
         f"[from disk: {amount(s.bytes_per_token)} a token at {amount(s.disk_bytes_s)}/s, "
         f"{100 * s.waiting:.0f} % of the time waiting; {kept}]"

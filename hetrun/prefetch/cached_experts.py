@@ -160,9 +160,7 @@ class FromExperts:
         self._book()
 
     def _book(self) -> None:
-        self._books.grows(
-            breakdown.EXPERTS, "anonymous", self.cache.held_bytes, self.cache.promised_bytes
-        )
+        self._books.grows(breakdown.EXPERTS, "anonymous", self.cache.held_bytes, self.cache.promised_bytes)
 
     def look(self) -> None:
         """Bring the books in line with what there is."""

@@ -16,6 +16,7 @@ from hetrun.backend.weight_streaming import Cut
 from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.executor.loading.context_length import KvBytes, choose_context, kv_quant, longest
 from hetrun.executor.loading.device_memory import Own, Places, bills, granted_to, with_streaming
+from hetrun.executor.loading.expert_plan import ExpertPlan
 from hetrun.executor.loading.memory_estimates import (
     LIBRARIES,
     MAX_SEQUENCES,
@@ -40,9 +41,9 @@ from hetrun.planner.options import Options, Wishes, this_machine
 from hetrun.planner.plan import Placement, PlanSet
 from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
 from hetrun.prefetch import expert_cache, ring_buffer
-from hetrun.prefetch.cached_experts import ExpertPart, buffers_in, divided, least_bytes
+from hetrun.prefetch.cached_experts import ExpertPart, buffers_in
 from hetrun.prefetch.disk_probe import UNKNOWN_RATE, USUAL, Disk, disk_of
-from hetrun.prefetch.expert_records import Records, records_of
+from hetrun.prefetch.expert_records import records_of
 from hetrun.prefetch.extents import can_stream, lay_out
 from hetrun.prefetch.lookahead import Load, Window, predict, window
 from hetrun.prefetch.mapped_weights import MappedPart
@@ -225,7 +226,25 @@ class Deciding:
 
     def _cached(self, name: str) -> Prepared | None:
         """Everything on one backend, experts in slots as far as there is room for them."""
-        caching = self._backends[name].experts()
+        found = self._expert_plan(name)
+        if found is None or found.least + self._least_kv(found.plans) > self._granted.nbytes:
+            return None
+        kv_bytes = self._kv_bytes(found.plans)
+        context = choose_context(self._source, self._options, found.least, kv_bytes)
+        one = kv_bytes(context)
+        of_all = max(one, min(MAX_SEQUENCES * one, self._granted.nbytes - found.least))
+        self._keep_only(found.plans)
+        part = ExpertPart(
+            *(name, found.records, self._granted, found.whole, found.fixed, found.work, found.disk),
+            *(found.buffers, partial(found.billed, one)),
+        )
+        plans = part.within(self._granted)
+        return self._prepared(plans, found.wanted, context, found.whole, of_all, experts=part)
+
+    def _expert_plan(self, name: str) -> ExpertPlan | None:
+        """None where not all mixtures can have slots for their experts."""
+        backend = self._backends[name]
+        caching = backend.experts()
         if caching is None or not expert_cache.library():
             return None
         plans, wanted, (first, *further) = self._left_to(name)
@@ -234,26 +253,12 @@ class Deciding:
         if records is None:
             return None
         experts = {weight for mixture in mixtures for weight in mixture.weights}
-        whole = self._backends[name].resident_bytes([u for u in wanted[name] if u.weight not in experts])
-        parts, disk = self._parts(), self._disk()
+        whole = backend.resident_bytes([use for use in wanted[name] if use.weight not in experts])
+        parts, disk = self._parts(), self._disk()  # measured once: the bill must add up
         work = work_bytes(self._graph, plans.ubatch) + mixture_bytes(mixtures, plans.ubatch)
-        held = sum(parts.values()) + whole + work
-        room = self._granted.nbytes - held - self._least_kv(plans)
+        room = self._granted.nbytes - sum(parts.values()) - whole - work - self._least_kv(plans)
         buffers = buffers_in(records, max(0, room), disk.way.readers)
-        fixed = held + buffers * records.buffer_bytes
-        if fixed + least_bytes(records) + self._least_kv(plans) > self._granted.nbytes:
-            return None
-        context = choose_context(
-            self._source, self._options, fixed + least_bytes(records), self._kv_bytes(plans)
-        )
-        one = self._kv_bytes(plans)(context)
-        of_all = max(one, min(MAX_SEQUENCES * one, self._granted.nbytes - fixed - least_bytes(records)))
-        paid = {breakdown.WINDOW: buffers * records.buffer_bytes, breakdown.KV_ONE: one}
-        paid |= {breakdown.WEIGHTS: whole, breakdown.WORK: work, **parts}
-        within = partial(billed_experts, plans, records, paid, disk)
-        self._keep_only(plans)
-        part = ExpertPart(name, records, self._granted, whole, fixed, work, disk, buffers, within)
-        return self._prepared(within(self._granted), wanted, context, whole, of_all, experts=part)
+        return ExpertPlan(name, plans, wanted, records, whole, work, disk, buffers, parts, BYTES_S)
 
     def _mapped(self, name: str, why: str) -> Prepared | None:
         """Everything on one backend, some weights where they lie in their files."""
@@ -490,28 +495,3 @@ def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Gran
         streamed_bytes=kept.streamed_bytes,
         pass_s=outlook.seconds,
     )
-
-
-def billed_experts(
-    plans: PlanSet, records: Records, paid: Mapping[str, int], disk: Disk, granted: Granted
-) -> PlanSet:
-    """The plan of a model whose experts have slots within a budget: what it takes beside what is `paid`
-    anyway, and why."""
-    room = max(0, granted.nbytes - sum(paid.values()))
-    slots = divided(records, room)
-    size = sum(n * each for n, each in zip(slots, records.sizes, strict=True))
-    share = size / records.packed_bytes
-    token = sum(
-        m.used * sum(part.nbytes for part in records.where[first])
-        for m, first in zip(records.mixtures, records.first[:-1], strict=True)
-    )
-    notes = (
-        f"{sum(slots):,} of {len(records.where):,} experts have a slot, {size / 1e9:.2f} of "
-        f"{records.packed_bytes / 1e9:.2f} GB: {granted.words} is less than all of them need; others are read "
-        f"when they are chosen, {token / 1e6:.0f} MB for a token of which none is there",
-        f"disk: {disk.why}",
-    )
-    memory = breakdown.complete({**paid, breakdown.EXPERTS: size}, granted.nbytes)
-    # Tokens choose unevenly; if they did not, as large a part would be missing as has no slot.
-    missing = int((1 - share) * token)
-    return replace(plans, memory=memory, notes=notes, streamed_bytes=missing, pass_s=missing / disk.rate)

@@ -128,7 +128,10 @@ def _of_disk(state: EngineState) -> list[Metric]:
         _gauge("streaming_locked_bytes", "Weights that stay in memory.", s.locked_bytes),
         _gauge("streaming_streamed_bytes", "Weights that every pass reads.", s.streamed_bytes),
         _gauge("streaming_least_budget_bytes", "The smallest budget that would do.", s.least),
-        *([_gauge("streaming_experts_found_share", "Of chosen experts, of late.", s.found)] * bool(s.experts)),
+        *(
+            [_gauge("streaming_experts_found_share", "Of chosen experts, of late.", s.found)]
+            * bool(s.experts)
+        ),
     ]
 
 

@@ -1,0 +1,73 @@
+"""What to expect of a model whose experts are not all in memory, before it is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hetrun.prefetch.cached_experts import divided
+from hetrun.prefetch.expert_records import Records
+from hetrun.prefetch.lookahead import Outlook, predict
+from hetrun.system.units import size_in_words
+
+# Where a share s of the experts has slots, tokens find about s ** SKEW of those that they choose there: three
+# in four where half have slots. Published traces of real mixtures lie between 67 and 81 % (LRU over half).
+SKEW = 0.45
+MORE = 4 << 30  # bytes: what such a budget would be worth is told
+FASTER = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A token, in so much room for experts and with such a disk."""
+
+    records: Records
+    room: int
+    rate: float  # bytes a second
+    compute_s: float  # of a token, with everything in memory
+
+    @property
+    def slots(self) -> int:
+        """How many experts have one."""
+        return sum(divided(self.records, self.room))
+
+    @property
+    def share(self) -> float:
+        """Of all experts."""
+        return self.slots / len(self.records.where)
+
+    @property
+    def chosen_bytes(self) -> int:
+        """Stored bytes of the experts that a token chooses."""
+        records = self.records
+        return sum(
+            m.used * sum(part.nbytes for part in records.where[first])
+            for m, first in zip(records.mixtures, records.first[:-1], strict=True)
+        )
+
+    @property
+    def found(self) -> float:
+        """The share of the chosen ones that is there."""
+        return float(self.share**SKEW)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What a token reads."""
+        return int((1 - self.found) * self.chosen_bytes)
+
+    @property
+    def token(self) -> Outlook:
+        """How it should go."""
+        return predict(self.compute_s, self.missing_bytes, self.rate)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """In words, for a plan."""
+        alike = predict(self.compute_s, int((1 - self.share) * self.chosen_bytes), self.rate)
+        more = replace(self, room=self.room + MORE).token
+        faster = replace(self, rate=FASTER * self.rate).token
+        return (
+            f"one token at a time: {self.token}, if {self.found:.0%} of the chosen experts have a slot, as they "
+            f"have in mixtures that were measured; if all are chosen alike: {alike.tokens_per_s:.3g}",
+            f"with {size_in_words(MORE)} more: {more.tokens_per_s:.3g} tokens/s, bound by {more.bound}; with a "
+            f"disk of {FASTER:.0f} times the speed: {faster.tokens_per_s:.3g}, bound by {faster.bound}",
+        )
