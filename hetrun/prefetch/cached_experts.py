@@ -1,8 +1,8 @@
 """A model whose experts are not all in memory, while it runs: how much of them there is room for.
 
-Memory that nothing else needs holds experts. What the books have left is looked at between passes: when keys and
-values grow, slots are given up, those first that are worth least; when there is more room again, there are more
-slots, and what is chosen fills them.
+Memory that nothing else needs holds experts. What the books have left is looked at between passes: when keys
+and values grow, slots are given up, those first that are worth least; when there is more room again, there
+are more slots, and what is chosen fills them.
 """
 
 from __future__ import annotations

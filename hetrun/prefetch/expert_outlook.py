@@ -66,8 +66,8 @@ class Expected:
         more = replace(self, room=self.room + MORE).token
         faster = replace(self, rate=FASTER * self.rate).token
         return (
-            f"one token at a time: {self.token}, if {self.found:.0%} of the chosen experts have a slot, as they "
-            f"have in mixtures that were measured; if all are chosen alike: {alike.tokens_per_s:.3g}",
-            f"with {size_in_words(MORE)} more: {more.tokens_per_s:.3g} tokens/s, bound by {more.bound}; with a "
-            f"disk of {FASTER:.0f} times the speed: {faster.tokens_per_s:.3g}, bound by {faster.bound}",
+            f"one token at a time: {self.token}, if {self.found:.0%} of the chosen experts have a slot, as "
+            f"in mixtures that were measured; if all are chosen alike: {alike.tokens_per_s:.3g}",
+            f"with {size_in_words(MORE)} more: {more.tokens_per_s:.3g} tokens/s, bound by {more.bound}; with "
+            f"a disk of {FASTER:.0f} times the speed: {faster.tokens_per_s:.3g}, bound by {faster.bound}",
         )

@@ -1,5 +1,5 @@
 """Mixtures whose experts are not all in memory: each comes when a router has chosen it, and stays in a slot
-as long as others are worth less (hetrun/prefetch/expert_slots.c). The whole mixture is one node of a graph."""
+as long as others are worth less (hetrun/prefetch/expert_slots.c). A whole mixture is one node of a graph."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ class ExpertPlan:
         size = int(expected.share * records.packed_bytes)
         notes = (
             f"{expected.slots:,} of {len(records.where):,} experts have a slot in memory, "
-            f"{size / 1e9:.2f} of {records.packed_bytes / 1e9:.2f} GB: {granted.words} is less than all of them "
-            f"need; others are read when they are chosen, {expected.chosen_bytes / 1e6:.0f} MB for a token "
-            "of which none is there",
+            f"{size / 1e9:.2f} of {records.packed_bytes / 1e9:.2f} GB: {granted.words} is less than all of "
+            "them need; others are read when they are chosen, "
+            f"{expected.chosen_bytes / 1e6:.0f} MB for a token of which none is there",
             *expected.notes,
             f"disk: {self.disk.why}",
         )
