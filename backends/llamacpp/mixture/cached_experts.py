@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CACHED = "cached"  # the layout of these weights
 ALIGNMENT = 64
+HINTED_AHEAD = 1  # mixtures
 MOST_HINTED = 4  # rows; more of them choose so much that there is enough to read
 
 
@@ -138,11 +139,14 @@ def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) 
 def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
     """A node that has the experts read which the next mixture would choose of this one's rows: the stream
     changes little from layer to layer."""
-    after = e.next_mixture(op)
     x = e.values[op.inputs[0]]
-    if after is None or x.rows > MOST_HINTED or x.rows != e.count(after.out.rows):
-        return
-    lib, a = e.lib, after.attrs
+    for after in e.next_mixtures(op, HINTED_AHEAD):
+        if x.rows <= MOST_HINTED and x.rows == e.count(after.out.rows):
+            _hint_of(e, cached, op, after)
+
+
+def _hint_of(e: Emitter, cached: CachedExperts, op: Op, after: Op) -> None:
+    x, lib, a = e.values[op.inputs[0]], e.lib, after.attrs
     assert isinstance(a, Moe)
     assert e.products is not None
     assert cached.supply is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hetrun.backend import Backend, Segment, WeightUse
-from hetrun.backend.weight_streaming import Cut
+from hetrun.backend.weight_streaming import Cut, Mixture
 from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.executor.loading.context_length import KvBytes, choose_context, kv_quant, longest
 from hetrun.executor.loading.device_memory import Own, Places, bills, granted_to, with_streaming
@@ -51,6 +51,7 @@ from hetrun.prefetch.residency_policy import LAYER, Policy
 from hetrun.prefetch.residency_policy import choose as choose_pieces
 from hetrun.prefetch.streamed_weights import Streamed, policy_of
 
+PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
 USUAL_CONTEXT = 4096  # tokens for which a device must have room to hold a layer, where nobody said how many
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
@@ -255,10 +256,22 @@ class Deciding:
         experts = {weight for mixture in mixtures for weight in mixture.weights}
         whole = backend.resident_bytes([use for use in wanted[name] if use.weight not in experts])
         parts, disk = self._parts(), self._disk()  # measured once: the bill must add up
+        plans = self._prompts_at_once(plans, mixtures)
         work = work_bytes(self._graph, plans.ubatch) + mixture_bytes(mixtures, plans.ubatch)
         room = self._granted.nbytes - sum(parts.values()) - whole - work - self._least_kv(plans)
         buffers = buffers_in(records, max(0, room), disk.way.readers)
         return ExpertPlan(name, plans, wanted, records, whole, work, disk, buffers, parts, BYTES_S)
+
+    def _prompts_at_once(self, plans: PlanSet, mixtures: Sequence[Mixture]) -> PlanSet:
+        """A pass of a prompt reads nearly all experts that have no slot, however many tokens it has."""
+        if self._options.wishes.ubatch:
+            return plans
+        most = WORK_SHARE * self._granted.nbytes
+        fits = (
+            n for n in PROMPTS if work_bytes(self._graph, n) + mixture_bytes(mixtures, n) <= most
+        )
+        n = next(fits, min(plans.ubatch, PROMPTS[-1]))
+        return replace(plans, ubatch=n, ubatch_why="a pass reads what its tokens choose once for all of them")
 
     def _mapped(self, name: str, why: str) -> Prepared | None:
         """Everything on one backend, some weights where they lie in their files."""
