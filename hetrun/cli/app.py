@@ -144,6 +144,12 @@ def serve(verbose: bool, **given: object) -> None:
     "--vs-threads", metavar="N", help="the peer's threads  [default: the number that suits it best]"
 )
 @click.option("--beside", metavar="N", help="while N other programs keep a core busy each")
+@click.option(
+    "--text",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="read and write the tokens of this text, not random ones",
+)
 @click.option("--explain", is_flag=True, help="where the time went")
 @click.option("--clients", metavar="N", help="measure a server, with so many clients at once; 1,4,16: each")
 @click.option("--requests", metavar="N", help="of each client in one sample  [default: 2]")
@@ -171,6 +177,7 @@ def bench(
     vs: str | None,
     vs_threads: str | None,
     beside: str | None,
+    text: Path | None,
     explain: bool,
     clients: str | None,
     requests: str | None,
@@ -187,13 +194,16 @@ def bench(
     as its users have it: on a socket, answers streamed, their own llama-server in turn with it. With several
     budgets in --ram (1GiB,2GiB,50%): answers in each, beside what the disk gives; a share is of the model's
     bytes, and 300 MiB come on top.
+
+    With --text both sides read the same stretches of a text, others in each round, and write what follows
+    there: which experts of a mixture are needed depends on the text.
     """
     from hetrun.tools import bench as tool
     from hetrun.tools.bench.options import Asked, options_of
 
     asked = Asked(
         *(prompt, generate, depth, batch, rounds, vs, explain, clients, requests),
-        *(shared_prefix, arrival, output, vs_threads, beside, ram, picture),
+        *(shared_prefix, arrival, output, vs_threads, beside, ram, picture, text),
     )
     chosen = options_of(asked)
     if isinstance(chosen, tool.SweepOptions):

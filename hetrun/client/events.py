@@ -41,6 +41,7 @@ class GenerateRequest:
     whole: bool = False  # nothing is wanted before the end: events may come all at once
     echo: bool = False  # the bytes of the prompt's tokens are wanted, too
     pooling: Pooling | None = None  # not an answer is wanted, but one vector that stands for the text
+    forced: tuple[int, ...] = ()  # the answer's first tokens, whatever the model says: to measure by
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]

@@ -13,6 +13,7 @@ from hetrun.engine.loaded_model import Loaded, prompt_tokens, tokenizer_of
 from hetrun.engine.sequence import Running
 from hetrun.errors import ContextFull, OptionError
 from hetrun.graph.pooling import Pooled
+from hetrun.sampling.forced import Forced
 from hetrun.sampling.interface import Constraint, Sampler
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, make_sampler
 from hetrun.text.detokenizer import StreamDecoder
@@ -28,6 +29,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         tokenizer_of(loaded)  # or an error, while it can be one of this request
     params = asked.request.params
     params.check_vocabulary(model.n_vocab)
+    _check_forced(asked.request.forced, model.n_vocab)
     pooling = asked.request.pooling
     if pooling and not model.width:
         raise OptionError("this model gives no embeddings: a library runs it as a whole")
@@ -47,7 +49,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         prompt=np.array(tokens, np.int32),
         limit=room if most is None else min(most, room),
         most=most_tokens(params, model.n_vocab),
-        sampler=_sampler(loaded, params, tokens, prepared.constraint),
+        sampler=_forced(_sampler(loaded, params, tokens, prepared.constraint), asked.request.forced),
         decoder=StreamDecoder(tuple(params.stop)),
         arrived=asked.arrived,
         pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
@@ -70,6 +72,16 @@ def _sampler(
         encode=tokenizer.encode_plain if tokenizer else None,
         constraint=constraint,
     )
+
+
+def _forced(real: Sampler, script: tuple[int, ...]) -> Sampler:
+    return Forced(real, script) if script else real
+
+
+def _check_forced(script: tuple[int, ...], n_vocab: int) -> None:
+    for token in script:
+        if not 0 <= token < n_vocab:
+            raise OptionError(f"token {token} of the answer is not in the vocabulary of {n_vocab} tokens")
 
 
 def most_tokens(params: SamplingParams, n_vocab: int) -> int:

@@ -450,6 +450,7 @@ def test_json_has_the_fields_that_were_promised() -> None:
         "memory": {"threads": 2, "block_bytes": 10**6, "bytes_per_s": 4e8, "dram_bytes_per_s": 4e8},
         "beside": 0,
         "precision": "fast",
+        "text": None,
     }
     alone, explained = row().to_json(explain=False), row().to_json(explain=True)["explain"]
     assert alone["peer"] is None

@@ -23,7 +23,7 @@ from hetrun.errors import BudgetError, UserError
 from hetrun.tools import bench
 from hetrun.tools.bench import chart as charts
 from hetrun.tools.bench import interleave, svg
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import Case, Passage
 from hetrun.tools.bench.chart import Mark, Series
 from hetrun.tools.bench.disk_bandwidth import Ceiling, Disk
 from hetrun.tools.bench.io_counters import Held, disk_bytes, peak_memory
@@ -123,11 +123,13 @@ class World:
         self.peers_end = 99  # samples that the peer survives
         self.groups = True
         self.memory = 0  # that is free
+        self.passages: list[tuple[int, Passage | None]] = []
+        self.copied = 0.0  # tokens per second of a peer that copies its weights
         monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
         monkeypatch.setattr(sweep, "confined", self._confined)
         monkeypatch.setattr(sweep, "why_not", lambda: None if self.groups else "nobody may")
         monkeypatch.setattr(sweep, "check_peer", lambda name, path: None)
-        monkeypatch.setattr(sweep, "Peer", lambda path, threads, mapped: FakePeer(self, mapped))
+        monkeypatch.setattr(sweep, "Peer", lambda path, threads, mapped, text: FakePeer(self, mapped))
         monkeypatch.setattr(sweep, "available_memory", lambda: self.memory)
         monkeypatch.setattr(worker, "start", lambda prefix=(): FakeProcess(self, prefix))
         monkeypatch.setattr(Disk, "ceiling", lambda disk: self._ceiling())
@@ -187,7 +189,8 @@ class FakeProcess:
                 return Opened(4096, 1.0)
             case worker.Begin():
                 return 1.0
-            case worker.Run(case, _):
+            case worker.Run(case, seed, passage):
+                world.passages.append((seed, passage))
                 world.log.append(f"ours {case.tokens}")
                 return Sample(2.0, case.tokens, case.tokens / 2.0, case.tokens * 10**9, 0)
             case worker.Look():
@@ -204,9 +207,9 @@ class FakePeer:
     name, version, pid = "llama.cpp", "0", 0
 
     def __init__(self, world: World, mapped: Any) -> None:  # noqa: ANN401 - of a module that is not tested here
-        self._world = world
+        self._world, self._rate = world, 0.25 if mapped.load == "mmap" else world.copied
         assert mapped.prefix[0] == "in"
-        world.log.append(f"peer in {mapped.prefix[1]} {mapped.kv_type}")
+        world.log.append(f"peer in {mapped.prefix[1]} {mapped.kv_type} {mapped.load}")
 
     def prepare(self, case: Case) -> None:
         self._world.log.append(f"peer prepares {case.name}")
@@ -218,7 +221,7 @@ class FakePeer:
         if self._world.log.count("theirs 4") >= self._world.peers_end:
             raise Died(self.name, -signal.SIGKILL)
         self._world.log.append(f"theirs {tokens}")
-        return 0.25
+        return self._rate
 
     def close(self) -> None:
         self._world.log.append("peer ends")
@@ -246,7 +249,9 @@ def test_both_take_turns_and_the_disk_is_measured_beside_ours(path: Path, world:
     assert world.limits == [2 * GIB, GIB]
     assert world.opened == [{"kv_type": "q8_0", "spec": "off", "ram": GIB}]
     assert world.log == [
-        *(f"peer in {GIB} q8_0", "peer prepares tg40@32", "theirs 2"),
+        # There is room for all weights, so both ways to load them are tried.
+        *(f"peer in {GIB} q8_0 none", "peer prepares tg40@32", "theirs 2", "peer ends"),
+        *(f"peer in {GIB} q8_0 mmap", "peer prepares tg40@32", "theirs 2"),
         # As many tokens as come in ten seconds: ours at one step in a second, theirs at a quarter.
         *("theirs rest", "disk", "ours 10", "disk", "theirs 1", "theirs 4"),
         *("theirs 1", "theirs 4", "theirs rest", "disk", "ours 10", "disk"),
@@ -257,6 +262,39 @@ def test_both_take_turns_and_the_disk_is_measured_beside_ours(path: Path, world:
     assert point.ceiling == 1.5e9  # the mean of both
     assert point.peer == Theirs("llama.cpp", "0", 2, (0.25, 0.25), 0.0, GIB - 1)
     assert found.kv_type == "q8_0"
+
+
+def test_a_peer_that_is_faster_with_its_weights_copied_has_them_so(path: Path, world: World) -> None:
+    world.copied = 0.5
+    found = run(path, vs="llama.cpp")
+    loads = [line.split()[-1] for line in world.log if line.startswith("peer in")]
+    assert loads == ["none", "mmap", "none"]
+    (peer,) = [p.peer for p in found.points]
+    assert peer is not None
+    assert (peer.load, peer.samples) == ("none", (0.5, 0.5))
+    assert "all copied into memory, in a group of just the budget" in to_table(found, 80)
+    assert json.loads(to_json(found))["rows"][0]["peer"]["load_mode"] == "none"
+
+
+def test_a_peer_without_room_for_its_weights_maps_them(path: Path, world: World) -> None:
+    run(path, vs="llama.cpp", budgets=(Budget(budgets.BESIDE),))
+    assert [line.split()[-1] for line in world.log if line.startswith("peer in")] == ["mmap"]
+
+
+def test_of_a_text_each_round_has_a_passage_of_its_own(path: Path, world: World, tmp_path: Path) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text("".join(f"{i} bottles of beer. " for i in range(60)))
+    found = run(path, vs="llama.cpp", text=text, depth=8, generate=12)
+    given = [(seed, passage) for seed, passage in world.passages if passage]
+    assert [seed for seed, _ in given] == [1, 2]
+    first, second = (passage.prompts.tolist() for _, passage in given)
+    assert first != second
+    # No token of the peer's answer is written before it counts: the prompt alone has its memory fill up.
+    assert world.log.count("theirs 0") == 2
+    assert "theirs 1" not in world.log
+    about = json.loads(to_json(found))["text"]
+    assert (about["name"], len(about["sha256"])) == ("words.txt", 64)
+    assert "text: words.txt, " in to_table(found, 80)
 
 
 def test_all_weights_in_memory_come_first_where_there_is_room(path: Path, world: World) -> None:

@@ -31,6 +31,7 @@ from hetrun.tools.bench.report import Chosen, PeerResult, Row, to_csv, to_json, 
 from hetrun.tools.bench.roofline import Demands, Limit, demands, limit_of
 from hetrun.tools.bench.serving.cases import ServingOptions
 from hetrun.tools.bench.sweep.budgets import SweepOptions as SweepOptions
+from hetrun.tools.bench.texts import Text, open_text
 
 UNKNOWN = Limit(None, "not measured yet")
 # What a caller learns of the progress: samples done, samples in all, what runs.
@@ -109,11 +110,13 @@ def run(
     path = model_path(settings)
     if options.vs is not None:
         check_peer(options.vs, path)
+    text = _text_of(settings, options)
     model = demands(path, settings.kv_type)
     with ExitStack() as stack:
         ours = Ours(
             stack.enter_context(open_llm(settings, spec=spec_of(settings), eager=True, precision=precision)),
             look=options.explain,
+            text=text,
         )
         for case in cases:
             ours.check(case)
@@ -121,7 +124,7 @@ def run(
         for case in cases:
             _limit(case, model, ours, ours.threads(case))
         chosen = _threads_of_peer(options)
-        peer = stack.enter_context(Peer(path, chosen.n)) if options.vs is not None else None
+        peer = stack.enter_context(Peer(path, chosen.n, text=text)) if options.vs is not None else None
         theirs = None if peer is None else Undisturbed(peer, ours.alone)
         ticks = _ticks(tell, cases, options.rounds * (1 if peer is None else 2))
         rows = []
@@ -135,8 +138,18 @@ def run(
                 limit = _limit(case, model, ours, peer.threads(case))
                 row = replace(row, peer=_theirs(peer, case, duel, limit, chosen), ratio=duel.ratio)
             row = replace(row, load=(start, load_average()), beside=options.beside, precision=ours.precision)
+            row = replace(row, text=text.about if text else None)
             rows.append(replace(row, anatomy=ours.anatomy(case)) if options.explain else row)
     return rows
+
+
+def _text_of(settings: Settings, options: BenchOptions) -> Text | None:
+    """What was asked for, long enough for each case."""
+    text = open_text(settings, options.text)
+    if text is not None:
+        for case in options.cases():
+            text.check(case)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from hetrun.errors import OptionError
 OUTPUTS = ("table", "json", "csv")
 MOST = 1 << 24  # tokens; a slip of the finger rather than a wish
 MOST_BESIDE = 256  # processes
+Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,19 @@ class Case:
         """Tokens that one sequence needs room for: the prompt, its first token, and what is measured."""
         return self.prompt + 1 if self.kind == "prefill" else self.prompt + 1 + self.tokens
 
-    def prompts(self, n_vocab: int, seed: int) -> NDArray[np.int32]:
+    def prompts(self, n_vocab: int, seed: int) -> Tokens:
         """The tokens to read, one row for each sequence. Prefill gets others in each round, so that nobody
         answers from a cache; decode the same ones, so that everybody may."""
         rng = np.random.default_rng(seed if self.kind == "prefill" else 0)
         return rng.integers(0, n_vocab, (self.batch, self.prompt), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What the sequences of a run read, and what they write then: [sequence, token]."""
+
+    prompts: Tokens
+    answers: Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class BenchOptions:
     output: str = "table"
     vs_threads: int | None = None  # of the peer; None: its best number, or, beside others, its default
     beside: int = 0  # other programs that keep a core busy each
+    text: Path | None = None  # that is read and written in place of random tokens
 
     def __post_init__(self) -> None:
         if self.output not in OUTPUTS:

@@ -24,8 +24,9 @@ from hetrun.planner.plan import Plan, bucket_of
 from hetrun.system.progress import Progress
 from hetrun.tools.bench import breakdown as anatomy
 from hetrun.tools.bench.breakdown import Anatomy
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import Case, Passage
 from hetrun.tools.bench.matmul_peak import Peak, measure_peak, multiplier
+from hetrun.tools.bench.texts import Text, passage_of
 from hetrun.tools.bench.timed_window import Looked, Measured, Stretch
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,11 @@ class Ours:
 
     name = "hetrun"
 
-    def __init__(self, llm: LLM, look: bool = False) -> None:
-        """With `look` the unmeasured runs show what the time inside backends goes into."""
+    def __init__(self, llm: LLM, look: bool = False, text: Text | None = None) -> None:
+        """With `look` the unmeasured runs show what the time inside backends goes into; with a text its
+        tokens are read and written."""
         self._llm = llm
+        self._text = text
         self._look = look
         self._stats: Stats = llm.stats
         self._backends: Mapping[str, Backend] = llm.call(_backends)
@@ -123,7 +126,7 @@ class Ours:
             self._llm.call(lambda loaded: stretch.begin())
         begin = perf_counter()
         try:
-            answer(self._llm, case, seed, watch)
+            answer(self._llm, case, seed, watch, passage_of(self._text, case, seed))
         finally:
             if look:
                 self._llm.call(lambda loaded: stretch.stop())
@@ -211,14 +214,17 @@ class Ours:
         return median(self._shares) if self._shares else None
 
 
-def answer(llm: LLM, case: Case, seed: int, watch: Watch) -> None:
-    """Have the requests of a case answered, until the watch has seen enough of each."""
+def answer(llm: LLM, case: Case, seed: int, watch: Watch, text: Passage | None = None) -> None:
+    """Have the requests of a case answered, until the watch has seen enough of each; those of a text by its
+    own tokens."""
     # Sequences begin one after the other; those that began early go on until the last one is done.
     late = 0 if case.batch == 1 or watch.tokens == 1 else case.batch * (1 + case.prompt // llm.plan.ubatch)
     params = SamplingParams(max_tokens=watch.tokens + late, temperature=0, ignore_eos=True)
+    prompts = (case.prompts(llm.n_vocab, seed) if text is None else text.prompts).tolist()
+    scripts = [()] * len(prompts) if text is None else text.answers.tolist()
     ids = [
-        llm.submit(GenerateRequest(params, tokens=tuple(prompt)), watch.collector(i))
-        for i, prompt in enumerate(case.prompts(llm.n_vocab, seed).tolist())
+        llm.submit(GenerateRequest(params, tokens=tuple(prompt), forced=tuple(script)), watch.collector(i))
+        for i, (prompt, script) in enumerate(zip(prompts, scripts, strict=True))
     ]
     try:
         watch.wait()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import HetrunError, UserError
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import Case, Passage
 from hetrun.tools.bench.process import obey
 
 PACKAGE = "llama_cpp"
@@ -33,6 +33,7 @@ class Open:
     path: str
     repack: bool  # weights into the layouts that are fastest; without it they stay in the file, mapped
     kv_type: str = "f16"
+    load: str = "mmap"  # how: mmap, or none, which copies the weights into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Run:
     threads: int
     seed: int
     case: Case | None = None
+    text: Passage | None = None  # what is read and written; None: random tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,14 @@ def main(descriptor: int) -> None:
 def _answers(peer: list[LlamaCpp], order: object) -> Iterator[object]:
     """What is sent back."""
     match order:
-        case Open(path, repack, kv_type):
-            peer.append(LlamaCpp(path, repack, kv_type))
+        case Open(path, repack, kv_type, load):
+            peer.append(LlamaCpp(path, repack, kv_type, load))
             yield Opened(peer[0].version, peer[0].n_vocab)
         case Begin(case):
             peer[0].begin(case)
             yield None
-        case Run(threads, seed, other):
-            yield peer[0].run(threads, seed, other)
+        case Run(threads, seed, other, text):
+            yield peer[0].run(threads, seed, other, text)
         case Logits(tokens, context, threads, ubatch):
             for rows in peer[0].logits(tokens, context, threads, ubatch):
                 for a in range(0, len(rows), SENT):
@@ -96,13 +98,13 @@ def _answers(peer: list[LlamaCpp], order: object) -> Iterator[object]:
 class LlamaCpp:
     """A loaded model and one context at a time."""
 
-    def __init__(self, path: str, repack: bool, kv_type: str) -> None:
+    def __init__(self, path: str, repack: bool, kv_type: str, load: str) -> None:
         self._c: Any = import_module("llama_cpp.llama_cpp")
         self._quiet = self._c.llama_log_callback(lambda level, text, data: None)
         self._c.llama_log_set(self._quiet, ctypes.c_void_p(0))
         params = self._c.llama_model_default_params()
         params.use_extra_bufts = repack
-        params.load_mode = self._c.LLAMA_LOAD_MODE_MMAP
+        params.load_mode = getattr(self._c, f"LLAMA_LOAD_MODE_{load.upper()}")
         self._model = self._c.llama_model_load_from_file(path.encode(), params)
         if not self._model:
             raise UserError(f"llama.cpp cannot load {path}, so it cannot be compared with")
@@ -111,6 +113,7 @@ class LlamaCpp:
         self._kv_type: int = getattr(self._c, f"GGML_TYPE_{kv_type.upper()}")
         self._context: Any = None
         self._case = Case("decode", 1)
+        self._read = np.empty((0, 0), np.int32)  # the prompts in the cache
 
     def begin(self, case: Case) -> None:
         """A context for a case: flash attention, a place for each sequence."""
@@ -120,6 +123,7 @@ class LlamaCpp:
     def _open_context(self, sequences: int, tokens: int, ubatch: int = N_BATCH) -> None:
         if self._context:
             self._c.llama_free(self._context)
+        self._read = np.empty((0, 0), np.int32)
         params = self._c.llama_context_default_params()
         params.n_ctx = sequences * -(-tokens // CELLS) * CELLS
         params.n_batch, params.n_ubatch = N_BATCH, min(ubatch, N_BATCH)
@@ -131,21 +135,27 @@ class LlamaCpp:
             raise HetrunError(f"llama.cpp could not make a context of {params.n_ctx} tokens")
         self._memory = self._c.llama_get_memory(self._context)
 
-    def run(self, threads: int, seed: int, other: Case | None = None) -> float:
+    def run(self, threads: int, seed: int, other: Case | None = None, text: Passage | None = None) -> float:
         """Measure the case once, or another that needs no more room."""
         case = other or self._case
-        prompts = case.prompts(self.n_vocab, seed)
+        prompts = case.prompts(self.n_vocab, seed) if text is None else text.prompts
         if case.kind == "prefill":
             self._use(threads)
-            self._c.llama_memory_clear(self._memory, False)
+            self._clear()
             seconds = self._decode(self._batches(prompts, 0))
             return case.batch * case.tokens / seconds
         self._use(len(os.sched_getaffinity(0)))  # what is not measured shall not take long
         self._fill(prompts)
+        if not case.tokens:
+            return 0.0
         self._use(threads)
-        chosen = np.random.default_rng(seed).integers(0, self.n_vocab, (case.batch, case.tokens), np.int32)
+        chosen = self._random(case, seed) if text is None else text.answers
         steps = [b for i in range(case.tokens) for b in self._batches(chosen[:, i : i + 1], case.prompt + i)]
         return case.batch * case.tokens / self._decode(steps)
+
+    def _random(self, case: Case, seed: int) -> NDArray[np.int32]:
+        """What is written where nothing was given."""
+        return np.random.default_rng(seed).integers(0, self.n_vocab, (case.batch, case.tokens), np.int32)
 
     def _use(self, threads: int) -> None:
         """For single tokens and for many."""
@@ -156,12 +166,20 @@ class LlamaCpp:
         length = prompts.shape[1]
         here = [self._c.llama_memory_seq_pos_max(self._memory, s) + 1 for s in range(len(prompts))]
         # States that are not keys and values cannot be taken back.
-        if min(here) >= length and all(
-            self._c.llama_memory_seq_rm(self._memory, s, length, -1) for s in range(len(prompts))
+        if (
+            np.array_equal(self._read, prompts)
+            and min(here) >= length
+            and all(self._c.llama_memory_seq_rm(self._memory, s, length, -1) for s in range(len(prompts)))
         ):
             return
-        self._c.llama_memory_clear(self._memory, False)
+        self._clear()
         self._decode(self._batches(prompts, 0))
+        self._read = prompts
+
+    def _clear(self) -> None:
+        """Nothing was read."""
+        self._c.llama_memory_clear(self._memory, False)
+        self._read = np.empty((0, 0), np.int32)
 
     def _batches(self, tokens: NDArray[np.int32], first: int, every: bool = False) -> list[Any]:
         """Tokens of some sequences, [sequence, position from `first` on], as batches; logits for the last

@@ -31,6 +31,7 @@ class Asked:
     beside: str | None = None
     ram: str | None = None
     picture: Path | None = None
+    text: Path | None = None
 
 
 def options_of(asked: Asked) -> BenchOptions | ServingOptions | SweepOptions:
@@ -50,7 +51,7 @@ def options_of(asked: Asked) -> BenchOptions | ServingOptions | SweepOptions:
     if any(text is not None for text in of_servers.values()):
         in_process: dict[str, object] = {"-d": asked.depth, "-b": asked.batch, "--beside": asked.beside}
         in_process |= {"--vs-threads": asked.vs_threads, "--explain": asked.explain or None}
-        in_process |= {"--ram": asked.ram}
+        in_process |= {"--ram": asked.ram, "--text": asked.text}
         _refuse(in_process, *of_servers)
         clients, prefix, arrival = (
             () if text is None else numbers(flag, text, 1) for flag, text in of_servers.items()
@@ -67,6 +68,7 @@ def options_of(asked: Asked) -> BenchOptions | ServingOptions | SweepOptions:
     return BenchOptions(
         *(prompt, generate, depth, batch, asked.rounds),
         *(asked.vs, asked.explain, asked.output, threads, beside),
+        text=asked.text,
     )
 
 
@@ -87,6 +89,7 @@ def _sweep(asked: Asked, ram: str, of_servers: dict[str, str | None]) -> SweepOp
         output=asked.output,
         vs_threads=None if asked.vs_threads is None else _number("--vs-threads", asked.vs_threads),
         picture=asked.picture,
+        text=asked.text,
     )
 
 

@@ -20,6 +20,7 @@ from hetrun.system import entry_points
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.llamacpp_peer import N_BATCH, PACKAGE, Begin, Logits, Open, Opened, Order, Run
 from hetrun.tools.bench.process import Process
+from hetrun.tools.bench.texts import Text, passage_of
 
 PEERS = ("llama.cpp",)
 LONG_S = 5.0  # a run that takes longer is tried once with each number of threads
@@ -43,10 +44,11 @@ def check_peer(name: str, path: Path | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """How it runs in less memory than its weights need: they stay in the file, which is mapped."""
+    """How it runs in a budget: the weights stay in the file, which is mapped, unless the budget holds all."""
 
     prefix: Sequence[str]  # of its command, which puts it there
     kv_type: str
+    load: str = "mmap"  # or none: copied into memory, where there is room
 
 
 class Peer:
@@ -54,18 +56,26 @@ class Peer:
 
     name = "llama.cpp"
 
-    def __init__(self, path: Path, threads: int | None = None, mapped: Mapped | None = None) -> None:
-        """With so many threads; None: the number that suits each case best. `mapped`: in little memory."""
+    def __init__(
+        self,
+        path: Path,
+        threads: int | None = None,
+        mapped: Mapped | None = None,
+        text: Text | None = None,
+    ) -> None:
+        """With so many threads; None: the number that suits each case best. `mapped`: in little memory. Of a
+        text the tokens are read and written."""
         check_peer(self.name, path)
         code = "from hetrun.tools.bench.llamacpp_peer import main; main({pipe})"
         # A process of its own: the libraries and their threads are not ours.
         self._process = Process(self.name, code, mapped.prefix if mapped else ())
-        self._fixed, self._mapped = threads, mapped
+        self._fixed, self._mapped, self._text = threads, mapped, text
         self._threads: dict[Case, int] = {}
         try:
             # A copy of the weights in another layout is memory that cannot be given back.
-            self.repacks = not mapped and _repacks()
-            opened = self._ask(Open(str(path), self.repacks, mapped.kv_type if mapped else "f16"), Opened)
+            self.repacks = (mapped is None or mapped.load != "mmap") and _repacks()
+            how = (mapped.kv_type, mapped.load) if mapped else ()
+            opened = self._ask(Open(str(path), self.repacks, *how), Opened)
         except BaseException:
             self.close()
             raise
@@ -89,12 +99,18 @@ class Peer:
         best = 0.0
         self._run(cores, 0, short)  # what a step stands behind is read now
         for threads in sorted({1, -(-cores // 2), cores}) if self._mapped else thread_counts(cores):
+            seed = self._trial_seed(threads)
             start = perf_counter()
-            rate = self._run(threads, 0, short)
+            rate = self._run(threads, seed, short)
             if perf_counter() - start < LONG_S:  # of a short run the first one says little
-                rate = max(self._run(threads, 0, short) for _ in range(2))
+                rate = max(self._run(threads, seed, short) for _ in range(2))
             if rate > best:
                 best, self._threads[case] = rate, threads
+
+    def _trial_seed(self, threads: int) -> int:
+        """Where experts come from disk, those that the trial before chose are in memory: each number of
+        threads has a part of the text to itself. They are counted below those of rounds."""
+        return -threads if self._mapped and self._text else 0
 
     def threads(self, case: Case) -> int:
         """What `prepare` found, or what is fixed."""
@@ -102,7 +118,7 @@ class Peer:
 
     def sample(self, case: Case, seed: int, tokens: int | None = None) -> float:
         """Tokens per second, once, of the case that was prepared last; or of so many of its tokens."""
-        return self._run(self._threads[case], seed, replace(case, tokens=tokens) if tokens else None)
+        return self._run(self._threads[case], seed, case if tokens is None else replace(case, tokens=tokens))
 
     def logits(self, tokens: Sequence[int], context: int = 0, ubatch: int = N_BATCH) -> Iterator[Floats]:
         """The logits behind each token, some rows at a time, from a context of that size; read all."""
@@ -114,8 +130,8 @@ class Peer:
             left -= len(rows)
             yield rows
 
-    def _run(self, threads: int, seed: int, case: Case | None = None) -> float:
-        return self._ask(Run(threads, seed, case), float)
+    def _run(self, threads: int, seed: int, case: Case) -> float:
+        return self._ask(Run(threads, seed, case, passage_of(self._text, case, seed)), float)
 
     def _ask(self, order: Order, kind: type[T]) -> T:
         return self._process.ask(order, kind)

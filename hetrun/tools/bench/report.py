@@ -15,6 +15,7 @@ from hetrun.tools.bench.breakdown import Anatomy, verdict
 from hetrun.tools.bench.hetrun_side import SegmentTime
 from hetrun.tools.bench.memory_bandwidth import threads
 from hetrun.tools.bench.roofline import Limit
+from hetrun.tools.bench.texts import About
 
 WITHOUT_REPACKING = "without repacking: its AMX code does not work here (hetrun devices says why)"
 ABOVE = (
@@ -88,6 +89,7 @@ class Row:
     bucket: str = ""  # of its typical passes
     beside: int = 0  # other programs that kept a core busy each
     precision: str = ""  # fast or exact
+    text: About | None = None  # that was read and written; None: random tokens were read
 
     @property
     def of_limit(self) -> float | None:
@@ -117,6 +119,7 @@ class Row:
             "memory": self.limit.memory.to_json() if self.limit.memory else None,
             "beside": self.beside,
             "precision": self.precision,
+            "text": self.text.to_json() if self.text else None,
         }
         if explain:
             row["explain"] = self._explanation()
@@ -254,6 +257,7 @@ def aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
 def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
     lines = [f"load average: {rows[0].load[0]:.2f} at the start, {rows[-1].load[1]:.2f} at the end"]
     lines += _limits(rows)
+    lines += dict.fromkeys(r.text.told for r in rows if r.text)
     if beside := max(r.beside for r in rows):
         lines.append(
             f"beside {beside}: so many other programs kept a core busy each, also in each side's first run, "

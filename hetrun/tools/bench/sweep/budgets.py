@@ -73,6 +73,7 @@ class SweepOptions:
     output: str = "table"
     vs_threads: int | None = None
     picture: Path | None = None  # a file of SVG
+    text: Path | None = None  # that is read and written in place of random tokens
     control: bool = True  # whether a run with all weights in memory comes first, where there is room
 
     def __post_init__(self) -> None:

@@ -57,7 +57,12 @@ PEER_FACTS: Mapping[str, Cell] = {
     "kernel_bytes_per_token": lambda p, c: p.peer and p.peer.per_step / p.batch,
     "group_peak_bytes": lambda p, c: p.peer and p.peer.peak,
     "failed": lambda p, c: p.peer and p.peer.failed,
+    "load_mode": lambda p, c: p.peer and p.peer.load,
 }
+
+
+# How the peer has its weights.
+HELD: Mapping[str, str] = {"mmap": "mapped and not repacked", "none": "all copied into memory"}
 
 
 def to_json(sweep: Sweep) -> str:
@@ -72,6 +77,7 @@ def to_json(sweep: Sweep) -> str:
         "kv_type": sweep.kv_type,
         "compute_s": compute,
         "compute_from": found[1] if found else None,
+        "text": sweep.text.to_json() if sweep.text else None,
         "load_average": {"start": sweep.load[0], "end": sweep.load[1]},
         "rows": [],
     }
@@ -158,6 +164,8 @@ def _footer(sweep: Sweep, peers: list[str]) -> list[str]:
         + (f", {case.batch} at once" if case.batch > 1 else "")
         + f", keys and values in {sweep.kv_type.upper()}; numbers: median ± half the range"
     ]
+    if sweep.text:
+        lines.append(sweep.text.told)
     if sweep.compute:
         lines.append(
             "of bound: of 1 / max(computing, bytes read / ceiling); a step computes for "
@@ -189,8 +197,9 @@ def _footer(sweep: Sweep, peers: list[str]) -> list[str]:
 def _about(sweep: Sweep, name: str) -> str:
     versions = sorted({p.peer.version for p in sweep.points if p.peer and p.peer.version})
     threads = sorted({str(p.peer.threads) for p in sweep.points if p.peer and p.peer.threads})
+    loads = sorted({HELD.get(p.peer.load, p.peer.load) for p in sweep.points if p.peer})
     return (
-        f"{name}: {', '.join(versions) or 'never loaded'}, mapped and not repacked, in a group of just the "
+        f"{name}: {', '.join(versions) or 'never loaded'}, {' or '.join(loads)}, in a group of just the "
         f"budget, with {' or '.join(threads) or 'no'} threads and the context that the case needs; hetrun: "
         "in a group of twice the budget; both in turn, A B B A; ratio: median over the pairs"
     )

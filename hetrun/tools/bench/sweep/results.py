@@ -10,6 +10,7 @@ from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.disk_bandwidth import Ceiling
 from hetrun.tools.bench.sweep.budgets import Budget
 from hetrun.tools.bench.sweep.worker import Sample, State
+from hetrun.tools.bench.texts import About
 
 CACHED = 0.9  # of what our readers brought: if the kernel fetched less, the rest was in its cache
 ABOVE = 1.02  # a share of the bound that nobody reaches honestly, noise apart
@@ -53,6 +54,7 @@ class Theirs:
     per_step: float = 0.0  # bytes that the kernel fetched for it
     peak: int | None = None
     failed: str | None = None
+    load: str = "mmap"  # how it has its weights
 
     @property
     def tok_s(self) -> float | None:
@@ -143,6 +145,7 @@ class Sweep:
     load: tuple[float, float] = (0.0, 0.0)
     kv_type: str = "f16"  # of both sides
     groupless: str | None = None  # why ours ran in no group of its own; None: it did
+    text: About | None = None  # that was read and written
 
     @property
     def title(self) -> str:

@@ -30,10 +30,11 @@ from hetrun.tools.bench.memory_bandwidth import load_average
 from hetrun.tools.bench.peer import Mapped, Peer, check_peer
 from hetrun.tools.bench.process import Died, Process
 from hetrun.tools.bench.sweep import worker
-from hetrun.tools.bench.sweep.budgets import Budget, SweepOptions
+from hetrun.tools.bench.sweep.budgets import BESIDE, Budget, SweepOptions
 from hetrun.tools.bench.sweep.cgroup_sandbox import Group, confined, why_not
 from hetrun.tools.bench.sweep.results import Point, Sweep, Theirs, Turn
 from hetrun.tools.bench.sweep.worker import NAME, Sample, State
+from hetrun.tools.bench.texts import Text, open_text, passage_of
 
 SAMPLE_S = 10.0  # a sample has as many tokens as come in about that time
 LEAST = 4  # tokens of a sample
@@ -41,6 +42,8 @@ TWICE = 2  # the group that ours runs in, in budgets
 SPARE = 1 << 30  # bytes that must be left where the whole model is to be in memory
 MORE = 1.25  # so much more than its weights a model takes in memory
 KILLED = "killed for memory"
+# How llama.cpp has its weights.
+MAPPED, COPIED = "mmap", "none"
 
 Tell = Callable[[int, int, str], None]
 T = TypeVar("T")
@@ -90,6 +93,7 @@ class _Bench:
     disk: Disk
     weights: int
     groups: bool  # whether ours runs in one
+    text: Text | None
     progress: _Progress = field(compare=False)
 
     def opened(self, ram: int | None) -> worker.Open:
@@ -115,11 +119,14 @@ def run(settings: Settings, options: SweepOptions, tell: Tell | None = None) -> 
         check_peer(options.vs, path)
         if refusal:
             raise UserError(f"--vs in a sweep needs the peer to have the budget and no more: {refusal}")
+    text = open_text(settings, options.text)
+    if text:
+        text.check(options.case)
     weights = sum(e.nbytes for e in entries(source))
     each = options.rounds * (1 if options.vs is None else 2)
     progress = _Progress(tell, each * (len(options.budgets) + 1))
     bench = _Bench(
-        *(path, settings, options, Disk(sorted(files)), weights, refusal is None, progress),
+        *(path, settings, options, Disk(sorted(files)), weights, refusal is None, text, progress),
     )
     room = options.control and available_memory() > MORE * weights + SPARE
     points = [_resident(bench)] if room else []
@@ -131,6 +138,7 @@ def run(settings: Settings, options: SweepOptions, tell: Tell | None = None) -> 
         load=(load, load_average()),
         kv_type=settings.kv_type,
         groupless=refusal,
+        text=text.about if text else None,
     )
 
 
@@ -140,7 +148,7 @@ def _resident(bench: _Bench) -> Point:
     with ExitStack() as stack:
         ours = _Ours(bench, stack, None, None)
         rate = ours.prepare()
-        turns = [ours.sample(rate, n) for n in range(bench.options.rounds)] if rate else []
+        turns = [ours.sample(rate, n + 1) for n in range(bench.options.rounds)] if rate else []
         return ours.point(None, None, turns)
 
 
@@ -163,9 +171,9 @@ def _point(bench: _Bench, budget: Budget, nbytes: int) -> Point:
                 if side == "ours" and rate:
                     if theirs:
                         theirs.rest()
-                    turns.append(ours.sample(rate, n))
+                    turns.append(ours.sample(rate, n + 1))
                 elif side == "theirs" and theirs and their_rate:
-                    theirs.sample(their_rate, n)
+                    theirs.sample(their_rate, n + 1)
         found = [t for t in turns if t]
         point = ours.point(budget, nbytes, found)
         if theirs is None:
@@ -189,7 +197,9 @@ class _Ours:
     def prepare(self) -> float | None:
         """Steps per second."""
         self._bench.progress.say(f"{NAME} warms up")
-        return self._side.attempt(lambda: self._process.ask(worker.Begin(self._bench.options.case), float))
+        case = self._bench.options.case
+        order = worker.Begin(case, passage_of(self._bench.text, case, 0))
+        return self._side.attempt(lambda: self._process.ask(order, float))
 
     def sample(self, rate: float, seed: int) -> Turn | None:
         """One, with the disk's ceiling beside it."""
@@ -197,7 +207,8 @@ class _Ours:
         case = replace(self._bench.options.case, tokens=self._bench.steps(rate))
         self._bench.disk.forget()
         before = self._bench.disk.ceiling()
-        sample = self._side.attempt(lambda: self._process.ask(worker.Run(case, seed), Sample))
+        order = worker.Run(case, seed, passage_of(self._bench.text, case, seed))
+        sample = self._side.attempt(lambda: self._process.ask(order, Sample))
         after = self._bench.disk.ceiling()
         self._bench.progress.say(NAME, over=True)
         if sample is None:
@@ -225,15 +236,32 @@ class _Theirs:
         self._threads = 0
         self._samples: list[float] = []
         self._per_step: list[float] = []
-        bench.progress.say("llama.cpp loads")
-        mapped = Mapped(self._group.prefix, bench.settings.kv_type)
-        self._peer = self._side.attempt(lambda: Peer(bench.path, bench.options.vs_threads, mapped))
-        if self._peer:
-            stack.callback(self._peer.close)
+        self._peer: Peer | None = None
+        self._load = MAPPED
+        self._fits = nbytes >= bench.weights + BESIDE
+        stack.callback(self._close)
 
     def prepare(self) -> float | None:
-        """Steps per second."""
-        peer, case = self._peer, self._bench.options.case
+        """Steps per second, with the weights mapped, or in memory where all of them have room and that is
+        faster: it shall not lose by a setting."""
+        copied = self._try(COPIED) if self._fits else None
+        mapped = self._try(MAPPED)
+        return self._try(COPIED) if (copied or 0.0) > (mapped or 0.0) else mapped
+
+    def _close(self) -> None:
+        if self._peer:
+            self._peer.close()
+        self._peer = None
+
+    def _try(self, load: str) -> float | None:
+        """Steps per second of one that loads in that way; the one before is gone, and how it ended too."""
+        self._close()
+        self._side, self._load = _Side(self._group), load
+        bench, case = self._bench, self._bench.options.case
+        bench.progress.say("llama.cpp loads")
+        how = Mapped(self._group.prefix, bench.settings.kv_type, load)
+        peer = self._side.attempt(lambda: Peer(bench.path, bench.options.vs_threads, how, bench.text))
+        self._peer = peer
         if peer is None:
             return None
         self._bench.progress.say(f"{peer.name} warms up")
@@ -247,12 +275,14 @@ class _Theirs:
         self._group.empty()
 
     def sample(self, rate: float, seed: int) -> None:
-        """One, after a token that has its memory fill up again."""
+        """One, after a token that has its memory fill up again; of a text the prompt does that, which is
+        another one each time, and no token of the answer is seen before it counts."""
         peer, steps = self._peer, self._bench.steps(rate)
         if peer is None:
             return
         self._bench.progress.say(peer.name)
-        self._side.attempt(lambda: peer.sample(self._bench.options.case, seed, 1))
+        first = 0 if self._bench.text else 1
+        self._side.attempt(lambda: peer.sample(self._bench.options.case, seed, first))
         before = disk_bytes(peer.pid)
         found = self._side.attempt(lambda: peer.sample(self._bench.options.case, seed, steps))
         if found:
@@ -267,5 +297,5 @@ class _Theirs:
             return Theirs("llama.cpp", peak=peak, failed=failed)
         return Theirs(
             *(peer.name, peer.version, self._threads, tuple(self._samples)),
-            *(median(self._per_step) if self._per_step else 0.0, peak, failed),
+            *(median(self._per_step) if self._per_step else 0.0, peak, failed, self._load),
         )

@@ -13,7 +13,7 @@ from hetrun.api import LLM
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.executor.stats import Stats
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import Case, Passage
 from hetrun.tools.bench.hetrun_side import Watch, answer, backends_of
 from hetrun.tools.bench.io_counters import Counters, Held, count, held
 from hetrun.tools.bench.process import Process, obey
@@ -42,6 +42,7 @@ class Begin:
     """Warm up for a case; answered with steps per second."""
 
     case: Case
+    text: Passage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Run:
 
     case: Case
     seed: int
+    text: Passage | None = None  # what is read and written
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +133,21 @@ class Measured:
         self._llm = LLM(path, progress=None, eager=False, **options)
         self.opened = Opened(self._llm.info.context, perf_counter() - begin)
 
-    def begin(self, case: Case) -> float:
+    def begin(self, case: Case, text: Passage | None = None) -> float:
         """Steps per second of a few, behind the case's prompts."""
         if case.context > self._llm.info.context:
             raise OptionError(
                 f"{case.name} needs a context of {case.context} tokens and the model has "
                 f"{self._llm.info.context} here; measure less, or ask for more with --ctx"
             )
-        return self.run(replace(case, tokens=TRIAL), 0).steps / self._seconds
+        return self.run(replace(case, tokens=TRIAL), 0, text).steps / self._seconds
 
-    def run(self, case: Case, seed: int) -> Sample:
+    def run(self, case: Case, seed: int, text: Passage | None = None) -> Sample:
         """Once."""
         stats: Stats = self._llm.stats
         noting = Noting(self._llm)
         watch = Watch(stats, case.batch, case.tokens + 1, noting)
-        answer(self._llm, case, seed, watch)
+        answer(self._llm, case, seed, watch, text)
         first, last = noting.first, noting.last
         self._seconds = last.at - first.at
         return Sample(
@@ -185,10 +187,10 @@ def _answers(opened: list[Measured], order: object) -> Iterator[object]:
         case Open(path, options, weights):
             opened.append(Measured(path, options, weights))
             yield opened[0].opened
-        case Begin(case):
-            yield opened[0].begin(case)
-        case Run(case, seed):
-            yield opened[0].run(case, seed)
+        case Begin(case, text):
+            yield opened[0].begin(case, text)
+        case Run(case, seed, text):
+            yield opened[0].run(case, seed, text)
         case Look(case):
             yield opened[0].look(case)
         case Complete(prompts, tokens):
