@@ -173,7 +173,8 @@ class LlamaCpp:
         ):
             return
         self._clear()
-        self._decode(self._batches(prompts, 0))
+        # The last token by itself, as those that follow: what a step needs, code too, is in memory then.
+        self._decode(self._batches(prompts[:, :-1], 0) + self._batches(prompts[:, -1:], length - 1))
         self._read = prompts
 
     def _clear(self) -> None:
