@@ -86,19 +86,10 @@ class PlannedModel:
             self._streamed, self._within = prepared.streamed, _within(prepared)
             # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
             self.stands_aside = not prepared.streamed and not prepared.mapped and not prepared.experts
-            self._disk: FromDisk | None = None
-            self._experts: FromExperts | None = None
-            self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
             self._store = store = WeightStore(self._backends)
             setup = _setup(prepared, options)
-            if prepared.streamed:
-                backend = prepared.backends[prepared.streamed.backend]
-                self._disk = FromDisk(prepared.streamed, backend, self._kv, self.books)
-                undo.callback(self._disk.close)
-            if part := prepared.experts:
-                self._experts = FromExperts(part, prepared.backends[part.backend], self._kv, self.books)
-                undo.callback(self._experts.close)
+            self._begin_reading(prepared, undo)
             self._vet(prepared.plans)
             end = 0.1 if self._disk else LOADING if setup else 1
             self._load(prepared, stretch(progress, 0, end))
@@ -128,6 +119,18 @@ class PlannedModel:
             self.fits, self.shareable, self.thin = self._kv.fits, self._kv.shareable, self._kv.thin
             self.checkpoint_every = self._kv.checkpoint_every
             undo.pop_all()
+
+    def _begin_reading(self, prepared: Prepared, undo: ExitStack) -> None:
+        """What passes read weights through, where not all are in memory."""
+        self._disk: FromDisk | None = None
+        self._experts: FromExperts | None = None
+        self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
+        if streamed := prepared.streamed:
+            self._disk = FromDisk(streamed, self._backends[streamed.backend], self._kv, self.books)
+            undo.callback(self._disk.close)
+        if part := prepared.experts:
+            self._experts = FromExperts(part, self._backends[part.backend], self._kv, self.books)
+            undo.callback(self._experts.close)
 
     def _vet(self, plans: PlanSet) -> None:
         """Try what would have weights from the beginning; others are tried when they start."""
