@@ -42,6 +42,7 @@ from hetrun.planner.layer_map import places_of
 from hetrun.planner.options import Options, this_machine
 from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.cached_experts import FromExperts
+from hetrun.prefetch.expert_trace import Kept
 from hetrun.prefetch.mapped_weights import FromMaps
 from hetrun.prefetch.streamed_weights import FromDisk
 from hetrun.system.allocator import give_back
@@ -256,6 +257,11 @@ class PlannedModel:
         """What passes are like that read weights from disk."""
         reading = self._reading
         return reading.report() if reading else None
+
+    def experts_kept(self) -> Kept | None:
+        """How well experts were kept that do not all fit, beside other rules; None: they do, or too little
+        was chosen yet."""
+        return self._experts.kept() if self._experts else None
 
     def rest(self) -> None:
         """Nothing has come for a while: memory that nobody needs goes to the system, and the books see it."""

@@ -24,6 +24,7 @@ from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.expert_cache import HUGE_PAGE, ExpertCache, Reading
 from hetrun.prefetch.expert_records import Records
+from hetrun.prefetch.expert_trace import Kept, judge
 from hetrun.prefetch.hint_trial import HintTrial
 from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, Compute, Late
 
@@ -237,6 +238,10 @@ class FromExperts:
             found=self._found,
             guessed=self._last.hits_of_hints / self._last.hinted if self._last.hinted else 0.0,
         )
+
+    def kept(self) -> Kept | None:
+        """How well experts were kept of late; None: too little was chosen yet."""
+        return judge(self._part.records, self.cache.counts_of_kinds, self.cache.trace)
 
     def close(self) -> None:
         """Give everything back."""

@@ -112,10 +112,11 @@ def _laid(where: Where) -> tuple[list[tuple[Stretch, int]], int, list[int]]:
     end = 0
     for before, part in pairwise([None, *where]):
         assert part is not None
-        if before and (before.path, before.offset + before.nbytes) == (part.path, part.offset):
+        gap = part.offset - before.offset - before.nbytes if before and before.path == part.path else -1
+        if before and 0 <= gap < PAGE:  # no more than what brings it to a page
             last, at = reads[-1]
-            reads[-1] = Stretch(last.path, last.offset, last.nbytes + part.nbytes), at
-            starts.append(starts[-1] + before.nbytes)
+            reads[-1] = Stretch(last.path, last.offset, last.nbytes + gap + part.nbytes), at
+            starts.append(starts[-1] + before.nbytes + gap)
         else:
             reads.append((part, end))
             starts.append(end + part.offset % PAGE)

@@ -26,6 +26,8 @@ from hetrun.prefetch.expert_cache import ExpertCache
 from hetrun.prefetch.expert_records import Records
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
+from hetrun.tools.convert.reorder import Wish as RepackWish
+from hetrun.tools.convert.reorder import repack_model
 from tests.engine.asking import Answer
 from tests.models import cases_hf, hf
 from tests.support.streamed import Disk, every_read, only_read
@@ -91,6 +93,33 @@ def test_experts_from_slots_give_the_same_bits(model: Path) -> None:
             counts = experts_of(llm).cache.counts
             assert counts.wanted > 0
             assert 0 < counts.missed < counts.wanted
+
+
+def test_experts_as_records_give_the_same_bits(model: Path, tmp_path: Path) -> None:
+    """A file that was repacked: each expert is one read."""
+    records = Path(repack_model(RepackWish(model, tmp_path / "records.gguf", force=False)).path)
+    with LLM(model, **OPTIONS, deterministic=True) as llm:
+        held = tokens(llm, [TEXT, TEXT[:9]])
+    with opened(model, 0.2, deterministic=True) as llm:
+        assert tokens(llm, [TEXT, TEXT[:9]]) == held
+        published = experts_of(llm).cache.counts
+    with opened(records, 0.2, deterministic=True) as llm:
+        assert tokens(llm, [TEXT, TEXT[:9]]) == held
+        repacked = experts_of(llm).cache.counts
+    assert published.reads > 2 * published.missed
+    assert repacked.reads < 1.5 * repacked.missed
+
+
+def test_texts_that_part_share_what_is_read(model: Path) -> None:
+    """Several sequences of a step choose together, with beginnings that they share."""
+    prompts = [[*TEXT[:20], i] for i in range(5)]
+    with LLM(model, **OPTIONS, deterministic=True) as llm:
+        held = tokens(llm, prompts)
+    with opened(model, 0.3, deterministic=True) as llm:
+        assert [tokens(llm, [p])[0] for p in prompts] == held
+        alone = experts_of(llm).cache.counts.wanted
+        assert tokens(llm, prompts) == held
+        assert experts_of(llm).cache.counts.wanted - alone < alone
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +217,7 @@ def test_slots_go_and_come_between_passes(mixtral: Path, right: list[int]) -> No
                     cached_experts.least_slots(found.cache.records), found.cache.records.counts, strict=True
                 )
             ]
-            llm.call(lambda _, counts=counts: found.cache.resize(counts))
+            llm.call(lambda _: found.cache.resize(counts))  # noqa: B023 - it is called now
             assert found.cache.counts_of_kinds == counts
             assert tokens(llm, [TEXT])[0] == right
 

@@ -267,9 +267,7 @@ class Deciding:
         if self._options.wishes.ubatch:
             return plans
         most = WORK_SHARE * self._granted.nbytes
-        fits = (
-            n for n in PROMPTS if work_bytes(self._graph, n) + mixture_bytes(mixtures, n) <= most
-        )
+        fits = (n for n in PROMPTS if work_bytes(self._graph, n) + mixture_bytes(mixtures, n) <= most)
         n = next(fits, min(plans.ubatch, PROMPTS[-1]))
         return replace(plans, ubatch=n, ubatch_why="a pass reads what its tokens choose once for all of them")
 

@@ -139,7 +139,9 @@ def run(
                 row = replace(row, peer=_theirs(peer, case, duel, limit, chosen), ratio=duel.ratio)
             row = replace(row, load=(start, load_average()), beside=options.beside, precision=ours.precision)
             row = replace(row, text=text.about if text else None)
-            rows.append(replace(row, anatomy=ours.anatomy(case)) if options.explain else row)
+            if options.explain:
+                row = replace(row, anatomy=ours.anatomy(case), experts=ours.experts_kept())
+            rows.append(row)
     return rows
 
 

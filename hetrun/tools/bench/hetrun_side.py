@@ -21,10 +21,12 @@ from hetrun.errors import HetrunError, OptionError
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.stats import Stats
 from hetrun.planner.plan import Plan, bucket_of
+from hetrun.prefetch.expert_trace import Kept
 from hetrun.system.progress import Progress
 from hetrun.tools.bench import breakdown as anatomy
 from hetrun.tools.bench.breakdown import Anatomy
 from hetrun.tools.bench.cases import Case, Passage
+from hetrun.tools.bench.io_counters import experts_kept
 from hetrun.tools.bench.matmul_peak import Peak, measure_peak, multiplier
 from hetrun.tools.bench.texts import Text, passage_of
 from hetrun.tools.bench.timed_window import Looked, Measured, Stretch
@@ -142,6 +144,10 @@ class Ours:
         inside = {name: seconds / n for name, seconds in stretch.inside.items()}
         self._measured.append(Measured(step, inside, stretch.waited / n))
         return watch.rate
+
+    def experts_kept(self) -> Kept | None:
+        """How well experts were kept that do not all fit."""
+        return self._llm.call(experts_kept)
 
     def alone(self, work: Callable[[], T]) -> T:
         """Do something while the engine does nothing: it looks after the model when it is not asked."""

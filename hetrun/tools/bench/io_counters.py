@@ -11,6 +11,8 @@ from pathlib import Path
 from time import perf_counter
 
 from hetrun.engine.loaded_model import Loaded
+from hetrun.executor.planned_model import PlannedModel
+from hetrun.prefetch.expert_trace import Kept
 
 KIB = 1024
 
@@ -55,6 +57,12 @@ def held(loaded: Loaded, weights: int) -> Held:
     return Held(
         streaming.locked_bytes, streaming.streamed_bytes, streaming.waiting, streaming.least, peak, now
     )
+
+
+def experts_kept(loaded: Loaded) -> Kept | None:
+    """How well experts were kept that do not all fit; on the engine's thread."""
+    model = loaded.model
+    return model.experts_kept() if isinstance(model, PlannedModel) else None
 
 
 def disk_bytes(pid: int) -> int:

@@ -7,10 +7,11 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
+from hetrun.prefetch.expert_trace import Kept
 from hetrun.tools.bench.breakdown import Anatomy, verdict
 from hetrun.tools.bench.hetrun_side import SegmentTime
 from hetrun.tools.bench.memory_bandwidth import threads
@@ -90,6 +91,7 @@ class Row:
     beside: int = 0  # other programs that kept a core busy each
     precision: str = ""  # fast or exact
     text: About | None = None  # that was read and written; None: random tokens were read
+    experts: Kept | None = None  # how well those were kept that do not all fit
 
     @property
     def of_limit(self) -> float | None:
@@ -137,6 +139,7 @@ class Row:
             "bytes": demand.nbytes if demand else None,
             "flops": {"products": demand.products, "attention": demand.attention} if demand else None,
             "peak": {"name": peak.name, "threads": peak.threads, "flops": peak.rate} if peak else None,
+            "experts": asdict(self.experts) if self.experts else None,
             "time": self.anatomy.to_json() if self.anatomy else None,
             "verdict": verdict(self.anatomy, limit) if self.anatomy else None,
             "python_share": self.python_share,
@@ -302,6 +305,7 @@ def _explained(r: Row) -> str:
         lines += _bars(r.anatomy, 1 if r.anatomy.unit == "step" else r.batch)
     elif r.python_share is not None:
         lines.append(f"Python's share of a step: {r.python_share:.2%}")
+    lines += [f"experts: {r.experts.text}"] if r.experts else []
     lines += _segment_lines(_together(r.segments))
     if r.anatomy:
         lines.append(verdict(r.anatomy, r.limit))

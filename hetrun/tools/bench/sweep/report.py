@@ -17,6 +17,18 @@ from hetrun.tools.bench.sweep.results import Point, Sweep
 OURS, BOUND = "hetrun", "bound"
 Cell = Callable[[Point, float | None], object]
 
+
+
+def _found_by(rule: str) -> Cell:
+    """The share of chosen experts that a rule would have found in memory."""
+
+    def of(p: Point, compute: float | None) -> float | None:
+        experts = p.state.experts if p.state else None
+        return getattr(experts, rule) if experts else None
+
+    return of
+
+
 # What is told of a point to programs: JSON and CSV have the same names.
 FACTS: Mapping[str, Cell] = {
     "budget": lambda p, c: p.name,
@@ -38,6 +50,7 @@ FACTS: Mapping[str, Cell] = {
     "waiting": lambda p, c: p.state.held.waiting if p.state else None,
     "locked_bytes": lambda p, c: p.state.held.locked if p.state else None,
     "streamed_bytes": lambda p, c: p.state.held.streamed if p.state else None,
+    **{f"experts_{rule}": _found_by(rule) for rule in ("ours", "lru", "best")},
     "least_bytes": lambda p, c: p.state.held.least if p.state else None,
     "memory_bytes": lambda p, c: p.state.held.memory if p.state else None,
     "peak_bytes": lambda p, c: p.state.held.peak if p.state else None,
@@ -182,6 +195,7 @@ def _footer(sweep: Sweep, peers: list[str]) -> list[str]:
         lines.append("!: faster than it can have been: a cache between the disk and us, or a mistake")
     if any(p.cached for p in sweep.points):
         lines.append("c: some of it came from the page cache, and not from the disk: speeds are too good")
+    lines += [f"{p.name}: {p.state.experts.text}" for p in sweep.points if p.state and p.state.experts]
     if sweep.groupless:
         lines.append(f"group's: unknown, {sweep.groupless}")
     lines += [f"{p.name}: {p.failed}" for p in sweep.points if p.failed]

@@ -13,9 +13,10 @@ from hetrun.api import LLM
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.executor.stats import Stats
+from hetrun.prefetch.expert_trace import Kept
 from hetrun.tools.bench.cases import Case, Passage
 from hetrun.tools.bench.hetrun_side import Watch, answer, backends_of
-from hetrun.tools.bench.io_counters import Counters, Held, count, held
+from hetrun.tools.bench.io_counters import Counters, Held, count, experts_kept, held
 from hetrun.tools.bench.process import Process, obey
 
 NAME = "hetrun"
@@ -97,6 +98,7 @@ class State:
     held: Held
     threads: int
     plan: str
+    experts: Kept | None = None  # how well those were kept that do not all fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ class Measured:
         """What it holds now, and the plan of the case's steps."""
         plan = self._llm.plan.plan(case.batch)
         found = self._llm.call(lambda loaded: held(loaded, self._weights))
-        return State(found, plan.threads, backends_of(plan))
+        experts = self._llm.call(experts_kept)
+        return State(found, plan.threads, backends_of(plan), experts)
 
     def complete(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> Completed:
         """Whole answers, prompts included."""
