@@ -114,6 +114,7 @@ class PlannedModel:
                 self._executor.kept = KEPT_FEW
                 self._disk.open(stretch(progress, 0.1, 1))
             if self._experts:
+                self._executor.kept = KEPT_FEW
                 self._experts.open()
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.rewind
             self.free, self.length = self._kv.free, self._kv.length
@@ -197,6 +198,8 @@ class PlannedModel:
         """The logits of the wanted tokens, or their hidden states; good until the next step."""
         if (reading := self._reading) is None:
             return self._run(lambda: self._executor.run(step, between), step)
+        if self._experts:
+            self._experts.expect(min(step.tokens, self.plans.ubatch))
         start = perf_counter()
         rows = self._executor.run(step)
         certain = step.tokens - step.drafted

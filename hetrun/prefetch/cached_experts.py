@@ -31,6 +31,8 @@ from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, C
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
 LEAST_BUFFERS = 4
+FEW = 64  # tokens of passes that always have room to work in
+LONG_S = 20.0  # for which there is still room for a long one afterwards
 MOST_HINTED = 4  # tokens of a pass whose time says whether hints pay
 
 
@@ -43,7 +45,7 @@ class ExpertPart:
     granted: Granted
     whole: int  # bytes of weights that are there as a whole
     fixed: int  # bytes that are held whatever stays of the experts
-    work: int  # that passes work in
+    work_of: Callable[[int], int]  # bytes that passes of so many tokens work in
     disk: Disk
     buffers: int  # that experts are read to
     within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
@@ -106,7 +108,8 @@ class FromExperts:
         )
         caching.prepare(part.records.mixtures, self.cache)
         self._late, self._compute, self.hints = Late(), Compute(), HintTrial()
-        self._looked = self._shared = 0.0
+        self._looked = self._shared = self._long_s = 0.0
+        self._longest = FEW  # tokens of passes that there is room for
         self._last, self._found = self.cache.counts, 0.0
 
     @property
@@ -126,9 +129,20 @@ class FromExperts:
             self._resize(self.cache.promised_bytes - missing)
         self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, kv_bytes)
 
+    def expect(self, tokens: int) -> None:
+        """A pass of so many tokens comes: what it works in has room from now on."""
+        if tokens > FEW:
+            self._long_s = perf_counter()
+        if tokens > self._longest:
+            self._longest = tokens
+            if (slack := self._slack()) < 0:
+                self._resize(self.cache.promised_bytes + slack)
+
     def tend(self) -> None:
         """Between two passes: give up what is too much, take what there is room for again."""
         now = perf_counter()
+        if now - self._long_s > LONG_S:
+            self._longest = FEW
         if now - self._looked < LOOK_S:
             return
         self._looked = now
@@ -167,7 +181,8 @@ class FromExperts:
         """Bring the books in line with what there is."""
         self._book()
         self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, self._kv.promised_bytes)
-        self._books.promise(breakdown.WORK, max(0, self._part.work - self._backend.overhead_bytes))
+        work = self._part.work_of(self._longest)
+        self._books.promise(breakdown.WORK, max(0, work - self._backend.overhead_bytes))
         self._books.reconcile()
 
     def _slack(self) -> int:

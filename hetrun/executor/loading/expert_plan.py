@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hetrun.backend import WeightUse
@@ -24,7 +24,8 @@ class ExpertPlan:
     wanted: dict[str, list[WeightUse]]
     records: Records
     whole: int  # bytes of weights that have to be there as a whole
-    work: int  # that passes work in
+    work_of: Callable[[int], int]  # bytes that passes of so many tokens work in
+    work: int  # that the longest passes work in
     disk: Disk
     buffers: int
     besides: Mapping[str, int]  # what else is held, as a bill has it

@@ -236,7 +236,7 @@ class Deciding:
         of_all = max(one, min(MAX_SEQUENCES * one, self._granted.nbytes - found.least))
         self._keep_only(found.plans)
         part = ExpertPart(
-            *(name, found.records, self._granted, found.whole, found.fixed, found.work, found.disk),
+            *(name, found.records, self._granted, found.whole, found.fixed, found.work_of, found.disk),
             *(found.buffers, partial(found.billed, one)),
         )
         plans = part.within(self._granted)
@@ -257,10 +257,15 @@ class Deciding:
         whole = backend.resident_bytes([use for use in wanted[name] if use.weight not in experts])
         parts, disk = self._parts(), self._disk()  # measured once: the bill must add up
         plans = self._prompts_at_once(plans, mixtures)
-        work = work_bytes(self._graph, plans.ubatch) + mixture_bytes(mixtures, plans.ubatch)
+        graph = self._graph
+
+        def work_of(tokens: int) -> int:
+            return work_bytes(graph, tokens) + mixture_bytes(mixtures, tokens)
+
+        work = work_of(plans.ubatch)
         room = self._granted.nbytes - sum(parts.values()) - whole - work - self._least_kv(plans)
         buffers = buffers_in(records, max(0, room), disk.way.readers)
-        return ExpertPlan(name, plans, wanted, records, whole, work, disk, buffers, parts, BYTES_S)
+        return ExpertPlan(name, plans, wanted, records, whole, work_of, work, disk, buffers, parts, BYTES_S)
 
     def _prompts_at_once(self, plans: PlanSet, mixtures: Sequence[Mixture]) -> PlanSet:
         """A pass of a prompt reads nearly all experts that have no slot, however many tokens it has."""

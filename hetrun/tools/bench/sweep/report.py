@@ -18,7 +18,6 @@ OURS, BOUND = "hetrun", "bound"
 Cell = Callable[[Point, float | None], object]
 
 
-
 def _found_by(rule: str) -> Cell:
     """The share of chosen experts that a rule would have found in memory."""
 
