@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.open_model import open_model
+from tests.models.test_placement import devices
 from tests.support.peer import llama_cpp
+from tests.support.rig import rig_of
 from tests.support.tiers import first
 from tests.tools import make_model
-from tests.tools.make_model import MIXES, SHAPES, matrices
+from tests.tools.make_model import LARGE, MIXES, SHAPES, Making, Shape, matrices
 
 
 @pytest.mark.parametrize(
@@ -81,3 +86,88 @@ def test_weights_are_gaussian_behind_the_quantisation(tmp_path: Path) -> None:
 def test_a_missing_folder_is_one_clear_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert make_model.main(["-o", str(tmp_path / "nowhere" / "tiny.gguf")]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "quant", "gigabytes"),
+    [
+        ("qwen35-35b-a3b", "Q4_K_M", 20.9),
+        ("qwen35moe-8g", "Q4_K_M", 6.6),  # 4 layers more would be 8.4
+        ("qwen3moe-8g", "Q4_K_M", 8.0),
+        ("gpt-oss-20b-like", "MXFP4", 12.1),
+        ("gemma4-26b-a4b-like", "Q4_K_M", 16.4),
+    ],
+)
+def test_sizes_of_large_mixtures(shape: str, quant: str, gigabytes: float) -> None:
+    tensors = sum(m.nbytes for m in matrices(SHAPES[shape], MIXES[quant]))
+    assert tensors / 1e9 == pytest.approx(gigabytes, abs=0.1)
+
+
+def test_rows_that_k_quants_cannot_hold_are_of_llama_cpps_other_types() -> None:
+    types = {m.name: m.type.name for m in matrices(SHAPES["gemma4-26b-a4b-like"], MIXES["Q4_K_M"])}
+    assert types["blk.0.ffn_down_exps.weight"] == "Q8_0"
+    assert types["blk.4.ffn_down_exps.weight"] == "Q5_0"
+    assert types["blk.4.ffn_up_exps.weight"] == "Q4_K"
+
+
+def test_only_experts_of_a_mixture_are_mxfp4() -> None:
+    types = {m.name: m.type.name for m in matrices(SHAPES["gpt-oss-20b-like"], MIXES["MXFP4"])}
+    assert {name for name, kind in types.items() if kind == "MXFP4"} == {
+        f"blk.{i}.ffn_{part}_exps.weight" for i in range(24) for part in ("gate", "up", "down")
+    }
+    assert types["token_embd.weight"] == types["output.weight"] == types["blk.0.attn_q.weight"] == "Q8_0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "quant"),
+    [
+        ("qwen3moe-tiny", "Q4_K_M"),
+        ("odd-tiny", "Q4_K_M"),
+        ("odd-tiny", "MXFP4"),
+        ("qwen35moe-tiny", "Q4_K_M"),
+    ],
+)
+def test_hetrun_and_llama_cpp_run_mixtures(shape: str, quant: str, pooled: bool, tmp_path: Path) -> None:
+    path, making = tmp_path / "made.gguf", Making(real_routing=True, large=0 if pooled else LARGE)
+    make_model.write_model(path, small_cuts(SHAPES[shape]), quant, 0, making)
+    model = llama_cpp().Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+    try:
+        tokens = model.tokenize(b"The cache holds sixteen lines.", add_bos=False)
+        model.eval(tokens)
+        theirs = np.array(model.scores[: len(tokens)])
+    finally:
+        model.close()
+    made = rig_of(build_graph(open_model(path), 64), devices(["reference"]), context=64)
+    ours = made.logits(made.kv.alloc(), tokens)
+    made.close()
+    said = theirs > theirs.max() - 20  # not those that no text has
+    assert np.corrcoef(ours[said], theirs[said])[0, 1] > 0.98
+
+
+def small_cuts(shape: Shape) -> Shape:
+    """With matrices that are large enough to come from pools."""
+    return replace(shape, experts=64, used=4)
+
+
+@pytest.mark.slow
+def test_a_large_file_has_experts_that_differ_and_is_the_same_for_a_seed(tmp_path: Path) -> None:
+    shape = small_cuts(SHAPES["qwen3moe-tiny"])
+    paths = [tmp_path / f"{i}.gguf" for i in range(2)]
+    for path in paths:
+        make_model.write_model(path, shape, "Q4_K_M", 3, Making(large=0))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    tensors = {t.name: t for t in GGUFReader(paths[0]).tensors}
+    experts = [bytes(e) for i in range(2) for e in tensors[f"blk.{i}.ffn_up_exps.weight"].data]
+    assert len(experts) == len({*experts}) == 128
+    up = tensors["blk.0.ffn_up_exps.weight"]
+    values = quants.dequantize(up.data, GGMLQuantizationType(up.tensor_type))
+    assert values.std() == pytest.approx(256**-0.5, rel=0.05)
+
+
+def test_nothing_is_routed_where_there_is_no_mixture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make_model.main(["--routing", "real", "-o", str(tmp_path / "tiny.gguf")]) == 2
+    assert "no mixture" in capsys.readouterr().err

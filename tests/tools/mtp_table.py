@@ -1,6 +1,6 @@
 """What the block that predicts one more token (`--spec mtp`) wins, by how often its guesses are right.
 
-    python tests/tools/make_model.py --shape qwen35-4b --mtp --quant Q4_K_M --same-layers -o 4b.gguf
+    python -m tests.tools.make_model --shape qwen35-4b --mtp --quant Q4_K_M --same-layers -o 4b.gguf
     python -m tests.tools.mtp_table -m 4b.gguf
 
 The block of a model of random weights guesses nothing. So the model computes all that it always does, and so
