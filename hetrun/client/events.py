@@ -181,7 +181,7 @@ class Streaming:
     least: int  # the smallest budget that would do
     experts: int = 0  # of mixtures; 0: weights are read whole
     slots: int = 0  # so many of them have a place in memory
-    found: float = 0.0  # the share of the chosen ones that was there, of late
+    found: float = 0.0  # the share of the chosen ones that was there, in the last passes
     guessed: float = 0.0  # of those that were read before a router had chosen them, the share that it chose
 
 

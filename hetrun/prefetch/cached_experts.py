@@ -7,7 +7,9 @@ are more slots, and what is chosen fills them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,7 +23,7 @@ from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.ledger import Books, Granted
 from hetrun.planner.plan import PlanSet
-from hetrun.prefetch.disk_probe import Disk
+from hetrun.prefetch.disk_probe import Disk, remember
 from hetrun.prefetch.expert_cache import HUGE_PAGE, ExpertCache, Reading
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.expert_trace import Kept, judge
@@ -31,6 +33,7 @@ from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, C
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
 LEAST_BUFFERS = 4
+LEAST_LEARNT = 1 << 30  # bytes that were read; of fewer nothing is kept
 FEW = 64  # tokens of passes that always have room to work in
 LONG_S = 20.0  # for which there is still room for a long one afterwards
 MOST_HINTED = 4  # tokens of a pass whose time says whether hints pay
@@ -48,6 +51,7 @@ class ExpertPart:
     work_of: Callable[[int], int]  # bytes that passes of so many tokens work in
     disk: Disk
     buffers: int  # that experts are read to
+    learns: bool  # what the disk gives is kept for the next start
     within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
 
 
@@ -255,10 +259,13 @@ class FromExperts:
         )
 
     def kept(self) -> Kept | None:
-        """How well experts were kept of late; None: too little was chosen yet."""
+        """How well experts were kept lately; None: too little was chosen yet."""
         return judge(self._part.records, self.cache.counts_of_kinds, self.cache.trace)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back, and keep what was learnt of the disk."""
+        if self._part.learns and self._last.bytes > LEAST_LEARNT:
+            with suppress(OSError):  # a file that is gone
+                remember(max(self.cache.files, key=os.path.getsize), self._part.disk.way, self._rate)
         self._kv.before_growth = None  # or they keep each other, and all keys and values with them
         self.cache.close()

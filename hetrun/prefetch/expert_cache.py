@@ -139,7 +139,7 @@ class Region:
             self._mapping.madvise(MADV_HUGEPAGE)
 
     def close(self) -> None:
-        """Give the memory back now, whoever may still have the addresses."""
+        """Give the memory back now, even where a pointer to it is left."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
@@ -204,6 +204,11 @@ class ExpertCache:
         """Of the `struct expert_supply`, good until `close`."""
         address: int = self._dll.hetrun_experts_supply(self._cache)
         return address
+
+    @property
+    def files(self) -> Sequence[str]:
+        """That experts are read from."""
+        return self._opened.paths
 
     # --- memory
 

@@ -12,7 +12,7 @@ from hetrun.system.units import size_in_words
 # Where a share s of the experts has slots, tokens find about s ** SKEW of those that they choose there: three
 # in four where half have slots. Published traces of real mixtures lie between 67 and 81 % (LRU over half).
 SKEW = 0.45
-MORE = 4 << 30  # bytes: what such a budget would be worth is told
+MORE = 4 << 30  # bytes: the plan says what so much more would give
 FASTER = 2.0
 
 
@@ -65,8 +65,9 @@ class Expected:
         alike = predict(self.compute_s, int((1 - self.share) * self.chosen_bytes), self.rate)
         more = replace(self, room=self.room + MORE).token
         faster = replace(self, rate=FASTER * self.rate).token
+        token = str(self.token).replace("at most", "about")
         return (
-            f"one token at a time: {self.token}, if {self.found:.0%} of the chosen experts have a slot, as "
+            f"one token at a time: {token}, if {self.found:.0%} of the chosen experts have a slot, as "
             f"in mixtures that were measured; if all are chosen alike: {alike.tokens_per_s:.3g}",
             f"with {size_in_words(MORE)} more: {more.tokens_per_s:.3g} tokens/s, bound by {more.bound}; with "
             f"a disk of {FASTER:.0f} times the speed: {faster.tokens_per_s:.3g}, bound by {faster.bound}",

@@ -8,9 +8,9 @@
 
    After how many tokens is a rule, and which rule is best depends on texts: if it is long, what is chosen often
    stays, if it is short, what was chosen last. So all rules are tried at all times, on some of the mixtures and
-   without the weights, and the one decides that would have missed least of late.
+   without the weights, and the one decides that would have missed least lately.
 
-   One mutex guards all of it; nobody reads or computes while holding it. */
+   One mutex guards all of it; no thread reads or computes while holding it. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -38,8 +38,8 @@ enum { FREE, ASKED, THERE, FAILED }; /* what became of a buffer */
 struct buffer {
     int64_t state, record, order; /* order: those that were asked for first are read first */
     int64_t begun, done;          /* extents */
-    int hint;                     /* nobody has wanted it yet */
-    int dropped;                  /* nobody will: it is free once its reads have ended */
+    int hint;                     /* nothing has wanted it yet */
+    int dropped;                  /* nothing will: it is free once its reads have ended */
     uint8_t *memory;
 };
 
@@ -80,7 +80,7 @@ struct cache {
     size_t map_bytes;
 
     pthread_mutex_t mutex;
-    pthread_cond_t room, arrived, still, turn; /* for readers, for who wants, for who restarts, for dozers */
+    pthread_cond_t room, arrived, still, turn; /* for readers, takers, a restart, dozers */
     pthread_t *threads;
     int64_t started, reading;
     int closing, stopped, failed, deaf; /* deaf: to hints */
@@ -200,7 +200,7 @@ static void free_buffer(struct cache *c, struct buffer *b)
         c->known[b->record].buffer = NONE;
     b->record = NONE;
     if (b->begun > b->done)
-        b->dropped = 1; /* somebody reads to it */
+        b->dropped = 1; /* a thread reads to it */
     else
         b->state = FREE;
 }
@@ -212,7 +212,7 @@ static void waste(struct cache *c, struct buffer *b)
     free_buffer(c, b);
 }
 
-/* A free one; for what is wanted also that of the oldest hint that nobody wanted. */
+/* A free one; for what is wanted also that of the oldest hint that was not wanted yet. */
 static struct buffer *find_buffer(struct cache *c, int hint)
 {
     struct buffer *oldest = NULL;
@@ -293,7 +293,7 @@ static void bring(struct cache *c, struct buffer *b)
         if (!b->hint && !c->failed)
             c->failed = 1, c->fault = fault;
         if (b->hint)
-            free_buffer(c, b); /* it is tried again if somebody wants it */
+            free_buffer(c, b); /* it is tried again if it is wanted */
     } else if (b->done == count) {
         b->state = THERE;
     }
@@ -512,7 +512,7 @@ void hetrun_experts_stop(struct cache *c)
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* Forget what was asked for; nobody multiplies any more. What is in slots is good, but for those that were given
+/* Forget what was asked for; nothing computes any more. What is in slots is good, but for those that were given
    and not packed. */
 void hetrun_experts_restart(struct cache *c)
 {

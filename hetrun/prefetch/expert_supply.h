@@ -1,6 +1,6 @@
 /* How C code gets the experts of mixtures that are not all in memory. An expert is a record: the matrices of its
    gate, up and down beside each other. Those that were multiplied by lately lie packed in slots, others come from
-   disk as they are stored, and whoever multiplies packs them into the slot that they get. */
+   disk as they are stored, and are packed into the slot that they get before they are multiplied by. */
 
 #ifndef HETRUN_EXPERT_SUPPLY_H
 #define HETRUN_EXPERT_SUPPLY_H
@@ -23,7 +23,7 @@ struct expert_supply {
     void (*want)(void *cache, int64_t mixture, const int32_t *experts, const int32_t *rows, int64_t count);
     /* What the next mixture may choose: it is read when there is nothing else to read. */
     void (*hint)(void *cache, int64_t mixture, const int32_t *experts, int64_t count);
-    /* Some of the wanted experts, at most so many, those in slots first; whoever asks again is done with those
+    /* Some of the wanted experts, at most so many, those in slots first; asking again means to be done with those
        before. Waits until there is one. 0: all were given, -1: the others will not come. */
     int64_t (*next)(void *cache, struct expert *out, int64_t most);
     /* Those that were given last are packed now. */

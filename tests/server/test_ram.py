@@ -34,6 +34,10 @@ STREAMING = {
     "locked_bytes": 900,
     "streamed_bytes": 100,
     "least": LEAST_RAM,
+    "experts": 0,
+    "slots": 0,
+    "found": 0.0,
+    "guessed": 0.0,
 }
 
 

@@ -21,7 +21,7 @@ struct cached_mixture {
     int32_t *experts, *rows;  /* memory for what is wanted: a number for each expert */
     int64_t given;            /* the wave: how many, ... */
     struct expert wave[WAVE]; /* ... and which */
-    int32_t packing;          /* the next part that nobody packs yet */
+    int32_t packing;          /* the next part to pack */
     int32_t arrived, turn, dozers; /* of a barrier; zeros before the first call */
 };
 

@@ -237,7 +237,7 @@ class Deciding:
         self._keep_only(found.plans)
         part = ExpertPart(
             *(name, found.records, self._granted, found.whole, found.fixed, found.work_of, found.disk),
-            *(found.buffers, partial(found.billed, one)),
+            *(found.buffers, self._options.measures, partial(found.billed, one)),
         )
         plans = part.within(self._granted)
         return self._prepared(plans, found.wanted, context, found.whole, of_all, experts=part)
