@@ -294,7 +294,7 @@ static void bring(struct cache *c, struct buffer *b)
             c->failed = 1, c->fault = fault;
         if (b->hint)
             free_buffer(c, b); /* it is tried again if it is wanted */
-    } else if (b->done == count) {
+    } else if (b->state == ASKED && b->done == count) {
         b->state = THERE;
     }
     pthread_cond_broadcast(&c->arrived);
