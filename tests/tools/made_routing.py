@@ -29,10 +29,12 @@ SHARED, CLUSTER = 0.5, 0.5
 OWN = math.sqrt(1 - SHARED**2 - CLUSTER**2)
 # Deviations of a router's scores: between experts, between clusters, and by all the rest.
 POPULARITY, SPECIALITY, CHANCE = 0.3, 0.45, 0.9
+FEW = 1 / 32  # of the experts are used where that much popularity is right; where more are, it makes less
 CLEAR = 2.0  # what a router's scores are multiplied by: it decides by a few
 # Size of an embedding's elements, and about what half a layer adds to them. The same for any number of
 # layers, so that choices can be guessed one layer ahead as well in a short model as in a deep one.
 SIZE, ADDED = 4.0, 0.45
+CALM_SIZE = 2.4  # of a model whose attention adds less
 LOGITS = 2.5  # deviation of what depends on the text
 NEVER = -20.0  # logit of tokens that are never said
 COMMON = 3.0  # added to a token's rank: the most frequent one is 3 % of a text
@@ -67,6 +69,8 @@ class Routing:
     width: int
     layers: int
     experts: int
+    used: int
+    size: float  # of an embedding's elements
     tokens: Tokens
 
     def _rng(self, *what: int) -> np.random.Generator:
@@ -91,7 +95,7 @@ class Routing:
         own *= OWN
         own += np.float32(CLUSTER) * self.centres[self.clusters(first, rows)]
         own += np.float32(SHARED) * self.shared
-        own *= np.float32(SIZE)
+        own *= np.float32(self.size)
         return own
 
     def outputs(self, first: int, rows: int) -> F32:
@@ -100,7 +104,7 @@ class Routing:
         likely = np.full(rows, NEVER, np.float32)
         likely[: len(known)] = known
         # What the layers add takes its share of the normalised stream, too.
-        seen = SHARED / math.sqrt(1 + 2 * self.layers * (ADDED / SIZE) ** 2)
+        seen = SHARED / math.sqrt(1 + 2 * self.layers * (ADDED / self.size) ** 2)
         rest = self._rng(4, first).standard_normal((rows, self.width), dtype=np.float32)
         rest *= np.float32(LOGITS / math.sqrt(self.width))
         rest += np.outer(likely / np.float32(seen * self.width), self.shared)
@@ -114,7 +118,8 @@ class Routing:
         # What is by chance says nothing of the shared direction: that alone makes experts popular.
         along = self.shared / np.linalg.norm(self.shared)
         other -= np.outer(other @ along, along)
-        out = POPULARITY / SHARED / n * liked * self.shared
+        popularity = POPULARITY * math.cbrt(self.used / self.experts / FEW)
+        out = popularity / SHARED / n * liked * self.shared
         out += SPECIALITY / CLUSTER / n * special @ self.centres
         out += CHANCE / math.sqrt(n) * other
         return (CLEAR * out).astype(np.float32)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.gguf_file import StringArray, Value
-from tests.tools.made_routing import Routing, Tokens
+from tests.tools.made_routing import CALM_SIZE, SIZE, Routing, Tokens
 
 Qt = GGMLQuantizationType
 F32 = NDArray[np.float32]
@@ -47,6 +47,10 @@ PIECES = 4  # of each matrix at least: beginnings alone would be the same for so
 CUT = 1 << 20  # bytes; smaller matrices are made anew
 INTERVAL = 4  # of Qwen 3.5's layers that have attention
 LAYER = re.compile(r"(?<=^blk\.)\d+")
+# Attention without gates adds much the same to all tokens, the mean of what embeddings share: in deep layers
+# all tokens would choose the same experts by it.
+CALM = 0.4
+ATTENTION = re.compile(r"blk\.\d+\.attn_output\.weight")
 ROUTER = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
 
 
@@ -649,6 +653,8 @@ def stream_model(path: Path, label: str, shape: Shape, quant: str, seed: int, ma
     if making.real_routing:
         shape = replace(shape, own_head=True)
     tensors = list(matrices(shape, MIXES[quant]))
+    if making.real_routing and not shape.delta:
+        tensors = [replace(t, std=t.std * CALM) if ATTENTION.fullmatch(t.name) else t for t in tensors]
     writer = GGUFWriter(path, shape.architecture)
     add_metadata(writer, shape, quant, making.tokenizer)
     for t in tensors:
@@ -669,7 +675,8 @@ def routing_of(shape: Shape, seed: int, making: Making) -> Routing | None:
         return None
     fields = tokenizer_of(making.tokenizer or smollm2_file())
     texts, types = (fields[f"tokenizer.ggml.{key}"][0][: shape.vocab] for key in ("tokens", "token_type"))
-    return Routing(seed, shape.embd, shape.layers, shape.experts, Tokens(texts, types))
+    size, tokens = SIZE if shape.delta else CALM_SIZE, Tokens(texts, types)
+    return Routing(seed, shape.embd, shape.layers, shape.experts, shape.used, size, tokens)
 
 
 def write_tensor(writer: GGUFWriter, nbytes: int, pieces: Iterator[U8], bar: Progress) -> None:
