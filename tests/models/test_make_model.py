@@ -92,7 +92,7 @@ def test_a_missing_folder_is_one_clear_sentence(tmp_path: Path, capsys: pytest.C
     ("shape", "quant", "gigabytes"),
     [
         ("qwen35-35b-a3b", "Q4_K_M", 20.9),
-        ("qwen35moe-8g", "Q4_K_M", 6.6),  # 4 layers more would be 8.4
+        ("qwen35moe-8g", "Q4_K_M", 6.6),  # 4 layers more would be 8.6
         ("qwen3moe-8g", "Q4_K_M", 8.0),
         ("gpt-oss-20b-like", "MXFP4", 12.1),
         ("gemma4-26b-a4b-like", "Q4_K_M", 16.4),
