@@ -29,6 +29,7 @@
 #define HUGE_PAGE (2 << 20)
 #define NONE (-1)
 #define NEVER (-1e300) /* the worth of what was never chosen */
+#define AT_ONCE 8      /* experts of slots that are given before others may have arrived */
 #define SAMPLE 8       /* mixtures that rules are tried on */
 #define FADING 0.9998  /* of a rule's misses, with each choice in those mixtures: half in 3,500 */
 #define BETTER 0.98    /* a rule with as many misses, or fewer, takes the place of the one that decides */
@@ -86,7 +87,8 @@ struct cache {
     int closing, stopped, failed, deaf; /* deaf: to hints */
     struct fault fault;
 
-    int64_t visit, mixture, order, clock, rows;
+    int64_t visit, mixture, order, clock;
+    int scans; /* whether the visit wants nearly all of its mixture */
     int64_t *hits, n_hits, *misses, n_misses; /* of the visit, what was not given yet */
     int64_t *wave, n_wave;                    /* given last, by their records */
 
@@ -242,6 +244,15 @@ static int ask_for(struct cache *c, int64_t record, int hint)
     return 1;
 }
 
+/* A prompt that has chosen nearly all of a mixture will do so in the next one, too. */
+static void ask_for_next(struct cache *c)
+{
+    int64_t next = c->mixture + 1;
+    for (int64_t i = c->first[next]; next < c->setup.mixtures && i < c->first[next + 1]; i++)
+        if (c->known[i].slot == NONE && c->known[i].buffer == NONE && !ask_for(c, i, 1))
+            return;
+}
+
 /* What this visit misses, as far as there are buffers. */
 static void ask_for_more(struct cache *c)
 {
@@ -250,6 +261,8 @@ static void ask_for_more(struct cache *c)
         if (k->buffer == NONE && !ask_for(c, c->misses[i], 0))
             return;
     }
+    if (c->scans)
+        ask_for_next(c);
 }
 
 /* What is read next: nothing for a hint while there is something that is wanted. */
@@ -359,6 +372,7 @@ void hetrun_experts_want(void *data, int64_t mixture, const int32_t *experts, co
     pthread_mutex_lock(&c->mutex);
     c->visit++;
     c->mixture = mixture;
+    c->scans = 4 * count >= 3 * (c->first[mixture + 1] - c->first[mixture]);
     c->n_hits = c->n_misses = c->n_wave = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t record = c->first[mixture] + experts[i];
@@ -446,7 +460,9 @@ int64_t hetrun_experts_next(void *data, struct expert *out, int64_t most)
     pthread_mutex_lock(&c->mutex);
     for (int64_t i = 0; i < c->n_wave; i++) c->known[c->wave[i]].given = 1;
     c->n_wave = 0;
-    while (c->n_hits && n < most) give(c, c->hits[--c->n_hits], &out[n++]);
+    if (!c->failed && !c->stopped)
+        n = give_arrived(c, out, most); /* first: the disk needs their buffers */
+    for (int64_t some = n ? 0 : AT_ONCE; c->n_hits && n < most && n < some;) give(c, c->hits[--c->n_hits], &out[n++]);
     if (!n)
         n = wait_for_some(c, out, most);
     pthread_mutex_unlock(&c->mutex);
@@ -533,7 +549,7 @@ void hetrun_experts_restart(struct cache *c)
     }
     c->visit++;
     c->n_hits = c->n_misses = c->n_wave = 0;
-    c->failed = 0;
+    c->failed = c->scans = 0;
     STORE(c->stopped, 0);
     STORE(c->source.stopped, 0);
     pthread_mutex_unlock(&c->mutex);

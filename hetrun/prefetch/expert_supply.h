@@ -23,7 +23,7 @@ struct expert_supply {
     void (*want)(void *cache, int64_t mixture, const int32_t *experts, const int32_t *rows, int64_t count);
     /* What the next mixture may choose: it is read when there is nothing else to read. */
     void (*hint)(void *cache, int64_t mixture, const int32_t *experts, int64_t count);
-    /* Some of the wanted experts, at most so many, those in slots first; asking again means to be done with those
+    /* Some of the wanted experts, at most so many: those that have arrived, or else some of those in slots; asking again means to be done with those
        before. Waits until there is one. 0: all were given, -1: the others will not come. */
     int64_t (*next)(void *cache, struct expert *out, int64_t most);
     /* Those that were given last are packed now. */

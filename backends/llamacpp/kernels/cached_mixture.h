@@ -1,5 +1,5 @@
-/* A mixture whose experts are not all in memory (expert_supply.h), as one node: in waves, those that are there
-   first, and while their products run others come from disk. */
+/* A mixture whose experts are not all in memory (expert_supply.h), as one node: in waves, and while products run
+   other experts come from disk. */
 
 #ifndef HETRUN_CACHED_MIXTURE_H
 #define HETRUN_CACHED_MIXTURE_H
@@ -120,7 +120,7 @@ static int next_wave(struct cached_mixture *m, void *node, int ith, int nth) {
     }
     meet(m, nth);
     if (m->given <= 0) return 0;
-    if (m->wave[m->given - 1].stored[0]) { /* those in slots come first, and by themselves */
+    if (m->wave[m->given - 1].stored[0]) { /* those in slots come by themselves */
         pack_wave(m);
         meet(m, nth);
         if (ith == 0) m->supply->packed(m->supply->cache);
