@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
@@ -12,7 +14,9 @@ from hetrun.errors import BackendUnavailable
 
 INSTALL = "pip install 'hetrun[cuda]'"
 OLDEST = (12, 0)
-_HEADER = "cuda_fp16.h"
+# What sources include: a folder with the first but without the second is common, as they are two packages.
+HEADERS = "cuda_fp16.h", "crt/mma.h"
+SYSTEM = "/usr/local/cuda"
 
 
 class Compiler:
@@ -33,7 +37,8 @@ class Compiler:
         program = c_void_p()
         self._call("nvrtcCreateProgram", byref(program), text.encode(), name.encode(), 0, None, None)
         try:
-            given = [f"-I{folder}", f"-I{self._headers}", "--std=c++17", "-default-device", *options]
+            folders = [f"-I{each}" for each in (folder, *self._headers)]
+            given = [*folders, "--std=c++17", "-default-device", *options]
             array = (c_char_p * len(given))(*[option.encode() for option in given])
             failed = self._library.nvrtcCompileProgram(program, len(given), array)
             said = self._bytes(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
@@ -89,13 +94,34 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _headers() -> Path:
-    from cuda.pathfinder import find_nvidia_header_directory
+def _headers() -> tuple[Path, ...]:
+    """Folders that hold every header together; BackendUnavailable names what none has."""
+    return chosen_folders(_folders_of_headers())
 
-    found = find_nvidia_header_directory("cudart")
-    if found is None or not (Path(found) / _HEADER).is_file():
+
+def chosen_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
+    """Of these, in order, those that have a header which none before them has."""
+    missing, found = set(HEADERS), list[Path]()
+    for folder in folders:
+        if there := {name for name in missing if (folder / name).is_file()}:
+            missing -= there
+            found.append(folder)
+    if missing:
         raise BackendUnavailable(
-            f"CUDA's headers ({_HEADER}) are not installed: "
+            f"CUDA's headers ({', '.join(sorted(missing))}) are not installed: "
             f"pip install nvidia-cuda-runtime nvidia-cuda-crt, or {INSTALL}"
         )
-    return Path(found)
+    return tuple(found)
+
+
+def _folders_of_headers() -> Iterator[Path]:
+    """Where packages and NVIDIA's installer put them."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    if found := find_nvidia_header_directory("cudart"):
+        yield Path(found)
+    for entry in sys.path:  # packages that were unpacked, not installed, are there as well
+        yield from sorted(Path(entry or ".").glob("nvidia/*/include"))
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), SYSTEM):
+        if root:
+            yield Path(root) / "include"

@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -30,13 +31,22 @@ class Portion:
         """Give it to a stream, recorded from the second time on: a shape that comes once is not worth it."""
         self.runs += 1
         if self.graph is None and self.runs > 1 and self.work:
-            driver.capture(stream)
-            self._launch(driver, stream)
-            self.graph = driver.captured(stream)
+            self.graph = self._recorded(driver, stream)
         if self.graph is None:
             self._launch(driver, stream)
         else:
             driver.replay(self.graph, stream)
+
+    def _recorded(self, driver: Driver, stream: Stream) -> Graph:
+        """Recording ends also where something fails in it: a stream that only notes takes no other work."""
+        driver.capture(stream)
+        try:
+            self._launch(driver, stream)
+        except BaseException:
+            with suppress(BackendError):
+                driver.forget(driver.captured(stream))
+            raise
+        return driver.captured(stream)
 
     def _launch(self, driver: Driver, stream: Stream) -> None:
         for each in self.work:

@@ -9,25 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.backends.cuda.nvrtc import Compiler, compiler
+from hetrun.backends.cuda.nvrtc import HEADERS, Compiler, chosen_folders, compiler
 from hetrun.backends.cuda.programs import FOLDER, Programs, Source
-from hetrun.backends.cuda.states import launch
 from hetrun.backends.cuda.weights import READ
 from hetrun.errors import BackendUnavailable
 from tests.cuda.emulated.kernels import names
+from tests.cuda.sources import SOURCES
 from tests.cuda.test_matmul import UNPACKED
 from tests.support.tiers import exhaustive
 
 ARCHITECTURES = "sm_80", "sm_90"
-KV_TYPES = "F32", "F16", "BF16", "Q8_0"
-HEADS = 32, 64, 96, 128, 256
-WIDEST = 16, 64, 96, 128, 256, 512  # k_dim of delta nets, as 32 columns to 512
-PLAIN = Source("small"), Source("rows"), Source("grouping"), launch.CONVOLUTION
-PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
-TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
-ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
-DELTA_NETS = tuple(launch.delta_net(k_dim) for k_dim in WIDEST)
-SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION, *DELTA_NETS
 # The others differ by how weights and rows are read; all of them take a minute for one architecture, and
 # that is the one which everything is made for. How weights of each type are read is in UNPACKED.
 QUICK = (
@@ -137,3 +128,13 @@ def test_a_cache_that_cannot_be_written_is_done_without(nvrtc: Compiler, tmp_pat
     (tmp_path / "file").write_text("no folder")
     programs = Programs((9, 0), tmp_path / "file", lambda line: None)
     assert programs.program(Source("rows"))[:4] == b"\x7fELF"
+
+
+def test_headers_are_taken_from_as_many_folders_as_it_takes(tmp_path: Path) -> None:
+    for folder, name in (("runtime", HEADERS[0]), ("nothing", "other.h"), ("crt", HEADERS[1])):
+        (tmp_path / folder / name).parent.mkdir(parents=True)
+        (tmp_path / folder / name).touch()
+    folders = [tmp_path / name for name in ("nothing", "runtime", "crt")]
+    assert chosen_folders(folders) == (folders[1], folders[2])
+    with pytest.raises(BackendUnavailable, match=r"\(crt/mma.h\) are not .*nvidia-cuda-crt"):
+        chosen_folders(folders[:2])

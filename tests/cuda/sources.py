@@ -1,0 +1,33 @@
+"""Every CUDA source with every word that it is compiled with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetrun.backends.cuda import attention_launch, grouped_launch
+from hetrun.backends.cuda.programs import Source
+from hetrun.backends.cuda.states import launch
+from hetrun.backends.cuda.weights import READ
+from tests.cuda.emulated.kernels import names
+
+KV_TYPES = "F32", "F16", "BF16", "Q8_0"
+HEADS = 32, 64, 96, 128, 256
+WIDEST = 16, 64, 96, 128, 256, 512  # k_dim of delta nets, as 32 columns to 512
+PLAIN = Source("small"), Source("rows"), Source("grouping"), launch.CONVOLUTION
+PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
+TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
+ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
+DELTA_NETS = tuple(launch.delta_net(k_dim) for k_dim in WIDEST)
+SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION, *DELTA_NETS
+
+
+def kernels_of(source: Source) -> Sequence[str]:
+    """The names of its kernels."""
+    return names(source.path.read_text())
+
+
+def shared_of(source: Source, name: str) -> int:
+    """The most shared memory that a kernel is given, where that is more than any kernel may have."""
+    if name == "attend_many":
+        return attention_launch.many_shared(int(dict(source.defines)["HEAD"]))
+    return grouped_launch.SHARED if source.name == "tiles" else 0
