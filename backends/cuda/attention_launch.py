@@ -9,7 +9,7 @@ import numpy as np
 SPLITS = 32  # parts of what a row sees
 HEADS = 8  # query heads of a KV head that a block takes at once
 THREADS = 128
-LINES = KEYS = 64  # of a tile: rows times query heads of a KV head, and keys at a time
+LINES = 64  # of a tile: rows times query heads of a KV head
 
 ROW = np.dtype([("q", np.int32), ("first", np.int32), ("length", np.int32), ("unused", np.int32)])
 TILE = np.dtype([(name, np.int32) for name in ("q", "rows", "first", "length", "window")])
@@ -27,13 +27,15 @@ class Table(Structure):
 
 
 def few_shared(heads_of_kv: int, head: int) -> int:
-    """Shared memory of a block of attend_few."""
-    return 4 * (THREADS // 32) * min(HEADS, heads_of_kv) * (2 + head)
+    """Shared memory of a block of attend_few: what its warps have made, and queries of wide heads."""
+    made = 4 * (THREADS // 32) * min(HEADS, heads_of_kv) * (2 + head)
+    return made if head <= 128 else -(-made // 16) * 16 + 32 * head
 
 
 def many_shared(head: int) -> int:
-    """Shared memory of a block of attend_many: three tiles of halves, scores and shares."""
-    return 3 * 2 * LINES * (head + 8) + (4 + 2) * LINES * (KEYS + 8)
+    """Shared memory of a block of attend_many: keys and values twice, in halves; of wide heads queries."""
+    keys, queries = 32 if head > 64 else 64, LINES * (head + 8) if head > 128 else 8
+    return 2 * (2 * 2 * keys * (head + 8) + queries)
 
 
 def partial_bytes(rows: int, n_heads: int, head: int) -> int:

@@ -108,6 +108,9 @@ CASES = [
     ("F16", 12, 1, 32, [(0, 3000)]),
     ("F16", 4, 4, 128, [(0, 1000)]),
     ("F32", 2, 1, 256, [(0, 70), (0, 71)]),
+    ("F16", 16, 2, 256, [(0, 300), (31, 17)]),  # queries lie in shared memory
+    ("F16", 24, 2, 96, [(3, 100), (0, 1)]),  # more query heads than a block takes at once, and half a step
+    ("F16", 4, 2, 80, [(0, 200)]),  # not whole steps: as other types
 ]
 OFTEN = 5  # of them are tried by `make test`: a program for each type and size of heads has to be built
 
@@ -142,7 +145,7 @@ def test_few_rows(case: tuple[str, int, int, int, list[tuple[int, int]]], softca
         assert (few(cache, q[i : i + 1].copy(), [view], head**-0.5, softcap, seed=i + 2)[0] == found[i]).all()
 
 
-SHAPES = [(4, 2, 32), (9, 3, 64), (8, 1, 128), (2, 2, 96), (1, 1, 256)]
+SHAPES = [(4, 2, 32), (9, 3, 64), (8, 1, 128), (2, 2, 96), (1, 1, 256), (4, 1, 192)]
 # In `make test` sizes of heads take turns at the types, one of them at none.
 MANY = [
     pytest.param(*shape, kv_type, marks=[exhaustive] if (i + j) % 2 or shape[2] == 96 else [])

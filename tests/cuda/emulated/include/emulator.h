@@ -380,6 +380,9 @@ template <typename T> T __ldg(const T *p) { return *p; }
 inline int atomicAdd(int *p, int n) { int old = *p; *p += n; return old; }
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(unsigned x) { float f; memcpy(&f, &x, 4); return f; }
 inline float __int_as_float(int x) { float f; memcpy(&f, &x, 4); return f; }

@@ -1,0 +1,83 @@
+// tensor.cuh for the emulator. Lanes show each other where their registers are, and meet before these go.
+// What was sent to shared memory is not there before its thread has waited: until then there are no numbers.
+
+#pragma once
+
+#include "cuda_fp16.h"
+
+namespace emulated {
+
+struct Sent { void *to; const void *from; bool there; };
+struct Sending { std::vector<Sent> now; std::vector<std::vector<Sent>> groups; };
+static Sending sending[1024];  // by thread
+
+inline half half_of(unsigned word, int i) { return __ushort_as_half((unsigned short)(word >> 16 * i)); }
+
+template <typename T> struct Shown {
+    int turn;
+    explicit Shown(const T *mine) {
+        turn = self->turn ^= 1;
+        self->slots[turn] = (uint64_t)mine;
+        meet_warp(7);
+    }
+    const T *of(int lane) const { return (const T *)mate(lane).slots[turn]; }
+    ~Shown() { meet_warp(8); }
+};
+
+struct Factors { unsigned a[4], b[2]; };
+
+}  // namespace emulated
+
+inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    emulated::Factors mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    emulated::Shown<emulated::Factors> shown(&mine);
+    int group = emulated::lane() / 4, place = emulated::lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int row = group, column = 2 * place + i % 2;
+        for (int k = 0; k < 16; k++) {
+            unsigned left = shown.of(4 * row + k % 8 / 2)->a[i / 2 + 2 * (k / 8)];
+            unsigned right = shown.of(4 * column + k % 8 / 2)->b[k / 8];
+            c[i] += (float)emulated::half_of(left, k % 2) * (float)emulated::half_of(right, k % 2);
+        }
+    }
+}
+
+inline void load_blocks_as(unsigned (&m)[4], const void *row, bool turned) {
+    if ((uintptr_t)row % 16) emulated::fail("a row of a block that is not aligned");
+    emulated::Shown<half> shown((const half *)row);
+    int group = emulated::lane() / 4, place = emulated::lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        unsigned short two[2];
+        for (int j = 0; j < 2; j++) {
+            int r = turned ? 2 * place + j : group, column = turned ? group : 2 * place + j;
+            memcpy(&two[j], shown.of(8 * i + r) + column, 2);
+        }
+        m[i] = two[0] | (unsigned)two[1] << 16;
+    }
+}
+
+inline void load_blocks(unsigned (&m)[4], const void *row) { load_blocks_as(m, row, false); }
+inline void load_blocks_turned(unsigned (&m)[4], const void *row) { load_blocks_as(m, row, true); }
+
+inline void send_16(void *to, const void *from, bool there) {
+    if ((uintptr_t)to % 16 || (there && (uintptr_t)from % 16)) emulated::fail("16 bytes that are not aligned");
+    memset(to, 0xff, 16);
+    emulated::sending[threadIdx.x].now.push_back({to, from, there});
+}
+
+inline void sent() {
+    emulated::Sending &mine = emulated::sending[threadIdx.x];
+    mine.groups.push_back(mine.now);
+    mine.now.clear();
+}
+
+template <int LEFT> void arrived() {
+    std::vector<std::vector<emulated::Sent>> &groups = emulated::sending[threadIdx.x].groups;
+    while (groups.size() > LEFT) {
+        for (const emulated::Sent &s : groups.front()) {
+            if (s.there) memcpy(s.to, s.from, 16);
+            else memset(s.to, 0, 16);
+        }
+        groups.erase(groups.begin());
+    }
+}
