@@ -29,6 +29,7 @@ from hetrun.memory.kv.cache import KvCache
 
 SMALL = Source("small")
 THREADS = 256
+TILE_ROWS = 256
 MOST_BLOCKS = 4096  # of what takes one number at a time; each then takes several
 ENDLESS = 1 << 60
 
@@ -183,7 +184,7 @@ class Emitter:
         weight, *bias = self.held(op)
         rows, cols = weight.shape
         n, plain = self.rows(x), weight.quant.name == "BF16"
-        step = rows if plain else max(1, self.place.scratch_bytes // (2 * cols))
+        step = rows if plain else rows_at_once(rows, self.place.scratch_bytes // (2 * cols))
         for a in range(0, rows, step):
             b = min(a + step, rows)
             begin = weight.address + a * weight.quant.row_bytes(cols)
@@ -356,6 +357,14 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "select": Emitter.select,
 }
 KINDS = frozenset(_EMIT) | {"linear", "head", "attention"}
+
+
+def rows_at_once(rows: int, most: int) -> int:
+    """Rows of a matrix that are unpacked at once, where there is room for so many: about the same each time,
+    and whole tiles of cuBLAS, which takes twice as long for others."""
+    times = -(-rows // max(1, most))
+    step = -(-rows // times // TILE_ROWS) * TILE_ROWS
+    return step if step <= most else max(1, most // TILE_ROWS * TILE_ROWS or most)
 
 
 def _act(op: Op) -> int:

@@ -21,6 +21,12 @@ typedef unsigned long long uint64;
 
 extern __shared__ __align__(16) byte shared_memory[];
 
+// Two numbers as bf16 in one word, the first in its lower part.
+__device__ __forceinline__ uint_t two_bf16(float x, float y) {
+    return (uint_t)__bfloat16_as_ushort(__float2bfloat16(x)) |
+           (uint_t)__bfloat16_as_ushort(__float2bfloat16(y)) << 16;
+}
+
 // Sums and maxima over a warp; every lane gets the result, and the order of additions is always the same.
 __device__ __forceinline__ float warp_sum(float x) {
     for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);

@@ -157,17 +157,16 @@ extern "C" __global__ void experts_down(const byte *down, const int *chosen, con
 
 // --- weights as numbers
 
-// All weights of some rows as bf16, for cuBLAS; a thread for each piece.
+// All weights of some rows as bf16, for cuBLAS; a thread for each piece, whose two halves lie on borders of
+// eight bytes.
 extern "C" __global__ void unpack_bf16(const byte *w, __nv_bfloat16 *y, int64 pieces) {
     int64 first = (int64)blockIdx.x * blockDim.x + threadIdx.x;
     for (int64 p = first; p < pieces; p += (int64)gridDim.x * blockDim.x) {
         int64 block = p / QUANT::PIECES;
         Eight e = QUANT::unpack(w + block * QUANT::BYTES, (int)(p % QUANT::PIECES));
         __nv_bfloat16 *to = y + block * QUANT::WEIGHTS;
-        for (int i = 0; i < 4; i++) {
-            to[e.a + i] = __float2bfloat16(e.w[i]);
-            to[e.b + i] = __float2bfloat16(e.w[4 + i]);
-        }
+        *(uint2 *)(to + e.a) = make_uint2(two_bf16(e.w[0], e.w[1]), two_bf16(e.w[2], e.w[3]));
+        *(uint2 *)(to + e.b) = make_uint2(two_bf16(e.w[4], e.w[5]), two_bf16(e.w[6], e.w[7]));
     }
 }
 

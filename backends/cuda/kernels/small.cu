@@ -105,8 +105,9 @@ extern "C" __global__ void rope(const float *x, const float2 *turns, const int *
         int64 row = spot(at.row, n_heads).row;
         float2 turn = turns[(int64)(token_of ? token_of[row] : row) * turning + pair];
         float p = from[a], q = from[b];
-        to[a] = p * turn.x - q * turn.y;
-        to[b] = p * turn.y + q * turn.x;
+        // Each rounded by itself, as the host does it.
+        to[a] = __fsub_rn(__fmul_rn(p, turn.x), __fmul_rn(q, turn.y));
+        to[b] = __fadd_rn(__fmul_rn(p, turn.y), __fmul_rn(q, turn.x));
     }
 }
 
@@ -172,11 +173,6 @@ extern "C" __global__ void scale(const float *x, float *z, int64 n, float factor
 
 extern "C" __global__ void softcap(const float *x, float *z, int64 n, float cap) {
     each_of(x, z, n, [cap](float a) { return tanhf(a / cap) * cap; });
-}
-
-__device__ __forceinline__ uint_t two_bf16(float low, float high) {
-    uint_t a = __bfloat16_as_ushort(__float2bfloat16(low)), b = __bfloat16_as_ushort(__float2bfloat16(high));
-    return a | b << 16;
 }
 
 extern "C" __global__ void round_bf16(const float *x, __nv_bfloat16 *z, int64 n) {

@@ -42,13 +42,8 @@ __device__ __forceinline__ int first_column(int slab) {
 
 __device__ __forceinline__ int64 row_bytes(int cols) { return (int64)(cols / QUANT::WEIGHTS) * QUANT::BYTES; }
 
-__device__ __forceinline__ uint_t two(float a, float b) {
-    return (uint_t)__bfloat16_as_ushort(__float2bfloat16(a)) |
-           (uint_t)__bfloat16_as_ushort(__float2bfloat16(b)) << 16;
-}
-
 __device__ __forceinline__ uint4 eight(const float *x) {
-    return make_uint4(two(x[0], x[1]), two(x[2], x[3]), two(x[4], x[5]), two(x[6], x[7]));
+    return make_uint4(two_bf16(x[0], x[1]), two_bf16(x[2], x[3]), two_bf16(x[4], x[5]), two_bf16(x[6], x[7]));
 }
 
 // The slabs in shared memory; there are two of each.
