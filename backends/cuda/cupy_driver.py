@@ -6,6 +6,8 @@ import ctypes
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import byref, c_ulonglong, c_void_p
+from functools import cache
 
 import numpy as np
 from cupy_backends.cuda.api import driver as cu
@@ -26,8 +28,9 @@ from hetrun.backends.cuda.driver import (
 from hetrun.errors import BackendError
 
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+MANAGEMENT = "libnvidia-ml.so.1"
 USUAL_SHARED = 48 << 10  # bytes that a kernel may have without asking
-OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+OUT_OF_MEMORY, NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
 
 
 def device_count() -> int:
@@ -44,6 +47,32 @@ def properties(number: int) -> Device:
     return Device(name, (p["major"], p["minor"]), p["multiProcessorCount"], p["totalGlobalMem"])
 
 
+@cache
+def context_bytes(number: int) -> int:
+    """What CUDA itself takes of a GPU's memory: found out as it takes it, once for a process. CUDA cannot be
+    asked before that; NVIDIA's management library, which comes with the driver, can."""
+    before = free_bytes(rt.deviceGetPCIBusId(number))
+    rt.setDevice(number)
+    rt.free(0)  # makes the context
+    return max(0, (before or 0) - int(rt.memGetInfo()[0]))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+def free_bytes(bus: str) -> int | None:
+    """Of the GPU at a place on the bus, by the management library; None where it does not say."""
+    try:
+        library = ctypes.CDLL(MANAGEMENT)
+    except OSError:
+        return None
+    device, memory = c_void_p(), _Memory()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByPciBusId_v2(bus.encode(), byref(device)):
+        return None
+    return None if library.nvmlDeviceGetMemoryInfo(device, byref(memory)) else int(memory.free)
+
+
 class CupyDriver:
     """One GPU. CUDA has a current one for each thread, so every call says first which is meant."""
 
@@ -52,10 +81,7 @@ class CupyDriver:
         self.device = properties(number)
         self._sizes: dict[Address, int] = {}
         with _told(f"starting {self.device.name}"):
-            rt.setDevice(number)
-            before = rt.memGetInfo()[0]
-            rt.free(0)  # makes the context, if nobody has before
-            self._context: int = max(0, before - rt.memGetInfo()[0])
+            self._context = context_bytes(number)
         self._cublas: dict[Stream, Cublas] = {}
 
     def held_memory(self) -> int:
@@ -111,6 +137,13 @@ class CupyDriver:
     def synchronize(self, event: Event) -> None:
         with self._here("computing"):
             rt.eventSynchronize(event)
+
+    def happened(self, event: Event) -> bool:
+        with self._here("computing"):
+            status = int(rt.eventQuery(event))
+            if status not in (0, NOT_READY):
+                raise rt.CUDARuntimeError(status)
+            return status == 0
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         with self._here("copying"):

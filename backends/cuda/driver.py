@@ -117,6 +117,10 @@ class Driver(Protocol):
         """Return when it has happened; raise what went wrong."""
         ...
 
+    def happened(self, event: Event) -> bool:
+        """Whether it has happened; raise what went wrong."""
+        ...
+
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Bytes from one address to another, either of the device or of the host."""
         ...

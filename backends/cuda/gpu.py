@@ -199,6 +199,8 @@ class Gpu:
         if self._users:
             return
         if self.started:
+            for slabs in self._slabs.values():
+                slabs.leave()
             for states in self._states.values():
                 states.leave()
             self._slabs.clear()

@@ -1,8 +1,9 @@
 """Keys and values in a GPU's memory: copies of rows of the host's cache.
 
-The host's cache stays whole: rows that are written here go back to it, and rows that others wrote are brought
-when they are first seen. So forks, cuts and saved prompts know nothing of GPUs, and a copy that has no room
-any more is dropped without a word. Which copies are good is told by the stamps that the cache gives its rows.
+Rows that are written here go back to the host's cache, piece by piece while the next pass is computed, and
+rows that others wrote are brought when they are first seen. So forks, cuts and saved prompts know nothing of
+GPUs, and a copy that has no room any more is dropped without a word. Which copies are good is told by the
+stamps that the cache gives its rows.
 
 Memory is taken by slabs: 32 rows that follow each other, of all layers of a set; of a layer that is shared
 out, the heads that attend here. A table in GPU memory says for each 32 rows of the cache where their slab is;
@@ -11,14 +12,15 @@ kernels look there.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetrun.backend import Ints, Pass
-from hetrun.backends.cuda.driver import Address
+from hetrun.backends.cuda.driver import Address, Driver, Event
 from hetrun.backends.cuda.kernel_cache import Library, at, number
 from hetrun.backends.cuda.memory import PACKED, Bytes, Memory
 from hetrun.backends.cuda.programs import Source
@@ -26,6 +28,9 @@ from hetrun.errors import BudgetError
 from hetrun.memory.kv.cache import KvCache, KvTable
 
 ROWS = 32  # of a slab
+# What comes home at once, and on how many of these there may be: a pass waits for one of them at most, which
+# is put away while the device has done its work.
+PIECE, MOST_LANDINGS = 1 << 20, 16
 THREADS = 128
 ROWS_CU, SMALL_CU = Source("rows"), Source("small")
 
@@ -53,7 +58,8 @@ class Slabs:
     def __init__(
         self, memory: Memory, library: Library, kv: KvCache, group: int, parts: Sequence[Part]
     ) -> None:
-        self._memory, self._library = memory, library
+        self._memory, self._library, self._kv = memory, library, kv
+        self.layers = frozenset(layer for layer, _, _ in parts)
         self._stamps, self._window = kv.groups[group].stamps, kv.groups[group].window
         self.group = group
         self.planes: dict[tuple[Part, int], Plane] = {}  # of each part: 0 keys, 1 values
@@ -75,8 +81,8 @@ class Slabs:
         self._most = max(
             1, PACKED // (self.row_bytes + 8)
         )  # rows that cross in one piece, with their numbers
-        self._landing = [memory.driver.pinned(ROWS * self.row_bytes) for _ in range(2)]
-        self._landed = [memory.driver.event() for _ in range(2)]
+        self._landings = [Landing.made(memory, ROWS * self.row_bytes) for _ in range(2)]
+        self._more = MOST_LANDINGS - len(self._landings)  # that there may be
 
     def _described(self) -> Bytes:
         """What kernels that move rows know of the planes: where in a slab, where in a packed row, sizes."""
@@ -141,6 +147,7 @@ class Slabs:
         block = next((block for block in self._slabs if block not in self._in_use), None)
         if block is None:
             return False
+        self._kv.settle()
         self._known[block * ROWS : (block + 1) * ROWS] = 0
         self._memory.give(self._slabs.pop(block))
         return True
@@ -159,6 +166,7 @@ class Slabs:
 
     def _bring(self, rows: Ints) -> None:
         """Copy rows of the host's cache into their slabs."""
+        self._kv.settle()
         slots = self._slots(rows)
         packed = [plane.table.raw[rows].reshape(-1) for plane in self.planes.values()]
         self._memory.send(self._packed, np.concatenate(packed))
@@ -176,29 +184,56 @@ class Slabs:
         arguments = at(self.table), at(slots), *facts, at(self._packed)
         self._memory.run(self._library.launch(ROWS_CU, kernel, (n, planes), THREADS, *arguments))
 
-    # --- behind a pass
+    # --- after a pass
 
     def send_home(self, slots: Ints) -> Homecoming:
         """Rows that a pass wrote, on their way to the host's cache."""
-        return Homecoming(self, slots)
+        return Homecoming(self, self._kv, slots, self._stamps[slots])
 
-    def pack(self, rows: Ints, turn: int) -> None:
-        """Rows as one piece, on its way to one of two landing places."""
+    def land(self, rows: Ints) -> Landing | None:
+        """Rows as one piece, on its way to a landing place; None where none is free."""
+        nbytes = len(rows) * self.row_bytes
+        found = self._free_landing(nbytes)
+        if found is None:
+            return None
         self._move("pack_rows", len(rows), self._slots(rows))
-        driver, nbytes = self._memory.driver, len(rows) * self.row_bytes
-        if nbytes > len(self._landing[turn]):  # what landed there before was put away
-            self._landing[turn] = driver.pinned(nbytes)
-        landing = self._landing[turn]
-        driver.copy(int(landing.ctypes.data), self._packed, nbytes, self._memory.computing)
-        driver.record(self._landed[turn], self._memory.computing)
+        driver = self._memory.driver
+        driver.copy(int(found.memory.ctypes.data), self._packed, nbytes, self._memory.computing)
+        driver.record(found.landed, self._memory.computing)
+        return found
 
-    def unload(self, rows: Ints, turn: int) -> None:
-        """What landed, in the host's cache."""
-        self._memory.driver.synchronize(self._landed[turn])
-        n, landing = len(rows), self._landing[turn]
+    def _free_landing(self, nbytes: int) -> Landing | None:
+        found = next((each for each in self._landings if len(each.memory) >= nbytes), None)
+        if found is None and self._landings and not self._more:
+            self._landings.pop().close()
+            self._more += 1
+        if found is None and self._more:
+            self._more -= 1
+            return Landing.made(self._memory, nbytes)
+        if found:
+            self._landings.remove(found)
+        return found
+
+    def has_landed(self, landing: Landing) -> bool:
+        """Whether it is there."""
+        return self._memory.driver.happened(landing.landed)
+
+    def unload(self, piece: Piece) -> None:
+        """What landed, in the host's cache, as far as rows are what they were. The place is free then."""
+        rows, landing, n = piece.rows, piece.landing, len(piece.rows)
+        assert landing is not None
+        if not piece.is_there:
+            self._memory.driver.synchronize(landing.landed)
+        good = self._stamps[rows] == piece.stamps
+        which = rows if good.all() else rows[good]
+        # Rows that follow each other are copied at once.
+        target = slice(rows[0], rows[0] + n) if len(which) == n and rows[-1] - rows[0] == n - 1 else which
         for plane in self.planes.values():
+            size = plane.size
             begin = n * plane.packed_at
-            plane.table.raw[rows] = landing[begin : begin + n * plane.size].reshape(n, plane.size)
+            packed = landing.memory[begin : begin + n * size].reshape(n, size)
+            plane.table.raw[target] = packed if len(which) == n else packed[good]
+        self._landings.append(landing)
 
     def close(self) -> None:
         """Give everything back; the cache is gone."""
@@ -206,25 +241,106 @@ class Slabs:
             self._memory.give(address)
         self._slabs.clear()
 
+    def leave(self) -> None:
+        """The device goes: everything comes home that can."""
+        with suppress(Exception):  # it may have failed; then the cache knows what it has lost
+            self._kv.settle()
+
     @property
-    def most(self) -> int:
-        """Rows that cross in one piece."""
-        return self._most
+    def piece(self) -> int:
+        """Rows that come home at once."""
+        return min(self._most, max(1, PIECE // self.row_bytes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Landing:
+    """Page-locked memory where a piece arrives, and when it has."""
+
+    memory: Bytes
+    landed: Event
+    driver: Driver
+
+    @classmethod
+    def made(cls, memory: Memory, nbytes: int) -> Landing:
+        """A new one."""
+        return cls(memory.driver.pinned(nbytes), memory.driver.event(), memory.driver)
+
+    def close(self) -> None:
+        """It is not used any more."""
+        self.driver.drop(self.landed)
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Rows that come home at once, and where they land once they are on their way."""
+
+    rows: Ints
+    stamps: Ints  # -1: not wanted any more
+    landing: Landing | None = None
+    is_there: bool = False  # in its landing place: it comes home also if the device fails now
 
 
 class Homecoming:
-    """Rows on their way home: in pieces, of which one lands while the one before is put away."""
+    """Rows on their way home: as many pieces at once as there are places to land."""
 
-    def __init__(self, slabs: Slabs, slots: Ints) -> None:
-        self._slabs, self._slots = slabs, slots
-        self._pieces = [slots[a : a + slabs.most] for a in range(0, len(slots), slabs.most)]
-        for turn, piece in enumerate(self._pieces[:2]):
-            slabs.pack(piece, turn)
+    def __init__(self, slabs: Slabs, kv: KvCache, slots: Ints, stamps: Ints) -> None:
+        self._slabs, self._kv, self._slots = slabs, kv, slots
+        step = slabs.piece
+        self._pieces = deque(
+            Piece(slots[a : a + step], stamps[a : a + step]) for a in range(0, len(slots), step)
+        )
+        if kv.arrivals.send():  # those that were written before come first
+            self.send()
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """Whose rows they are."""
+        return self._slabs.layers
+
+    @property
+    def group(self) -> int:
+        """Of layers that see equally far."""
+        return self._slabs.group
 
     def finish(self) -> None:
-        """Until all of them are there."""
-        for i, piece in enumerate(self._pieces):
-            self._slabs.unload(piece, i % 2)
-            if i + 2 < len(self._pieces):
-                self._slabs.pack(self._pieces[i + 2], i % 2)
+        """The pass is over: the rows are good here, and the host's cache gets them by and by."""
         self._slabs.written(self._slots)
+        for piece in self._pieces:
+            piece.is_there = piece.landing is not None  # sent before the pass was over
+        if self._pieces:
+            self._kv.arrivals.expect(self)
+
+    def send(self) -> bool:
+        """As many pieces as there are places to land; False where one has none."""
+        for piece in self._pieces:
+            if piece.landing is None:
+                piece.landing = self._slabs.land(piece.rows)
+                if piece.landing is None:
+                    return False
+        return True
+
+    def advance(self, wait: bool) -> bool:
+        """Put one piece away, if it is there or somebody waits."""
+        piece = self._pieces[0]
+        if wait and piece.landing is None:
+            self.send()
+        if piece.landing is None or not (wait or piece.is_there or self._slabs.has_landed(piece.landing)):
+            assert not wait, "only the oldest rows that come home have places to land"
+            return False
+        self._slabs.unload(piece)
+        self._pieces.popleft()
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Whether all of them are at home."""
+        return not self._pieces
+
+    def left(self) -> Ints:
+        """Rows that are not at home."""
+        return np.concatenate([piece.rows for piece in self._pieces])
+
+    def forget(self, first: int, end: int) -> None:
+        """These rows are not wanted any more."""
+        for piece in self._pieces:
+            piece.stamps[(piece.rows >= first) & (piece.rows < end)] = -1

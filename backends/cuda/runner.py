@@ -29,7 +29,7 @@ class CudaRunner:
 
     def __init__(self, backend: CudaBackend, segment: Segment, shape: PassShape, place: Place) -> None:
         self._backend, self._memory = backend, backend.gpu.memory
-        self._slabs, self._states = list(place.slabs.values()), place.states
+        self._slabs, self._states, self._kv = list(place.slabs.values()), place.states, place.kv
         measured, gpu = Emitter(place, segment, shape, 0, 0), backend.gpu
         base = gpu.workplaces.of(measured.nbytes)
         self._begin = self._memory.take(measured.result_bytes, "results of a pass")
@@ -56,6 +56,7 @@ class CudaRunner:
         driver, stream = self._memory.driver, self._memory.computing
         for slabs in self._slabs:
             slabs.prepare(work)
+        self._kv.arrivals.send()
         places = self._states.prepare(work) if self._states else None
         self._memory.send(self._given_at, self._given.pack(work, places))
         for value, address in self._reads:
@@ -107,7 +108,10 @@ class CudaRunner:
 
     def finish(self, work: Pass, coming: Sequence[Coming], chosen: Choosing | None) -> None:
         """Wait, and put results where others find them."""
-        self._memory.driver.synchronize(self._done)
+        driver = self._memory.driver
+        while not driver.happened(self._done) and self._kv.advance(wait=False):
+            pass
+        driver.synchronize(self._done)
         for each in coming:
             each.finish()
         for r in self._results:

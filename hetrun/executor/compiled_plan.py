@@ -40,6 +40,7 @@ class Timed:
     runner: Runner
     of_wanted: bool  # wanted rows are what its times depend on
     reads_states: bool = False  # from the host, where they may have to be brought to
+    reads_rows: frozenset[int] = frozenset()  # of these layers, in the same way
     warm: bool = False
 
     def add(self, work: Pass, ran: Ran, seconds: float) -> None:

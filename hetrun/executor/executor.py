@@ -28,7 +28,7 @@ from hetrun.executor.stats import Key, Recent, Stats
 from hetrun.executor.steps import Between, Step, Trip, cut, join, prepare
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Value
-from hetrun.graph.ops import Stateful
+from hetrun.graph.ops import Attention, Stateful
 from hetrun.graph.signature import Forms, of_wanted_rows
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.states import NONE
@@ -115,6 +115,7 @@ class Executor:
     def rest(self) -> None:
         """Nothing has come for a while: graphs of long passes go, which take most, and the next prompt hardly
         ever has as many tokens as one of the last; and those for numbers of threads that no plan has now."""
+        self._kv.settle()
         threads = {plan.threads for plan in self.plans.plans.values()}
         for cache, keep in ((self._small, threads), (self._large, frozenset[int]())):
             for key in [key for key in cache if key[1] not in keep and key not in self._busy]:
@@ -269,6 +270,8 @@ class Executor:
         away = self._away
         if any(timed.reads_states for timed in stage):
             self._settle(work)
+        if self._kv.arrivals and any(self._kv.arrivals.touch(timed.reads_rows) for timed in stage):
+            self._kv.settle()
         for timed in stage:
             self.segment = timed.name
             self._stats.segments += 1
@@ -342,8 +345,8 @@ class Executor:
                     measured = self._measured(s, plan.threads, shape)
                     runner, wanted = self._runner(s, shape), of_wanted_rows(s.ops)
                     name = f"{s.name} on {s.backend}"
-                    reads = self._reads_states(s)
-                    stage.append(Timed(name, s.backend, record, measured, runner, wanted, reads))
+                    reads = self._reads_states(s), self._reads_rows(s)
+                    stage.append(Timed(name, s.backend, record, measured, runner, wanted, *reads))
         except BaseException:
             compiled.close()
             raise
@@ -353,6 +356,12 @@ class Executor:
         """Whether states that it reads must be on the host."""
         keeps = self._backends[segment.backend].keeps_states
         return not keeps and any(isinstance(op.attrs, Stateful) for op in segment.ops)
+
+    def _reads_rows(self, segment: Segment) -> frozenset[int]:
+        """Layers whose keys and values must be on the host."""
+        if self._backends[segment.backend].keeps_states:
+            return frozenset()
+        return frozenset(op.attrs.layer for op in segment.ops if isinstance(op.attrs, Attention))
 
     def _measured(self, segment: Segment, threads: int, shape: PassShape) -> Measured | None:
         """Where times of a segment are learned from; none where more than each sequence's last row is wanted:

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hetrun.errors import BudgetError
+from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
 from hetrun.memory.kv import paged_allocator, virtual_memory
@@ -674,3 +674,58 @@ def test_very_long_texts_leave_room_for_fewer() -> None:
     seq = kv.alloc()
     kv.extend(seq, 100)
     assert kv.length(kv.fork(seq, 70)) == 70
+
+
+class Lost:
+    """Rows that a device had which has failed."""
+
+    layers, group, over = frozenset({0}), 0, False
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows, self.forgotten = rows, list[tuple[int, int]]()
+
+    def send(self) -> bool:
+        return True
+
+    def advance(self, wait: bool) -> bool:
+        if wait:
+            raise BackendError("the device is gone")
+        return False
+
+    def left(self) -> np.ndarray:
+        return self.rows
+
+    def forget(self, first: int, end: int) -> None:
+        self.forgotten.append((first, end))
+
+
+def test_a_sequence_whose_rows_are_lost_begins_anew() -> None:
+    kv = cache(300, 3, (0,), 48)
+    lost, other = kv.alloc(), kv.alloc()
+    (rows,) = kv.extend(lost, 20)
+    kv.extend(other, 20)
+    arrival = Lost(rows)
+    kv.arrivals.expect(arrival)
+    assert not kv.advance(wait=False)
+    with pytest.raises(BackendError, match="gone"):
+        kv.fork(other)  # which has all rows at home first
+    assert not kv.arrivals
+    assert kv.keepable(other, 20)
+    assert kv.fork(other) is not None
+    assert not kv.keepable(lost, 20)
+    assert kv.shareable(lost, 20) == 0
+    with pytest.raises(BackendError, match="it begins anew"):
+        kv.extend(lost, 1)
+    kv.truncate(lost, 0)
+    kv.extend(lost, 5)
+    assert kv.keepable(lost, 5)
+
+
+def test_rows_of_a_sequence_that_is_over_are_not_wanted() -> None:
+    kv = cache(300, 3, (0,), 48)
+    seq = kv.alloc()
+    (rows,) = kv.extend(seq, 20)
+    arrival = Lost(rows)
+    kv.arrivals.expect(arrival)
+    kv.free(seq)
+    assert arrival.forgotten == [(rows[0], rows[-1] + 1)]

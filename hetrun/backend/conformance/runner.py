@@ -153,6 +153,7 @@ def outcome(case: Case, op: Op, backend: Backend) -> Outcome:
         if not np.array_equal(array, work.values[name]):
             raise BackendError("it changes its inputs, which others read too")
     seen = np.concatenate([part.kv[0].rows for part in work.parts])
+    kv.settle()
     stored = [table.read(seen) for table in kv.tables[0]]
     if kv.states:
         slots = [part.states.write[-1] for part in work.parts if part.states]

@@ -18,9 +18,10 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.errors import BudgetError
+from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import KvShape, StateShape
 from hetrun.graph.quant import QuantType
+from hetrun.memory.kv.arrivals import Arrivals
 from hetrun.memory.kv.paged_allocator import BLOCK, Group, KvView, Paged, RowIndex, region_rows
 from hetrun.memory.kv.states import LEAST_DISTANCE, Mark, States, StateView, state_bytes
 from hetrun.memory.kv.storage import KvTable as KvTable
@@ -101,7 +102,9 @@ class KvCache:
         self.tables: dict[int, tuple[KvTable, KvTable]] = {}
         self._tables: list[list[KvTable]] = [[] for _ in order]
         self._make_tables(shapes, regions)
-        backing = [Tables(memory, tables) for tables in self._tables]
+        self.arrivals = Arrivals()
+        self._lost: set[int] = set()  # sequences of which a device that failed had rows
+        backing = [Tables(memory, tables, self.settle) for tables in self._tables]
         most = most_mappings() // 2 // sum(map(len, self._tables)) if memory.can_show and order else 0
         self.groups: tuple[Group, ...] = tuple(
             Runs(window, region, self.max_sequences, rows)
@@ -116,18 +119,16 @@ class KvCache:
         self._state_bytes = state_bytes(states)
         # Windows' rows begin and end anywhere in a page, and none of it goes while a neighbour has the rest.
         self._edges = sum(2 * mmap.PAGESIZE * len(t) for t, w in zip(self._tables, order, strict=True) if w)
-        self._most_sequences = 0  # that there ever were at once
+        self._most_sequences = self._promised = 0  # that there ever were at once; bytes
         self._one = sum(region * size for region, size in zip(regions, self._row_bytes, strict=True))
         self._one += STATES_OF_ONE * self._state_bytes
         self._limit = None if limit_bytes is None else max(limit_bytes, self._one)
-        self._promised = 0
         # Called with the bytes that the cache may hold from now on, before it does: who has memory to spare
         # gives it up here. If it raises, who asked for rows gets none.
         self.before_growth: Callable[[int], None] | None = None
         # A window moves along: what comes in at once must leave room for what it sees.
         self.most_at_once = most_tokens if any(order) else sys.maxsize
-        self._lengths: dict[int, int] = {}
-        self._ids = count()
+        self._lengths, self._ids = dict[int, int](), count()
 
     def _make_tables(self, shapes: Mapping[int, KvShape], regions: Sequence[int]) -> None:
         """K and V of each layer, one table behind the other."""
@@ -223,6 +224,28 @@ class KvCache:
         assert self.states is not None
         return self.states.table(layer, kind)
 
+    def settle(self) -> None:
+        """Have all rows on the host that devices have written; BackendError where one of them has failed."""
+        while self.advance(wait=True):
+            pass
+
+    def advance(self, wait: bool) -> bool:
+        """Have one piece more of them there; False where nothing is on its way or, without `wait`, has
+        arrived."""
+        try:
+            return self.arrivals.advance(wait)
+        except BaseException:
+            self._lose()
+            raise
+
+    def _lose(self) -> None:
+        """Find out which sequences have rows that will not come any more."""
+        for group, rows in self.arrivals.lost():
+            for seq, length in self._lengths.items():
+                view = self.groups[group].view(seq, length, length)
+                if ((rows >= view.first) & (rows < view.end)).any():
+                    self._lost.add(seq)
+
     def alloc(self) -> int:
         """A new, empty sequence; BudgetError where there are too many."""
         if len(self._lengths) == self.max_sequences:
@@ -242,6 +265,8 @@ class KvCache:
 
     def extend(self, seq: int, n: int) -> tuple[RowIndex, ...]:
         """Rows for the next n tokens in each group, `most_at_once` at most; nothing changes without room."""
+        if seq in self._lost:
+            raise BackendError("the device that had a text's keys and values has failed: it begins anew")
         if n > self.most_at_once:
             raise ValueError(f"{n} tokens are more than the {self.most_at_once} that may come at once")
         length = self._lengths[seq]
@@ -305,6 +330,7 @@ class KvCache:
         n = self._lengths[seq] if n is None else n
         if not self.keepable(seq, n):
             raise self._not_there(seq, n, "forked at")
+        self.settle()
         wanted = [g.fork_wants(seq, n) for g in self.groups]
         new = self.alloc()
         try:
@@ -324,6 +350,8 @@ class KvCache:
         Without states the last `paged_allocator.SLACK` tokens can always be taken back, and those that came
         in at once; with states what the last step brought, and more only where a state was kept.
         """
+        if n and seq in self._lost:
+            return False
         return 0 <= n <= self._lengths[seq] and all(part.keepable(seq, n) for part in self._parts)
 
     def truncate(self, seq: int, n: int) -> None:
@@ -333,6 +361,8 @@ class KvCache:
         for part in self._parts:
             part.truncate(seq, n)
         self._lengths[seq] = n
+        if not n:
+            self._lost.discard(seq)
 
     def rewind(self, seq: int, n: int) -> int:
         """Cut a sequence to n tokens or, where its state after those was not kept, to fewer; to how many."""
@@ -342,6 +372,10 @@ class KvCache:
 
     def free(self, seq: int) -> None:
         """Give everything back."""
+        if self.arrivals and seq not in self._lost:
+            for group, view in enumerate(self.views(seq, self._lengths[seq], self._lengths[seq])):
+                self.arrivals.forget(group, view.first, view.end)
+        self._lost.discard(seq)
         del self._lengths[seq]
         for part in self._parts:
             part.free(seq)
@@ -374,6 +408,7 @@ class KvCache:
         until the sequence changes."""
         if not self.keepable(seq, n):
             raise self._not_there(seq, n, "exported up to")
+        self.settle()
         return self._bytes(seq, n, self.views(seq, n, n))
 
     def import_(self, n: int, fill: Callable[[memoryview], object]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,8 +53,9 @@ class KvTable:
 class Tables:
     """The tables of one group of layers in the cache's memory: what groups do with their rows."""
 
-    def __init__(self, memory: Memory, tables: Sequence[KvTable]) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, tables: Sequence[KvTable], settle: Callable[[], None]) -> None:
+        """`settle`: called before rows are read here, which may still be on their way."""
+        self._memory, self._settle = memory, settle
         self._tables = tables
         # Where each begins and the bytes of its rows: to ask numpy takes longer than what is done with them.
         self._places = [(t.address, t.row_bytes) for t in tables]
@@ -62,11 +63,13 @@ class Tables:
 
     def move(self, source: int, target: int, n: int) -> None:
         """Copy n rows; they may overlap, which numpy would buffer."""
+        self._settle()
         for address, size in self._places:
             ctypes.memmove(address + target * size, address + source * size, n * size)
 
     def show(self, at: int, rows: int, n: int, keep: int = 0) -> None:
         """See other memory from row `at` on, and in it the first `keep` rows as they were."""
+        self._settle()
         for table, (address, size) in zip(self._tables, self._places, strict=True):
             kept = table.raw[at : at + keep].copy() if keep else None
             offset = address - self._memory.address

@@ -168,6 +168,11 @@ class EmulatedDriver:
         while self._random.random() < 0.3 and any(self._streams.values()):
             self._some()
 
+    def happened(self, event: Event) -> bool:
+        if not self._moments[event].passed:
+            self._some()
+        return self._moments[event].passed
+
     def _some(self) -> None:
         """Whatever one of the streams can do next."""
         able = [queue for queue in self._streams.values() if queue and _can(queue[0])]
