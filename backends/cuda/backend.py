@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from hetrun.backend import (
+    FLOAT_BYTES,
     Backend,
     Buffer,
     Buffers,
@@ -38,6 +39,7 @@ MOST_HEAD = 256
 # The window through which weights cross: so many times what a layer needs at once, so that one part of it is
 # filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
+PASSES = 2048, 1024, 512  # tokens of a long prompt that are computed at once
 SMALL = 64 << 10  # bytes: what is smaller stays on the device in any case
 
 
@@ -107,6 +109,16 @@ class CudaBackend(Backend):
 
     def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return sum(in_arena(weights.device_bytes(use)) for use in wanted)
+
+    def most_at_once(self, ops: Sequence[Op]) -> int:
+        own = self.gpu.granted
+        if own is None:
+            return 0
+        widest = max(op.out.width for op in ops if op.kind != "head")
+        usual = next(op.out.width for op in ops if op.kind == "embed")
+        # Two wide values, as floats and rounded, and some of the usual width; a place is twice that at most.
+        token = 2 * FLOAT_BYTES * (3 * widest + 6 * usual)
+        return next((n for n in PASSES if n * token <= own.rows), 0)
 
     # --- weights
 

@@ -227,7 +227,8 @@ class Backend(ABC):
     started = True  # False: `start` must be called before weights are brought in
     spent: Spent | None = None  # where runners book what each kind of work takes, while somebody looks
     crossed = 0  # bytes of weights that came over a link so far, where they do for each pass
-    keeps_states = False  # it lends states, and has those home that it reads and others have
+    # It lends states, and has rows and states home that it reads and others have.
+    keeps_states = False
     exact = False  # whether results are wanted that are as close to the model's as this backend can make them
     arithmetic = ""  # what products are computed in, where it is not the weights' own type: "bf16"
 
@@ -264,6 +265,10 @@ class Backend(ABC):
 
     def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
         """The same of the device's own memory."""
+        return 0
+
+    def most_at_once(self, ops: Sequence[Op]) -> int:
+        """Tokens of a pass of a long prompt, where a device says so itself; 0: by what a core can do."""
         return 0
 
     def streaming(self, largest: int) -> tuple[Backend, OwnMemory] | None:

@@ -101,6 +101,8 @@ class StaticPlanner:
         """How many tokens a pass may have."""
         if wishes.ubatch:
             return wishes.ubatch, "as asked for"
+        if own := self._backends[self._order[0]].most_at_once(graph.ops):
+            return own, "as many as its device has room for: a pass reads all weights, however many tokens"
         products = [
             flops(op.kind, op.attrs, [w.shape for w in op.weights], 1)
             for op in graph.ops
