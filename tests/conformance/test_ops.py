@@ -23,6 +23,7 @@ from hetrun.backend.conformance.runner import (
 )
 from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.graph.ops import Moe
+from tests.cuda.emulated import real
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler
 from tests.models.cases import COMMON
@@ -53,6 +54,8 @@ def is_quick(case: Case) -> bool:
 
 
 def create(name: str) -> Backend:
+    if name == "cuda":
+        return real.backend(name)
     return emulated() if name == EMULATED else registry.backends()[name.split()[0]].create()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.cuda.needs import FLAGS, needs
 from tests.cuda.rows import Table
 
-STAGES = ("pack", "check", "conformance", "speed", "beyond")
+STAGES = ("pack", "check", "smoke", "kernels", "conformance", "speed", "beyond")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,6 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("-o", "--output", type=Path, help="a folder for the lines as JSON; of pack the file")
     parser.add_argument("--models", type=Path, help="a folder for models that are made; 60 GB at most")
+    parser.add_argument("--only", default="", help="speed and beyond: models whose names have this in them")
     parser.add_argument("--cpu", choices=sorted(FLAGS), default="v4", help="what pack builds ggml for")
     parser.add_argument("--python", choices=("3.11", "3.12"), default="3.12", help="what runs a pack")
     parser.add_argument("--keep", type=Path, help="a folder for what pack builds and fetches")
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         if given.stage == "check":
             return _check(models)
         table = Table(given.stage, given.output)
-        _run(given.stage, models, table)
+        _run(given.stage, models, table, given.only)
     for line in table.missed:
         print(f"missed: {line.what}", file=sys.stderr)
     return 1 if table.missed else 0
@@ -46,21 +47,32 @@ def _check(models: Path) -> int:
     return 1 if any(need.missing for need in found) else 0
 
 
-def _run(stage: str, models: Path, table: Table) -> None:
+def _run(stage: str, models: Path, table: Table, only: str) -> None:
     """Stages are imported when they run: what one lacks does not stop the others."""
     if stage == "conformance":
         from tests.cuda.conformance import conformance, kernels
 
         conformance(table)
         kernels(table)
+    elif stage == "smoke":
+        from tests.cuda.smoke import smoke
+
+        smoke(table)
+    elif stage == "kernels":
+        from tests.cuda.kernel_times import kernel_times
+
+        kernel_times(table)
     elif stage == "speed":
-        from tests.cuda.speed import speed
+        from tests.cuda.models import chosen
+        from tests.cuda.speed import MODELS, speed
 
-        speed(models, table)
+        speed(models, table, chosen(MODELS, only))
     else:
+        from tests.cuda.beyond import MODELS as LARGER
         from tests.cuda.beyond import beyond
+        from tests.cuda.models import chosen
 
-        beyond(models, table)
+        beyond(models, table, chosen(LARGER, only))
 
 
 if __name__ == "__main__":

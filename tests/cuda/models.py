@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.tools.make_model import SHAPES, Making, write_model
 
-TOKENIZER = "HETRUN_TESTS_TOKENIZER"  # a model whose tokenizer is copied, where SmolLM2 is not installed
+TOKENIZER = "TESTS_TOKENIZER"  # a model whose tokenizer is copied, where SmolLM2 is not installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,8 @@ def made(folder: Path, wanted: Wanted) -> Path:
         making = Making(Path(tokenizer) if tokenizer else None, same_layers=True)
         write_model(path, SHAPES[wanted.shape], wanted.quant, 0, making)
     return path
+
+
+def chosen(wanted: Sequence[Wanted], only: str) -> tuple[Wanted, ...]:
+    """Those whose names have a text in them."""
+    return tuple(each for each in wanted if only in str(each))

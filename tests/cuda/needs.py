@@ -15,7 +15,7 @@ from hetrun.system.memory_info import available_memory
 
 PACKAGES = ("numpy", "cupy", "llama_cpp", "gguf", "scipy", "pluggy", "pytest", "hypothesis")
 OLDEST = (3, 11)
-PACK = "HETRUN_TESTS_PACK"  # where a pack was unpacked that this runs from
+PACK = "TESTS_PACK"  # where a pack was unpacked that this runs from
 BUILT_FOR = "site/cpu.txt"  # in it: what ggml's libraries were built for
 CPU = Path("/proc/cpuinfo")
 FLAGS = {

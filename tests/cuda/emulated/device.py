@@ -16,11 +16,9 @@ def emulated(driver: EmulatedDriver | None = None, grant: int | None = None, nam
     Where tests are to run on a GPU it is that one, unless a test has a driver of its own to look into.
     """
     if driver is None and real.on_gpu():
-        backend = CudaBackend(name, Gpu(lambda: (real.driver(), real.programs())))
-        grant = None if grant is None else grant + real.driver().held_memory()
-    else:
-        made = driver or EmulatedDriver()
-        backend = CudaBackend(name, Gpu(lambda: (made, EmulatedPrograms())))
+        return real.backend(name, grant)
+    made = driver or EmulatedDriver()
+    backend = CudaBackend(name, Gpu(lambda: (made, EmulatedPrograms())))
     if grant is not None:
         backend.grant(grant)
     return backend

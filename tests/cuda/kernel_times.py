@@ -1,0 +1,229 @@
+"""How long each kernel takes, by itself: recorded many times over with other weights each time, so that none
+comes from a cache, and run as one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hetrun.backends.cuda import attention_launch, matmul_launch
+from hetrun.backends.cuda.attention_launch import ROW, SPLITS, TILE
+from hetrun.backends.cuda.attention_launch import Table as SlabTable
+from hetrun.backends.cuda.driver import Launch, Product
+from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
+from hetrun.backends.cuda.lowering import MOST_BLOCKS, THREADS
+from hetrun.backends.cuda.matmul_launch import Output
+from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.programs import Programs, Source
+from hetrun.graph.quant import by_name
+from tests.cuda.measured import gpu_memory
+from tests.cuda.rows import Line, Table
+from tests.cuda.smoke import replayed
+
+ROOM, OF_WEIGHTS, BIG = 6 << 30, 1 << 30, 1 << 30  # bytes: more than any cache has
+WIDTH, INNER = 4096, 14336  # of an 8B model
+QUANTS = "Q4_K", "Q6_K", "Q4_0", "Q8_0", "BF16"
+FEW, MANY = (1, 2, 4, 8, 16, 32), (33, 64, 128, 512, 2048, 4096)
+ROWS = 2048
+N_HEADS, N_KV, HEAD = 32, 8, 128
+DEPTHS = 512, 4096, 32768
+TILED = 512, 4096, 16384
+SLAB = 32
+
+
+@dataclass
+class Bench:
+    """A device with random bytes in its memory."""
+
+    memory: Memory
+    table: Table
+    library: Library = field(init=False)
+    weights: int = field(init=False)  # where they lie
+    x: int = field(init=False)
+    y: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        driver = self.memory.driver
+        self.library = Library(driver, Programs(driver.device.capability))
+        self.weights = self.memory.take(OF_WEIGHTS, "weights")
+        self.x, self.y = (self.memory.take(BIG, what) for what in ("x", "y"))
+        host = driver.pinned(64 << 20)
+        # Halves of about one, as bytes of any type: no infinities.
+        host.view(np.uint16)[:] = np.random.default_rng(0).integers(0x3800, 0x3C00, host.size // 2)
+        for base, size in ((self.weights, OF_WEIGHTS), (self.x, BIG)):
+            for offset in range(0, size, host.size):
+                driver.copy(base + offset, int(host.ctypes.data), host.size, self.memory.computing)
+
+    def copies(self, nbytes: int, most: int = 64) -> Sequence[int]:
+        """Addresses of weights of so many bytes beside each other: as many as there is room for."""
+        step = -(-nbytes // 256) * 256
+        return [self.weights + i * step for i in range(max(1, min(most, OF_WEIGHTS // step)))]
+
+    def seconds(self, work: Sequence[Launch | Product], each: int = 1) -> float:
+        """Of one of them, where `each` make up one."""
+        driver, stream = self.memory.driver, self.memory.computing
+        return replayed(driver, stream, work) / (len(work) / each)
+
+    def bytes_line(self, what: str, seconds: float, nbytes: float) -> None:
+        note = f"{1e6 * seconds:.1f} µs"
+        self.table.add(Line(what, "GB/s", (nbytes / seconds / 1e9,), note=note))
+
+    def flops_line(self, what: str, seconds: float, flops: float) -> None:
+        note = f"{1e6 * seconds:.1f} µs"
+        self.table.add(Line(what, "TFLOP/s", (flops / seconds / 1e12,), note=note))
+
+
+def kernel_times(table: Table) -> None:
+    """All of them."""
+    with gpu_memory(ROOM) as memory:
+        bench = Bench(memory, table)
+        for quant in QUANTS:
+            _few(bench, quant)
+        _gated(bench)
+        _unpack(bench)
+        _many(bench)
+        _attention(bench)
+        _small(bench)
+
+
+def source(quant: str) -> Source:
+    """The products of a type."""
+    return Source("products", (("QUANT", quant),))
+
+
+def _few(bench: Bench, quant: str) -> None:
+    nbytes = by_name(quant).row_bytes(WIDTH) * INNER
+    for tokens in FEW:
+        name = f"few_{matmul_launch.group_of(tokens)}"
+        grid = (matmul_launch.blocks(tokens, INNER),)
+        work = [
+            bench.library.launch(
+                *(source(quant), name, grid, matmul_launch.THREADS),
+                *(Output(w, 0, 0, bench.y, INNER, INNER), Output(), Output()),
+                *(at(bench.x), number(WIDTH), number(WIDTH), number(tokens)),
+            )
+            for w in bench.copies(nbytes)
+        ]
+        bench.bytes_line(f"{name} {quant} {tokens} tokens", bench.seconds(work), nbytes)
+
+
+def _gated(bench: Bench) -> None:
+    nbytes = by_name("Q4_K").row_bytes(WIDTH) * INNER
+    copies = bench.copies(nbytes)
+    work = [
+        bench.library.launch(
+            *(source("Q4_K"), "gated_1", (matmul_launch.blocks(1, INNER),), matmul_launch.THREADS),
+            *(at(gate), at(up), at(0), at(0), at(bench.y), number(INNER)),
+            *(at(bench.x), number(WIDTH), number(WIDTH), number(1), number(0)),
+        )
+        for gate, up in zip(copies[::2], copies[1::2], strict=True)
+    ]
+    bench.bytes_line("gated_1 Q4_K", bench.seconds(work), 2 * nbytes)
+
+
+def _unpack(bench: Bench) -> None:
+    for quant in QUANTS[:4]:
+        nbytes, pieces = by_name(quant).row_bytes(WIDTH) * INNER, WIDTH * INNER // 8
+        grid = (min(MOST_BLOCKS, -(-pieces // THREADS)),)
+        work = [
+            bench.library.launch(
+                source(quant), "unpack_bf16", grid, THREADS, at(w), at(bench.y), long(pieces)
+            )
+            for w in bench.copies(nbytes, 16)
+        ]
+        bench.bytes_line(f"unpack_bf16 {quant}, read and written", bench.seconds(work), nbytes + 16 * pieces)
+
+
+def _many(bench: Bench) -> None:
+    for tokens in MANY:
+        work = [
+            Product(bench.x, w, bench.y, tokens, INNER, WIDTH, INNER)
+            for w in bench.copies(2 * INNER * WIDTH, 8)
+        ]
+        bench.flops_line(f"cuBLAS {tokens} tokens", bench.seconds(work), 2.0 * tokens * INNER * WIDTH)
+        n = tokens * WIDTH
+        grid = (min(MOST_BLOCKS, -(-n // THREADS)),)
+        rounding = bench.library.launch(
+            Source("small"), "round_bf16", grid, THREADS, at(bench.x), at(bench.y), long(n)
+        )
+        bench.bytes_line(f"round_bf16 {tokens} tokens", bench.seconds([rounding] * 8), 6 * n)
+
+
+def _attention(bench: Bench) -> None:
+    head_bytes = 2 * HEAD
+    row_bytes = N_KV * head_bytes
+    code = Source("attention", (("KV", "F16"), ("HEAD", str(HEAD))))
+    slab_bytes, driver = 2 * SLAB * row_bytes, bench.memory.driver
+    most = max(DEPTHS) // SLAB + 1
+    slabs = bench.memory.take(8 * most, "slabs")
+    tables = bench.memory.take(1 << 20, "rows")
+    host = driver.pinned(8 * most)
+    host.view(np.uint64)[:] = bench.weights + np.arange(most, dtype=np.uint64) * np.uint64(slab_bytes)
+    driver.copy(slabs, int(host.ctypes.data), host.size, bench.memory.computing)
+    kv = SlabTable(slabs, 0, SLAB * row_bytes, row_bytes)
+    facts = real(HEAD**-0.5), real(0.0), number(N_HEADS), number(N_KV)
+    for depth in DEPTHS:
+        for rows in (1, 8):
+            told = np.array([(i, 0, depth, 0) for i in range(rows)], ROW)
+            _tell(bench, tables, told)
+            parts = bench.y
+            shared = attention_launch.few_shared(N_HEADS // N_KV, HEAD)
+            looks = bench.library.launch(
+                *(code, "attend_few", (rows * SPLITS, N_KV, 1), attention_launch.THREADS),
+                *(at(bench.x), at(tables), kv, at(parts), *facts),
+                shared=shared,
+            )
+            joins = bench.library.launch(
+                *(code, "join", (rows * N_HEADS,), HEAD, at(parts), at(tables)),
+                *(at(bench.y + BIG // 2), number(N_HEADS)),
+            )
+            both = bench.seconds([looks, joins] * 8, 2)
+            bench.bytes_line(f"attend_few {rows} rows of {depth}", both, 2.0 * depth * row_bytes)
+            bench.table.add(Line(f"join {rows} rows", "µs", (1e6 * bench.seconds([joins] * 8),)))
+    for depth in TILED:
+        _tiles(bench, code, kv, tables, facts, depth)
+
+
+def _tiles(
+    bench: Bench, code: Source, kv: SlabTable, tables: int, facts: tuple[object, ...], depth: int
+) -> None:
+    rows = min(depth, ROWS)
+    most = attention_launch.LINES * N_KV // N_HEADS
+    begin = depth - rows
+    told = np.array([(a, min(most, rows - a), 0, begin + a + 1, 0) for a in range(0, rows, most)], TILE)
+    _tell(bench, tables, told)
+    work = bench.library.launch(
+        *(code, "attend_many", (len(told), N_KV), attention_launch.THREADS),
+        *(at(bench.x), at(tables), kv, at(bench.y), *facts),  # type: ignore[arg-type]
+        shared=attention_launch.many_shared(HEAD),
+    )
+    seen = sum(begin + i + 1 for i in range(rows))
+    bench.flops_line(
+        f"attend_many {rows} rows of {depth}", bench.seconds([work] * 4), 4.0 * seen * N_HEADS * HEAD
+    )
+
+
+def _tell(bench: Bench, target: int, array: np.ndarray) -> None:
+    driver = bench.memory.driver
+    host = driver.pinned(array.nbytes)
+    host[:] = array.view(np.uint8).reshape(-1)
+    driver.copy(target, int(host.ctypes.data), array.nbytes, bench.memory.computing)
+    done = driver.event()
+    driver.record(done, bench.memory.computing)
+    driver.synchronize(done)
+
+
+def _small(bench: Bench) -> None:
+    small = Source("small")
+    x, y = at(bench.x), at(bench.y)
+    narrow, wide = (-(-WIDTH // THREADS),), (-(-INNER // THREADS),)
+    norm = x, x, y, number(WIDTH), number(1), real(1e-5)
+    work = {
+        "rms_norm 1 row": bench.library.launch(small, "rms_norm", (1,), 512, *norm, shared=64),
+        "add 1 row": bench.library.launch(small, "add", narrow, THREADS, x, x, y, long(WIDTH)),
+        "swiglu 1 row": bench.library.launch(small, "swiglu", wide, THREADS, x, x, y, long(INNER)),
+    }
+    for name, each in work.items():
+        bench.table.add(Line(name, "µs", (1e6 * bench.seconds([each] * 200),)))
