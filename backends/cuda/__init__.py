@@ -1,6 +1,6 @@
 """GPUs of NVIDIA, through CuPy: kernels of our own for quantised weights, cuBLAS for many tokens.
 
-So far it is there only for who names it: it has run on the emulator of the tests, and on no GPU yet.
+It has to be named: it has run on one kind of GPU so far (ADR 0053), and on the emulator of the tests.
 """
 
 from __future__ import annotations
