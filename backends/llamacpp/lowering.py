@@ -98,10 +98,10 @@ class Emitter:
             raise BackendError(f"{use.weight.name} was brought in by another backend")
         return buffer
 
-    def next_mixtures(self, op: Op, count: int) -> Sequence[Op]:
-        """So many of the mixtures that come after one, as far as there are any."""
+    def next_mixture(self, op: Op) -> Op | None:
+        """The mixture that comes after one, if there is one."""
         behind = itertools.dropwhile(lambda o: o is not op, self._ops)
-        return [o for o in behind if o is not op and isinstance(o.attrs, Moe)][:count]
+        return next((o for o in behind if o is not op and isinstance(o.attrs, Moe)), None)
 
     def gain(self, value: Value) -> Floats | None:
         """What a norm has multiplied the columns of a value by, if it was made by one."""

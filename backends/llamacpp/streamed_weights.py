@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from hetrun.backend import WeightUse
 from hetrun.backend.weight_streaming import Cut, Piece, Place, Supply
 from hetrun.backends.llamacpp import fusion
-from hetrun.backends.llamacpp.address_space import Reserved
 from hetrun.backends.llamacpp.epilogues import join
 from hetrun.backends.llamacpp.fusion import Product
 from hetrun.backends.llamacpp.kernels import matmul
 from hetrun.backends.llamacpp.kernels.matmul import ROWS, Products
 from hetrun.graph import Extent, Op, Value, Weight
+from hetrun.system.address_space import Reserved
 
 PIECE = np.dtype([("first", np.int64), ("groups", np.int64), ("starts", np.int64, 2)])
 Packs = Callable[[WeightUse], Products | None]

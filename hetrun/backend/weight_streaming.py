@@ -108,6 +108,9 @@ class Partial(Protocol):
         ...
 
 
+MOST_HINTED = 4  # rows of a pass for which experts are read before they are chosen: more choose enough
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """The experts of a mixture as records: the matrices of each beside each other."""

@@ -8,7 +8,7 @@ are more slots, and what is chosen fills them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import Backend
+from hetrun.backend.weight_streaming import MOST_HINTED
 from hetrun.client.events import Streaming
 from hetrun.errors import BudgetError
 from hetrun.memory import breakdown
@@ -24,11 +25,12 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.ledger import Books, Granted
 from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk, remember
-from hetrun.prefetch.expert_cache import HUGE_PAGE, ExpertCache, Reading
+from hetrun.prefetch.expert_cache import ExpertCache, Reading
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.expert_trace import Kept, judge
 from hetrun.prefetch.hint_trial import HintTrial
 from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, Compute, Late
+from hetrun.system.address_space import HUGE_PAGE
 
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
@@ -36,7 +38,6 @@ LEAST_BUFFERS = 4
 LEAST_LEARNT = 1 << 30  # bytes that were read; of fewer nothing is kept
 FEW = 64  # tokens of passes that always have room to work in
 LONG_S = 20.0  # for which there is still room for a long one afterwards
-MOST_HINTED = 4  # tokens of a pass whose time says whether hints pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class FromExperts:
             self._resize(promised + slack - GROWTH)
         elif now - self._shared > SHARES_S and len(self._part.records.sizes) > 1:
             self._shared = now
-            self._resize(promised, self.cache.worth)
+            self._resize(promised)
 
     def set_limit(self, granted: Granted) -> None:
         """Another budget from now on."""
@@ -172,10 +173,10 @@ class FromExperts:
         self._resize(room)
         self._kv.limit_bytes = granted.nbytes - self._part.fixed - least_bytes(self._part.records)
 
-    def _resize(self, room: int, worth: NDArray[np.float64] | None = None) -> None:
-        """Slots in so much memory."""
-        known = self.cache.worth if worth is None and self._last.wanted else worth
-        self.cache.resize(divided(self._part.records, room, known))
+    def _resize(self, room: int) -> None:
+        """Slots in so much memory: of each kind as many as hold what is worth most, once that is known."""
+        worth = self.cache.worth if self._last.wanted else None
+        self.cache.resize(divided(self._part.records, room, worth))
         self._book()
 
     def _book(self) -> None:
@@ -229,15 +230,11 @@ class FromExperts:
         chooses by itself, as far as it is not there."""
         counts, total = self._last, 0.0
         misses = counts.missed / counts.wanted if counts.wanted else 1.0
-        for mixture, where in zip(self._part.records.mixtures, self._sizes(), strict=True):
-            chosen = mixture.experts * (1 - (1 - mixture.used / mixture.experts) ** tokens)
-            total += misses * chosen * where
-        return total
-
-    def _sizes(self) -> Sequence[int]:
-        """Stored bytes of an expert of each mixture."""
         records = self._part.records
-        return [sum(p.nbytes for p in records.where[first]) for first in records.first[:-1]]
+        for mixture, size in zip(records.mixtures, records.expert_bytes, strict=True):
+            chosen = mixture.experts * (1 - (1 - mixture.used / mixture.experts) ** tokens)
+            total += misses * chosen * size
+        return total
 
     def report(self) -> Streaming:
         """What passes are like."""

@@ -4,42 +4,29 @@ expert_slots.c, for Python. Every pass checks that the files are still those who
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
-import platform
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.errors import BackendError, HetrunError, ModelFileError
+from hetrun.errors import HetrunError
 from hetrun.graph import Weight
 from hetrun.prefetch.expert_records import Records
+from hetrun.prefetch.native import Functions, Read, address_of, file_table, opened
 from hetrun.prefetch.open_files import OpenFiles
-from hetrun.prefetch.ring_buffer import ENDED, Fault, Read
+from hetrun.prefetch.ring_buffer import Fault
+from hetrun.system.address_space import HUGE_PAGE, Reserved
 
 NAME = "expert_slots.so"  # beside this file
 VERSION = 1  # of its structures
-HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
-NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 # The rules by which experts stay: tokens after which a choice counts for half; 0: only the last one counts.
 HALF_LIVES = (0.0, 16.0, 64.0, 256.0, 1024.0)
 FIRST_RULE = 2
 TRACED = 1 << 18  # choices that are remembered, to compare what was kept with what could have been
-
-
-class _File(Structure):
-    """struct file."""
-
-    _fields_ = (("fd", c_int64), ("direct", c_int64))
 
 
 class _Kind(Structure):
@@ -91,7 +78,7 @@ class Counts(Structure):
     traced: int
 
 
-FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+FUNCTIONS: Functions = {
     "open": (c_void_p, (POINTER(_Setup),)),
     "supply": (c_void_p, (c_void_p,)),
     "begin": (None, (c_void_p, c_int64)),
@@ -111,36 +98,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, where it was built, and from the source that this file goes with. None of its functions
-    holds Python's lock."""
-    try:
-        dll = ctypes.CDLL(str(Path(__file__).parent / NAME), use_errno=True)
-        version = dll.hetrun_experts_version
-        version.restype = c_int64
-        if version() != VERSION:
-            return None
-        for name, (result, arguments) in FUNCTIONS.items():
-            function = getattr(dll, f"hetrun_experts_{name}")
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):
-        return None
-    return dll
-
-
-class Region:
-    """Addresses for all slots of a kind; those that were never written take no memory."""
-
-    def __init__(self, nbytes: int) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-        self._mapping = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=flags)
-        self._bytes = np.frombuffer(self._mapping, np.uint8)
-        self.address = -(-int(self._bytes.ctypes.data) // HUGE_PAGE) * HUGE_PAGE
-        with suppress(OSError):  # a system without such pages
-            self._mapping.madvise(MADV_HUGEPAGE)
-
-    def close(self) -> None:
-        """Give the memory back now, even where a pointer to it is left."""
-        self._mapping.madvise(mmap.MADV_DONTNEED)
+    """The library, if it can be used here."""
+    return opened(NAME, "hetrun_experts", VERSION, FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +130,8 @@ class ExpertCache:
         self._cache: int | None = None
         try:
             self._regions = [
-                Region(size * count) for size, count in zip(records.sizes, records.counts, strict=True)
+                Reserved(size * count, in_huge_pages=True)
+                for size, count in zip(records.sizes, records.counts, strict=True)
             ]
             self._cache = self._open(reading)
         except BaseException:
@@ -179,7 +139,7 @@ class ExpertCache:
             raise
 
     def _open(self, reading: Reading) -> int:
-        files = (_File * len(self._opened.files))(*(_File(*file) for file in self._opened.files))
+        files = file_table(self._opened.files)
         sizes, counts = self.records.sizes, self.records.counts
         kinds = (_Kind * len(sizes))(
             *(_Kind(r.address, s, 0, n) for r, s, n in zip(self._regions, sizes, counts, strict=True))
@@ -193,7 +153,7 @@ class ExpertCache:
             (c_double * len(HALF_LIVES))(*HALF_LIVES),
             FIRST_RULE,
         )
-        setup.read = ctypes.cast(self._read, c_void_p).value if self._read else None  # type: ignore[arg-type]
+        setup.read = address_of(self._read)
         address: int | None = self._dll.hetrun_experts_open(byref(setup))
         if not address:
             raise OSError(ctypes.get_errno(), f"no cache of {reading.buffers} buffers")
@@ -298,18 +258,7 @@ class ExpertCache:
         fault = Fault()
         if not self._dll.hetrun_experts_fault(self._cache, byref(fault)):
             return None
-        try:
-            self._opened.check()
-        except ModelFileError as e:
-            return e  # which explains everything else
-        path, at = self._opened.paths[fault.file], fault.offset
-        name = self._name_at(path, at)
-        if fault.error == ENDED:
-            where = f"inside the tensor {name}, at byte {at}"
-            return ModelFileError(path, f"the file ends {where}: it was cut while in use; get it again")
-        if fault.error < 0:
-            return BackendError(f"reading {name} at byte {at} failed")
-        return ModelFileError(path, f"reading {name} at byte {at} failed: {os.strerror(fault.error)}")
+        return self._opened.explained(fault, self._name_at)
 
     def _name_at(self, path: str, at: int) -> str:
         first = self.records.first

@@ -38,11 +38,8 @@ class Expected:
     @property
     def chosen_bytes(self) -> int:
         """Stored bytes of the experts that a token chooses."""
-        records = self.records
-        return sum(
-            m.used * sum(part.nbytes for part in records.where[first])
-            for m, first in zip(records.mixtures, records.first[:-1], strict=True)
-        )
+        pairs = zip(self.records.mixtures, self.records.expert_bytes, strict=True)
+        return sum(mixture.used * size for mixture, size in pairs)
 
     @property
     def found(self) -> float:

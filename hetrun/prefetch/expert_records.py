@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -27,7 +28,7 @@ RECORD = np.dtype(
 Where = tuple[Stretch, ...]  # of the matrices of one expert
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Records:
     """All experts of some mixtures, one mixture behind the other."""
 
@@ -36,12 +37,12 @@ class Records:
     sizes: tuple[int, ...]  # of the slots of each kind; experts of one kind take equally much
     kinds: tuple[int, ...]  # of each mixture
 
-    @property
+    @cached_property
     def first(self) -> NDArray[np.int64]:
         """Of each mixture the number of its first expert, and where the last one ends."""
         return np.cumsum([0, *(m.experts for m in self.mixtures)])
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """How many experts are of each kind."""
         return tuple(
@@ -49,17 +50,22 @@ class Records:
             for kind in range(len(self.sizes))
         )
 
-    @property
+    @cached_property
     def packed_bytes(self) -> int:
         """Memory that all of them would take."""
         return sum(size * count for size, count in zip(self.sizes, self.counts, strict=True))
 
-    @property
+    @cached_property
     def stored_bytes(self) -> int:
         """Bytes of all of them in their files."""
         return sum(part.nbytes for each in self.where for part in each)
 
-    @property
+    @cached_property
+    def expert_bytes(self) -> tuple[int, ...]:
+        """Stored bytes of an expert of each mixture."""
+        return tuple(sum(part.nbytes for part in self.where[first]) for first in self.first[:-1])
+
+    @cached_property
     def buffer_bytes(self) -> int:
         """What a buffer takes that any of them can be read to."""
         return max((_laid(each)[1] for each in {_shape(w): w for w in self.where}.values()), default=PAGE)

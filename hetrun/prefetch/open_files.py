@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
-from hetrun.prefetch.ring_buffer import PAGE, File
+from hetrun.prefetch.native import File
+from hetrun.prefetch.ring_buffer import ENDED, PAGE, Fault
 from hetrun.system.file_identity import Stamp, unchanged
 from hetrun.system.files import open_regular
 
@@ -40,6 +41,19 @@ class OpenFiles:
         """Refuse to go on if a file was written to, cut or replaced."""
         with unchanged(self._stamps):  # the same path, the same file: it is the one that is open
             pass
+
+    def explained(self, fault: Fault, name_at: Callable[[str, int], str]) -> ModelFileError:
+        """Why bytes of one did not come; `name_at` says which tensor has a byte of a file."""
+        try:
+            self.check()
+        except ModelFileError as e:
+            return e  # which explains everything else
+        path, at = self.paths[fault.file], fault.offset
+        name = name_at(path, at)
+        if fault.error == ENDED:
+            where = f"inside the tensor {name}, at byte {at}"
+            return ModelFileError(path, f"the file ends {where}: it was cut while in use; get it again")
+        return ModelFileError(path, f"reading {name} at byte {at} failed: {os.strerror(fault.error)}")
 
     def close(self) -> None:
         """Close all of them."""

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_int, c_int64, c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import BackendError
+from hetrun.prefetch.native import CFile, File, Functions, Read, address_of, file_table, opened
 
 NAME = "ring_reader.so"  # beside this file
 VERSION = 2  # of its structures
@@ -32,25 +31,6 @@ PIECE = np.dtype([("count", np.int64), ("extents", EXTENT, MOST_EXTENTS)])
 READING = CFUNCTYPE(c_ssize_t, c_int, c_void_p, c_size_t, c_int64, use_errno=True)
 
 
-class Read(Protocol):
-    """A C function that takes the place of pread: a `READING`."""
-
-    def __call__(self, fd: int, to: int, nbytes: int, offset: int, /) -> int: ...
-
-
-class File(NamedTuple):
-    """An open file; what is read of one that is not direct is dropped from the system's cache."""
-
-    fd: int
-    direct: bool
-
-
-class _File(Structure):
-    """struct file."""
-
-    _fields_ = (("fd", c_int64), ("direct", c_int64))
-
-
 class _Extent(Structure):
     """struct extent."""
 
@@ -62,7 +42,7 @@ class _Setup(Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("slots", "slot_bytes", "threads", "synchronous", "files")),
-        ("file", POINTER(_File)),
+        ("file", POINTER(CFile)),
         ("read", c_void_p),
     )
 
@@ -96,7 +76,7 @@ class Counts(Structure):
     missing: int
 
 
-FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+FUNCTIONS: Functions = {
     "open": (c_void_p, (POINTER(_Setup),)),
     "supply": (c_void_p, (c_void_p,)),
     "follow": (c_int, (c_void_p, c_void_p, c_int64, c_int64)),
@@ -114,20 +94,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, where it was built, and from the source that this file goes with. None of its functions
-    holds Python's lock."""
-    try:
-        dll = ctypes.CDLL(str(Path(__file__).parent / NAME), use_errno=True)
-        version = dll.hetrun_ring_version
-        version.restype = c_int64
-        if version() != VERSION:
-            return None
-        for name, (result, arguments) in FUNCTIONS.items():
-            function = getattr(dll, f"hetrun_ring_{name}")
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):
-        return None
-    return dll
+    """The library, if it can be used here."""
+    return opened(NAME, "hetrun_ring", VERSION, FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +129,9 @@ class Ring:
         self.shape = shape
         self._dll = found
         self._read = read  # it has to live as long as the ring
-        table = (_File * len(files))(*(_File(*file) for file in files))
+        table = file_table(files)
         setup = _Setup(shape.slots, shape.slot_bytes, shape.threads, shape.synchronous, len(files), table)
-        setup.read = ctypes.cast(read, c_void_p).value if read else None  # type: ignore[arg-type]
+        setup.read = address_of(read)
         self._closing = threading.Lock()
         self._ring: int | None = found.hetrun_ring_open(byref(setup))
         if not self._ring:

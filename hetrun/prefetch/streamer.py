@@ -6,7 +6,6 @@ checks that the files are still those whose headers were read: weights of anothe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Mapping, Sequence
 from ctypes import c_uint8
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend.weight_streaming import Cut, Piece, Place
-from hetrun.errors import BackendError, Cancelled, HetrunError, ModelFileError
+from hetrun.errors import BackendError, Cancelled, HetrunError
 from hetrun.graph import Constant, Extent, Weight
 from hetrun.prefetch.extents import can_stream, extents, lay_out, table
+from hetrun.prefetch.native import Read
 from hetrun.prefetch.open_files import OpenFiles
-from hetrun.prefetch.ring_buffer import ENDED, MISTAKE, PAGE, Counts, Fault, Read, Ring, Shape, library
+from hetrun.prefetch.ring_buffer import MISTAKE, PAGE, Counts, Fault, Ring, Shape, library
 
 __all__ = ["StreamStats", "Streamer", "can_stream", "library"]
 
@@ -222,16 +222,10 @@ class Streamer:
     def _explained(self, fault: Fault) -> HetrunError:
         if fault.error == MISTAKE:
             return BackendError(f"piece {fault.offset} was taken twice, or by a pass that does not have it")
-        try:
-            self._opened.check()
-        except ModelFileError as e:
-            return e  # which explains everything else
-        path, at = self._opened.paths[fault.file], fault.offset
-        name = next((w.name for w in _weights(self._cut) if _covers(w, path, at)), "the model")
-        if fault.error == ENDED:
-            where = f"inside the tensor {name}, at byte {at}"
-            return ModelFileError(path, f"the file ends {where}: it was cut while in use; get it again")
-        return ModelFileError(path, f"reading {name} at byte {at} failed: {os.strerror(fault.error)}")
+        return self._opened.explained(fault, self._name_at)
+
+    def _name_at(self, path: str, at: int) -> str:
+        return next((w.name for w in _weights(self._cut) if _covers(w, path, at)), "the model")
 
     def close(self) -> None:
         """Give memory, threads and files back; no runner is at work any more."""

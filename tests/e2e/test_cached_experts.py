@@ -30,7 +30,7 @@ from hetrun.tools.convert.reorder import Wish as RepackWish
 from hetrun.tools.convert.reorder import repack_model
 from tests.engine.asking import Answer
 from tests.models import cases_hf, hf
-from tests.support.streamed import Disk, every_read, only_read
+from tests.support.streamed import Disk, every_read, reads_from
 
 pytestmark = pytest.mark.skipif(not expert_cache.library(), reason="there was no C compiler")
 OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 256, "spec": "off"}
@@ -142,7 +142,7 @@ def test_a_read_that_fails_ends_one_answer(mixtral: Path, right: list[int], whic
     disk = Disk()
     with opened(mixtral, 0.0, disk, deterministic=True) as llm:
         with (
-            disk.failing(only_read(which, verdict)),
+            disk.failing(reads_from(which, verdict)),
             pytest.raises(ModelFileError, match=r"reading|ends inside"),
         ):
             tokens(llm, [TEXT])

@@ -46,6 +46,11 @@ def only_read(which: int, verdict: Verdict) -> Judge:
     return lambda number, size: verdict if number == which else None
 
 
+def reads_from(first: int, verdict: Verdict) -> Judge:
+    """One read and all after it: one alone may be of what is only guessed to be wanted."""
+    return lambda number, size: verdict if number >= first else None
+
+
 def every_read(nth: int, verdict: Verdict) -> Judge:
     """Some reads, time and again."""
     return lambda number, size: verdict if number % nth == nth - 1 else None

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from hetrun.errors import BackendError
 from hetrun.prefetch import ring_buffer as module
-from hetrun.prefetch.ring_buffer import BOUNCE, ENDED, MISTAKE, PAGE, PIECE, File, Ring, Shape
+from hetrun.prefetch.native import File
+from hetrun.prefetch.ring_buffer import BOUNCE, ENDED, MISTAKE, PAGE, PIECE, Ring, Shape
 from tests.support.supplies import Disk, Taker, eventually
 
 pytestmark = pytest.mark.skipif(module.library() is None, reason="there was no C compiler at installation")

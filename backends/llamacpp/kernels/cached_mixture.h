@@ -88,26 +88,14 @@ static void pack_wave(struct cached_mixture *m) {
     }
 }
 
-/* The product of an expert's rows; `number`: which of the experts. */
-static struct product product_of(const struct expert_products *m, int64_t number, uint8_t *first, uint8_t *second) {
-    const struct routing *r = m->routing;
-    const int32_t begin = r->first[number], end = r->first[number + 1];
-    struct product p = m->each;
-    p.weights = first;
-    p.second = second;
-    p.n = end - begin;
-    p.counters += number * COUNTERS;
-    p.from = (m->by_pair ? r->pair : r->row) + begin;
-    p.to = r->pair + begin;
-    return p;
-}
-
-static void multiply_wave(struct cached_mixture *m, const struct expert_products *by, void *node, int ith, int nth) {
+/* Each expert of the wave, by the matrices that begin there in its slot; `second`: of up, or 0. */
+static void multiply_wave(const struct cached_mixture *m, const struct expert_products *by, int64_t first,
+                          int64_t second, void *node, int ith, int nth) {
     for (int64_t i = 0; i < m->given; i++) {
         uint8_t *slot = m->wave[i].slot;
-        struct product p = by == &m->inner
-            ? product_of(by, m->wave[i].number, slot + m->starts[0], slot + m->starts[1])
-            : product_of(by, m->wave[i].number, slot + m->starts[2], NULL);
+        struct product p = product_of(by, m->wave[i].number);
+        p.weights = slot + first;
+        p.second = second ? slot + second : NULL;
         hetrun_product(node, ith, nth, &p);
     }
 }
@@ -125,9 +113,9 @@ static int next_wave(struct cached_mixture *m, void *node, int ith, int nth) {
         meet(m, nth);
         if (ith == 0) m->supply->packed(m->supply->cache);
     }
-    multiply_wave(m, &m->inner, node, ith, nth);
+    multiply_wave(m, &m->inner, m->starts[0], m->starts[1], node, ith, nth);
     meet(m, nth);
-    multiply_wave(m, &m->last, node, ith, nth);
+    multiply_wave(m, &m->last, m->starts[2], 0, node, ith, nth);
     meet(m, nth);
     return 1;
 }

@@ -53,21 +53,27 @@ static void route(const struct routing *r) {
     first[0] = 0;
 }
 
+/* The product of an expert's rows, but for its weights. */
+static struct product product_of(const struct expert_products *m, int64_t expert) {
+    const struct routing *r = m->routing;
+    const int32_t first = r->first[expert];
+    struct product p = m->each;
+    p.n = r->first[expert + 1] - first;
+    p.counters += expert * COUNTERS;
+    p.from = (m->by_pair ? r->pair : r->row) + first;
+    p.to = r->pair + first;
+    return p;
+}
+
 /* The product by the next expert that has rows; returns whether there is one. */
 static int next_expert(const struct expert_products *m, int64_t *expert, struct product *p) {
     const struct routing *r = m->routing;
-    int32_t first, end;
     do {
         if (++*expert == r->experts) return 0;
-        first = r->first[*expert], end = r->first[*expert + 1];
-    } while (first == end);
-    *p = m->each;
+    } while (r->first[*expert] == r->first[*expert + 1]);
+    *p = product_of(m, *expert);
     p->weights += *expert * m->bytes;
     if (p->second) p->second += *expert * m->bytes;
-    p->n = end - first;
-    p->counters += *expert * COUNTERS;
-    p->from = (m->by_pair ? r->pair : r->row) + first;
-    p->to = r->pair + first;
     return 1;
 }
 

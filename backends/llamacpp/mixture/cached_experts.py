@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import WeightUse
-from hetrun.backend.weight_streaming import ExpertSupply, Mixture
+from hetrun.backend.weight_streaming import MOST_HINTED, ExpertSupply, Mixture
 from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.graph_builder import FLOAT
 from hetrun.backends.llamacpp.kernels import matmul
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 CACHED = "cached"  # the layout of these weights
 ALIGNMENT = 64
-HINTED_AHEAD = 1  # mixtures
-MOST_HINTED = 4  # rows; more of them choose so much that there is enough to read
 
 
 class CachedExperts:
@@ -139,14 +137,10 @@ def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) 
 def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
     """A node that has the experts read which the next mixture would choose of this one's rows: the stream
     changes little from layer to layer."""
-    x = e.values[op.inputs[0]]
-    for after in e.next_mixtures(op, HINTED_AHEAD):
-        if x.rows <= MOST_HINTED and x.rows == e.count(after.out.rows):
-            _hint_of(e, cached, op, after)
-
-
-def _hint_of(e: Emitter, cached: CachedExperts, op: Op, after: Op) -> None:
-    x, lib, a = e.values[op.inputs[0]], e.lib, after.attrs
+    x, after = e.values[op.inputs[0]], e.next_mixture(op)
+    if after is None or x.rows > MOST_HINTED or x.rows != e.count(after.out.rows):
+        return
+    lib, a = e.lib, after.attrs
     assert isinstance(a, Moe)
     assert e.products is not None
     assert cached.supply is not None

@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 MADV_COLLAPSE = 25  # Linux 6.1; Python has no name for it
 HUGE_PAGE = 2 << 20
 # Python has this name from 3.13 on. The number is that of most machines, and only a hint.
@@ -18,12 +19,19 @@ NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in
 class Reserved:
     """Zeros that take no memory until they are written, and can be given back piece by piece."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, in_huge_pages: bool = False) -> None:
+        """`in_huge_pages`: memory comes in pages of 2 MiB, where the system has them."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-        self._mapping = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags)
-        self._bytes = np.frombuffer(self._mapping, np.uint8)
+        size = max(size, mmap.PAGESIZE)
+        self._mapping = mmap.mmap(-1, size + HUGE_PAGE * in_huge_pages, flags=flags)
+        everything = np.frombuffer(self._mapping, np.uint8)
+        skip = -int(everything.ctypes.data) % HUGE_PAGE if in_huge_pages else 0
+        self._bytes = everything[skip : skip + size]
         self.address = int(self._bytes.ctypes.data)
         self.nbytes = self._bytes.nbytes
+        if in_huge_pages:
+            with suppress(OSError):
+                self._mapping.madvise(MADV_HUGEPAGE)
 
     def view(self, at: int, size: int) -> NDArray[np.uint8]:
         """Some of the bytes."""
