@@ -12,6 +12,7 @@ kernels look there.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from hetrun.backends.cuda.kernel_cache import Library, at, number
 from hetrun.backends.cuda.memory import PACKED, Bytes, Memory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BudgetError
+from hetrun.memory.kv.arrivals import Arrivals
 from hetrun.memory.kv.cache import KvCache, KvTable
 
 ROWS = 32  # of a slab
@@ -58,7 +60,8 @@ class Slabs:
     def __init__(
         self, memory: Memory, library: Library, kv: KvCache, group: int, parts: Sequence[Part]
     ) -> None:
-        self._memory, self._library, self._kv = memory, library, kv
+        self._memory, self._library = memory, library
+        self._kv = weakref.ref(kv)  # with which this goes, too
         self.layers = frozenset(layer for layer, _, _ in parts)
         self._stamps, self._window = kv.groups[group].stamps, kv.groups[group].window
         self.group = group
@@ -147,7 +150,7 @@ class Slabs:
         block = next((block for block in self._slabs if block not in self._in_use), None)
         if block is None:
             return False
-        self._kv.settle()
+        self._settle()
         self._known[block * ROWS : (block + 1) * ROWS] = 0
         self._memory.give(self._slabs.pop(block))
         return True
@@ -166,7 +169,7 @@ class Slabs:
 
     def _bring(self, rows: Ints) -> None:
         """Copy rows of the host's cache into their slabs."""
-        self._kv.settle()
+        self._settle()
         slots = self._slots(rows)
         packed = [plane.table.raw[rows].reshape(-1) for plane in self.planes.values()]
         self._memory.send(self._packed, np.concatenate(packed))
@@ -188,7 +191,9 @@ class Slabs:
 
     def send_home(self, slots: Ints) -> Homecoming:
         """Rows that a pass wrote, on their way to the host's cache."""
-        return Homecoming(self, self._kv, slots, self._stamps[slots])
+        kv = self._kv()
+        assert kv is not None
+        return Homecoming(self, kv.arrivals, slots, self._stamps[slots])
 
     def land(self, rows: Ints) -> Landing | None:
         """Rows as one piece, on its way to a landing place; None where none is free."""
@@ -244,7 +249,11 @@ class Slabs:
     def leave(self) -> None:
         """The device goes: everything comes home that can."""
         with suppress(Exception):  # it may have failed; then the cache knows what it has lost
-            self._kv.settle()
+            self._settle()
+
+    def _settle(self) -> None:
+        if kv := self._kv():
+            kv.settle()
 
     @property
     def piece(self) -> int:
@@ -283,13 +292,13 @@ class Piece:
 class Homecoming:
     """Rows on their way home: as many pieces at once as there are places to land."""
 
-    def __init__(self, slabs: Slabs, kv: KvCache, slots: Ints, stamps: Ints) -> None:
-        self._slabs, self._kv, self._slots = slabs, kv, slots
+    def __init__(self, slabs: Slabs, arrivals: Arrivals, slots: Ints, stamps: Ints) -> None:
+        self._slabs, self._arrivals, self._slots = slabs, arrivals, slots
         step = slabs.piece
         self._pieces = deque(
             Piece(slots[a : a + step], stamps[a : a + step]) for a in range(0, len(slots), step)
         )
-        if kv.arrivals.send():  # those that were written before come first
+        if arrivals.send():  # those that were written before come first
             self.send()
 
     @property
@@ -308,7 +317,7 @@ class Homecoming:
         for piece in self._pieces:
             piece.is_there = piece.landing is not None  # sent before the pass was over
         if self._pieces:
-            self._kv.arrivals.expect(self)
+            self._arrivals.expect(self)
 
     def send(self) -> bool:
         """As many pieces as there are places to land; False where one has none."""
@@ -320,7 +329,7 @@ class Homecoming:
         return True
 
     def advance(self, wait: bool) -> bool:
-        """Put one piece away, if it is there or somebody waits."""
+        """Put one piece away, if it is there or it is to `wait`."""
         piece = self._pieces[0]
         if wait and piece.landing is None:
             self.send()

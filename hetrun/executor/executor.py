@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 
@@ -22,7 +23,7 @@ from hetrun.backend import (
     Segment,
     SequencePart,
 )
-from hetrun.errors import BudgetError
+from hetrun.errors import BackendError, BudgetError
 from hetrun.executor.compiled_plan import Compiled, Ran, Stage, Timed
 from hetrun.executor.stats import Key, Recent, Stats
 from hetrun.executor.steps import Between, Step, Trip, cut, join, prepare
@@ -115,7 +116,8 @@ class Executor:
     def rest(self) -> None:
         """Nothing has come for a while: graphs of long passes go, which take most, and the next prompt hardly
         ever has as many tokens as one of the last; and those for numbers of threads that no plan has now."""
-        self._kv.settle()
+        with suppress(BackendError):  # of a device that has failed: the next step says so
+            self._kv.settle()
         threads = {plan.threads for plan in self.plans.plans.values()}
         for cache, keep in ((self._small, threads), (self._large, frozenset[int]())):
             for key in [key for key in cache if key[1] not in keep and key not in self._busy]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from random import Random
 
 import numpy as np
@@ -132,3 +133,17 @@ def test_a_pass_that_sees_more_than_there_is_room_for_is_refused() -> None:
             device.sees(seq, 1)
     kv.truncate(seq, 80)
     device.sees(seq, 1)
+
+
+def test_a_cache_that_is_gone_leaves_nothing() -> None:
+    kv = cache(300, 2, (0,), MOST, width=WIDTH)
+    device, seq = Device(kv, 20), kv.alloc()
+    (rows,) = kv.extend(seq, 5)
+    device.sees(seq, 5)
+    coming = device.slabs[0].send_home(rows)
+    coming.finish()
+    assert kv.arrivals
+    gone = weakref.ref(kv)
+    device.kv = cache(300, 2, (0,), MOST, width=WIDTH)
+    del kv
+    assert gone() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +55,19 @@ class Tables:
     """The tables of one group of layers in the cache's memory: what groups do with their rows."""
 
     def __init__(self, memory: Memory, tables: Sequence[KvTable], settle: Callable[[], None]) -> None:
-        """`settle`: called before rows are read here, which may still be on their way."""
-        self._memory, self._settle = memory, settle
+        """`settle`: a method that is called before rows are read here, which may still be on their way."""
+        self._memory, self._settled = (
+            memory,
+            WeakMethod(settle),
+        )  # of the cache, which goes when it is not used
         self._tables = tables
         # Where each begins and the bytes of its rows: to ask numpy takes longer than what is done with them.
         self._places = [(t.address, t.row_bytes) for t in tables]
         self.row_bytes = sum(t.row_bytes for t in tables)
+
+    def _settle(self) -> None:
+        if settle := self._settled():
+            settle()
 
     def move(self, source: int, target: int, n: int) -> None:
         """Copy n rows; they may overlap, which numpy would buffer."""
