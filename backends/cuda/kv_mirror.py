@@ -2,8 +2,8 @@
 
 Rows that are written here go back to the host's cache, piece by piece while the next pass is computed, and
 rows that others wrote are brought when they are first seen. So forks, cuts and saved prompts know nothing of
-GPUs, and a copy that has no room any more is dropped without a word. Which copies are good is told by the
-stamps that the cache gives its rows.
+GPUs, and a copy that has no room any more is dropped without a word. The stamps that the cache gives its rows
+say which copies are good.
 
 Memory is taken by slabs: 32 rows that follow each other, of all layers of a set; of a layer that is shared
 out, the heads that attend here. A table in GPU memory says for each 32 rows of the cache where their slab is;
@@ -84,8 +84,8 @@ class Slabs:
         self._most = max(
             1, PACKED // (self.row_bytes + 8)
         )  # rows that cross in one piece, with their numbers
-        self._landings = [Landing.made(memory, ROWS * self.row_bytes) for _ in range(2)]
-        self._more = MOST_LANDINGS - len(self._landings)  # that there may be
+        self._landings: list[Landing] = []  # that are free
+        self._more = MOST_LANDINGS  # that there may be besides
 
     def _described(self) -> Bytes:
         """What kernels that move rows know of the planes: where in a slab, where in a packed row, sizes."""
@@ -197,38 +197,23 @@ class Slabs:
 
     def land(self, rows: Ints) -> Landing | None:
         """Rows as one piece, on its way to a landing place; None where none is free."""
-        nbytes = len(rows) * self.row_bytes
-        found = self._free_landing(nbytes)
-        if found is None:
+        if not self._landings and self._more:
+            self._more -= 1
+            self._landings.append(Landing.made(self._memory, self.piece * self.row_bytes))
+        if not self._landings:
             return None
+        found, driver, nbytes = self._landings.pop(), self._memory.driver, len(rows) * self.row_bytes
         self._move("pack_rows", len(rows), self._slots(rows))
-        driver = self._memory.driver
         driver.copy(int(found.memory.ctypes.data), self._packed, nbytes, self._memory.computing)
         driver.record(found.landed, self._memory.computing)
         return found
-
-    def _free_landing(self, nbytes: int) -> Landing | None:
-        found = next((each for each in self._landings if len(each.memory) >= nbytes), None)
-        if found is None and self._landings and not self._more:
-            self._landings.pop().close()
-            self._more += 1
-        if found is None and self._more:
-            self._more -= 1
-            return Landing.made(self._memory, nbytes)
-        if found:
-            self._landings.remove(found)
-        return found
-
-    def has_landed(self, landing: Landing) -> bool:
-        """Whether it is there."""
-        return self._memory.driver.happened(landing.landed)
 
     def unload(self, piece: Piece) -> None:
         """What landed, in the host's cache, as far as rows are what they were. The place is free then."""
         rows, landing, n = piece.rows, piece.landing, len(piece.rows)
         assert landing is not None
         if not piece.is_there:
-            self._memory.driver.synchronize(landing.landed)
+            landing.driver.synchronize(landing.landed)
         good = self._stamps[rows] == piece.stamps
         which = rows if good.all() else rows[good]
         # Rows that follow each other are copied at once.
@@ -274,9 +259,10 @@ class Landing:
         """A new one."""
         return cls(memory.driver.pinned(nbytes), memory.driver.event(), memory.driver)
 
-    def close(self) -> None:
-        """It is not used any more."""
-        self.driver.drop(self.landed)
+    @property
+    def has_landed(self) -> bool:
+        """Whether it is there."""
+        return self.driver.happened(self.landed)
 
 
 @dataclass(slots=True, eq=False)
@@ -333,7 +319,7 @@ class Homecoming:
         piece = self._pieces[0]
         if wait and piece.landing is None:
             self.send()
-        if piece.landing is None or not (wait or piece.is_there or self._slabs.has_landed(piece.landing)):
+        if piece.landing is None or not (wait or piece.is_there or piece.landing.has_landed):
             assert not wait, "only the oldest rows that come home have places to land"
             return False
         self._slabs.unload(piece)

@@ -360,8 +360,8 @@ KINDS = frozenset(_EMIT) | {"linear", "head", "attention"}
 
 
 def rows_at_once(rows: int, most: int) -> int:
-    """Rows of a matrix that are unpacked at once, where there is room for so many: about the same each time,
-    and whole tiles of cuBLAS, which takes twice as long for others."""
+    """Rows of a matrix that are unpacked at once, `most` of them if need be: about the same each time, and
+    whole tiles of cuBLAS, which takes twice as long for others."""
     times = -(-rows // max(1, most))
     step = -(-rows // times // TILE_ROWS) * TILE_ROWS
     return step if step <= most else max(1, most // TILE_ROWS * TILE_ROWS or most)

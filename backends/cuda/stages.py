@@ -33,7 +33,7 @@ class Portion:
         if self.graph is None and self.runs > 1 and self.work:
             self.graph = self._recorded(driver, stream)
         if self.graph is None:
-            self._launch(driver, stream)
+            give(driver, stream, self.work)
         else:
             driver.replay(self.graph, stream)
 
@@ -41,19 +41,21 @@ class Portion:
         """Recording ends also where something fails in it: a stream that only notes takes no other work."""
         driver.capture(stream)
         try:
-            self._launch(driver, stream)
+            give(driver, stream, self.work)
         except BaseException:
             with suppress(BackendError):
                 driver.forget(driver.captured(stream))
             raise
         return driver.captured(stream)
 
-    def _launch(self, driver: Driver, stream: Stream) -> None:
-        for each in self.work:
-            if isinstance(each, Launch):
-                driver.launch(each, stream)
-            else:
-                driver.multiply(each, stream)
+
+def give(driver: Driver, stream: Stream, work: Sequence[Work]) -> None:
+    """Work to a stream, one piece after the other."""
+    for each in work:
+        if isinstance(each, Launch):
+            driver.launch(each, stream)
+        else:
+            driver.multiply(each, stream)
 
 
 Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[Block]]]

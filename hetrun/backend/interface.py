@@ -227,7 +227,7 @@ class Backend(ABC):
     started = True  # False: `start` must be called before weights are brought in
     spent: Spent | None = None  # where runners book what each kind of work takes, while somebody looks
     crossed = 0  # bytes of weights that came over a link so far, where they do for each pass
-    # It lends states, and has rows and states home that it reads and others have.
+    # It lends states, may bring rows later, and has those home that it reads and others have.
     keeps_states = False
     exact = False  # whether results are wanted that are as close to the model's as this backend can make them
     arithmetic = ""  # what products are computed in, where it is not the weights' own type: "bf16"

@@ -272,7 +272,7 @@ class Executor:
         away = self._away
         if any(timed.reads_states for timed in stage):
             self._settle(work)
-        if self._kv.arrivals and any(self._kv.arrivals.touch(timed.reads_rows) for timed in stage):
+        if any(self._kv.arrivals.touch(timed.reads_rows) for timed in stage):
             self._kv.settle()
         for timed in stage:
             self.segment = timed.name

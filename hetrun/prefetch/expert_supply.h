@@ -23,8 +23,9 @@ struct expert_supply {
     void (*want)(void *cache, int64_t mixture, const int32_t *experts, const int32_t *rows, int64_t count);
     /* What the next mixture may choose: it is read when there is nothing else to read. */
     void (*hint)(void *cache, int64_t mixture, const int32_t *experts, int64_t count);
-    /* Some of the wanted experts, at most so many: those that have arrived, or else some of those in slots; asking again means to be done with those
-       before. Waits until there is one. 0: all were given, -1: the others will not come. */
+    /* Some of the wanted experts, `most` or fewer: those that have arrived, or else some of those in slots.
+       Asking again means that those given before are not used any more. Waits until there is one. 0: all were
+       given, -1: the others will not come. */
     int64_t (*next)(void *cache, struct expert *out, int64_t most);
     /* Those that were given last are packed now. */
     void (*packed)(void *cache);

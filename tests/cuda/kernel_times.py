@@ -11,12 +11,14 @@ import numpy as np
 from hetrun.backends.cuda import attention_launch, matmul_launch
 from hetrun.backends.cuda.attention_launch import ROW, SPLITS, TILE
 from hetrun.backends.cuda.attention_launch import Table as SlabTable
-from hetrun.backends.cuda.driver import Launch, Product
+from hetrun.backends.cuda.driver import Argument, Product
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
+from hetrun.backends.cuda.kv_mirror import ROWS as SLAB
 from hetrun.backends.cuda.lowering import MOST_BLOCKS, THREADS
 from hetrun.backends.cuda.matmul_launch import Output
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.programs import Programs, Source
+from hetrun.backends.cuda.stages import Work
 from hetrun.graph.quant import by_name
 from tests.cuda.measured import gpu_memory
 from tests.cuda.rows import Line, Table
@@ -30,7 +32,8 @@ ROWS = 2048
 N_HEADS, N_KV, HEAD = 32, 8, 128
 DEPTHS = 512, 4096, 32768
 TILED = 512, 4096, 16384
-SLAB = 32
+
+Facts = tuple[Argument, ...]
 
 
 @dataclass
@@ -57,11 +60,15 @@ class Bench:
                 driver.copy(base + offset, int(host.ctypes.data), host.size, self.memory.computing)
 
     def copies(self, nbytes: int, most: int = 64) -> Sequence[int]:
-        """Addresses of weights of so many bytes beside each other: as many as there is room for."""
+        """Addresses of weights beside each other, `nbytes` each: as many as there is room for."""
         step = -(-nbytes // 256) * 256
         return [self.weights + i * step for i in range(max(1, min(most, OF_WEIGHTS // step)))]
 
-    def seconds(self, work: Sequence[Launch | Product], each: int = 1) -> float:
+    def tell(self, target: int, array: np.ndarray) -> None:
+        """Numbers, for the work that comes next."""
+        self.memory.send(target, array.view(np.uint8).reshape(-1))
+
+    def seconds(self, work: Sequence[Work], each: int = 1) -> float:
         """Of one of them, where `each` make up one."""
         driver, stream = self.memory.driver, self.memory.computing
         return replayed(driver, stream, work) / (len(work) / each)
@@ -155,19 +162,17 @@ def _attention(bench: Bench) -> None:
     head_bytes = 2 * HEAD
     row_bytes = N_KV * head_bytes
     code = Source("attention", (("KV", "F16"), ("HEAD", str(HEAD))))
-    slab_bytes, driver = 2 * SLAB * row_bytes, bench.memory.driver
+    slab_bytes = 2 * SLAB * row_bytes
     most = max(DEPTHS) // SLAB + 1
     slabs = bench.memory.take(8 * most, "slabs")
     tables = bench.memory.take(1 << 20, "rows")
-    host = driver.pinned(8 * most)
-    host.view(np.uint64)[:] = bench.weights + np.arange(most, dtype=np.uint64) * np.uint64(slab_bytes)
-    driver.copy(slabs, int(host.ctypes.data), host.size, bench.memory.computing)
+    bench.tell(slabs, bench.weights + slab_bytes * np.arange(most, dtype=np.int64))
     kv = SlabTable(slabs, 0, SLAB * row_bytes, row_bytes)
-    facts = real(HEAD**-0.5), real(0.0), number(N_HEADS), number(N_KV)
+    facts: Facts = real(HEAD**-0.5), real(0.0), number(N_HEADS), number(N_KV)
     for depth in DEPTHS:
         for rows in (1, 8):
             told = np.array([(i, 0, depth, 0) for i in range(rows)], ROW)
-            _tell(bench, tables, told)
+            bench.tell(tables, told)
             parts = bench.y
             shared = attention_launch.few_shared(N_HEADS // N_KV, HEAD)
             looks = bench.library.launch(
@@ -186,33 +191,21 @@ def _attention(bench: Bench) -> None:
         _tiles(bench, code, kv, tables, facts, depth)
 
 
-def _tiles(
-    bench: Bench, code: Source, kv: SlabTable, tables: int, facts: tuple[object, ...], depth: int
-) -> None:
+def _tiles(bench: Bench, code: Source, kv: SlabTable, tables: int, facts: Facts, depth: int) -> None:
     rows = min(depth, ROWS)
     most = attention_launch.LINES * N_KV // N_HEADS
     begin = depth - rows
     told = np.array([(a, min(most, rows - a), 0, begin + a + 1, 0) for a in range(0, rows, most)], TILE)
-    _tell(bench, tables, told)
+    bench.tell(tables, told)
     work = bench.library.launch(
         *(code, "attend_many", (len(told), N_KV), attention_launch.THREADS),
-        *(at(bench.x), at(tables), kv, at(bench.y), *facts),  # type: ignore[arg-type]
+        *(at(bench.x), at(tables), kv, at(bench.y), *facts),
         shared=attention_launch.many_shared(HEAD),
     )
     seen = sum(begin + i + 1 for i in range(rows))
     bench.flops_line(
         f"attend_many {rows} rows of {depth}", bench.seconds([work] * 4), 4.0 * seen * N_HEADS * HEAD
     )
-
-
-def _tell(bench: Bench, target: int, array: np.ndarray) -> None:
-    driver = bench.memory.driver
-    host = driver.pinned(array.nbytes)
-    host[:] = array.view(np.uint8).reshape(-1)
-    driver.copy(target, int(host.ctypes.data), array.nbytes, bench.memory.computing)
-    done = driver.event()
-    driver.record(done, bench.memory.computing)
-    driver.synchronize(done)
 
 
 def _small(bench: Bench) -> None:

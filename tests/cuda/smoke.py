@@ -9,15 +9,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
+from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from hetrun.backends.cuda.driver import Driver, Launch, Product, Stream
+from hetrun.backends.cuda.driver import Driver, Product, Stream
 from hetrun.backends.cuda.kernel_cache import Library, at, long
 from hetrun.backends.cuda.programs import Programs, Source
-from hetrun.errors import BackendError, HetrunError
+from hetrun.backends.cuda.stages import Portion, Work, give
+from hetrun.errors import HetrunError
 from tests.cuda.emulated.real import KERNELS
 from tests.cuda.measured import gpu_memory
 from tests.cuda.rows import Line, Table
@@ -25,6 +27,7 @@ from tests.cuda.sources import SOURCES, kernels_of, shared_of
 
 COPIED = 256 << 20
 NODES, REPLAYS = 1000, 20
+SMALL = Source("small")
 HIDDEN = 32 << 20  # bytes of CUDA's own that come later, as kernels are loaded lazily
 BROKEN = """
 from hetrun.backends.cuda.cupy_driver import CupyDriver
@@ -80,39 +83,41 @@ def _context(table: Table) -> None:
     driver.close()
 
 
-def _compile(capability: tuple[int, int], source: Source) -> tuple[str, float]:
-    start = perf_counter()
+def _compile(capability: tuple[int, int], source: Source) -> str:
+    """What is wrong with it."""
     try:
         Programs(capability, KERNELS).program(source)
     except HetrunError as e:
-        return str(e), perf_counter() - start
-    return "", perf_counter() - start
+        return f"{source}: {e}"
+    return ""
+
+
+def _load(driver: Driver, source: Source) -> str:
+    try:
+        loaded = driver.load(Programs(driver.device.capability, KERNELS).program(source))
+        for name in kernels_of(source):
+            driver.kernel(loaded, name, shared_of(source, name))
+    except HetrunError as e:
+        return f"{source}: {e}"
+    return ""
 
 
 def _compiled(table: Table) -> None:
+    from hetrun.backends.cuda.cupy_driver import properties
+
+    start = perf_counter()
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        wrong = list(filter(None, pool.map(partial(_compile, properties(0).capability), SOURCES)))
+    table.add(Line("seconds to compile every kernel", "s", (perf_counter() - start,)))
+    table.add(Line("programs that do not compile", "", (len(wrong),), 0, "most"))
     with gpu_memory(COPIED) as memory:
-        driver = memory.driver
-        capability, start, failed = driver.device.capability, perf_counter(), 0
-        with ProcessPoolExecutor() as pool:
-            for source, (said, _) in zip(
-                SOURCES, pool.map(_compile, [capability] * len(SOURCES), SOURCES), strict=True
-            ):
-                if said:
-                    failed += 1
-                    print(f"{source}: {said[:2000]}", flush=True)
-        table.add(Line("seconds to compile every kernel", "s", (perf_counter() - start,)))
-        table.add(Line("programs that do not compile", "", (failed,), 0, "most"))
-        lost, before = 0, driver.free_memory()
-        for source in SOURCES:
-            try:
-                loaded = driver.load(Programs(capability, KERNELS).program(source))
-                for name in kernels_of(source):
-                    driver.kernel(loaded, name, shared_of(source, name))
-            except HetrunError as e:
-                lost += 1
-                print(f"{source}: {e}", flush=True)
-        table.add(Line("programs that do not load", "", (lost,), 0, "most"))
-        table.add(Line("memory that all of them take", "MiB", ((before - driver.free_memory()) / 2**20,)))
+        before = memory.driver.free_memory()
+        lost = [said for source in SOURCES if (said := _load(memory.driver, source))]
+        table.add(Line("programs that do not load", "", (len(lost),), 0, "most"))
+        taken = before - memory.driver.free_memory()
+        table.add(Line("memory that all of them take", "MiB", (taken / 2**20,)))
+    for said in (*wrong, *lost):
+        print(said[:2000], flush=True)
 
 
 def copies(table: Table, driver: Driver, places: Sequence[int]) -> None:
@@ -166,7 +171,7 @@ def graphs(table: Table, driver: Driver, stream: Stream, place: int) -> None:
     host.view(np.uint16)[:] = np.random.default_rng(1).integers(0x3F00, 0x3F80, host.size // 2)  # about one
     for target in (x, w):
         driver.copy(target, int(host.ctypes.data), host.size, stream)
-    work: list[Launch | Product] = [
+    work: list[Work] = [
         Product(x, w, c, n, m, k, m),
         library.launch(SMALL, "add", (64,), 256, at(c), at(c), at(d), long(n * m)),
     ]
@@ -188,16 +193,13 @@ def graphs(table: Table, driver: Driver, stream: Stream, place: int) -> None:
     table.add(Line(f"{NODES} kernels that are launched one by one", "µs", (1e6 * direct,)))
 
 
-SMALL = Source("small")
-
-
 def library_of(driver: Driver) -> Library:
     """The kernels of a device."""
     return Library(driver, Programs(driver.device.capability, KERNELS))
 
 
 def _result(
-    driver: Driver, stream: Stream, work: Sequence[Launch | Product], place: int, n: int, replays: int
+    driver: Driver, stream: Stream, work: Sequence[Work], place: int, n: int, replays: int
 ) -> np.ndarray:
     host, done = driver.pinned(4 * n), driver.event()
     if replays:
@@ -210,29 +212,20 @@ def _result(
     return host.view(np.float32).copy()
 
 
-def give(driver: Driver, stream: Stream, work: Sequence[Launch | Product]) -> None:
-    """Work to a stream."""
-    for each in work:
-        if isinstance(each, Launch):
-            driver.launch(each, stream)
-        else:
-            driver.multiply(each, stream)
-
-
-def replayed(driver: Driver, stream: Stream, work: Sequence[Launch | Product]) -> float:
+def replayed(driver: Driver, stream: Stream, work: Sequence[Work]) -> float:
     """Seconds that recorded work takes, with the wait for it."""
-    give(driver, stream, work)
-    driver.capture(stream)
-    give(driver, stream, work)
-    graph = driver.captured(stream)
-    seconds = _seconds(driver, (stream,), (lambda s: driver.replay(graph, s),))
-    driver.forget(graph)
+    portion = Portion(work=list(work))
+    for _ in range(2):  # what has run once is recorded
+        portion.run(driver, stream)
+    seconds = _seconds(driver, (stream,), (partial(portion.run, driver),))
+    assert portion.graph is not None
+    driver.forget(portion.graph)
     return seconds
 
 
 def _broken() -> None:
     """What CUDA says to each call after a wild read: by a process of its own, as nothing mends it."""
-    with suppress(subprocess.TimeoutExpired, BackendError):
+    with suppress(subprocess.TimeoutExpired):
         ended = subprocess.run(
             [sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=60, check=False
         )

@@ -621,13 +621,11 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, HEAD <= 128 ? 2 : 1)
     bool full = lines == LINES;
     Places places(t, tile.first, end);
     bring(s.k[0], s.v[0], t, places, blockIdx.y, end);
-    sent();
     for (int begin = 0, which = 0; begin < end; begin += KEYS, which ^= 1) {
-        arrived<0>();
-        __syncthreads();  // and everybody has used what the next ones replace
+        arrived();
+        __syncthreads();  // and all warps have used what the next ones replace
         if (begin + KEYS < end)
             bring(s.k[which ^ 1], s.v[which ^ 1], t, places, blockIdx.y, end - begin - KEYS);
-        sent();
         float scores[KEYS / 8][4];
         uint_t shares[KEYS / 8][2];
         score_keys(s.k[which], queries, scores);

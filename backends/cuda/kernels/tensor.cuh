@@ -45,13 +45,8 @@ __device__ __forceinline__ void send_16(void *to, const void *from, bool there) 
                  "r"(there ? 16 : 0));
 }
 
-// What was sent since the last time belongs together.
-__device__ __forceinline__ void sent() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// What this thread has sent is there, but for the last LEFT groups. Others know of it after they have met.
-template <int LEFT> __device__ __forceinline__ void arrived() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
+// What this thread has sent is there; others know of it after the next __syncthreads().
+__device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 #else
 

@@ -372,7 +372,7 @@ class KvCache:
 
     def free(self, seq: int) -> None:
         """Give everything back."""
-        if self.arrivals and seq not in self._lost:
+        if self.arrivals:
             for group, view in enumerate(self.views(seq, self._lengths[seq], self._lengths[seq])):
                 self.arrivals.forget(group, view.first, view.end)
         self._lost.discard(seq)

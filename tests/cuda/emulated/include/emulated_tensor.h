@@ -8,8 +8,7 @@
 namespace emulated {
 
 struct Sent { void *to; const void *from; bool there; };
-struct Sending { std::vector<Sent> now; std::vector<std::vector<Sent>> groups; };
-static Sending sending[1024];  // by thread
+static std::vector<Sent> sent[1024];  // by thread
 
 inline half half_of(unsigned word, int i) { return __ushort_as_half((unsigned short)(word >> 16 * i)); }
 
@@ -62,22 +61,13 @@ inline void load_blocks_turned(unsigned (&m)[4], const void *row) { load_blocks_
 inline void send_16(void *to, const void *from, bool there) {
     if ((uintptr_t)to % 16 || (there && (uintptr_t)from % 16)) emulated::fail("16 bytes that are not aligned");
     memset(to, 0xff, 16);
-    emulated::sending[threadIdx.x].now.push_back({to, from, there});
+    emulated::sent[threadIdx.x].push_back({to, from, there});
 }
 
-inline void sent() {
-    emulated::Sending &mine = emulated::sending[threadIdx.x];
-    mine.groups.push_back(mine.now);
-    mine.now.clear();
-}
-
-template <int LEFT> void arrived() {
-    std::vector<std::vector<emulated::Sent>> &groups = emulated::sending[threadIdx.x].groups;
-    while (groups.size() > LEFT) {
-        for (const emulated::Sent &s : groups.front()) {
-            if (s.there) memcpy(s.to, s.from, 16);
-            else memset(s.to, 0, 16);
-        }
-        groups.erase(groups.begin());
+inline void arrived() {
+    for (const emulated::Sent &s : emulated::sent[threadIdx.x]) {
+        if (s.there) memcpy(s.to, s.from, 16);
+        else memset(s.to, 0, 16);
     }
+    emulated::sent[threadIdx.x].clear();
 }
