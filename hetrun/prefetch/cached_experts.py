@@ -24,7 +24,7 @@ from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.ledger import Books, Granted
 from hetrun.planner.plan import PlanSet
-from hetrun.prefetch.disk_probe import Disk, remember
+from hetrun.prefetch.disk_probe import Disk, Way, remember
 from hetrun.prefetch.expert_cache import ExpertCache, Reading
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.expert_trace import Kept, judge
@@ -35,6 +35,8 @@ from hetrun.system.address_space import HUGE_PAGE
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
 LEAST_BUFFERS = 4
+UNDER_WAY = 4 << 20  # bytes of reads at once
+MOST_READERS = 4  # 8 read no more, and what they read for hints that were wrong is twice as much
 LEAST_LEARNT = 1 << 30  # bytes that were read; of fewer nothing is kept
 FEW = 64  # tokens of passes that always have room to work in
 LONG_S = 20.0  # for which there is still room for a long one afterwards
@@ -56,12 +58,27 @@ class ExpertPart:
     within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
 
 
+def readers_of(records: Records, way: Way) -> int:
+    """How many threads read experts: what is under way at once keeps the disk busy, and a part of an expert
+    is less than what a way of reading asks for at a time."""
+    return max(way.readers, min(MOST_READERS, -(-UNDER_WAY // records.read_bytes)))
+
+
 def buffers_in(records: Records, room: int, readers: int) -> int:
     """How many experts are read or wait to be packed at once: all that a token may choose in one layer and as
     many of the next one, as far as there is room for them."""
     used = max(m.used for m in records.mixtures)
-    most = room // AHEAD_SHARE // records.buffer_bytes
-    return max(LEAST_BUFFERS, readers + 1, min(2 * used + readers, most))
+    return max(LEAST_BUFFERS, readers + 1, min(2 * used + readers, _most_buffers(records, room)))
+
+
+def buffers_of_prompts(records: Records, room: int) -> int:
+    """How many may be read for a prompt while all but the experts of a layer is computed: half of a mixture,
+    as far as there is room for them. The disk rests after that."""
+    return min(max(m.experts for m in records.mixtures) // 2, _most_buffers(records, room))
+
+
+def _most_buffers(records: Records, room: int) -> int:
+    return room // AHEAD_SHARE // records.buffer_bytes
 
 
 def least_slots(records: Records) -> list[int]:
@@ -106,10 +123,11 @@ class FromExperts:
         assert caching is not None
         self._part, self._backend, self._kv, self._books = part, backend, kv, books
         self.least = min(part.granted.nbytes, part.fixed + least_bytes(part.records) + kv.least_bytes)
-        way = part.disk.way
+        readers = readers_of(part.records, part.disk.way)
+        most = max(m.experts for m in part.records.mixtures)
         self.cache = books.take(
             *(breakdown.WINDOW, "anonymous", part.buffers * part.records.buffer_bytes),
-            lambda: ExpertCache(part.records, Reading(part.buffers, way.readers)),
+            lambda: ExpertCache(part.records, Reading(part.buffers, readers, most=most)),
         )
         caching.prepare(part.records.mixtures, self.cache)
         self._late, self._compute, self.hints = Late(), Compute(), HintTrial()
@@ -140,14 +158,26 @@ class FromExperts:
             self._long_s = perf_counter()
         if tokens > self._longest:
             self._longest = tokens
-            if (slack := self._slack()) < 0:
+            room = self.cache.promised_bytes + self._slack()
+            buffers = max(self._part.buffers, buffers_of_prompts(self._part.records, room))
+            if (slack := self._slack() - self._more_bytes(buffers)) < 0:
                 self._resize(self.cache.promised_bytes + slack)
+            self._widen(buffers)
+
+    def _more_bytes(self, buffers: int) -> int:
+        """What so many buffers take beside those that there are."""
+        return (buffers - self.cache.buffers) * self._part.records.buffer_bytes
+
+    def _widen(self, buffers: int) -> None:
+        self.cache.widen(buffers)
+        self._books.holds(breakdown.WINDOW, "anonymous", buffers * self._part.records.buffer_bytes)
 
     def tend(self) -> None:
         """Between two passes: give up what is too much, take what there is room for again."""
         now = perf_counter()
-        if now - self._long_s > LONG_S:
+        if now - self._long_s > LONG_S and self._longest > FEW:
             self._longest = FEW
+            self._widen(self._part.buffers)
         if now - self._looked < LOOK_S:
             return
         self._looked = now
@@ -165,6 +195,7 @@ class FromExperts:
         if granted.nbytes < (least := self.least):
             raise BudgetError(f"{granted.words} is too little: it would take {-(-least >> 20)} MiB at least")
         before, self._books.granted = self.granted, granted
+        self._widen(self._part.buffers)
         room = self._room()
         if room < least_bytes(self._part.records):
             self._books.granted = before
@@ -175,6 +206,9 @@ class FromExperts:
 
     def _resize(self, room: int) -> None:
         """Slots in so much memory: of each kind as many as hold what is worth most, once that is known."""
+        if room < least_bytes(self._part.records):  # the buffers of prompts go first
+            room -= self._more_bytes(self._part.buffers)
+            self._widen(self._part.buffers)
         worth = self.cache.worth if self._last.wanted else None
         self.cache.resize(divided(self._part.records, room, worth))
         self._book()

@@ -88,6 +88,7 @@ FUNCTIONS: Functions = {
     "fault": (c_int, (c_void_p, POINTER(Fault))),
     "counts": (None, (c_void_p, POINTER(Counts))),
     "resize": (None, (c_void_p, c_int64, c_int64)),
+    "widen": (None, (c_void_p, c_int64)),
     "worth": (c_void_p, (c_void_p,)),
     "half_life": (c_double, (c_void_p,)),
     "trace": (c_void_p, (c_void_p,)),
@@ -109,6 +110,7 @@ class Reading:
     buffers: int
     threads: int
     direct: bool = True
+    most: int = 0  # buffers that there may be in all
 
 
 class ExpertCache:
@@ -128,12 +130,14 @@ class ExpertCache:
         self._opened = OpenFiles(weights, reading.direct)
         self._closing = threading.Lock()
         self._cache: int | None = None
+        self.buffers = 0
         try:
             self._regions = [
                 Reserved(size * count, in_huge_pages=True)
                 for size, count in zip(records.sizes, records.counts, strict=True)
             ]
             self._cache = self._open(reading)
+            self.widen(reading.buffers)
         except BaseException:
             self._opened.close()
             raise
@@ -148,7 +152,8 @@ class ExpertCache:
         first = np.ascontiguousarray(self.records.first, np.int64)
         setup = _Setup(
             *(len(table), len(self.records.mixtures), len(sizes)),
-            *(reading.buffers, self.records.buffer_bytes, reading.threads, len(files), TRACED),
+            *(max(reading.buffers, reading.most), self.records.buffer_bytes, reading.threads),
+            *(len(files), TRACED),
             *(table.ctypes.data, first.ctypes.data, ctypes.addressof(kinds), ctypes.addressof(files)),
             (c_double * len(HALF_LIVES))(*HALF_LIVES),
             FIRST_RULE,
@@ -178,6 +183,11 @@ class ExpertCache:
             if before != count:
                 self._dll.hetrun_experts_resize(self._cache, kind, count)
         self.counts_of_kinds = list(counts)
+
+    def widen(self, buffers: int) -> None:
+        """Between passes: so many experts are read, or wait to be packed, at once from now on."""
+        self.buffers = buffers
+        self._dll.hetrun_experts_widen(self._cache, buffers)
 
     @property
     def promised_bytes(self) -> int:

@@ -66,6 +66,12 @@ class Records:
         return tuple(sum(part.nbytes for part in self.where[first]) for first in self.first[:-1])
 
     @cached_property
+    def read_bytes(self) -> int:
+        """Bytes of one read, on average over mixtures."""
+        reads = [part.nbytes for first in self.first[:-1] for part, _ in _laid(self.where[first])[0]]
+        return sum(reads) // len(reads)
+
+    @cached_property
     def buffer_bytes(self) -> int:
         """What a buffer takes that any of them can be read to."""
         return max((_laid(each)[1] for each in {_shape(w): w for w in self.where}.values()), default=PAGE)

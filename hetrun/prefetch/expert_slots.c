@@ -77,6 +77,7 @@ struct cache {
     struct trial trial[RULES];
     int64_t rule; /* that decides */
     struct buffer *buffer;
+    int64_t buffers; /* that have memory, of those that have addresses */
     void *map;
     size_t map_bytes;
 
@@ -218,7 +219,7 @@ static void waste(struct cache *c, struct buffer *b)
 static struct buffer *find_buffer(struct cache *c, int hint)
 {
     struct buffer *oldest = NULL;
-    for (int64_t i = 0; i < c->setup.buffers; i++) {
+    for (int64_t i = 0; i < c->buffers; i++) {
         struct buffer *b = &c->buffer[i];
         if (b->state == FREE)
             return b;
@@ -269,7 +270,7 @@ static void ask_for_more(struct cache *c)
 static struct buffer *next_read(struct cache *c)
 {
     struct buffer *best = NULL;
-    for (int64_t i = 0; i < c->setup.buffers; i++) {
+    for (int64_t i = 0; i < c->buffers; i++) {
         struct buffer *b = &c->buffer[i];
         if (b->state != ASKED || b->dropped || b->begun == c->record[b->record].count)
             continue;
@@ -346,7 +347,7 @@ static void write_down(struct cache *c, int64_t record)
 /* What hints brought for a mixture that has chosen now, and that it has not chosen. */
 static void drop_hints(struct cache *c, int64_t mixture)
 {
-    for (int64_t i = 0; i < c->setup.buffers; i++) {
+    for (int64_t i = 0; i < c->buffers; i++) {
         struct buffer *b = &c->buffer[i];
         if (b->state != FREE && b->hint && !b->dropped && b->record >= c->first[mixture] &&
             b->record < c->first[mixture + 1])
@@ -536,7 +537,7 @@ void hetrun_experts_restart(struct cache *c)
     STORE(c->stopped, 1);
     STORE(c->source.stopped, 1);
     while (c->reading) pthread_cond_wait(&c->still, &c->mutex);
-    for (int64_t i = 0; i < c->setup.buffers; i++) {
+    for (int64_t i = 0; i < c->buffers; i++) {
         struct buffer *b = &c->buffer[i];
         struct known *k = b->record == NONE ? NULL : &c->known[b->record];
         if (k && k->slot != NONE) {
@@ -573,13 +574,13 @@ void hetrun_experts_counts(struct cache *c, struct cache_counts *counts)
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* Whole pages of a kind's memory behind its slots. */
-static void give_back(const struct kind *k, int64_t before)
+/* Whole pages of some memory, from one byte to another. */
+static void give_back(uint8_t *memory, int64_t from, int64_t end)
 {
-    int64_t page = sysconf(_SC_PAGESIZE), from = (k->count * k->bytes + page - 1) / page * page;
-    int64_t end = (before * k->bytes + page - 1) / page * page;
+    int64_t page = sysconf(_SC_PAGESIZE);
+    from = (from + page - 1) / page * page, end = (end + page - 1) / page * page;
     if (end > from)
-        madvise(k->memory + from, (size_t)(end - from), MADV_DONTNEED);
+        madvise(memory + from, (size_t)(end - from), MADV_DONTNEED);
 }
 
 /* Between passes: so many slots of a kind have memory. What is worth most stays, and moves where that is needed. */
@@ -616,7 +617,31 @@ void hetrun_experts_resize(struct cache *c, int64_t kind, int64_t count)
     s->kind.count = count;
     if (s->used > count)
         s->used = count;
-    give_back(&s->kind, before);
+    give_back(s->kind.memory, count * s->kind.bytes, before * s->kind.bytes);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+/* Give up what was read or asked for in all buffers from there on, and wait for reads that are under way. */
+static void empty_from(struct cache *c, int64_t count)
+{
+    for (int64_t i = count; i < c->setup.buffers; i++) {
+        struct buffer *b = &c->buffer[i];
+        if (b->state != FREE && !b->dropped)
+            waste(c, b);
+        while (b->state != FREE) pthread_cond_wait(&c->arrived, &c->mutex);
+    }
+}
+
+/* Between passes: so many buffers have memory. */
+void hetrun_experts_widen(struct cache *c, int64_t count)
+{
+    pthread_mutex_lock(&c->mutex);
+    int64_t before = c->buffers, each = c->setup.buffer_bytes;
+    c->buffers = count < c->setup.buffers ? count : c->setup.buffers;
+    empty_from(c, c->buffers);
+    give_back(c->buffer->memory, c->buffers * each, before * each);
+    if (c->buffers > before) /* there before others count what is left */
+        memset(c->buffer->memory + before * each, 0, (size_t)((c->buffers - before) * each));
     pthread_mutex_unlock(&c->mutex);
 }
 
@@ -693,7 +718,6 @@ static int find_buffers(struct cache *c)
 #if defined(MADV_HUGEPAGE)
     madvise(memory, (size_t)(s->buffers * s->buffer_bytes), MADV_HUGEPAGE);
 #endif
-    memset(memory, 0, (size_t)(s->buffers * s->buffer_bytes)); /* there before others count what is left */
     for (int64_t i = 0; i < s->buffers; i++)
         c->buffer[i] = (struct buffer){FREE, NONE, 0, 0, 0, 0, 0, memory + i * s->buffer_bytes};
     return 0;

@@ -222,6 +222,25 @@ def test_slots_go_and_come_between_passes(mixtral: Path, right: list[int]) -> No
             assert tokens(llm, [TEXT])[0] == right
 
 
+def test_a_long_pass_has_more_buffers_for_some_time(mixtral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [(7 * i) % 90 + 3 for i in range(cached_experts.FEW + 40)]
+    with opened(mixtral, 1.0, deterministic=True) as llm:
+        right = tokens(llm, [long])[0]
+    with opened(mixtral, 0.4, deterministic=True) as llm:
+        cache = experts_of(llm).cache
+        usual = cache.buffers
+        monkeypatch.setattr(cached_experts, "buffers_of_prompts", lambda *_: usual + 2)
+        assert tokens(llm, [TEXT[:8]])
+        assert cache.buffers == usual
+        assert tokens(llm, [long])[0] == right
+        assert cache.buffers == usual + 2
+        monkeypatch.setattr(cached_experts, "LONG_S", 0.0)
+        monkeypatch.setattr(cached_experts, "LOOK_S", 0.0)
+        assert tokens(llm, [TEXT[:8]])
+        assert cache.buffers == usual
+        assert tokens(llm, [long])[0] == right
+
+
 def test_hints_read_what_is_wanted_next(mixtral: Path) -> None:
     with opened(mixtral, 0.2) as llm:
         tokens(llm, [TEXT[:8]])

@@ -101,10 +101,12 @@ class Driver:
 
 
 @contextmanager
-def opened(path: Path, mixtures: int, slots: int, buffers: int = 6) -> Iterator[tuple[Driver, Records]]:
+def opened(
+    path: Path, mixtures: int, slots: int, buffers: int = 6, most: int = 6
+) -> Iterator[tuple[Driver, Records]]:
     found = records_of(mixtures_in(path, mixtures))
     assert found is not None
-    cache = ExpertCache(found, Reading(buffers, 2))
+    cache = ExpertCache(found, Reading(buffers, 2, most=most))
     try:
         cache.resize([slots])
         yield Driver(cache), found
@@ -180,6 +182,21 @@ def test_room_goes_and_comes(tmp_path: Path) -> None:
         driver.cache.resize([EXPERTS])
         driver.choose(0, list(range(EXPERTS)))
         assert driver.cache.counts.missed == before + EXPERTS - 8
+
+
+def test_buffers_come_and_go_with_what_is_read_to_them(tmp_path: Path) -> None:
+    with opened(tmp_path / "m", 2, 8, buffers=2, most=EXPERTS) as (driver, records):
+        driver.hint(1, range(8))
+        assert driver.cache.counts.hinted == 2
+        driver.cache.widen(EXPERTS)
+        driver.hint(1, range(8))
+        assert driver.cache.counts.hinted == 8
+        driver.cache.widen(1)
+        assert driver.cache.counts.wasted_bytes <= 7 * records.expert_bytes[1]
+        for mixture in (0, 1):
+            assert sorted(driver.choose(mixture, range(EXPERTS))) == list(range(EXPERTS))
+        driver.cache.widen(6)
+        assert sorted(driver.choose(1, range(EXPERTS))) == list(range(EXPERTS))
 
 
 def test_experts_that_lie_beside_each_other_are_one_read(tmp_path: Path) -> None:

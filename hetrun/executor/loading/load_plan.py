@@ -41,7 +41,7 @@ from hetrun.planner.options import Options, Wishes, this_machine
 from hetrun.planner.plan import Placement, PlanSet
 from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
 from hetrun.prefetch import expert_cache, ring_buffer
-from hetrun.prefetch.cached_experts import ExpertPart, buffers_in
+from hetrun.prefetch.cached_experts import ExpertPart, buffers_in, readers_of
 from hetrun.prefetch.disk_probe import UNKNOWN_RATE, USUAL, Disk, disk_of
 from hetrun.prefetch.expert_records import records_of
 from hetrun.prefetch.extents import can_stream, lay_out
@@ -264,7 +264,7 @@ class Deciding:
 
         work = work_of(plans.ubatch)
         room = self._granted.nbytes - sum(parts.values()) - whole - work - self._least_kv(plans)
-        buffers = buffers_in(records, max(0, room), disk.way.readers)
+        buffers = buffers_in(records, max(0, room), readers_of(records, disk.way))
         return ExpertPlan(name, plans, wanted, records, whole, work_of, work, disk, buffers, parts, BYTES_S)
 
     def _prompts_at_once(self, plans: PlanSet, mixtures: Sequence[Mixture]) -> PlanSet:
