@@ -31,6 +31,7 @@ from hetrun.prefetch.expert_trace import Kept, judge
 from hetrun.prefetch.hint_trial import HintTrial
 from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, Compute, Late
 from hetrun.system.address_space import HUGE_PAGE
+from hetrun.system.ema import smoothed
 
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
@@ -133,7 +134,8 @@ class FromExperts:
         self._late, self._compute, self.hints = Late(), Compute(), HintTrial()
         self._looked = self._shared = self._long_s = 0.0
         self._longest = FEW  # tokens of passes that there is room for
-        self._last, self._found = self.cache.counts, 0.0
+        self._last = self.cache.counts
+        self._found: dict[bool, float] = {}  # the share of chosen experts in short passes, and in long ones
 
     @property
     def granted(self) -> Granted:
@@ -244,8 +246,8 @@ class FromExperts:
             self.hints.saw(seconds)
             self.cache.listen(self.hints.on)
         if wanted := now.wanted - last.wanted:
-            found = 1 - (now.missed - last.missed) / wanted
-            self._found += (found - self._found) * (SMOOTHING if self._late.passes > 1 else 1)
+            found, long = 1 - (now.missed - last.missed) / wanted, tokens > FEW
+            self._found[long] = smoothed(self._found.get(long), found, SMOOTHING)
         self._last = now
 
     def predict(self, tokens: int) -> float | None:
@@ -262,8 +264,7 @@ class FromExperts:
     def _missing(self, tokens: int) -> float:
         """Bytes that a pass of so many tokens reads: what its tokens are expected to choose together, if each
         chooses by itself, as far as it is not there."""
-        counts, total = self._last, 0.0
-        misses = counts.missed / counts.wanted if counts.wanted else 1.0
+        misses, total = 1 - self._found.get(tokens > FEW, 0.0), 0.0
         records = self._part.records
         for mixture, size in zip(records.mixtures, records.expert_bytes, strict=True):
             chosen = mixture.experts * (1 - (1 - mixture.used / mixture.experts) ** tokens)
@@ -285,7 +286,7 @@ class FromExperts:
             least=self.least,
             experts=len(self._part.records.where),
             slots=sum(self.cache.counts_of_kinds),
-            found=self._found,
+            found=self._found.get(False, self._found.get(True, 0.0)),
             guessed=self._last.hits_of_hints / self._last.hinted if self._last.hinted else 0.0,
         )
 

@@ -161,6 +161,7 @@ def main() -> int:
     parser.add_argument("--accept", default="0,0.5,0.7,0.85", help="which parts of the guesses are right")
     parser.add_argument("--spec", default="mtp")
     parser.add_argument("--precision", default="fast")
+    parser.add_argument("--ram", help="what each side may take, as for hetrun")
     parser.add_argument("--tokens", type=int, default=192, help="of each text")
     parser.add_argument("--texts", type=int, default=3, help="for each")
     parser.add_argument("--json", type=Path, help="a file for all numbers")
@@ -169,6 +170,8 @@ def main() -> int:
     texts = free()[: asked.texts]
     ids = tokens_of(texts)
     options = {"model": str(asked.model), "ctx": 4096, "precision": asked.precision}
+    if asked.ram:
+        options["ram"] = asked.ram
     off, on = Writer(**options, spec="off"), Writer(**options, spec=asked.spec)
     lines = [["right", "off", "on", "ratio", "allowed", "of it", "drafted", "right of these"]]
     numbers: list[Mapping[str, object]] = []
