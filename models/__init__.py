@@ -18,6 +18,8 @@ HF_TYPES = {
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
     "gemma3_text": "gemma3",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
     "phi3": "phi3",
     "opt": "opt",
 }

@@ -28,6 +28,8 @@ class Decoder:
     rope: Rope
     factors: str  # the tensor that divides rope's angles; it may be missing
     head_norms: bool
+    turns: tuple[bool, ...]  # whether rope turns a layer's heads
+    ffn_norm: str = "ffn_norm"
 
 
 def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms: bool = False) -> Decoder:
@@ -49,6 +51,7 @@ def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms
         rope=rope,
         factors=factors(b, meta, rope),
         head_norms=head_norms,
+        turns=(True,) * n_layers,
     )
 
 
@@ -84,7 +87,7 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
         with b.scope(f"blk.{i}.attn"):
             x = attention(b, x, d, i)
         with b.scope(f"blk.{i}.ffn"):
-            h = blocks.rms_norm(b, x, f"blk.{i}.ffn_norm.weight", d.eps)
+            h = blocks.rms_norm(b, x, f"blk.{i}.{d.ffn_norm}.weight", d.eps)
             x = blocks.add(b, x, feed_forward(h, i), part="down")
     with b.scope("output"):
         hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps)
@@ -105,7 +108,8 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
     if d.head_norms:
         q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads)
         k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads)
-    q = blocks.rope(b, q, d.rope, d.factors, "q")
-    k = blocks.rope(b, k, replace(d.rope, n_heads=shape.n_kv_heads), d.factors, "k")
+    if d.turns[i]:
+        q = blocks.rope(b, q, d.rope, d.factors, "q")
+        k = blocks.rope(b, k, replace(d.rope, n_heads=shape.n_kv_heads), d.factors, "k")
     a = blocks.attend(b, q, k, v, i, shape)
     return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from hetrun.graph import Weight, stack
-from hetrun.loader.hf_mapping import Config, HfModel, Setting, same_bytes
+from hetrun.loader.hf_mapping import Change, Config, HfModel, Interleave, Setting, same_bytes
 from hetrun.models.rope import HfRope
 
 ATTENTION = {
@@ -116,18 +116,32 @@ def qwen_window(c: Config) -> int | None:
 
 
 def decoder_weights(
-    hf: HfModel, biased: Collection[str] = (), n_experts: int = 0, head_norms: bool = False
-) -> dict[str, Weight]:
+    hf: HfModel, biased: Collection[str] = (), n_experts: int = 0, head_norms: bool = False,
+    norms: Mapping[str, str] = NORMS,
+) -> dict[str, Weight]:  # fmt: skip
     """All tensors by GGUF name, each one that the config asks for and no other."""
     c, tensors = hf.config, Tensors(hf)
     tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
-        tensors.take_layer(i, {**NORMS, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
+        tensors.take_layer(i, {**norms, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
         if n_experts and hf.has(f"{tensors.root}layers.{i}.mlp.gate.weight"):
             tensors.take_experts(i, n_experts)
         else:
             tensors.take_layer(i, FEED_FORWARD, biased)
     return tensors.finish()
+
+
+def biased(c: Config) -> set[str]:
+    """The projections that have a bias, as llama's settings say it."""
+    attention = ATTENTION if c.get_bool("attention_bias", False) else {}
+    return {*attention, *(FEED_FORWARD if c.get_bool("mlp_bias", False) else {})}
+
+
+def interleaves(c: Config, weights: Collection[str]) -> dict[str, Change]:
+    """What `hetrun convert` does where GGUF has beside each other what rope turns together."""
+    heads = {"attn_q": c.require_int("num_attention_heads", 1, 1 << 14)}
+    heads["attn_k"] = c.get_int("num_key_value_heads", heads["attn_q"], 1, heads["attn_q"])
+    return {w: Interleave(heads[part]) for w in weights if (part := w.split(".")[-2]) in heads}
 
 
 def not_in_gguf(*reasons: tuple[bool, str]) -> dict[str, Setting]:

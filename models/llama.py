@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.graph.ops import Moe
-from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave, Setting
+from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.hf_import import (
-    ATTENTION,
-    FEED_FORWARD,
+    biased,
     decoder_settings,
     decoder_weights,
     experts_apart,
     head_dim_of,
+    interleaves,
     layer_windows,
 )
 from hetrun.models.rope import rope_from_hf
@@ -52,10 +52,7 @@ def from_hf(hf: HfModel) -> Imported:
     else:
         weights = decoder_weights(hf, biased(c))
     layout: dict[str, Setting] = {"rope.halves": True, **rope.layout}
-    heads = {"attn_q": c.require_int("num_attention_heads", 1, 1 << 14)}
-    heads["attn_k"] = c.get_int("num_key_value_heads", heads["attn_q"], 1, heads["attn_q"])
-    changes = {w: Interleave(heads[part]) for w in weights if (part := w.split(".")[-2]) in heads}
-    return Imported(settings, {**weights, **rope.weights}, layout, changes)
+    return Imported(settings, {**weights, **rope.weights}, layout, interleaves(c, weights))
 
 
 def windows(c: Config) -> dict[str, Setting]:
@@ -69,12 +66,6 @@ def windows(c: Config) -> dict[str, Setting]:
     if types - {"sliding_attention" if window else "full_attention"}:
         c.refuse(f"layer_types says {min(types)[:40]!r}; the layers of a {kind} model are all of one type")
     return layer_windows(c, window, [window > 0])
-
-
-def biased(c: Config) -> set[str]:
-    """The projections that have a bias."""
-    attention = ATTENTION if c.get_bool("attention_bias", False) else {}
-    return {*attention, *(FEED_FORWARD if c.get_bool("mlp_bias", False) else {})}
 
 
 def renamed(hf: HfModel, words: Mapping[str, str]) -> HfModel:

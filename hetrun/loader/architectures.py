@@ -54,10 +54,18 @@ def is_known(architecture: str) -> bool:
 
 def _is_ours(architecture: str) -> bool:
     # The name comes from a file: it must not become a path.
-    if not re.fullmatch(r"[a-z][a-z0-9]*", architecture):
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", architecture):
         return False
     shared: Container[str] = own_model().SHARED
-    return architecture not in shared and find_spec(f"{MODELS}.{architecture}") is not None
+    file = _file_of(architecture)
+    if file in shared or find_spec(f"{MODELS}.{file}") is None:
+        return False
+    return cast(Architecture, own_model(file)).name == architecture
+
+
+def _file_of(architecture: str) -> str:
+    """The file here of GGUF's name, which may have dashes."""
+    return architecture.replace("-", "_")
 
 
 def plugged(architecture: str, has: str = "build") -> Architecture | None:
@@ -90,4 +98,4 @@ def architecture_of(source: ModelSource) -> Architecture:
         raise ModelFileError(
             source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
         )
-    return cast(Architecture, own_model(source.architecture))
+    return cast(Architecture, own_model(_file_of(source.architecture)))

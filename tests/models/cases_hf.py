@@ -116,6 +116,24 @@ QWEN3_MOE = (
     Row("bf16", "qwen3_moe", {**SPARSE, "norm_topk_prob": True}, dtype=torch.bfloat16),
 )
 
+SOME_TURN = {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}
+SMOLLM3 = (
+    Row("plain", "smollm3", {"num_hidden_layers": 5}),
+    Row("interval", "smollm3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    Row("some-turn", "smollm3", SOME_TURN),
+    Row("windows", "smollm3", {**SOME_TURN, "use_sliding_window": True, "sliding_window": 8}),
+    Row("layer-types", "smollm3", {**SOME_TURN, **MIXED}),
+    Row("all-biases", "smollm3", {**SOME_TURN, "attention_bias": True, "mlp_bias": True}),
+    Row("not-tied", "smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": False}),
+    Row("yarn", "smollm3", {"num_hidden_layers": 4, **rope("yarn", **YARN)}),
+)
+SEED_OSS = (
+    Row("plain", "seed_oss", {"head_dim": 32}),
+    Row("own-head-dim", "seed_oss", {"head_dim": 64, "tie_word_embeddings": True}),
+    Row("no-bias", "seed_oss", {"head_dim": 32, "attention_bias": False}),
+    Row("all-biases", "seed_oss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
+)
+
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 3}
 TWO = {**GEMMA, "sliding_window_pattern": 2}  # every second layer sees all
 ONE_FULL = ["full_attention", "sliding_attention", "sliding_attention"]
@@ -238,11 +256,15 @@ OPT = (
 )
 
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
-ROWS = (*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE, *HYBRID, *GEMMA3, *PHI3, *OPT)
+ROWS = (
+    *(*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE, *SMOLLM3, *SEED_OSS, *HYBRID, *GEMMA3, *PHI3),
+    *OPT,
+)
 
-# Rows that say something else as soon as one of these settings is left out, and the three that do not.
+# Rows that say something else as soon as one of these settings is left out; three do not, and transformers
+# does not run one without.
 SETTINGS = ("rope_parameters", "sliding_window", "norm_topk_prob")
-INERT = ("llama-dynamic", "qwen2-window-not-used-v4", "gemma3_text-none-slide")
+INERT = ("llama-dynamic", "qwen2-window-not-used-v4", "gemma3_text-none-slide", "smollm3-layer-types")
 SPECIAL = tuple(r for r in ROWS if any(map(r.config.get, SETTINGS)) and str(r) not in INERT)
 
 # One row for each architecture and each thing that only some have: what holds of llama is asked of each. The
@@ -253,6 +275,7 @@ NAMES = {
     *("llama-all-biases", "mistral-window", "qwen2-plain", "qwen2-layer-types", "qwen3-plain"),
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
+    *("smollm3-plain", "seed_oss-plain"),
 }
 
 
@@ -284,6 +307,7 @@ MANY = {
     ),
     *("qwen3_5_text-narrow-values", "qwen3_5_text-odd-keys", "qwen3_5_text-layer-types", "qwen3_next-plain"),
     *("qwen3_5_text-alike-heads", "qwen3_5_text-tied", "qwen3_5_moe_text-fused"),
+    *("smollm3-windows", "smollm3-some-turn", "seed_oss-all-biases"),
     *("phi3-own-head-dim", "phi3-longrope-short", "opt-plain", "opt-gelu", "opt-no-bias", "opt-no-affine"),
 }
 assert {str(row) for row in ROWS} >= MANY
