@@ -12,6 +12,8 @@ HF_TYPES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "qwen3_vl": "qwen3vl",
+    "qwen3_vl_text": "qwen3vl",
     "qwen3_5": "qwen35",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe": "qwen35moe",
@@ -25,4 +27,4 @@ HF_TYPES = {
 }
 
 # Files here that are no architecture.
-SHARED = frozenset(("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "mtp", "rope"))
+SHARED = frozenset(("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "mtp", "rope", "seeing"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hetrun.graph import GraphBuilder, Value, Weight, stack
+from hetrun.graph import GraphBuilder, Value, Weight, constant, stack
 from hetrun.graph.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
+from hetrun.models.rope import neutral, others_still
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,16 @@ def rope(b: GraphBuilder, x: Value, attrs: Rope, factors: str, part: str) -> Val
     """Rotary embedding, with the model's frequency factors where it has them."""
     weights = [b.weight(factors, 1, attrs.n_rot // 2)] if b.has(factors) else []
     return b.op("rope", [x], weights, attrs, x.width, part=part)
+
+
+def turn(b: GraphBuilder, x: Value, attrs: Rope, factors: str, sections: Sequence[int], part: str) -> Value:
+    """Rope; where tokens have positions in height and width, each of its pairs by one of the three."""
+    if not b.spatial or not sections:
+        return rope(b, x, attrs, factors, part)
+    for axis, still in enumerate(others_still(sections, attrs.n_rot // 2)):
+        one = replace(attrs, axis=axis, attn_factor=attrs.attn_factor if not axis else neutral(attrs))
+        x = b.op("rope", [x], [constant(f"rope of axis {axis}", still)], one, x.width, part=part)
+    return x
 
 
 def attend(b: GraphBuilder, q: Value, k: Value, v: Value, layer: int, shape: AttentionShape) -> Value:

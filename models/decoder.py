@@ -30,6 +30,7 @@ class Decoder:
     head_norms: bool
     turns: tuple[bool, ...]  # whether rope turns a layer's heads
     ffn_norm: str = "ffn_norm"
+    sections: tuple[int, ...] = ()  # pairs that rope turns by time, height and width; empty: all by time
 
 
 def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms: bool = False) -> Decoder:
@@ -109,7 +110,7 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
         q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads)
         k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads)
     if d.turns[i]:
-        q = blocks.rope(b, q, d.rope, d.factors, "q")
-        k = blocks.rope(b, k, replace(d.rope, n_heads=shape.n_kv_heads), d.factors, "k")
+        q = blocks.turn(b, q, d.rope, d.factors, d.sections, "q")
+        k = blocks.turn(b, k, replace(d.rope, n_heads=shape.n_kv_heads), d.factors, d.sections, "k")
     a = blocks.attend(b, q, k, v, i, shape)
     return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight, constant, stack
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight, stack
 from hetrun.graph.ops import NONE, CausalConv, DeltaNet, EverySecond, Moe, Rope
 from hetrun.models import blocks
 from hetrun.models.decoder import read_heads
-from hetrun.models.rope import check_rope, factors, neutral, others_still, read_rope, read_sections
+from hetrun.models.rope import check_rope, factors, read_rope, read_sections
 
 INTERVAL = 4  # layers, of which the last has attention, where the settings say nothing
 
@@ -109,21 +109,11 @@ def gated_attention(b: GraphBuilder, x: Value, c: Hybrid, i: int) -> Value:
     q, gate = every_second(b, both, shape.n_heads, "q")
     q = norm(b, q, f"{blk}.attn_q_norm", c, "q", shape.n_heads)
     k = norm(b, k, f"{blk}.attn_k_norm", c, "k", shape.n_kv_heads)
-    q = turn(b, q, c.rope, c, "q")
-    k = turn(b, k, replace(c.rope, n_heads=shape.n_kv_heads), c, "k")
+    q = blocks.turn(b, q, c.rope, c.factors, c.sections, "q")
+    k = blocks.turn(b, k, replace(c.rope, n_heads=shape.n_kv_heads), c.factors, c.sections, "k")
     a = blocks.attend(b, q, k, v, i, shape)
     a = b.op("sigmoid_gate", [gate, a], [], NONE, shape.width, part="score")
     return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")
-
-
-def turn(b: GraphBuilder, x: Value, rope: Rope, c: Hybrid, part: str) -> Value:
-    """Rope; where tokens have positions in height and width, each of its pairs by one of the three."""
-    if not b.spatial:
-        return blocks.rope(b, x, rope, c.factors, part)
-    for axis, still in enumerate(others_still(c.sections, rope.n_rot // 2)):
-        attrs = replace(rope, axis=axis, attn_factor=rope.attn_factor if not axis else neutral(rope))
-        x = b.op("rope", [x], [constant(f"rope of axis {axis}", still)], attrs, x.width, part=part)
-    return x
 
 
 def delta_net(b: GraphBuilder, x: Value, c: Hybrid, i: int) -> Value:

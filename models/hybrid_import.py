@@ -21,6 +21,7 @@ from hetrun.models.hf_import import (
 )
 from hetrun.models.hybrid import INTERVAL, heads_apart
 from hetrun.models.rope import rope_from_hf
+from hetrun.models.seeing import text_model
 
 HEAD_DIM, ROTARY = 256, 0.25  # where the settings say nothing
 SECTIONS = (11, 11, 10)  # pairs that turn by time, height and width, where the settings say nothing
@@ -45,7 +46,6 @@ SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-NOT_TEXT = ("model.visual.", "visual.")
 # The block that predicts one more token: GGUF has it as a layer after the last.
 PREDICTS = re.compile(r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?(.+)")
 NEXTN = {
@@ -100,34 +100,14 @@ class Delta:
         }.get(kind)
 
 
-def text_model(hf: HfModel) -> HfModel:
-    """The language model as if it had been saved by itself, without what sees pictures; what predicts one
-    more token is a layer after the last. In a text rope's sections all turn by the same position, and so are
-    one."""
-    c = hf.config
-    config = c.section("text_config") if c.has("text_config") else c
-    defaults: dict[str, object] = {"tie_word_embeddings": c.get_bool("tie_word_embeddings", False)}
+def hybrid_model(hf: HfModel) -> HfModel:
+    """The language model, whose block that predicts one more token is a layer after the last."""
+    found = text_model(hf)
+    config = found.config
     if not config.section("rope_parameters").has("partial_rotary_factor"):
-        defaults["partial_rotary_factor"] = ROTARY
-    kept = [name for name in hf.tensors if not name.startswith(NOT_TEXT)]
-    if len(kept) < len(hf.tensors):
-        defaults[SEES] = True
-    tensors = {name.replace("model.language_model.", "model.", 1): hf.tensors[name] for name in kept}
-    tensors = predicting_last(tensors, config.require_int("num_hidden_layers", 1, 1 << 12))
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(key), Mapping):
-            plain = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
-            config = config.without(key).with_defaults({key: plain})
-    return HfModel(config.with_defaults(defaults), tensors)
-
-
-def rope_sections(c: Config) -> Setting:
-    """How many pairs turn by time, height and width."""
-    text = c.section("text_config") if c.has("text_config") else c
-    said = text.section("rope_parameters").get("mrope_section") or [*SECTIONS]
-    if not isinstance(said, list) or len(said) != 3 or not all(type(n) is int and n >= 0 for n in said):
-        c.refuse(f"mrope_section is {str(said)[:40]}, not three numbers of pairs")
-    return (*map(int, said), 0)
+        config = config.with_defaults({"partial_rotary_factor": ROTARY})
+    n = config.require_int("num_hidden_layers", 1, 1 << 12)
+    return HfModel(config, predicting_last(found.tensors, n))
 
 
 def predicting_last(tensors: Mapping[str, Weight], n: int) -> dict[str, Weight]:

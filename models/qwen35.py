@@ -6,8 +6,9 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid
-from hetrun.models.hybrid_import import hybrid_from_hf, rope_sections, text_model
+from hetrun.models.hybrid_import import SECTIONS, hybrid_from_hf, hybrid_model
 from hetrun.models.mtp import prediction_block
+from hetrun.models.seeing import rope_sections
 
 name = "qwen35"
 
@@ -29,5 +30,5 @@ def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:
 
 def from_hf(hf: HfModel) -> Imported:
     """As Hugging Face publishes it, with what sees pictures or without."""
-    found = hybrid_from_hf(text_model(hf), name, tiled=True)
-    return found.with_settings({"rope.dimension_sections": rope_sections(hf.config)})
+    found = hybrid_from_hf(hybrid_model(hf), name, tiled=True)
+    return found.with_settings({"rope.dimension_sections": rope_sections(hf.config, SECTIONS)})

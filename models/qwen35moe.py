@@ -5,8 +5,9 @@ from __future__ import annotations
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid, read_moe, shared_mixture
-from hetrun.models.hybrid_import import mixture_from_hf, rope_sections, text_model
+from hetrun.models.hybrid_import import SECTIONS, hybrid_model, mixture_from_hf
 from hetrun.models.mtp import prediction_block
+from hetrun.models.seeing import rope_sections
 
 name = "qwen35moe"
 
@@ -28,5 +29,5 @@ def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:
 
 def from_hf(hf: HfModel) -> Imported:
     """As Hugging Face publishes it, with what sees pictures or without."""
-    found = mixture_from_hf(text_model(hf), name, tiled=True)
-    return found.with_settings({"rope.dimension_sections": rope_sections(hf.config)})
+    found = mixture_from_hf(hybrid_model(hf), name, tiled=True)
+    return found.with_settings({"rope.dimension_sections": rope_sections(hf.config, SECTIONS)})

@@ -6,7 +6,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock, Value
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid, read_moe, shared_mixture
-from hetrun.models.hybrid_import import mixture_from_hf, text_model
+from hetrun.models.hybrid_import import hybrid_model, mixture_from_hf
 from hetrun.models.mtp import prediction_block
 
 name = "qwen3next"
@@ -36,4 +36,4 @@ def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:
 
 def from_hf(hf: HfModel) -> Imported:
     """As Hugging Face publishes it."""
-    return mixture_from_hf(text_model(hf), name, tiled=False)
+    return mixture_from_hf(hybrid_model(hf), name, tiled=False)

@@ -7,7 +7,7 @@ the angles of each pair. Everything else that Hugging Face knows becomes such fa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,7 +71,7 @@ def read_sections(b: GraphBuilder, meta: ModelMeta, rope: Rope) -> tuple[int, ..
     return tuple(int(n) for n in found[:3])
 
 
-def others_still(sections: tuple[int, ...], pairs: int) -> list[npt.NDArray[np.float32]]:
+def others_still(sections: Sequence[int], pairs: int) -> list[npt.NDArray[np.float32]]:
     """For time, height and width the factors by which only their own pairs turn. Pairs take turns: every
     third one is height's, and the one after it width's, as far as those have any."""
     axis = np.zeros(pairs, np.int64)

@@ -116,6 +116,14 @@ QWEN3_MOE = (
     Row("bf16", "qwen3_moe", {**SPARSE, "norm_topk_prob": True}, dtype=torch.bfloat16),
 )
 
+SECTIONS = rope("default", mrope_section=[6, 5, 5], mrope_interleaved=True)
+QWEN3_VL = (
+    Row("plain", "qwen3_vl", {"head_dim": 32, **SECTIONS}),
+    Row("plain-v4", "qwen3_vl", {"head_dim": 32, **SECTIONS}, style=4),
+    Row("tied", "qwen3_vl", {"head_dim": 64, "tie_word_embeddings": True, **SECTIONS}),
+    Row("bf16", "qwen3_vl", {"head_dim": 32, **SECTIONS}, dtype=torch.bfloat16),
+)
+
 SOME_TURN = {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}
 SMOLLM3 = (
     Row("plain", "smollm3", {"num_hidden_layers": 5}),
@@ -257,7 +265,20 @@ OPT = (
 
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 ROWS = (
-    *(*LLAMA, *MISTRAL, *MIXTRAL, *QWEN2, *QWEN3, *QWEN3_MOE, *SMOLLM3, *SEED_OSS, *HYBRID, *GEMMA3, *PHI3),
+    *(
+        *LLAMA,
+        *MISTRAL,
+        *MIXTRAL,
+        *QWEN2,
+        *QWEN3,
+        *QWEN3_MOE,
+        *QWEN3_VL,
+        *SMOLLM3,
+        *SEED_OSS,
+        *HYBRID,
+        *GEMMA3,
+        *PHI3,
+    ),
     *OPT,
 )
 
@@ -275,7 +296,7 @@ NAMES = {
     *("llama-all-biases", "mistral-window", "qwen2-plain", "qwen2-layer-types", "qwen3-plain"),
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
-    *("smollm3-plain", "seed_oss-plain"),
+    *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain"),
 }
 
 

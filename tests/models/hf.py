@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging
 
 from tests.models import tiny
@@ -45,6 +45,16 @@ SIZES = {
 # Larger queries and keys make attention choose, so that a wrong position shows in the logits; a larger
 # router makes experts differ.
 GAINS = {"q_proj": 1.6, "k_proj": 1.6, "qkv_proj": 1.6, "lm_head": 2.5, "gate.weight": 3.0}
+
+
+# What sees pictures in models that do: as small as it can be, and no test looks through it.
+VISION: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4,
+        "out_hidden_size": SIZES["hidden_size"], "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +85,12 @@ def folder(row: Row) -> Path:
     assert row.shard is None or len(list(path.glob("*.safetensors"))) > 1
     if row.style == 4:
         file = path / "config.json"
-        file.write_text(json.dumps(as_transformers_4(json.loads(file.read_text())), indent=2))
+        said = json.loads(file.read_text())
+        if "text_config" in said:
+            said["text_config"] = as_transformers_4(said["text_config"])
+        else:
+            said = as_transformers_4(said)
+        file.write_text(json.dumps(said, indent=2))
     leave_empty_out(path)
     write_tokenizer(path)
     return path
@@ -99,9 +114,13 @@ def _root() -> Path:
 
 def random_model(row: Row) -> PreTrainedModel:
     """The model with random weights of which everything matters: biases, norms, positions."""
-    config = AutoConfig.for_model(row.model_type, **{**SIZES, **row.config})
+    said = {**SIZES, **row.config}
+    if vision := VISION.get(row.model_type):
+        tied = said.get("tie_word_embeddings", False)
+        said = {"text_config": said, "vision_config": vision, "tie_word_embeddings": tied}
+    config = AutoConfig.for_model(row.model_type, **said)
     with experts_of_no_width():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = kind_of(row.model_type).from_config(config)
     random = torch.Generator().manual_seed(row.seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -119,10 +138,18 @@ def random_model(row: Row) -> PreTrainedModel:
     return model
 
 
+def kind_of(model_type: str) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """What of transformers' opens such a model."""
+    found: type[AutoModelForCausalLM | AutoModelForImageTextToText] = AutoModelForCausalLM
+    if model_type in VISION:
+        found = AutoModelForImageTextToText
+    return found
+
+
 def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
     """The same settings in the words of transformers 4."""
     out = {k: v for k, v in config.items() if k not in ("rope_parameters", "layer_types", "dtype")}
-    out |= {"torch_dtype": config["dtype"], "transformers_version": "4.51.3"}
+    out |= {"torch_dtype": config.get("dtype", "float32"), "transformers_version": "4.51.3"}
     rope = config.get("rope_parameters")
     if rope is None:
         return out
@@ -133,7 +160,7 @@ def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
     out["rope_theta"] = rope.pop("rope_theta")
     if "partial_rotary_factor" in rope:
         out["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
-    out["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    out["rope_scaling"] = rope if rope["rope_type"] != "default" or "mrope_section" in rope else None
     return out
 
 
@@ -167,9 +194,8 @@ def experts_of_no_width() -> Iterator[None]:
 @cache
 def _loaded(path: Path) -> PreTrainedModel:
     with experts_of_no_width():
-        out: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
-        )
+        kind = kind_of(json.loads((path / "config.json").read_text())["model_type"])
+        out: PreTrainedModel = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     return out
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3_5ForCausalLM
+from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3VLForConditionalGeneration
 
 from hetrun.errors import ModelFileError
 from hetrun.executor.planned_model import PlannedModel
@@ -20,9 +20,14 @@ from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.planner.options import Options, Wishes
 from tests.models import cases_hf, hf, tiny
+from tests.models.hf import Row
 
 ROWS = {str(row): row for row in cases_hf.ROWS}
 SEEING = ROWS["qwen3_5_text-sections"]
+KINDS: dict[str, type[PreTrainedModel]] = {
+    "qwen3_5_text": Qwen3_5ForCausalLM,
+    "qwen3_vl": Qwen3VLForConditionalGeneration,
+}
 TOKENS = tiny.random_tokens(60)
 BEFORE, TALL, WIDE = 7, 4, 6  # tokens before a picture, and its size
 PICTURE = TALL * WIDE
@@ -52,16 +57,17 @@ def chunks(seq: int, rows: np.ndarray, whole: bool) -> list[Chunk]:
     return out
 
 
+@pytest.fixture(scope="module", params=[SEEING, ROWS["qwen3_vl-plain"]], ids=str)
+def row(request: pytest.FixtureRequest) -> Row:
+    found: Row = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def theirs() -> PreTrainedModel:
-    found = Qwen3_5ForCausalLM.from_pretrained(
-        hf.folder(SEEING), dtype=torch.float32, attn_implementation="eager"
+def expected(row: Row) -> np.ndarray:
+    theirs = KINDS[row.model_type].from_pretrained(
+        hf.folder(row), dtype=torch.float32, attn_implementation="eager"
     )
-    return found.eval()
-
-
-@pytest.fixture(scope="module")
-def expected(theirs: PreTrainedModel) -> np.ndarray:
     with torch.no_grad():
         embedded = theirs.get_input_embeddings()(torch.tensor([TOKENS]))
         embedded[0, BEFORE : BEFORE + PICTURE] = torch.from_numpy(rows_of(embedded.shape[-1]))
@@ -71,11 +77,11 @@ def expected(theirs: PreTrainedModel) -> np.ndarray:
 
 
 @pytest.fixture(params=["reference", "llamacpp"])
-def model(request: pytest.FixtureRequest) -> Iterator[PlannedModel]:
+def model(request: pytest.FixtureRequest, row: Row) -> Iterator[PlannedModel]:
     options = Options(
         Wishes(ubatch=16), backends=(request.param,), planner="static", kv_type="f32", spatial=True
     )
-    found = PlannedModel(open_model(hf.folder(SEEING)), options)
+    found = PlannedModel(open_model(hf.folder(row)), options)
     yield found
     found.close()
 

@@ -1,0 +1,38 @@
+"""Qwen 3 VL's language model: Qwen 3, whose tokens may have positions in height and width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hetrun.graph import Graph, GraphBuilder, ModelMeta
+from hetrun.loader.hf_mapping import SEES, HfModel, Imported
+from hetrun.models import blocks, qwen3
+from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.rope import read_sections
+from hetrun.models.seeing import rope_sections, text_model
+
+name = "qwen3vl"
+
+BASE = 500000.0  # of rope, where the settings say nothing
+SECTIONS = (24, 20, 20)
+DEEPSTACK = 3  # layers to which a picture's features are added
+
+
+def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
+    """The forward step."""
+    d = read_decoder(b, meta, interleaved=False, head_norms=True)
+    d = replace(d, sections=read_sections(b, meta, d.rope))
+    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+
+
+def from_hf(hf: HfModel) -> Imported:
+    """As Hugging Face publishes it, with what sees pictures or without."""
+    text, layers = text_model(hf), hf.config.section("vision_config").get("deepstack_visual_indexes")
+    config = text.config.with_defaults({"rope_theta": BASE})
+    found = qwen3.from_hf(HfModel(config, text.tensors))
+    more = {
+        "rope.dimension_sections": rope_sections(hf.config, SECTIONS),
+        "n_deepstack_layers": len(layers) if isinstance(layers, list) else DEEPSTACK,
+    }
+    seen = {SEES: config.get_bool(SEES, False), **found.layout}
+    return replace(found.with_settings(more), layout=seen)

@@ -1,0 +1,40 @@
+"""Models that see pictures, too: their language model, as if it had been saved by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hetrun.loader.hf_mapping import SEES, Config, HfModel, Setting
+
+NOT_TEXT = ("model.visual.", "visual.")
+
+
+def text_model(hf: HfModel) -> HfModel:
+    """Without what sees pictures. In a text rope's sections all turn by the same position, and so are one."""
+    c = hf.config
+    config = text_config(c)
+    defaults: dict[str, object] = {"tie_word_embeddings": c.get_bool("tie_word_embeddings", False)}
+    kept = [name for name in hf.tensors if not name.startswith(NOT_TEXT)]
+    if len(kept) < len(hf.tensors):
+        defaults[SEES] = True
+    tensors = {name.replace("model.language_model.", "model.", 1): hf.tensors[name] for name in kept}
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(key), Mapping):
+            plain = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
+            config = config.without(key).with_defaults({key: plain})
+    return HfModel(config.with_defaults(defaults), tensors)
+
+
+def text_config(c: Config) -> Config:
+    """The settings of the language model, which may be all that there are."""
+    return c.section("text_config") if c.has("text_config") else c
+
+
+def rope_sections(c: Config, usual: tuple[int, int, int]) -> Setting:
+    """How many pairs turn by time, height and width."""
+    text = text_config(c)
+    rope = text.section("rope_scaling" if text.has("rope_scaling") else "rope_parameters")
+    said = rope.get("mrope_section") or [*usual]
+    if not isinstance(said, list) or len(said) != 3 or not all(type(n) is int and n >= 0 for n in said):
+        c.refuse(f"mrope_section is {str(said)[:40]}, not three numbers of pairs")
+    return (*map(int, said), 0)
