@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetrun.graph import GraphBuilder, Value, Weight, constant, stack
-from hetrun.graph.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope
+from hetrun.graph.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope, Scale
 from hetrun.models.rope import neutral, others_still
 
 
@@ -138,6 +138,11 @@ def experts(b: GraphBuilder, name: str, n: int, rows: int, cols: int) -> Weight:
 def add(b: GraphBuilder, x: Value, y: Value, part: str = "") -> Value:
     """The residual stream."""
     return b.op("add", [x, y], [], NONE, x.width, part=part)
+
+
+def scaled(b: GraphBuilder, x: Value, factor: float, part: str = "") -> Value:
+    """x * factor, or x itself."""
+    return x if factor == 1 else b.op("scale", [x], [], Scale(factor), x.width, part=part)
 
 
 def select(b: GraphBuilder, x: Value) -> Value:

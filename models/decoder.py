@@ -30,6 +30,10 @@ class Decoder:
     head_norms: bool
     turns: tuple[bool, ...]  # whether rope turns a layer's heads
     ffn_norm: str = "ffn_norm"
+    q_rope: Rope | None = None  # None: as that of k
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward add to the stream
+    logit_scale: float = 1.0
     sections: tuple[int, ...] = ()  # pairs that rope turns by time, height and width; empty: all by time
 
 
@@ -84,16 +88,20 @@ def read_windows(meta: ModelMeta, n_layers: int) -> tuple[int, ...]:
 def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Graph:
     """The forward step."""
     x = blocks.embed(b, "token_embd.weight", d.n_vocab, d.width)
+    with b.scope("embed"):
+        x = blocks.scaled(b, x, d.embedding_scale)
     for i in range(d.n_layers):
         with b.scope(f"blk.{i}.attn"):
             x = attention(b, x, d, i)
         with b.scope(f"blk.{i}.ffn"):
             h = blocks.rms_norm(b, x, f"blk.{i}.{d.ffn_norm}.weight", d.eps)
-            x = blocks.add(b, x, feed_forward(h, i), part="down")
+            h = blocks.scaled(b, feed_forward(h, i), d.residual_scale, "down")
+            x = blocks.add(b, x, h, part="down")
     with b.scope("output"):
         hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps)
         head = "output" if b.has("output.weight") else "token_embd"
         logits = blocks.linear(b, hidden, head, d.n_vocab, "head", kind="head")
+        logits = blocks.scaled(b, logits, d.logit_scale, "head")
     return b.finish(hidden, logits)
 
 
@@ -110,7 +118,8 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
         q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads)
         k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads)
     if d.turns[i]:
-        q = blocks.turn(b, q, d.rope, d.factors, d.sections, "q")
+        q = blocks.turn(b, q, d.q_rope or d.rope, d.factors, d.sections, "q")
         k = blocks.turn(b, k, replace(d.rope, n_heads=shape.n_kv_heads), d.factors, d.sections, "k")
     a = blocks.attend(b, q, k, v, i, shape)
-    return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")
+    out = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
+    return blocks.add(b, x, blocks.scaled(b, out, d.residual_scale, "out"), part="out")

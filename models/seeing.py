@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 from hetrun.loader.hf_mapping import SEES, Config, HfModel, Setting
 
-NOT_TEXT = ("model.visual.", "visual.")
+NOT_TEXT = tuple(
+    f"{root}{part}."
+    for root in ("model.", "")
+    for part in ("visual", "vision_tower", "multi_modal_projector")
+)
+# As transformers 5 and 4 have it, the latter only in some types.
+TEXT = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
 
 
 def text_model(hf: HfModel) -> HfModel:
@@ -17,12 +27,18 @@ def text_model(hf: HfModel) -> HfModel:
     kept = [name for name in hf.tensors if not name.startswith(NOT_TEXT)]
     if len(kept) < len(hf.tensors):
         defaults[SEES] = True
-    tensors = {name.replace("model.language_model.", "model.", 1): hf.tensors[name] for name in kept}
+    tensors = {_by_itself(name): hf.tensors[name] for name in kept}
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(key), Mapping):
             plain = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
             config = config.without(key).with_defaults({key: plain})
     return HfModel(config.with_defaults(defaults), tensors)
+
+
+def _by_itself(name: str) -> str:
+    """A tensor's name in a model that sees nothing."""
+    root = next((root for root in TEXT if name.startswith(root)), None)
+    return name if root is None else TEXT[root] + name.removeprefix(root)
 
 
 def text_config(c: Config) -> Config:

@@ -278,7 +278,7 @@ class Emitter:
             self._angles[key] = self.arena.take(2 * FLOAT_BYTES * pairs * n, "angles")
             self.each(
                 *("angles", pairs * n, at(turning.address), self.told(AXES[a.axis]), at(self._angles[key])),
-                *(real(turning.magnitude), number(pairs), number(n)),
+                *(real(turning.magnitude), real(a.grows), number(a.grows_every), number(pairs), number(n)),
             )
         return self._angles[key]
 

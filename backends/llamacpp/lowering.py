@@ -171,8 +171,18 @@ class Emitter:
             a.n_ctx_orig,
             a.base, a.freq_scale, a.ext_factor, a.attn_factor, a.beta_fast, a.beta_slow,
         )  # fmt: skip
+        if a.grows:
+            tensor = self.lib.ggml_mul(self.ctx, tensor, self._growth(first.rows, a))
         y = self.w.result(self.lib.ggml_reshape_2d(self.ctx, tensor, width, x.rows), width, x.rows)
         self._slices(item.ops, y)
+
+    def _growth(self, rows: Rows, a: Rope) -> int:
+        """By what a rope that grows multiplies each row."""
+        key = "tokens" if self._all_wanted else rows, replace(a, n_heads=1)
+        if key not in self.inputs.growth:
+            self.inputs.growth[key] = self.w.input(ggml_api.F32, self.count(key[0]))
+        found: int = self.lib.ggml_reshape_3d(self.ctx, self.inputs.growth[key], 1, 1, self.count(key[0]))
+        return found
 
     def _slices(self, ops: Sequence[Op], joined: Ref) -> None:
         """The results of several ops, next to each other in one."""

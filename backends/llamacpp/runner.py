@@ -27,13 +27,14 @@ from hetrun.backends.llamacpp.packed_matmul import PackedProducts
 from hetrun.backends.llamacpp.page_in import connect
 from hetrun.backends.llamacpp.preemption import Pieces
 from hetrun.graph import Rows
+from hetrun.graph.ops import Rope
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.backend import LlamacppBackend
 
 MASKED = np.float16(-np.inf)
-C_TYPES = {ggml_api.I32: ctypes.c_int32, ggml_api.I64: ctypes.c_int64}
+C_TYPES = {ggml_api.F32: ctypes.c_float, ggml_api.I32: ctypes.c_int32, ggml_api.I64: ctypes.c_int64}
 
 
 class GgmlRunner:
@@ -210,13 +211,14 @@ def _bands(width: int, window: int, ends: Ints) -> NDArray[np.float16]:
     return sliding_window_view(row, width)[width + window - ends]
 
 
-def _vectors(inputs: Inputs) -> list[tuple[NDArray[Any], Callable[[Pass], Ints]]]:
+def _vectors(inputs: Inputs) -> list[tuple[NDArray[Any], Callable[[Pass], Ints | Floats]]]:
     """The memory of the graph's input vectors, and what goes into each."""
-    sources: list[tuple[int, Callable[[Pass], Ints]]] = [
+    sources: list[tuple[int, Callable[[Pass], Ints | Floats]]] = [
         (inputs.tokens, lambda work: work.tokens),
         *((tensor, _slots(group)) for group, tensor in inputs.slots.items()),
         (inputs.wanted, lambda work: work.wanted),
         *((tensor, _positions(*key)) for key, tensor in inputs.positions.items()),
+        *((tensor, _growth(*key)) for key, tensor in inputs.growth.items()),
     ]
     return [(_vector(tensor), source) for tensor, source in sources if tensor]
 
@@ -226,6 +228,11 @@ def _positions(rows: Rows, offset: int, axis: int | None) -> Callable[[Pass], In
         return (work.positions if axis is None else work.along(axis)) + offset
 
     return all_of if rows == "tokens" else lambda work: all_of(work)[work.wanted]
+
+
+def _growth(rows: Rows, a: Rope) -> Callable[[Pass], Floats]:
+    positions = _positions(rows, 0, a.axis)
+    return lambda work: a.growth(positions(work))
 
 
 def _slots(group: int) -> Callable[[Pass], Ints]:

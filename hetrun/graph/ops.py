@@ -10,6 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True, slots=True)
 class Attrs:
@@ -117,7 +120,8 @@ class Rope(Attrs):
     YaRN's: a ramp between `beta_fast` and `beta_slow` rotations over `n_ctx_orig` tokens chooses between
     scaled and unscaled, and cos and sin are multiplied by attn_factor * (1 + 0.1 ln(1 / freq_scale)).
     An optional weight divides the angles (llama 3's frequency factors). `axis`: by which of a token's
-    positions, where it has one in time, height and width.
+    positions, where it has one in time, height and width. With `grows` cos and sin are multiplied by
+    1 + grows * ln(1 + position // grows_every), too: Ministral's queries.
     """
 
     n_heads: int
@@ -132,6 +136,13 @@ class Rope(Attrs):
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
     axis: int = 0
+    grows: float = 0.0
+    grows_every: int = 1
+
+    def growth(self, positions: NDArray[np.integer]) -> NDArray[np.float32]:
+        """By what rope's result is multiplied at each position, beside what is the same at all of them."""
+        steps = np.asarray(positions, np.float64) // self.grows_every
+        return (1 + self.grows * np.log1p(steps)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

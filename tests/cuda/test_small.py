@@ -127,9 +127,13 @@ def test_angles_are_rounded_once() -> None:
     positions = np.array([0, 1, 7, 4095, 131071, 1_000_003], np.int32)
     frequencies = 500000.0 ** (-2 * np.arange(24) / 48) / np.linspace(1, 8, 24)
     result = Result((6, 24, 2))
-    each("angles", result, frequencies, positions, result.array, 1.25, 24, 6)
+    each("angles", result, frequencies, positions, result.array, 1.25, 0.0, 1, 24, 6)
     angles = (positions[:, None] * frequencies).astype(np.float32).astype(np.float64)
-    close(result.checked(), 1.25 * np.stack([np.cos(angles), np.sin(angles)], -1), 3e-7)
+    right = 1.25 * np.stack([np.cos(angles), np.sin(angles)], -1)
+    close(result.checked(), right, 3e-7)
+    each("angles", result, frequencies, positions, result.array, 1.25, 0.1, 4096, 24, 6)
+    growth = 1 + 0.1 * np.log1p(positions // 4096)
+    close(result.checked(), right * growth[:, None, None], 6e-7)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

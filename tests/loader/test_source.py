@@ -155,8 +155,12 @@ def test_temperature(folder: Path, said: dict[str, Any], expected: float | None)
     assert opened(folder).temperature == expected
 
 
-QWEN = "qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_text"
-RUNS = f"folders of gemma3_text, llama, mistral, mixtral, opt, phi3, {QWEN}, seed_oss, smollm3 run"
+QWEN = (
+    "qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, "
+    "qwen3_vl_text"
+)
+MISTRAL = "ministral3, mistral, mistral3, mixtral"
+RUNS = f"folders of gemma3_text, granite, llama, {MISTRAL}, opt, phi3, {QWEN}, seed_oss, smollm3 run"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,23 @@ MISTRAL = (
     Row("yarn", "mistral", {"sliding_window": None, **rope("yarn", **YARN)}),
 )
 
+GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+GROWING |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 16}
+MINISTRAL3 = (
+    Row("plain", "ministral3", {"head_dim": 32, **rope("yarn", **GROWING)}),
+    Row("plain-v4", "ministral3", {"head_dim": 64, **rope("yarn", **GROWING)}, style=4),
+    Row("betas", "ministral3", {"head_dim": 32, **rope("yarn", **GROWING | BETAS)}),
+    Row("mscale", "ministral3", {"head_dim": 32, **rope("yarn", **GROWING | {"mscale": 0.7})}),
+    Row("window", "ministral3", {"head_dim": 32, "sliding_window": 8, **rope("yarn", **GROWING)}),
+    Row("bf16", "ministral3", {"head_dim": 32, **rope("yarn", **GROWING)}, dtype=torch.bfloat16),
+)
+SEES = {"model_type": "ministral3", "head_dim": 32, **rope("yarn", **GROWING)}
+MISTRAL3 = (
+    Row("plain", "mistral3", SEES),
+    Row("tied", "mistral3", {**SEES, "tie_word_embeddings": True}),
+    Row("mistral", "mistral3", {"model_type": "mistral", "head_dim": 64, "sliding_window": None}),
+)
+
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 MIXTRAL = (
     Row("plain", "mixtral", EXPERTS),
@@ -134,6 +151,16 @@ SMOLLM3 = (
     Row("all-biases", "smollm3", {**SOME_TURN, "attention_bias": True, "mlp_bias": True}),
     Row("not-tied", "smollm3", {"num_hidden_layers": 4, "tie_word_embeddings": False}),
     Row("yarn", "smollm3", {"num_hidden_layers": 4, **rope("yarn", **YARN)}),
+)
+FACTORS = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3,
+    "logits_scaling": 2.5,
+}  # fmt: skip
+GRANITE = (
+    Row("plain", "granite", FACTORS),
+    Row("no-factors", "granite", {"tie_word_embeddings": True}),
+    Row("all-biases", "granite", {**FACTORS, "attention_bias": True, "mlp_bias": True}),
+    Row("llama3", "granite", {**FACTORS, **rope("llama3", **LLAMA3)}),
 )
 SEED_OSS = (
     Row("plain", "seed_oss", {"head_dim": 32}),
@@ -264,23 +291,8 @@ OPT = (
 )
 
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
-ROWS = (
-    *(
-        *LLAMA,
-        *MISTRAL,
-        *MIXTRAL,
-        *QWEN2,
-        *QWEN3,
-        *QWEN3_MOE,
-        *QWEN3_VL,
-        *SMOLLM3,
-        *SEED_OSS,
-        *HYBRID,
-        *GEMMA3,
-        *PHI3,
-    ),
-    *OPT,
-)
+DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL, *SMOLLM3, *SEED_OSS, *GRANITE)
+ROWS = (*DENSE, *MIXTRAL, *QWEN3_MOE, *HYBRID, *GEMMA3, *PHI3, *OPT)
 
 # Rows that say something else as soon as one of these settings is left out; three do not, and transformers
 # does not run one without.
@@ -296,7 +308,8 @@ NAMES = {
     *("llama-all-biases", "mistral-window", "qwen2-plain", "qwen2-layer-types", "qwen3-plain"),
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
-    *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain"),
+    *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "ministral3-plain"),
+    "granite-plain",
 }
 
 
@@ -328,6 +341,7 @@ MANY = {
     ),
     *("qwen3_5_text-narrow-values", "qwen3_5_text-odd-keys", "qwen3_5_text-layer-types", "qwen3_next-plain"),
     *("qwen3_5_text-alike-heads", "qwen3_5_text-tied", "qwen3_5_moe_text-fused"),
+    *("ministral3-betas", "mistral3-plain", "mistral3-mistral"),
     *("smollm3-windows", "smollm3-some-turn", "seed_oss-all-biases"),
     *("phi3-own-head-dim", "phi3-longrope-short", "opt-plain", "opt-gelu", "opt-no-bias", "opt-no-affine"),
 }

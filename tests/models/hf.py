@@ -54,6 +54,10 @@ VISION: dict[str, dict[str, Any]] = {
         "out_hidden_size": SIZES["hidden_size"], "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0],
     },
+    "mistral3": {
+        "model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 32, "image_size": 16, "patch_size": 4,
+    },
 }  # fmt: skip
 
 

@@ -79,11 +79,13 @@ extern "C" __global__ void layer_norm(const float *x, const float *gain, const f
 // turns[token][pair] = cos and sin of position * frequency, times the magnitude. The product is rounded to
 // float32 before its cosine, as everybody does; before that it needs more digits.
 extern "C" __global__ void angles(const double *frequencies, const int *positions, float2 *turns,
-                                  float magnitude, int pairs, int tokens) {
+                                  float magnitude, float grows, int grows_every, int pairs, int tokens) {
     EACH(i, (int64)pairs * tokens) {
         Spot at = spot(i, pairs);
         float angle = (float)((double)positions[at.row] * frequencies[at.column]);
-        turns[i] = {cosf(angle) * magnitude, sinf(angle) * magnitude};
+        float times = magnitude;
+        if (grows != 0.0f) times *= 1.0f + grows * logf(1.0f + (float)(positions[at.row] / grows_every));
+        turns[i] = {cosf(angle) * times, sinf(angle) * times};
     }
 }
 

@@ -179,6 +179,7 @@ def _ropes() -> Iterator[Case]:
         "partial": Rope(4, 32, 16, 10000.0, interleaved=True),
         "linear": Rope(4, 32, 32, 10000.0, interleaved=True, freq_scale=0.25),
         "yarn": Rope(4, 32, 32, 10000.0, True, 0.25, ext_factor=1.0, n_ctx_orig=64),
+        "grows": Rope(4, 32, 32, 10000.0, False, grows=0.1, grows_every=3),
         "yarn-attn": Rope(4, 32, 32, 10000.0, True, 0.25, 1.0, attn_factor=0.7, n_ctx_orig=64),
     }
     for note, attrs in variants.items():

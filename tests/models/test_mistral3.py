@@ -1,0 +1,70 @@
+"""Ministral 3: queries that grow with positions, and how files say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from hetrun.errors import ModelFileError
+from hetrun.graph.ops import Rope
+from hetrun.loader.architectures import build_graph
+from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
+from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert.quant_mixtures import by_option
+from tests.models import cases_hf, hf
+
+ROW = next(row for row in cases_hf.MINISTRAL3 if row.name == "plain")
+
+
+class Told:
+    """A model's file that says some things otherwise."""
+
+    def __init__(self, real: ModelSource, **numbers: float) -> None:
+        self._real, self._numbers = real, numbers
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    def get_float(self, key: str, default: float) -> float:
+        return self._numbers.get(key.split(".")[-1], self._real.get_float(key, default))
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    path = tmp_path_factory.mktemp("mistral3") / "m.gguf"
+    return open_model(Path(convert_model(Wish(hf.folder(ROW), by_option("f16"), path, threads=1)).path))
+
+
+def ropes(source: object) -> list[Rope]:
+    graph = build_graph(cast(ModelSource, source))
+    return [op.attrs for op in graph.ops if isinstance(op.attrs, Rope)]
+
+
+def test_both_ways_to_say_what_yarn_multiplies_by(converted: ModelSource) -> None:
+    """Ours, and that of llama.cpp's converter."""
+    theirs = ropes(Told(converted, attn_factor=1.0, yarn_log_multiplier=1.0))
+    for ours, other in zip(ropes(converted), theirs, strict=True):
+        assert ours.attn_factor == pytest.approx(other.attn_factor)
+
+
+def test_only_queries_grow(converted: ModelSource) -> None:
+    q, k = (next(rope for rope in ropes(converted) if rope.n_heads == n) for n in (4, 2))
+    said = ROW.config["rope_parameters"]
+    assert q.grows == pytest.approx(0.3)
+    assert q.grows_every == said["original_max_position_embeddings"]
+    assert k.grows == 0
+    found = q.growth(np.array([0, 15, 16, 47, 48]))
+    np.testing.assert_allclose(found, 1 + 0.3 * np.log([1, 1, 2, 3, 4]), rtol=1e-6)
+
+
+def test_heads_that_turn_in_part_do_not_grow(converted: ModelSource) -> None:
+    class Partly(Told):
+        def get_int(self, key: str, default: int, lo: int, hi: int) -> int:
+            return 16 if key == "rope.dimension_count" else self._real.get_int(key, default, lo, hi)
+
+    with pytest.raises(ModelFileError, match="temperature_scale is for heads that rope turns as a whole"):
+        ropes(Partly(converted))
