@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
 from hetrun.graph.ops import Rope
@@ -27,10 +28,11 @@ class Decoder:
     windows: tuple[int, ...]  # how many tokens each layer sees; 0 is all
     rope: Rope
     factors: str  # the tensor that divides rope's angles; it may be missing
-    head_norms: bool
-    turns: tuple[bool, ...]  # whether rope turns a layer's heads
-    ffn_norm: str = "ffn_norm"
-    q_rope: Rope | None = None  # None: as that of k
+    head_norms: Literal["", "each", "all"]  # of q and k: each head by itself, or all as one
+    ropes: tuple[Rope | None, ...]  # of each layer; None: nothing turns its heads
+    norms: Literal["before", "after"] = "before"  # attention and feed-forward
+    ffn_norm: str = "ffn_norm"  # its name
+    grows: tuple[float, int] = (0.0, 1)  # how much queries do with positions, and every how many
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add to the stream
     logit_scale: float = 1.0
@@ -55,15 +57,15 @@ def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms
         windows=read_windows(meta, n_layers),
         rope=rope,
         factors=factors(b, meta, rope),
-        head_norms=head_norms,
-        turns=(True,) * n_layers,
+        head_norms="each" if head_norms else "",
+        ropes=(rope,) * n_layers,
     )
 
 
 def count_layers(b: GraphBuilder, meta: ModelMeta) -> int:
     """How many layers there are; a model that has more than it says would answer without them."""
     n = meta.require_int("block_count", 1, 1 << 12)
-    b.check(not b.has(f"blk.{n}.attn_norm.weight"), f"block_count is {n}, but there is a tensor of blk.{n}")
+    b.check(not b.has(f"blk.{n}.attn_output.weight"), f"block_count is {n}, but there is a tensor of blk.{n}")
     return n
 
 
@@ -94,9 +96,9 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
         with b.scope(f"blk.{i}.attn"):
             x = attention(b, x, d, i)
         with b.scope(f"blk.{i}.ffn"):
-            h = blocks.rms_norm(b, x, f"blk.{i}.{d.ffn_norm}.weight", d.eps)
-            h = blocks.scaled(b, feed_forward(h, i), d.residual_scale, "down")
-            x = blocks.add(b, x, h, part="down")
+            h = feed_forward(norm(b, x, f"blk.{i}.{d.ffn_norm}", d, "before"), i)
+            h = norm(b, h, f"blk.{i}.post_ffw_norm", d, "after", "down")
+            x = blocks.add(b, x, blocks.scaled(b, h, d.residual_scale, "down"), part="down")
     with b.scope("output"):
         hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps)
         head = "output" if b.has("output.weight") else "token_embd"
@@ -105,21 +107,30 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
     return b.finish(hidden, logits)
 
 
+def norm(b: GraphBuilder, x: Value, name: str, d: Decoder, where: str, part: str = "norm") -> Value:
+    """The norm of a place, or x itself where the model has none there."""
+    return blocks.rms_norm(b, x, f"{name}.weight", d.eps, part) if d.norms == where else x
+
+
 def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
-    """x + attention(norm(x)); behind the last layer's K and V only the wanted rows go on."""
+    """x + attention(norm(x)), or x + norm(attention(x)); behind the last layer's K and V only the wanted rows
+    go on."""
     shape, blk = replace(d.attention, window=d.windows[i]), f"blk.{i}"
-    h = blocks.rms_norm(b, x, f"{blk}.attn_norm.weight", d.eps)
+    h = norm(b, x, f"{blk}.attn_norm", d, "before")
     k = blocks.qkv(b, h, blk, shape, "k")
     v = blocks.qkv(b, h, blk, shape, "v")
     if i == d.n_layers - 1:
         h, x = blocks.select(b, h), blocks.select(b, x)
     q = blocks.qkv(b, h, blk, shape, "q")
     if d.head_norms:
-        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads)
-        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads)
-    if d.turns[i]:
-        q = blocks.turn(b, q, d.q_rope or d.rope, d.factors, d.sections, "q")
-        k = blocks.turn(b, k, replace(d.rope, n_heads=shape.n_kv_heads), d.factors, d.sections, "k")
+        alone = d.head_norms == "each"
+        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads if alone else 1)
+        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads if alone else 1)
+    if rope := d.ropes[i]:
+        grows, every = d.grows
+        q = blocks.turn(b, q, replace(rope, grows=grows, grows_every=every), d.factors, d.sections, "q")
+        k = blocks.turn(b, k, replace(rope, n_heads=shape.n_kv_heads), d.factors, d.sections, "k")
     a = blocks.attend(b, q, k, v, i, shape)
     out = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
+    out = norm(b, out, f"{blk}.post_attention_norm", d, "after", "out")
     return blocks.add(b, x, blocks.scaled(b, out, d.residual_scale, "out"), part="out")

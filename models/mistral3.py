@@ -37,9 +37,8 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     grows = meta.get_float(GROWS, 0.0)
     b.check(abs(grows) < math.inf, f"{GROWS} is {grows}")
     rope = toned_down(d.rope, meta.get_float("rope.scaling.yarn_log_multiplier", 0.0))
-    q_rope = replace(rope, grows=grows, grows_every=rope.n_ctx_orig)
     b.check(not grows or rope.n_rot == rope.head_dim, f"{GROWS} is for heads that rope turns as a whole")
-    d = replace(d, rope=rope, q_rope=q_rope)
+    d = replace(d, ropes=(rope,) * d.n_layers, grows=(grows, rope.n_ctx_orig))
     return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
 
 

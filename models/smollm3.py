@@ -29,7 +29,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = read_decoder(b, meta, interleaved=not meta.get_bool("rope.halves", False))
     turns = meta.get_numbers(TURNS, d.n_layers) or usual(d.n_layers, INTERVAL)
-    d = replace(d, turns=tuple(map(bool, turns)))
+    d = replace(d, ropes=tuple(d.rope if turned else None for turned in turns))
     return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
 
 

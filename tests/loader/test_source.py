@@ -160,7 +160,8 @@ QWEN = (
     "qwen3_vl_text"
 )
 MISTRAL = "ministral3, mistral, mistral3, mixtral"
-RUNS = f"folders of gemma3_text, granite, llama, {MISTRAL}, opt, phi3, {QWEN}, seed_oss, smollm3 run"
+FIRST = f"ernie4_5, gemma3_text, granite, llama, {MISTRAL}, olmo2, olmo3, opt, phi3"
+RUNS = f"folders of {FIRST}, {QWEN}, seed_oss, smollm3 run"
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,25 @@ GRANITE = (
     Row("all-biases", "granite", {**FACTORS, "attention_bias": True, "mlp_bias": True}),
     Row("llama3", "granite", {**FACTORS, **rope("llama3", **LLAMA3)}),
 )
+ERNIE45 = (
+    Row("plain", "ernie4_5", {"head_dim": 32, "tie_word_embeddings": False}),
+    Row("tied", "ernie4_5", {"head_dim": 64}),
+    Row("all-biases", "ernie4_5", {"head_dim": 32, "use_bias": True}),
+)
+OLMO_ROPES = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, **YARN},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+    }
+}
+OLMO3 = {"num_hidden_layers": 4, "sliding_window": 8, **OLMO_ROPES}
+OLMO = (
+    Row("plain", "olmo2", {"tie_word_embeddings": False}),
+    Row("tied", "olmo2", {"tie_word_embeddings": True, "attention_bias": True}),
+    Row("windows", "olmo3", OLMO3),
+    Row("windows-v4", "olmo3", OLMO3, style=4),
+    Row("layer-types", "olmo3", {**OLMO3, **MIXED, "num_hidden_layers": 3}),
+)
 SEED_OSS = (
     Row("plain", "seed_oss", {"head_dim": 32}),
     Row("own-head-dim", "seed_oss", {"head_dim": 64, "tie_word_embeddings": True}),
@@ -291,8 +310,9 @@ OPT = (
 )
 
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
-DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL, *SMOLLM3, *SEED_OSS, *GRANITE)
-ROWS = (*DENSE, *MIXTRAL, *QWEN3_MOE, *HYBRID, *GEMMA3, *PHI3, *OPT)
+DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
+OTHERS = (*SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *OLMO)
+ROWS = (*DENSE, *OTHERS, *MIXTRAL, *QWEN3_MOE, *HYBRID, *GEMMA3, *PHI3, *OPT)
 
 # Rows that say something else as soon as one of these settings is left out; three do not, and transformers
 # does not run one without.
@@ -310,6 +330,7 @@ NAMES = {
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "ministral3-plain"),
     "granite-plain",
+    *("olmo2-plain", "olmo3-windows", "ernie4_5-plain"),
 }
 
 
