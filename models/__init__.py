@@ -1,4 +1,4 @@
-"""One file per model architecture, named as GGUF names it, and what they share.
+"""One file per model architecture, named as GGUF names it (with _ for -), and what they share.
 
 A file has `name`, `build` (the graph, from settings and weights in GGUF's words) and, where Hugging Face
 publishes such models, `from_hf` (what GGUF calls things).
@@ -23,6 +23,7 @@ HF_TYPES = {
     "qwen3_next": "qwen3next",
     "gemma3_text": "gemma3",
     "ernie4_5": "ernie4_5",
+    "glm4": "glm4",
     "granite": "granite",
     "olmo2": "olmo2",
     "olmo3": "olmo2",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
-from hetrun.graph.ops import Rope
+from hetrun.graph.ops import Grow, Rope
 from hetrun.models import blocks
 from hetrun.models.rope import check_rope, factors, read_rope
 
@@ -30,9 +30,9 @@ class Decoder:
     factors: str  # the tensor that divides rope's angles; it may be missing
     head_norms: Literal["", "each", "all"]  # of q and k: each head by itself, or all as one
     ropes: tuple[Rope | None, ...]  # of each layer; None: nothing turns its heads
-    norms: Literal["before", "after"] = "before"  # attention and feed-forward
+    norms: Literal["before", "after", "both"] = "before"  # where attention and feed-forward have them
     ffn_norm: str = "ffn_norm"  # its name
-    grows: tuple[float, int] = (0.0, 1)  # how much queries do with positions, and every how many
+    grow: Grow | None = None  # what queries do with positions
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add to the stream
     logit_scale: float = 1.0
@@ -109,7 +109,7 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
 
 def norm(b: GraphBuilder, x: Value, name: str, d: Decoder, where: str, part: str = "norm") -> Value:
     """The norm of a place, or x itself where the model has none there."""
-    return blocks.rms_norm(b, x, f"{name}.weight", d.eps, part) if d.norms == where else x
+    return blocks.rms_norm(b, x, f"{name}.weight", d.eps, part) if d.norms in (where, "both") else x
 
 
 def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
@@ -127,9 +127,10 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
         q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads if alone else 1)
         k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads if alone else 1)
     if rope := d.ropes[i]:
-        grows, every = d.grows
-        q = blocks.turn(b, q, replace(rope, grows=grows, grows_every=every), d.factors, d.sections, "q")
+        q = blocks.turn(b, q, rope, d.factors, d.sections, "q")
         k = blocks.turn(b, k, replace(rope, n_heads=shape.n_kv_heads), d.factors, d.sections, "k")
+    if d.grow:
+        q = b.op("grow", [q], [], d.grow, q.width, part="q")
     a = blocks.attend(b, q, k, v, i, shape)
     out = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
     out = norm(b, out, f"{blk}.post_attention_norm", d, "after", "out")

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
-from hetrun.graph.ops import Rope
+from hetrun.graph.ops import Grow, Rope
 from hetrun.loader.hf_mapping import SEES, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
@@ -37,8 +37,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     grows = meta.get_float(GROWS, 0.0)
     b.check(abs(grows) < math.inf, f"{GROWS} is {grows}")
     rope = toned_down(d.rope, meta.get_float("rope.scaling.yarn_log_multiplier", 0.0))
-    b.check(not grows or rope.n_rot == rope.head_dim, f"{GROWS} is for heads that rope turns as a whole")
-    d = replace(d, ropes=(rope,) * d.n_layers, grows=(grows, rope.n_ctx_orig))
+    d = replace(d, ropes=(rope,) * d.n_layers, grow=Grow(grows, rope.n_ctx_orig) if grows else None)
     return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
 
 

@@ -84,7 +84,7 @@ def rope(a: Rope, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return heads
 
 
-def rope_angles(a: Rope, positions: Ints, factors: Floats | None) -> tuple[np.ndarray, np.ndarray]:
+def rope_angles(a: Rope, positions: Ints, factors: Floats | None) -> tuple[np.ndarray, float]:
     """The angle of each position and pair, and what cos and sin are multiplied by (`Rope`)."""
     pairs = np.arange(a.n_rot // 2, dtype=np.float64)
     step = a.base ** (-2 * pairs / a.n_rot)
@@ -97,7 +97,7 @@ def rope_angles(a: Rope, positions: Ints, factors: Floats | None) -> tuple[np.nd
         magnitude *= 1 + 0.1 * math.log(1 / a.freq_scale)
     else:
         step = step * a.freq_scale
-    return positions[:, None] * step, magnitude * a.growth(positions)[:, None]
+    return positions[:, None] * step, magnitude
 
 
 def _yarn_ramp(a: Rope, pairs: np.ndarray) -> np.ndarray:

@@ -24,7 +24,18 @@ from hetrun.backends.amx.moe import moe
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.weight_slices import StoredRows, spans
 from hetrun.graph import Op, Rows, Value, Weight
-from hetrun.graph.ops import DeltaNet, EverySecond, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import (
+    DeltaNet,
+    EverySecond,
+    Grow,
+    LayerNorm,
+    Moe,
+    Positions,
+    RmsNorm,
+    Rope,
+    Scale,
+    Softcap,
+)
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -349,6 +360,18 @@ def _scale(e: Emitter, op: Op) -> Call:
     return e.unary(op, lambda x: x.float() * factor)
 
 
+def _grow(e: Emitter, op: Op) -> Call:
+    a, source, target = op.attrs, e.slot(op.inputs[0]), e.slot(op.out)
+    assert isinstance(a, Grow)
+
+    def call(frame: Frame) -> None:
+        places = frame.work.along(0)
+        growth = a.growth(places if op.rows == "tokens" else places[frame.work.wanted])
+        frame.values[target] = frame.get(source).float() * torch.from_numpy(growth)[:, None]
+
+    return call
+
+
 def _softcap(e: Emitter, op: Op) -> Call:
     assert isinstance(op.attrs, Softcap)
     cap = op.attrs.cap
@@ -382,6 +405,7 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
     "gelu": _act,
     "relu": _act,
     "scale": _scale,
+    "grow": _grow,
     "softcap": _softcap,
     "add": Emitter.add,
     "concat": Emitter.concat,

@@ -24,7 +24,7 @@ from hetrun.backends.cuda.states.mirror import StateMirror
 from hetrun.backends.cuda.weight_ring import Block
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
-from hetrun.graph.ops import EverySecond, Gelu, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 SMALL = Source("small")
@@ -278,7 +278,7 @@ class Emitter:
             self._angles[key] = self.arena.take(2 * FLOAT_BYTES * pairs * n, "angles")
             self.each(
                 *("angles", pairs * n, at(turning.address), self.told(AXES[a.axis]), at(self._angles[key])),
-                *(real(turning.magnitude), real(a.grows), number(a.grows_every), number(pairs), number(n)),
+                *(real(turning.magnitude), number(pairs), number(n)),
             )
         return self._angles[key]
 
@@ -325,6 +325,16 @@ def _scale(e: Emitter, op: Op) -> None:
     e.unary(op, real(op.attrs.factor))
 
 
+def _grow(e: Emitter, op: Op) -> None:
+    a, n = op.attrs, e.rows(op.out) * op.out.width
+    assert isinstance(a, Grow)
+    whose = e.told("wanted") if op.rows == "wanted" else at(0)
+    e.each(
+        *("grow", n, at(e.at[op.inputs[0]]), e.told(AXES[0]), whose, at(e.make(op.out)), long(n)),
+        *(number(op.out.width), real(a.by), number(a.every)),
+    )
+
+
 def _softcap(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Softcap)
     e.unary(op, real(op.attrs.cap))
@@ -350,6 +360,7 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "gelu": _gelu,
     "relu": Emitter.unary,
     "scale": _scale,
+    "grow": _grow,
     "softcap": _softcap,
     "add": Emitter.binary,
     "every_second": Emitter.every_second,

@@ -15,7 +15,7 @@ from hetrun.backends.llamacpp.mixture.partial_moe import Sorted
 from hetrun.backends.llamacpp.packed_matmul import LookupNode, Node
 from hetrun.backends.llamacpp.page_in import Brought
 from hetrun.graph import Rows
-from hetrun.graph.ops import Rope
+from hetrun.graph.ops import Grow
 from hetrun.memory.kv.cache import KvTable
 
 
@@ -61,7 +61,7 @@ class Inputs:
     wanted: int = 0
     # Of which rows, what is added, and along which axis (None: in their sequences).
     positions: dict[tuple[Rows, int, int | None], int] = field(default_factory=dict)
-    growth: dict[tuple[Rows, Rope], int] = field(default_factory=dict)  # of ropes that grow with positions
+    growth: dict[tuple[Rows, Grow], int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)  # of which group
     values: dict[str, Ref] = field(default_factory=dict)
     kv: list[KvSlice] = field(default_factory=list)

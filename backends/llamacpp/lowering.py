@@ -29,7 +29,7 @@ from hetrun.backends.llamacpp.mixture.cached_experts import CACHED
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value, Weight
-from hetrun.graph.ops import EverySecond, Gelu, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -171,17 +171,15 @@ class Emitter:
             a.n_ctx_orig,
             a.base, a.freq_scale, a.ext_factor, a.attn_factor, a.beta_fast, a.beta_slow,
         )  # fmt: skip
-        if a.grows:
-            tensor = self.lib.ggml_mul(self.ctx, tensor, self._growth(first.rows, a))
         y = self.w.result(self.lib.ggml_reshape_2d(self.ctx, tensor, width, x.rows), width, x.rows)
         self._slices(item.ops, y)
 
-    def _growth(self, rows: Rows, a: Rope) -> int:
-        """By what a rope that grows multiplies each row."""
-        key = "tokens" if self._all_wanted else rows, replace(a, n_heads=1)
+    def growth(self, rows: Rows, a: Grow) -> int:
+        """By what each row is multiplied, [1, rows]."""
+        key = "tokens" if self._all_wanted else rows, a
         if key not in self.inputs.growth:
             self.inputs.growth[key] = self.w.input(ggml_api.F32, self.count(key[0]))
-        found: int = self.lib.ggml_reshape_3d(self.ctx, self.inputs.growth[key], 1, 1, self.count(key[0]))
+        found: int = self.lib.ggml_reshape_2d(self.ctx, self.inputs.growth[key], 1, self.count(key[0]))
         return found
 
     def _slices(self, ops: Sequence[Op], joined: Ref) -> None:
@@ -259,6 +257,12 @@ def _relu(e: Emitter, op: Op) -> None:
 def _scale(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Scale)
     e.define(op, e.lib.ggml_scale(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.factor))
+
+
+def _grow(e: Emitter, op: Op) -> None:
+    assert isinstance(op.attrs, Grow)
+    rows = e.w.plain(e.values[op.inputs[0]])
+    e.define(op, e.lib.ggml_mul(e.ctx, rows, e.growth(op.rows, op.attrs)))
 
 
 def _softcap(e: Emitter, op: Op) -> None:
@@ -399,6 +403,7 @@ EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "gelu": _gelu,
     "relu": _relu,
     "scale": _scale,
+    "grow": _grow,
     "softcap": _softcap,
     "add": _add,
     "concat": _concat,

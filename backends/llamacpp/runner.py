@@ -27,7 +27,7 @@ from hetrun.backends.llamacpp.packed_matmul import PackedProducts
 from hetrun.backends.llamacpp.page_in import connect
 from hetrun.backends.llamacpp.preemption import Pieces
 from hetrun.graph import Rows
-from hetrun.graph.ops import Rope
+from hetrun.graph.ops import Grow
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -230,8 +230,8 @@ def _positions(rows: Rows, offset: int, axis: int | None) -> Callable[[Pass], In
     return all_of if rows == "tokens" else lambda work: all_of(work)[work.wanted]
 
 
-def _growth(rows: Rows, a: Rope) -> Callable[[Pass], Floats]:
-    positions = _positions(rows, 0, a.axis)
+def _growth(rows: Rows, a: Grow) -> Callable[[Pass], Floats]:
+    positions = _positions(rows, 0, 0)
     return lambda work: a.growth(positions(work))
 
 

@@ -14,7 +14,7 @@ from hetrun.backends.reference.delta_net import causal_conv, delta_net
 from hetrun.backends.reference.moe import moe, silu
 from hetrun.backends.reference.rope import rope
 from hetrun.graph import Op
-from hetrun.graph.ops import EverySecond, Gelu, LayerNorm, Positions, RmsNorm, Scale, Softcap
+from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, Positions, RmsNorm, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 
@@ -70,6 +70,12 @@ def every_second(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCac
 def scale(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Scale)
     return x[0] * np.float32(op.attrs.factor)
+
+
+def grow(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    assert isinstance(op.attrs, Grow)
+    positions = work.along(0) if op.rows == "tokens" else work.along(0)[work.wanted]
+    return x[0] * op.attrs.growth(positions)[:, None]
 
 
 def softcap(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
@@ -132,6 +138,7 @@ TABLE: Mapping[str, OpFunction] = {
     "gelu": gelu,
     "relu": relu,
     "scale": scale,
+    "grow": grow,
     "softcap": softcap,
     "add": add,
     "concat": concat,

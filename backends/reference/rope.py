@@ -28,7 +28,7 @@ def rope(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> F
     return out.reshape(x[0].shape)
 
 
-def rope_angles(a: Rope, positions: np.ndarray, factors: Floats | None) -> tuple[Floats, Floats]:
+def rope_angles(a: Rope, positions: np.ndarray, factors: Floats | None) -> tuple[Floats, np.float32]:
     """The angle of each position and pair, and what cos and sin are multiplied by."""
     pairs = np.arange(a.n_rot // 2, dtype=np.float64)
     angles = positions[:, None].astype(np.float64) * a.base ** (-2 * pairs / a.n_rot)
@@ -41,7 +41,7 @@ def rope_angles(a: Rope, positions: np.ndarray, factors: Floats | None) -> tuple
         magnitude *= 1 + 0.1 * math.log(1 / a.freq_scale)
     else:
         angles = angles * a.freq_scale
-    return angles.astype(np.float32), np.float32(magnitude) * a.growth(positions)[:, None]
+    return angles.astype(np.float32), np.float32(magnitude)
 
 
 def yarn_ramp(a: Rope, pairs: np.ndarray) -> np.ndarray:

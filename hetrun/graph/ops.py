@@ -34,6 +34,19 @@ class Scale(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
+class Grow(Attrs):
+    """x * (1 + by * ln(1 + position // every)): queries that look for more the further they are."""
+
+    by: float
+    every: int
+
+    def growth(self, positions: NDArray[np.integer]) -> NDArray[np.float32]:
+        """By what a row is multiplied at each position."""
+        steps = np.asarray(positions, np.float64) // self.every
+        return (1 + self.by * np.log1p(steps)).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Softcap(Attrs):
     """cap * tanh(x / cap)."""
 
@@ -120,8 +133,7 @@ class Rope(Attrs):
     YaRN's: a ramp between `beta_fast` and `beta_slow` rotations over `n_ctx_orig` tokens chooses between
     scaled and unscaled, and cos and sin are multiplied by attn_factor * (1 + 0.1 ln(1 / freq_scale)).
     An optional weight divides the angles (llama 3's frequency factors). `axis`: by which of a token's
-    positions, where it has one in time, height and width. With `grows` cos and sin are multiplied by
-    1 + grows * ln(1 + position // grows_every), too: Ministral's queries.
+    positions, where it has one in time, height and width.
     """
 
     n_heads: int
@@ -136,13 +148,6 @@ class Rope(Attrs):
     beta_slow: float = 1.0
     n_ctx_orig: int = 0
     axis: int = 0
-    grows: float = 0.0
-    grows_every: int = 1
-
-    def growth(self, positions: NDArray[np.integer]) -> NDArray[np.float32]:
-        """By what rope's result is multiplied at each position, beside what is the same at all of them."""
-        steps = np.asarray(positions, np.float64) // self.grows_every
-        return (1 + self.grows * np.log1p(steps)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +396,7 @@ _ROWS = (
     OpSpec("gelu", 1, (0,), Gelu, _elementwise, "x * Phi(x)"),
     OpSpec("relu", 1, (0,), Attrs, _elementwise, "max(x, 0)"),
     OpSpec("scale", 1, (0,), Scale, _elementwise, "x * factor"),
+    OpSpec("grow", 1, (0,), Grow, _elementwise, "x * (1 + by * ln(1 + position // every))"),
     OpSpec("softcap", 1, (0,), Softcap, _elementwise, "cap * tanh(x / cap)"),
     OpSpec("add", 2, (0,), Attrs, _elementwise, "first + second"),
     OpSpec("every_second", 1, (0,), EverySecond, _every_second, "every second slice of the columns"),

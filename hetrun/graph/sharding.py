@@ -214,7 +214,7 @@ def _by_heads(op: Op, n_heads: int) -> bool:
     """Whether each head of an op's result depends on the same head of its input, or is rows of a product."""
     if isinstance(op.attrs, RmsNorm):
         return op.attrs.heads == n_heads
-    return op.kind in ("linear", "rope", "scale", "softcap")
+    return op.kind in ("linear", "rope", "scale", "grow", "softcap")
 
 
 def _heads_of(op: Op, scope: str, share: Share, n_heads: int, a: Attention) -> Op:

@@ -127,13 +127,19 @@ def test_angles_are_rounded_once() -> None:
     positions = np.array([0, 1, 7, 4095, 131071, 1_000_003], np.int32)
     frequencies = 500000.0 ** (-2 * np.arange(24) / 48) / np.linspace(1, 8, 24)
     result = Result((6, 24, 2))
-    each("angles", result, frequencies, positions, result.array, 1.25, 0.0, 1, 24, 6)
+    each("angles", result, frequencies, positions, result.array, 1.25, 24, 6)
     angles = (positions[:, None] * frequencies).astype(np.float32).astype(np.float64)
-    right = 1.25 * np.stack([np.cos(angles), np.sin(angles)], -1)
-    close(result.checked(), right, 3e-7)
-    each("angles", result, frequencies, positions, result.array, 1.25, 0.1, 4096, 24, 6)
-    growth = 1 + 0.1 * np.log1p(positions // 4096)
-    close(result.checked(), right * growth[:, None, None], 6e-7)
+    close(result.checked(), 1.25 * np.stack([np.cos(angles), np.sin(angles)], -1), 3e-7)
+
+
+@pytest.mark.parametrize("token_of", [None, [3, 0, 5]])
+def test_rows_grow_with_positions(token_of: list[int] | None) -> None:
+    positions = np.array([0, 4095, 4096, 131071, 7, 1_000_003], np.int32)
+    whose = np.array(token_of if token_of else range(6), np.int32)
+    x, result = numbers(len(whose), 20), Result((len(whose), 20))
+    each("grow", result, x, positions, whose if token_of else NULL, result.array, long(x.size), 20, 0.1, 4096)
+    growth = 1 + 0.1 * np.log1p(positions[whose] // 4096)
+    close(result.checked(), x * growth[:, None], 3e-7)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -167,6 +167,12 @@ ERNIE45 = (
     Row("tied", "ernie4_5", {"head_dim": 64}),
     Row("all-biases", "ernie4_5", {"head_dim": 32, "use_bias": True}),
 )
+GLM4 = (
+    Row("plain", "glm4", {"head_dim": 32}),
+    Row("tied", "glm4", {"head_dim": 64, "tie_word_embeddings": True}),
+    Row("no-bias-v4", "glm4", {"head_dim": 32, "attention_bias": False}, style=4),
+    Row("whole", "glm4", {"head_dim": 32, **rope("default", partial_rotary_factor=1.0)}),
+)
 OLMO_ROPES = {
     "rope_parameters": {
         "full_attention": {"rope_type": "yarn", "rope_theta": 500000.0, **YARN},
@@ -311,7 +317,7 @@ OPT = (
 
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
-OTHERS = (*SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *OLMO)
+OTHERS = (*SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
 ROWS = (*DENSE, *OTHERS, *MIXTRAL, *QWEN3_MOE, *HYBRID, *GEMMA3, *PHI3, *OPT)
 
 # Rows that say something else as soon as one of these settings is left out; three do not, and transformers
@@ -330,7 +336,7 @@ NAMES = {
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "ministral3-plain"),
     "granite-plain",
-    *("olmo2-plain", "olmo3-windows", "ernie4_5-plain"),
+    *("olmo2-plain", "olmo3-windows", "ernie4_5-plain", "glm4-plain"),
 }
 
 

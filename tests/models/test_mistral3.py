@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import pytest
 
-from hetrun.errors import ModelFileError
-from hetrun.graph.ops import Rope
+from hetrun.graph.ops import Grow, Rope
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
@@ -17,6 +16,7 @@ from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf
 
+T = TypeVar("T")
 ROW = next(row for row in cases_hf.MINISTRAL3 if row.name == "plain")
 
 
@@ -39,32 +39,23 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     return open_model(Path(convert_model(Wish(hf.folder(ROW), by_option("f16"), path, threads=1)).path))
 
 
-def ropes(source: object) -> list[Rope]:
+def attrs_of(source: object, kind: type[T]) -> list[T]:
     graph = build_graph(cast(ModelSource, source))
-    return [op.attrs for op in graph.ops if isinstance(op.attrs, Rope)]
+    return [op.attrs for op in graph.ops if isinstance(op.attrs, kind)]
 
 
 def test_both_ways_to_say_what_yarn_multiplies_by(converted: ModelSource) -> None:
     """Ours, and that of llama.cpp's converter."""
-    theirs = ropes(Told(converted, attn_factor=1.0, yarn_log_multiplier=1.0))
-    for ours, other in zip(ropes(converted), theirs, strict=True):
+    theirs = attrs_of(Told(converted, attn_factor=1.0, yarn_log_multiplier=1.0), Rope)
+    for ours, other in zip(attrs_of(converted, Rope), theirs, strict=True):
         assert ours.attn_factor == pytest.approx(other.attn_factor)
 
 
-def test_only_queries_grow(converted: ModelSource) -> None:
-    q, k = (next(rope for rope in ropes(converted) if rope.n_heads == n) for n in (4, 2))
-    said = ROW.config["rope_parameters"]
-    assert q.grows == pytest.approx(0.3)
-    assert q.grows_every == said["original_max_position_embeddings"]
-    assert k.grows == 0
-    found = q.growth(np.array([0, 15, 16, 47, 48]))
-    np.testing.assert_allclose(found, 1 + 0.3 * np.log([1, 1, 2, 3, 4]), rtol=1e-6)
-
-
-def test_heads_that_turn_in_part_do_not_grow(converted: ModelSource) -> None:
-    class Partly(Told):
-        def get_int(self, key: str, default: int, lo: int, hi: int) -> int:
-            return 16 if key == "rope.dimension_count" else self._real.get_int(key, default, lo, hi)
-
-    with pytest.raises(ModelFileError, match="temperature_scale is for heads that rope turns as a whole"):
-        ropes(Partly(converted))
+def test_queries_grow(converted: ModelSource) -> None:
+    found = attrs_of(converted, Grow)
+    assert len(found) == converted.require_int("block_count", 1, 9)
+    assert found[0].by == pytest.approx(0.3)
+    assert found[0].every == ROW.config["rope_parameters"]["original_max_position_embeddings"]
+    growth = found[0].growth(np.array([0, 15, 16, 47, 48]))
+    np.testing.assert_allclose(growth, 1 + 0.3 * np.log([1, 1, 2, 3, 4]), rtol=1e-6)
+    assert not attrs_of(Told(converted, temperature_scale=0.0), Grow)

@@ -14,6 +14,7 @@ from hetrun.graph.ops import (
     EverySecond,
     Form,
     Gelu,
+    Grow,
     LayerNorm,
     Moe,
     Positions,
@@ -50,6 +51,7 @@ ATTRS = {
     "delta_net": DeltaNet(0, k_heads=2, v_heads=4, k_dim=3, v_dim=2),
     "every_second": EverySecond(heads=2, first=1),
     "scale": Scale(2.0),
+    "grow": Grow(0.1, every=4),
     "softcap": Softcap(30.0),
 }
 WEIGHTS = {

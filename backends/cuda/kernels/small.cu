@@ -79,13 +79,11 @@ extern "C" __global__ void layer_norm(const float *x, const float *gain, const f
 // turns[token][pair] = cos and sin of position * frequency, times the magnitude. The product is rounded to
 // float32 before its cosine, as everybody does; before that it needs more digits.
 extern "C" __global__ void angles(const double *frequencies, const int *positions, float2 *turns,
-                                  float magnitude, float grows, int grows_every, int pairs, int tokens) {
+                                  float magnitude, int pairs, int tokens) {
     EACH(i, (int64)pairs * tokens) {
         Spot at = spot(i, pairs);
         float angle = (float)((double)positions[at.row] * frequencies[at.column]);
-        float times = magnitude;
-        if (grows != 0.0f) times *= 1.0f + grows * logf(1.0f + (float)(positions[at.row] / grows_every));
-        turns[i] = {cosf(angle) * times, sinf(angle) * times};
+        turns[i] = {cosf(angle) * magnitude, sinf(angle) * magnitude};
     }
 }
 
@@ -171,6 +169,16 @@ extern "C" __global__ void add(const float *x, const float *y, float *z, int64 n
 
 extern "C" __global__ void scale(const float *x, float *z, int64 n, float factor) {
     each_of(x, z, n, [factor](float a) { return a * factor; });
+}
+
+// Each row by what its token's position says.
+extern "C" __global__ void grow(const float *x, const int *positions, const int *token_of, float *z, int64 n,
+                                int width, float by, int every) {
+    EACH(i, n) {
+        int64 row = spot(i, width).row;
+        int position = positions[token_of ? token_of[row] : row];
+        z[i] = x[i] * (1.0f + by * logf(1.0f + (float)(position / every)));
+    }
 }
 
 extern "C" __global__ void softcap(const float *x, float *z, int64 n, float cap) {

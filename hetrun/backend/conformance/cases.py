@@ -17,6 +17,7 @@ from hetrun.graph.ops import (
     DeltaNet,
     EverySecond,
     Gelu,
+    Grow,
     LayerNorm,
     Moe,
     Positions,
@@ -152,6 +153,7 @@ def _small_ops() -> Iterator[Case]:
         yield Case("sigmoid_gate", (1, 96), 96, single(n), EXACT, note="one")
         yield Case("relu", (96,), 96, single(n), EXACT)
         yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.7))
+        yield Case("grow", (96,), 96, single(n), EXACT, Grow(0.1, 3))
         yield Case("softcap", (96,), 96, single(n), 1e-8, Softcap(0.8))
         # ggml looks the tanh form up in a table of float16.
         for exact, limit in ((True, 1e-8), (False, 1e-6)):
@@ -167,6 +169,8 @@ def _small_ops() -> Iterator[Case]:
         for n_weights in range(3):
             vectors = ((1, 96, "F32"),) * n_weights
             yield Case("layer_norm", (96,), 96, company, EXACT, LayerNorm(1e-5), vectors, "wanted")
+    yield Case("grow", (96,), 96, Company(((100, 3, 3), (7, 2, 1))), EXACT, Grow(0.3, 2), note="two")
+    yield Case("grow", (96,), 96, Company(((100, 9, 2),)), EXACT, Grow(0.3, 4), (), "wanted", note="wanted")
     for wanted in (1, 4, 9):
         yield Case("select", (64,), 64, Company(((0, 9, wanted),)), EXACT)
 
@@ -179,7 +183,6 @@ def _ropes() -> Iterator[Case]:
         "partial": Rope(4, 32, 16, 10000.0, interleaved=True),
         "linear": Rope(4, 32, 32, 10000.0, interleaved=True, freq_scale=0.25),
         "yarn": Rope(4, 32, 32, 10000.0, True, 0.25, ext_factor=1.0, n_ctx_orig=64),
-        "grows": Rope(4, 32, 32, 10000.0, False, grows=0.1, grows_every=3),
         "yarn-attn": Rope(4, 32, 32, 10000.0, True, 0.25, 1.0, attn_factor=0.7, n_ctx_orig=64),
     }
     for note, attrs in variants.items():
