@@ -21,6 +21,7 @@ HF_TYPES = {
     "qwen3_5_moe": "qwen35moe",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "ernie4_5": "ernie4_5",
     "glm4": "glm4",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.graph.ops import Rope, Scale, Softcap
-from hetrun.loader.hf_mapping import AddOne, Config, HfModel, Imported, Setting
+from hetrun.loader.hf_mapping import SEES, AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
 from hetrun.models.decoder import count_layers, read_heads
 from hetrun.models.hf_import import (
@@ -20,9 +20,11 @@ from hetrun.models.hf_import import (
     refuse_embedders,
 )
 from hetrun.models.rope import KINDS, HfRope, check_rope, factors, read_rope, scaling_from_hf
+from hetrun.models.seeing import text_model
 
 name = "gemma3"
 
+CONTEXT = 131072  # where the settings say nothing
 PERIOD = 6  # layers from one that sees all to the next, where the settings say nothing
 SOME_27B = 62  # layers of the model that llama.cpp knows to scale its queries otherwise
 NORMS = {
@@ -158,8 +160,9 @@ def attention(b: GraphBuilder, x: Value, c: GemmaConfig, i: int) -> Value:
 
 
 def from_hf(hf: HfModel) -> Imported:
-    """As Hugging Face publishes it."""
-    c = hf.config
+    """As Hugging Face publishes it, with what sees pictures or without."""
+    hf = text_model(hf, tied=True)
+    c = hf.config.with_defaults({"max_position_embeddings": CONTEXT})
     check_hf(c)
     n_layers = c.get_int("num_hidden_layers", 26, 1, 1 << 12)
     width = c.get_int("hidden_size", 2304, 1, 1 << 20)
@@ -168,7 +171,7 @@ def from_hf(hf: HfModel) -> Imported:
     rope, near = ropes(c, head_dim)
     settings: dict[str, Setting] = {
         "vocab_size": c.get_int("vocab_size", 262208, 1, 1 << 24),
-        "context_length": c.get_int("max_position_embeddings", 131072, 1, 1 << 31),
+        "context_length": c.require_int("max_position_embeddings", 1, 1 << 31),
         "embedding_length": width,
         "block_count": n_layers,
         "feed_forward_length": c.get_int("intermediate_size", 9216, 1, 1 << 24),
@@ -193,6 +196,7 @@ def from_hf(hf: HfModel) -> Imported:
         (not plain_rope, "llama.cpp's gemma3 knows linear and plain YaRN scaling of rope only"),
     )
     layout = {"norm.offset": 1.0, "attention.scale": scale, **rope.layout, **only_here}
+    layout[SEES] = c.get_bool(SEES, False)
     return Imported(settings, weights, layout, {w: AddOne() for w in weights if w.endswith("norm.weight")})
 
 

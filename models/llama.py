@@ -1,4 +1,4 @@
-"""llama, and what GGUF calls llama: mistral, mixtral, smollm, tinyllama."""
+"""Llama, Mistral, Mixtral, SmolLM and TinyLlama: what GGUF calls llama."""
 
 from __future__ import annotations
 

@@ -19,11 +19,12 @@ TEXT = {
 }
 
 
-def text_model(hf: HfModel) -> HfModel:
-    """Without what sees pictures. In a text rope's sections all turn by the same position, and so are one."""
+def text_model(hf: HfModel, tied: bool = False) -> HfModel:
+    """Without what sees pictures. In a text rope's sections all turn by the same position, and so are one.
+    `tied`: whether head and embeddings are one matrix where the settings do not say."""
     c = hf.config
     config = text_config(c)
-    defaults: dict[str, object] = {"tie_word_embeddings": c.get_bool("tie_word_embeddings", False)}
+    defaults: dict[str, object] = {"tie_word_embeddings": c.get_bool("tie_word_embeddings", tied)}
     kept = [name for name in hf.tensors if not name.startswith(NOT_TEXT)]
     if len(kept) < len(hf.tensors):
         defaults[SEES] = True

@@ -230,6 +230,8 @@ GEMMA3 = (
     Row("attention-bias", "gemma3_text", {**TWO, "attention_bias": True}),
     Row("not-tied", "gemma3_text", {**TWO, "tie_word_embeddings": False}),
     Row("bf16", "gemma3_text", TWO, dtype=torch.bfloat16),
+    Row("sees", "gemma3", {**TWO, "tie_word_embeddings": True}),
+    Row("sees-v4", "gemma3", {**TWO, **EIGHTH, "tie_word_embeddings": True}, style=4),
 )
 
 HALF = rope("default", partial_rotary_factor=0.5)
@@ -368,7 +370,7 @@ MANY = {
     ),
     *("qwen3_5_text-narrow-values", "qwen3_5_text-odd-keys", "qwen3_5_text-layer-types", "qwen3_next-plain"),
     *("qwen3_5_text-alike-heads", "qwen3_5_text-tied", "qwen3_5_moe_text-fused"),
-    *("ministral3-betas", "mistral3-plain", "mistral3-mistral"),
+    *("ministral3-betas", "mistral3-plain", "mistral3-mistral", "gemma3-sees"),
     *("smollm3-windows", "smollm3-some-turn", "seed_oss-all-biases"),
     *("phi3-own-head-dim", "phi3-longrope-short", "opt-plain", "opt-gelu", "opt-no-bias", "opt-no-affine"),
 }

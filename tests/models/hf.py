@@ -54,6 +54,10 @@ VISION: dict[str, dict[str, Any]] = {
         "out_hidden_size": SIZES["hidden_size"], "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0],
     },
+    "gemma3": {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "image_size": 16, "patch_size": 4,
+    },
     "mistral3": {
         "model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 32, "image_size": 16, "patch_size": 4,
@@ -122,6 +126,8 @@ def random_model(row: Row) -> PreTrainedModel:
     if vision := VISION.get(row.model_type):
         tied = said.get("tie_word_embeddings", False)
         said = {"text_config": said, "vision_config": vision, "tie_word_embeddings": tied}
+        if row.model_type == "gemma3":
+            said["mm_tokens_per_image"] = 4
     config = AutoConfig.for_model(row.model_type, **said)
     with experts_of_no_width():
         model: PreTrainedModel = kind_of(row.model_type).from_config(config)
