@@ -26,7 +26,7 @@ class Decoder:
     eps: float
     attention: blocks.AttentionShape
     windows: tuple[int, ...]  # how many tokens each layer sees; 0 is all
-    rope: Rope
+    rope: Rope  # as the settings have it; what layers do is `ropes`
     factors: str  # the tensor that divides rope's angles; it may be missing
     head_norms: Literal["", "each", "all"]  # of q and k: each head by itself, or all as one
     ropes: tuple[Rope | None, ...]  # of each layer; None: nothing turns its heads

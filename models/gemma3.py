@@ -18,6 +18,7 @@ from hetrun.models.hf_import import (
     Tensors,
     not_in_gguf,
     refuse_embedders,
+    sliding_layers,
 )
 from hetrun.models.rope import KINDS, HfRope, check_rope, factors, read_rope, scaling_from_hf
 from hetrun.models.seeing import text_model
@@ -212,11 +213,8 @@ def check_hf(c: Config) -> None:
 
 def window_settings(c: Config, n_layers: int) -> dict[str, Setting]:
     """Which layers see a window only, and how much it holds."""
-    slides = by_period(n_layers, c.get_int("sliding_window_pattern", PERIOD, 1, 1 << 16))
-    if types := c.get_strings("layer_types", n_layers):
-        if other := set(types) - {"sliding_attention", "full_attention"}:
-            c.refuse(f"layer_types has {min(other)[:40]!r}; Gemma 3 has sliding_attention and full_attention")
-        slides = [kind == "sliding_attention" for kind in types]
+    usual = by_period(n_layers, c.get_int("sliding_window_pattern", PERIOD, 1, 1 << 16))
+    slides = sliding_layers(c, n_layers) or usual
     if not any(slides):
         return {}
     if c.is_null("sliding_window"):

@@ -99,13 +99,18 @@ def qwen_windows(c: Config) -> dict[str, Setting]:
     """Which layers slide: layer_types says it, else all from max_window_layers on."""
     n = c.require_int("num_hidden_layers", 1, 1 << 12)
     window = qwen_window(c)
+    first = c.get_int("max_window_layers", 28, 0, 1 << 31) if window else n
+    return layer_windows(c, window, sliding_layers(c, n) or [i >= first for i in range(n)])
+
+
+def sliding_layers(c: Config, n: int) -> list[bool] | None:
+    """Which layers slide, as layer_types says it; None where it is missing."""
     types = c.get_strings("layer_types", n)
     if types is None:
-        first = c.get_int("max_window_layers", 28, 0, 1 << 31) if window else n
-        return layer_windows(c, window, [i >= first for i in range(n)])
+        return None
     if others := set(types) - {"sliding_attention", "full_attention"}:
         c.refuse(f"layer_types has {min(others)[:40]!r}; hetrun knows sliding_attention and full_attention")
-    return layer_windows(c, window, [t == "sliding_attention" for t in types])
+    return [kind == "sliding_attention" for kind in types]
 
 
 def qwen_window(c: Config) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.graph.ops import Grow, Rope
-from hetrun.loader.hf_mapping import SEES, Config, HfModel, Imported, Setting
+from hetrun.loader.hf_mapping import SEES, HfModel, Imported, Setting
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.hf_import import (
@@ -15,10 +15,10 @@ from hetrun.models.hf_import import (
     decoder_weights,
     head_dim_of,
     interleaves,
-    layer_windows,
     not_in_gguf,
 )
-from hetrun.models.rope import rope_from_hf
+from hetrun.models.llama import windows
+from hetrun.models.rope import rope_from_hf, rope_settings
 from hetrun.models.seeing import text_model
 
 name = "mistral3"
@@ -56,20 +56,14 @@ def from_hf(hf: HfModel) -> Imported:
     if c.get_str("model_type", "") == "ministral3" and not c.has("rope_scaling"):
         c = c.with_defaults({"rope_parameters": ROPE})
     head_dim = head_dim_of(c)
-    rope, windows = rope_from_hf(c, head_dim, base=BASE), sliding(c)
-    settings = decoder_settings(c, head_dim, rope) | windows
-    scaling = c.section("rope_scaling" if c.has("rope_scaling") else "rope_parameters")
+    rope, slides = rope_from_hf(c, head_dim, base=BASE), windows(c)
+    settings = decoder_settings(c, head_dim, rope) | slides
+    scaling = rope_settings(c)
     if grows := scaling.get_float("llama_4_scaling_beta", 0.0):
         own = scaling.require_int("original_max_position_embeddings", 1, 1 << 31)
         settings |= {GROWS: grows, ORIGINAL: own}
     weights = decoder_weights(HfModel(c, text.tensors))
-    only_here = not_in_gguf((bool(windows), f"llama.cpp's {name} has no windows"))
+    only_here = not_in_gguf((bool(slides), f"llama.cpp's {name} has no windows"))
     layout: dict[str, Setting] = {SEES: c.get_bool(SEES, False), "rope.halves": True}
     layout |= {**rope.layout, **only_here}
     return Imported(settings, {**weights, **rope.weights}, layout, interleaves(c, weights))
-
-
-def sliding(c: Config) -> dict[str, Setting]:
-    """All layers have a window, or none has."""
-    window = 0 if c.is_null("sliding_window") else c.get_int("sliding_window", 0, 0, 1 << 31)
-    return layer_windows(c, window, [window > 0])

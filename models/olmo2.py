@@ -18,6 +18,7 @@ from hetrun.models.hf_import import (
     layer_windows,
     not_in_gguf,
     rope_factors,
+    sliding_layers,
 )
 from hetrun.models.rope import KINDS, HfRope, rope_from_hf, scaling_from_hf
 
@@ -84,7 +85,4 @@ def sliding(c: Config) -> dict[str, Setting]:
     """Which layers have a window: layer_types says it, else all but the last of each interval."""
     n = c.require_int("num_hidden_layers", 1, 1 << 12)
     window = None if c.is_null("sliding_window") else c.get_int("sliding_window", 4096, 1, 1 << 31)
-    types = c.get_strings("layer_types", n)
-    if types is None:
-        return layer_windows(c, window, [(i + 1) % INTERVAL != 0 for i in range(n)])
-    return layer_windows(c, window, [kind == "sliding_attention" for kind in types])
+    return layer_windows(c, window, sliding_layers(c, n) or [(i + 1) % INTERVAL != 0 for i in range(n)])

@@ -153,10 +153,15 @@ class Asked:
         return 2 * math.pi * self.base ** (np.arange(0, self.n_rot, 2) / self.n_rot)
 
 
+def rope_settings(c: Config) -> Config:
+    """The table of rope's settings, as transformers 4 or 5 calls it."""
+    return c.section("rope_scaling" if c.has("rope_scaling") else "rope_parameters")
+
+
 def rope_from_hf(config: Config, head_dim: int, base: float = 10000.0, partial: bool = False,
                  kinds: Kinds | None = None) -> HfRope:  # fmt: skip
     """The rope that all layers share; the last three are what the code of the model's type knows."""
-    scaling = config.section("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
+    scaling = rope_settings(config)
     if nested := [t for t in ("full_attention", "sliding_attention", "chunked_attention") if scaling.has(t)]:
         config.refuse(
             f"rope_parameters has settings of its own for {nested[0]}, which its type does not know"

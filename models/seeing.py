@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetrun.loader.hf_mapping import SEES, Config, HfModel, Setting
+from hetrun.models.rope import rope_settings
 
 NOT_TEXT = tuple(
     f"{root}{part}."
@@ -49,9 +50,7 @@ def text_config(c: Config) -> Config:
 
 def rope_sections(c: Config, usual: tuple[int, int, int]) -> Setting:
     """How many pairs turn by time, height and width."""
-    text = text_config(c)
-    rope = text.section("rope_scaling" if text.has("rope_scaling") else "rope_parameters")
-    said = rope.get("mrope_section") or [*usual]
+    said = rope_settings(text_config(c)).get("mrope_section") or [*usual]
     if not isinstance(said, list) or len(said) != 3 or not all(type(n) is int and n >= 0 for n in said):
         c.refuse(f"mrope_section is {str(said)[:40]}, not three numbers of pairs")
     return (*map(int, said), 0)

@@ -16,6 +16,7 @@ from hetrun.models.hf_import import (
     interleaves,
     layer_windows,
     not_in_gguf,
+    sliding_layers,
 )
 from hetrun.models.rope import rope_from_hf
 
@@ -68,8 +69,5 @@ def sliding(c: Config, turns: tuple[bool, ...]) -> dict[str, Setting]:
     if not c.get_bool("use_sliding_window", False):
         return {}
     window = None if c.is_null("sliding_window") else c.get_int("sliding_window", 0, 1, 1 << 31)
-    types = c.get_strings("layer_types", len(turns))
-    slides = (
-        [t == "sliding_attention" for t in types] if types else [not t and window is not None for t in turns]
-    )
-    return layer_windows(c, window, slides)
+    usual = [not turned and window is not None for turned in turns]
+    return layer_windows(c, window, sliding_layers(c, len(turns)) or usual)

@@ -206,9 +206,7 @@ class Emitter:
         kind: Rows = first.rows
 
         def call(frame: Frame) -> None:
-            work = frame.work
-            positions = work.along(a.axis) if kind == "tokens" else work.along(a.axis)[work.wanted]
-            turn = frame.angles.of(a, positions, kind, factors)
+            turn = frame.angles.of(a, frame.work.along(a.axis, kind), kind, factors)
             parts = [frame.get(s) for s in sources]
             joined = parts[0] if len(parts) == 1 else _neighbours(parts)
             turned = torch.split(elementwise.rope(a, joined, turn), heads, 1)
@@ -365,8 +363,7 @@ def _grow(e: Emitter, op: Op) -> Call:
     assert isinstance(a, Grow)
 
     def call(frame: Frame) -> None:
-        places = frame.work.along(0)
-        growth = a.growth(places if op.rows == "tokens" else places[frame.work.wanted])
+        growth = a.growth(frame.work.along(0, op.rows))
         frame.values[target] = frame.get(source).float() * torch.from_numpy(growth)[:, None]
 
     return call

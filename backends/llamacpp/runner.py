@@ -231,8 +231,7 @@ def _positions(rows: Rows, offset: int, axis: int | None) -> Callable[[Pass], In
 
 
 def _growth(rows: Rows, a: Grow) -> Callable[[Pass], Floats]:
-    positions = _positions(rows, 0, 0)
-    return lambda work: a.growth(positions(work))
+    return lambda work: a.growth(work.along(0, rows))
 
 
 def _slots(group: int) -> Callable[[Pass], Ints]:

@@ -74,8 +74,7 @@ def scale(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> 
 
 def grow(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Grow)
-    positions = work.along(0) if op.rows == "tokens" else work.along(0)[work.wanted]
-    return x[0] * op.attrs.growth(positions)[:, None]
+    return x[0] * op.attrs.growth(work.along(0, op.rows))[:, None]
 
 
 def softcap(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

@@ -15,8 +15,7 @@ from hetrun.memory.kv.cache import KvCache
 def rope(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Rope)
     a = op.attrs
-    positions = work.along(a.axis) if op.rows == "tokens" else work.along(a.axis)[work.wanted]
-    angles, magnitude = rope_angles(a, positions, w[0].reshape(-1) if w else None)
+    angles, magnitude = rope_angles(a, work.along(a.axis, op.rows), w[0].reshape(-1) if w else None)
     cos, sin = (np.cos(angles) * magnitude)[:, None, :], (np.sin(angles) * magnitude)[:, None, :]
     heads = x[0].reshape(-1, a.n_heads, a.head_dim)
     out = heads.copy()

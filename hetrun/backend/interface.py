@@ -18,6 +18,7 @@ from hetrun.backend.library_model import Whole
 from hetrun.backend.op_profile import Spent
 from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
 from hetrun.graph import Op, Value, Weight
+from hetrun.graph import Rows as WhichRows
 from hetrun.graph.ops import Moe
 from hetrun.graph.top_logits import Greatest as Greatest
 from hetrun.graph.top_logits import Rows as Rows
@@ -107,9 +108,10 @@ class Pass:
     chosen: Chosen | None = None
     places: Ints | None = None  # of each token its positions in time, height and width; None: all are one
 
-    def along(self, axis: int) -> Ints:
-        """The tokens' positions along an axis, for what turns by them."""
-        return self.positions if self.places is None else self.places[:, axis]
+    def along(self, axis: int, rows: WhichRows = "tokens") -> Ints:
+        """The positions along an axis of all tokens, or of those that are wanted, for what turns by them."""
+        found = self.positions if self.places is None else self.places[:, axis]
+        return found if rows == "tokens" else found[self.wanted]
 
     @property
     def shape(self) -> PassShape:

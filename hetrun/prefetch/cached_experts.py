@@ -160,14 +160,14 @@ class FromExperts:
             self._long_s = perf_counter()
         if tokens > self._longest:
             self._longest = tokens
-            room = self.cache.promised_bytes + self._slack()
-            buffers = max(self._part.buffers, buffers_of_prompts(self._part.records, room))
-            if (slack := self._slack() - self._more_bytes(buffers)) < 0:
-                self._resize(self.cache.promised_bytes + slack)
+            slack, promised = self._slack(), self.cache.promised_bytes
+            buffers = max(self._part.buffers, buffers_of_prompts(self._part.records, promised + slack))
+            if (slack := slack - self._more_bytes(buffers)) < 0:
+                self._resize(promised + slack)
             self._widen(buffers)
 
     def _more_bytes(self, buffers: int) -> int:
-        """What so many buffers take beside those that there are."""
+        """What this number of buffers takes beside those that there are."""
         return (buffers - self.cache.buffers) * self._part.records.buffer_bytes
 
     def _widen(self, buffers: int) -> None:

@@ -130,7 +130,7 @@ class ExpertCache:
         self._opened = OpenFiles(weights, reading.direct)
         self._closing = threading.Lock()
         self._cache: int | None = None
-        self.buffers = 0
+        self.buffers, self._most_buffers = 0, max(reading.buffers, reading.most)
         try:
             self._regions = [
                 Reserved(size * count, in_huge_pages=True)
@@ -152,7 +152,7 @@ class ExpertCache:
         first = np.ascontiguousarray(self.records.first, np.int64)
         setup = _Setup(
             *(len(table), len(self.records.mixtures), len(sizes)),
-            *(max(reading.buffers, reading.most), self.records.buffer_bytes, reading.threads),
+            *(self._most_buffers, self.records.buffer_bytes, reading.threads),
             *(len(files), TRACED),
             *(table.ctypes.data, first.ctypes.data, ctypes.addressof(kinds), ctypes.addressof(files)),
             (c_double * len(HALF_LIVES))(*HALF_LIVES),
@@ -185,9 +185,9 @@ class ExpertCache:
         self.counts_of_kinds = list(counts)
 
     def widen(self, buffers: int) -> None:
-        """Between passes: so many experts are read, or wait to be packed, at once from now on."""
-        self.buffers = buffers
-        self._dll.hetrun_experts_widen(self._cache, buffers)
+        """Between passes: how many experts are read, or wait to be packed, at once from now on."""
+        self.buffers = min(buffers, self._most_buffers)
+        self._dll.hetrun_experts_widen(self._cache, self.buffers)
 
     @property
     def promised_bytes(self) -> int:

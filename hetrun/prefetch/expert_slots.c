@@ -632,12 +632,12 @@ static void empty_from(struct cache *c, int64_t count)
     }
 }
 
-/* Between passes: so many buffers have memory. */
+/* Between passes: how many buffers have memory from now on. */
 void hetrun_experts_widen(struct cache *c, int64_t count)
 {
     pthread_mutex_lock(&c->mutex);
     int64_t before = c->buffers, each = c->setup.buffer_bytes;
-    c->buffers = count < c->setup.buffers ? count : c->setup.buffers;
+    c->buffers = count;
     empty_from(c, c->buffers);
     give_back(c->buffer->memory, c->buffers * each, before * each);
     if (c->buffers > before) /* there before others count what is left */

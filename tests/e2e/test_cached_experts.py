@@ -18,6 +18,7 @@ from hetrun import LLM, SamplingParams
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import ModelFileError
+from hetrun.executor.loading import load_plan
 from hetrun.executor.loading.load_plan import Deciding, Prepared
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.prefetch import cached_experts, expert_cache
@@ -226,14 +227,15 @@ def test_a_long_pass_has_more_buffers_for_some_time(mixtral: Path, monkeypatch: 
     long = [(7 * i) % 90 + 3 for i in range(cached_experts.FEW + 40)]
     with opened(mixtral, 1.0, deterministic=True) as llm:
         right = tokens(llm, [long])[0]
+    usual, wide = 3, 5
+    monkeypatch.setattr(load_plan, "buffers_in", lambda *_: usual)
+    monkeypatch.setattr(cached_experts, "buffers_of_prompts", lambda *_: wide)
     with opened(mixtral, 0.4, deterministic=True) as llm:
         cache = experts_of(llm).cache
-        usual = cache.buffers
-        monkeypatch.setattr(cached_experts, "buffers_of_prompts", lambda *_: usual + 2)
         assert tokens(llm, [TEXT[:8]])
         assert cache.buffers == usual
         assert tokens(llm, [long])[0] == right
-        assert cache.buffers == usual + 2
+        assert cache.buffers == wide
         monkeypatch.setattr(cached_experts, "LONG_S", 0.0)
         monkeypatch.setattr(cached_experts, "LOOK_S", 0.0)
         assert tokens(llm, [TEXT[:8]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -19,7 +20,7 @@ from hetrun.graph import Weight, stack
 from hetrun.loader.architectures import is_known
 from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave
-from hetrun.loader.hf_source import find_importer
+from hetrun.loader.hf_source import find_importer, open_folder
 from hetrun.models import HF_TYPES, SHARED
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
@@ -381,3 +382,14 @@ def experts_by_themselves(path: Path, target: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+@pytest.mark.parametrize("name", ["smollm3", "olmo3", "qwen2", "gemma3_text"])
+def test_layers_of_other_types_are_refused(name: str, tmp_path: Path) -> None:
+    row = next(row for row in cases_hf.ROWS if str(row) == f"{name}-layer-types")
+    folder = Path(shutil.copytree(hf.folder(row), tmp_path / "model"))
+    said = json.loads((folder / "config.json").read_text())
+    said["layer_types"][0] = "chunked_attention"
+    (folder / "config.json").write_text(json.dumps(said))
+    with pytest.raises(ModelFileError, match="layer_types has 'chunked_attention'"):
+        open_folder(folder)

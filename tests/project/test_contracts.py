@@ -168,7 +168,8 @@ def test_no_library_has_the_name_of_a_module() -> None:
 
 def test_a_folder_has_no_more_modules_than_one_can_look_through() -> None:
     most = {"hetrun": 8, "hetrun/backends/cuda": 27, "hetrun/backends/llamacpp": 28}
-    most["hetrun/models"] = 64  # an architecture is a file
+    # An architecture is a file, found by its name: they are rows of a table, and more come all the time.
+    most["hetrun/models"] = 64
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources().values())
     assert {folder: n for folder, n in counts.items() if n > most.get(folder, 25)} == {}
     packages = [
