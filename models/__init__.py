@@ -30,6 +30,7 @@ HF_TYPES = {
     "olmo3": "olmo2",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
+    "gpt_oss": "gpt_oss",
     "phi3": "phi3",
     "opt": "opt",
 }

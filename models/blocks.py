@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetrun.graph import GraphBuilder, Value, Weight, constant, stack
-from hetrun.graph.ops import NONE, Attention, Attrs, Gelu, LayerNorm, Moe, RmsNorm, Rope, Scale
+from hetrun.graph.ops import (
+    BY_ROUTER,
+    NONE,
+    Attention,
+    Attrs,
+    Gelu,
+    LayerNorm,
+    Moe,
+    MoreWeight,
+    RmsNorm,
+    Rope,
+    Scale,
+)
 from hetrun.models.rope import neutral, others_still
 
 
@@ -74,13 +86,18 @@ def qkv(b: GraphBuilder, x: Value, blk: str, shape: AttentionShape, part: Litera
     return b.op("linear", [x], weights, NONE, width, part=part)
 
 
-def rope(b: GraphBuilder, x: Value, attrs: Rope, factors: str, part: str) -> Value:
-    """Rotary embedding, with the model's frequency factors where it has them."""
-    weights = [b.weight(factors, 1, attrs.n_rot // 2)] if b.has(factors) else []
+def rope(b: GraphBuilder, x: Value, attrs: Rope, factors: str | Weight, part: str) -> Value:
+    """Rotary embedding, with the model's frequency factors where it has them, or with these."""
+    if isinstance(factors, Weight):
+        weights = [factors]
+    else:
+        weights = [b.weight(factors, 1, attrs.n_rot // 2)] if b.has(factors) else []
     return b.op("rope", [x], weights, attrs, x.width, part=part)
 
 
-def turn(b: GraphBuilder, x: Value, attrs: Rope, factors: str, sections: Sequence[int], part: str) -> Value:
+def turn(
+    b: GraphBuilder, x: Value, attrs: Rope, factors: str | Weight, sections: Sequence[int], part: str
+) -> Value:
     """Rope; where tokens have positions in height and width, each of its pairs by one of the three."""
     if not b.spatial or not sections:
         return rope(b, x, attrs, factors, part)
@@ -90,10 +107,13 @@ def turn(b: GraphBuilder, x: Value, attrs: Rope, factors: str, sections: Sequenc
     return x
 
 
-def attend(b: GraphBuilder, q: Value, k: Value, v: Value, layer: int, shape: AttentionShape) -> Value:
-    """Attention over everything the sequence has seen."""
+def attend(
+    b: GraphBuilder, q: Value, k: Value, v: Value, layer: int, shape: AttentionShape, sinks: str = ""
+) -> Value:
+    """Attention over everything the sequence has seen; `sinks`: the tensor of its heads'."""
+    weights = [b.weight(sinks, 1, shape.n_heads)] if sinks else []
     attrs = Attention(layer, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.scale, shape.window)
-    return b.op("attention", [q, k, v], [], attrs, shape.width, part="score")
+    return b.op("attention", [q, k, v], weights, attrs, shape.width, part="score")
 
 
 def gated_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int, gate: str = "swiglu") -> Value:
@@ -113,6 +133,16 @@ def fused_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int) -> Value:
     return linear(b, h, f"{prefix}.ffn_down", x.width, "down")
 
 
+MORE: Mapping[MoreWeight, str] = {
+    "router_bias": "ffn_gate_inp.bias",
+    "choice_bias": "exp_probs_b.bias",
+    "gate_bias": "ffn_gate_exps.bias",
+    "up_bias": "ffn_up_exps.bias",
+    "down_bias": "ffn_down_exps.bias",
+    "expert_scale": "ffn_down_exps.scale",
+}  # as GGUF names them
+
+
 def mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe) -> Value:
     """The experts that the router likes best."""
     weights = [b.weight(f"{prefix}.ffn_gate_inp.weight", moe.n_experts, x.width)]
@@ -122,6 +152,13 @@ def mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe) -> Value:
         ("down", x.width, moe.n_ff),
     ):
         weights.append(experts(b, f"{prefix}.ffn_{part}", moe.n_experts, rows, cols))
+    widths = {"gate_bias": moe.n_ff, "up_bias": moe.n_ff, "down_bias": x.width}
+    for more in moe.more:
+        tensor = f"{prefix}.{MORE[more]}"
+        if more in BY_ROUTER:
+            weights.append(b.weight(tensor, 1, moe.n_experts).upright)
+        else:
+            weights.append(b.weight(tensor, moe.n_experts, widths[more]))
     return b.op("moe", [x], weights, moe, x.width, part="exp")
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.graph.ops import Grow, Rope
 from hetrun.models import blocks
 from hetrun.models.rope import check_rope, factors, read_rope
@@ -33,6 +33,8 @@ class Decoder:
     norms: Literal["before", "after", "both"] = "before"  # where attention and feed-forward have them
     ffn_norm: str = "ffn_norm"  # its name
     grow: Grow | None = None  # what queries do with positions
+    own_factors: Weight | None = None  # what divides the angles in place of a tensor
+    sinks: bool = False  # whether heads may look away
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add to the stream
     logit_scale: float = 1.0
@@ -87,6 +89,20 @@ def read_windows(meta: ModelMeta, n_layers: int) -> tuple[int, ...]:
     return tuple(window if s else 0 for s in slides)
 
 
+def read_pattern(meta: ModelMeta, n_layers: int, period: int) -> Sequence[bool]:
+    """Which layers see a window only: a truth for each layer, or the period of those that see all."""
+    found = meta.get_numbers("attention.sliding_window_pattern", n_layers)
+    if found is None:
+        return by_period(n_layers, period)
+    one_number = len(set(found)) == 1 and found[0] > 1
+    return by_period(n_layers, int(found[0])) if one_number else [slides != 0 for slides in found]
+
+
+def by_period(n_layers: int, period: int) -> list[bool]:
+    """Every layer slides but each period's last."""
+    return [(i + 1) % period != 0 for i in range(n_layers)]
+
+
 def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Graph:
     """The forward step."""
     x = blocks.embed(b, "token_embd.weight", d.n_vocab, d.width)
@@ -127,11 +143,12 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
         q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads if alone else 1)
         k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads if alone else 1)
     if rope := d.ropes[i]:
-        q = blocks.turn(b, q, rope, d.factors, d.sections, "q")
-        k = blocks.turn(b, k, replace(rope, n_heads=shape.n_kv_heads), d.factors, d.sections, "k")
+        factors = d.own_factors or d.factors
+        q = blocks.turn(b, q, rope, factors, d.sections, "q")
+        k = blocks.turn(b, k, replace(rope, n_heads=shape.n_kv_heads), factors, d.sections, "k")
     if d.grow:
         q = b.op("grow", [q], [], d.grow, q.width, part="q")
-    a = blocks.attend(b, q, k, v, i, shape)
+    a = blocks.attend(b, q, k, v, i, shape, f"{blk}.attn_sinks.weight" if d.sinks else "")
     out = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
     out = norm(b, out, f"{blk}.post_attention_norm", d, "after", "out")
     return blocks.add(b, x, blocks.scaled(b, out, d.residual_scale, "out"), part="out")

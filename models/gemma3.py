@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.graph.ops import Rope, Scale, Softcap
 from hetrun.loader.hf_mapping import SEES, AddOne, Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.decoder import count_layers, read_heads
+from hetrun.models.decoder import by_period, count_layers, read_heads, read_pattern
 from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
@@ -73,7 +72,7 @@ def read_config(b: GraphBuilder, meta: ModelMeta) -> GemmaConfig:
         eps=eps,
         norm_offset=meta.get_float("norm.offset", 0.0),
         softcap=softcap,
-        layers=tuple(sliding if slides else full for slides in read_pattern(meta, n_layers)),
+        layers=tuple(sliding if slides else full for slides in read_pattern(meta, n_layers, PERIOD)),
     )
 
 
@@ -98,20 +97,6 @@ def read_layers(b: GraphBuilder, meta: ModelMeta, n_layers: int) -> tuple[Layer,
 def query_scale(n_layers: int, width: int, n_heads: int, head_dim: int) -> float:
     """GGUF has no word for it: llama.cpp tells the 27B model, which is another, by its number of layers."""
     return 1 / math.sqrt(max(1, width // n_heads) if n_layers == SOME_27B else head_dim)
-
-
-def read_pattern(meta: ModelMeta, n_layers: int) -> Sequence[bool]:
-    """Which layers see a window only: a truth for each layer, or the period of those that see all."""
-    found = meta.get_numbers("attention.sliding_window_pattern", n_layers)
-    if found is None:
-        return by_period(n_layers, PERIOD)
-    one_number = len(set(found)) == 1 and found[0] > 1
-    return by_period(n_layers, int(found[0])) if one_number else [slides != 0 for slides in found]
-
-
-def by_period(n_layers: int, period: int) -> list[bool]:
-    """Every layer slides but each period's last."""
-    return [(i + 1) % period != 0 for i in range(n_layers)]
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:

@@ -180,6 +180,15 @@ class Tensors:
         self._left.difference_update(theirs)
         self._taken[ours] = replace(stack(parts), name=ours)
 
+    def use(self, theirs: str) -> Weight:
+        """A tensor of which others are made."""
+        self._left.discard(theirs)
+        return self._hf.weight(theirs)
+
+    def put(self, ours: str, weight: Weight) -> None:
+        """What was made of tensors, under GGUF's name."""
+        self._taken[ours] = replace(weight, name=ours)
+
     def take_ends(self, tied: bool) -> None:
         """What stands before the layers and behind them."""
         self.take_words(f"{self.root}embed_tokens.weight", tied)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from hetrun.loader.hf_mapping import Config, Setting
 FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
 SHORT_FACTORS = "rope_factors_short.weight"
+TRUNCATE = "rope.truncate"  # a setting of ours: YaRN's ramp begins and ends at whole pairs
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # the paper's, and llama.cpp's whatever a file says
 LARGEST = 1e6  # a factor, or a reciprocal, from which kernels in float32 make numbers
 NEVER = 1e30  # divides an angle to nothing: a pair that does not turn
@@ -218,23 +219,44 @@ def dynamic(asked: Asked) -> HfRope:
 def yarn(asked: Asked) -> HfRope:
     """Fast pairs keep their angle, slow ones are divided by the factor, with a ramp between."""
     factor = asked.positive("factor", asked.context / asked.original_context)
-    magnitude = yarn_attention_factor(asked.scaling, factor)
     fast, slow = asked.positive("beta_fast", BETA_FAST), asked.positive("beta_slow", BETA_SLOW)
     truncate = asked.scaling.get_bool("truncate", True)
-    if not truncate or (fast, slow) != (BETA_FAST, BETA_SLOW):
-        keep = yarn_ramp(asked, fast, slow, truncate)
-        return HfRope(
-            {"rope.scaling.type": "none", "rope.scaling.attn_factor": magnitude},
-            {FACTORS: constant(FACTORS, (1 / (keep + (1 - keep) / factor)).astype(np.float32))},
-        )
+    if truncate and (fast, slow) == (BETA_FAST, BETA_SLOW):
+        return replace(yarn_settings(asked), layout={})
+    ramp = Ramp(asked.n_rot, asked.base, asked.original_context, fast, slow)
+    return HfRope(
+        {
+            "rope.scaling.type": "none",
+            "rope.scaling.attn_factor": yarn_attention_factor(asked.scaling, factor),
+        },
+        {FACTORS: ramp.factors(factor, truncate)},
+    )
+
+
+def yarn_settings(asked: Asked) -> HfRope:
+    """The same as GGUF's keys say it. Where the borders of the ramp are rounded, the layout says so."""
+    factor = asked.positive("factor", asked.context / asked.original_context)
+    magnitude = yarn_attention_factor(asked.scaling, factor)
     settings: dict[str, Setting] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
         "rope.scaling.original_context_length": asked.original_context,
     }
+    for key, usual in (("beta_fast", BETA_FAST), ("beta_slow", BETA_SLOW)):
+        if (found := asked.positive(key, usual)) != usual:
+            settings[f"rope.scaling.yarn_{key}"] = found
     if not math.isclose(magnitude, yarn_magnitude(factor)):
         settings["rope.scaling.attn_factor"] = magnitude / yarn_magnitude(factor)
-    return HfRope(settings)
+    return HfRope(settings, layout={TRUNCATE: True} if asked.scaling.get_bool("truncate", True) else {})
+
+
+def smooth_yarn(rope: Rope) -> tuple[Rope, Weight]:
+    """A rope of YaRN's whose ramp's borders are not rounded, as ggml would: a plain one and its factors."""
+    factor = 1 / rope.freq_scale
+    ramp = Ramp(rope.n_rot, rope.base, rope.n_ctx_orig, rope.beta_fast, rope.beta_slow)
+    magnitude = rope.attn_factor * yarn_magnitude(factor)
+    plain = replace(rope, freq_scale=1.0, ext_factor=0.0, attn_factor=magnitude)
+    return plain, ramp.factors(factor, truncate=False)
 
 
 def yarn_attention_factor(scaling: Config, factor: float) -> float:
@@ -249,21 +271,30 @@ def yarn_attention_factor(scaling: Config, factor: float) -> float:
     return magnitude(own) / magnitude(all_dim) if own and all_dim else magnitude(1.0)
 
 
-def yarn_ramp(asked: Asked, fast: float, slow: float, truncate: bool) -> Vector:
-    """1 for the pairs that keep their angle, 0 for those that are scaled."""
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """YaRN's way from pairs that keep their angle to those that are divided by its factor."""
 
-    def pair(turns: float) -> float:
+    n_rot: int
+    base: float
+    original_context: int
+    fast: float  # turns within the original context, from which on pairs keep their angle
+    slow: float  # and up to which they are divided
+
+    def factors(self, factor: float, truncate: bool) -> Weight:
+        """What divides each pair's angle; `truncate`: the ramp begins and ends at whole pairs."""
+        low, high = self._pair(self.fast), self._pair(self.slow)
+        if truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.n_rot - 1)
+        ramp = (np.arange(self.n_rot // 2) - low) / (high - low or 0.001)
+        keep: Vector = 1 - np.clip(ramp, 0, 1)
+        return constant(FACTORS, (1 / (keep + (1 - keep) / factor)).astype(np.float32))
+
+    def _pair(self, turns: float) -> float:
         """The pair, as a fraction of one, that turns so often within the original context."""
-        tokens = asked.original_context / (turns * 2 * math.pi)
-        return asked.n_rot * math.log(tokens) / (2 * math.log(asked.base))
-
-    low, high = pair(fast), pair(slow)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, asked.n_rot - 1)
-    ramp = (np.arange(asked.n_rot // 2) - low) / (high - low or 0.001)
-    keep: Vector = 1 - np.clip(ramp, 0, 1)
-    return keep
+        tokens = self.original_context / (turns * 2 * math.pi)
+        return self.n_rot * math.log(tokens) / (2 * math.log(self.base))
 
 
 def llama3(asked: Asked) -> HfRope:

@@ -154,7 +154,9 @@ def _chunk_strips(starts: Ints, ends: Ints, a: int, b: int, group: int, done: tu
     ]
 
 
-def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scratch: Scratch) -> Tensor:
+def attend(
+    op: Op, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, work: Pass, kv: KvCache, scratch: Scratch
+) -> Tensor:
     """Write this pass's K and V rows; what each row of q gets from those that it sees, in q's type."""
     a = op.attrs
     assert isinstance(a, Attention)
@@ -165,14 +167,14 @@ def attend(op: Op, q: Tensor, k: Tensor, v: Tensor, work: Pass, kv: KvCache, scr
     store(keys, slots, place, k)
     store(values, slots, place, v)
     if len(work.parts) == 1 and _begins(op, work.parts[0], group, len(q)):
-        return _beginning(a, q, k, v, scratch)
+        return _beginning(a, q, k, v, sinks, scratch)
     out = torch.empty(len(q), a.n_heads * a.head_dim, dtype=q.dtype)
     for part in work.parts:
         lo, hi, ends = _rows(op, part, work, part.kv[group].length)
         if hi > lo:
             view = part.kv[group]
             own = slice(part.a, part.b)
-            seen = _Seen(a, view.length, view.first, keys, values, k[own], v[own], scratch)
+            seen = _Seen(a, view.length, view.first, keys, values, k[own], v[own], sinks, scratch)
             _attend_part(seen, q[lo:hi], ends, out[lo:hi], work.between)
     return out
 
@@ -185,24 +187,37 @@ def _begins(op: Op, part: SequencePart, group: int, rows: int) -> bool:
     return plain and op.rows == "tokens" and length == part.b - part.a == rows and rows > WHOLE_ROWS
 
 
-def _beginning(a: Attention, q: Tensor, k: Tensor, v: Tensor, scratch: Scratch) -> Tensor:
+def _beginning(
+    a: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scratch: Scratch
+) -> Tensor:
     """Rows that see each other, and nothing before them: nothing is merged, and nothing copied to be read.
 
     The kernel computes all scores in blocks of 512 keys, seen or not, so the keys behind some rows are cut
     off. The mask that this takes costs less.
     """
     n = len(q)
+    of_heads = None if sinks is None else sinks.view(-1, 1)
     rows, keys, values = (x.to(BF16).view(1, n, -1, a.head_dim).transpose(1, 2) for x in (q, k, v))
     if n <= BEGIN_ROWS or n >= BEGIN_BY_ITSELF:
-        whole = _flash(rows, keys, values, 0.0, True, scale=a.scale)[0]
+        whole = _sunk(_flash(rows, keys, values, 0.0, True, scale=a.scale), of_heads)
         joined: Tensor = whole.transpose(1, 2).reshape(n, -1)
         return joined.to(q.dtype)
     out = torch.empty(n, a.n_heads, a.head_dim, dtype=q.dtype)
     for lo, hi in spans(n, BEGIN_ROWS):
         mask = scratch.mask(np.arange(lo + 1, hi + 1), hi, 0, 1, BF16)
-        part = _flash(rows[:, :, lo:hi], keys[:, :, :hi], values[:, :, :hi], attn_mask=mask, scale=a.scale)[0]
+        seen = keys[:, :, :hi], values[:, :, :hi]
+        part = _sunk(_flash(rows[:, :, lo:hi], *seen, attn_mask=mask, scale=a.scale), of_heads)
         out[lo:hi].copy_(part[0].transpose(0, 1))
     return out.view(n, -1)
+
+
+def _sunk(partial: Partial, sinks: Tensor | None) -> Tensor:
+    """What rows got from all keys that they see, less the share that their heads' sinks take."""
+    out, weight = partial
+    if sinks is None:
+        return out
+    share = torch.sigmoid(weight.float() - sinks)
+    return (out * share[..., None]).to(out.dtype)
 
 
 def _rows(op: Op, part: SequencePart, work: Pass, length: int) -> tuple[int, int, Ints]:
@@ -225,6 +240,7 @@ class _Seen:
     values: KvTable
     k: Tensor
     v: Tensor
+    sinks: Tensor | None
     scratch: Scratch
 
     def pieces(
@@ -289,7 +305,8 @@ def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor, between: Calla
             )
         if between and y < last:  # nothing of this piece is needed any more: others may use its memory
             between()
-    heads_out = total.result().view(a.n_kv_heads, n, group, a.head_dim).transpose(0, 1)
+    of_rows = None if seen.sinks is None else seen.sinks.view(a.n_kv_heads, group).repeat(1, n)
+    heads_out = total.result(of_rows).view(a.n_kv_heads, n, group, a.head_dim).transpose(0, 1)
     out.view(n, a.n_kv_heads, group, a.head_dim).copy_(heads_out)
 
 
@@ -349,10 +366,10 @@ class _Total:
             out.lerp_(new, share[..., None])
             torch.logaddexp(total, weight, out=total)
 
-    def result(self) -> Tensor:
-        """The mean [heads, rows, dim]."""
+    def result(self, sinks: Tensor | None) -> Tensor:
+        """The mean [heads, rows, dim]; `sinks`: of each of these rows."""
         assert self._sum is not None
-        return self._sum[0][0]
+        return _sunk(self._sum, sinks)[0]
 
 
 def store(table: KvTable, slots: Ints, place: Place, x: Tensor) -> None:

@@ -20,11 +20,12 @@ from hetrun.backends.amx.causal_conv import causal_conv, taps_of
 from hetrun.backends.amx.delta_net import Gates, delta_net
 from hetrun.backends.amx.elementwise import Angles
 from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked
-from hetrun.backends.amx.moe import moe
+from hetrun.backends.amx.moe import Mixture, moe
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.weight_slices import StoredRows, spans
 from hetrun.graph import Op, Rows, Value, Weight
 from hetrun.graph.ops import (
+    MIXTURE,
     DeltaNet,
     EverySecond,
     Grow,
@@ -298,13 +299,15 @@ class Emitter:
     def attention(self, op: Op) -> Call:
         q, k, v = (self.slot(value) for value in op.inputs)
         target, kv, scratch = self.slot(op.out), self._kv, self._backend.attention_scratch
-        width = op.inputs[0].width
+        width, sinks = op.inputs[0].width, next(map(vector_of, self.buffers(op)), None)
 
         def call(frame: Frame) -> None:
             query = frame.values[q]
             if query is None:  # nobody wants a row of this pass: it only fills the cache
                 query = torch.empty((0, width), dtype=BF16)
-            frame.values[target] = attend(op, query, frame.get(k), frame.get(v), frame.work, kv, scratch)
+            frame.values[target] = attend(
+                op, query, frame.get(k), frame.get(v), sinks, frame.work, kv, scratch
+            )
 
         return call
 
@@ -333,11 +336,12 @@ class Emitter:
     def moe(self, op: Op) -> Call:
         a = op.attrs
         assert isinstance(a, Moe)
-        first, *others = self.buffers(op)
-        router = vector_of(first)
-        gates, ups, downs = (held_as(b, Experts) for b in others)
+        found = self.buffers(op)
+        gates, ups, downs = (held_as(b, Experts) for b in found[1:MIXTURE])
+        more = {name: vector_of(b) for name, b in a.others(found).items()}
+        mixture = Mixture(a, vector_of(found[0]), gates, ups, downs, more)
         check = self._backend.check
-        return self.unary(op, lambda x: moe(a, x.float(), router, gates, ups, downs, check))
+        return self.unary(op, lambda x: moe(mixture, x.float(), check))
 
     def rms_norm(self, op: Op) -> Call:
         a, gain, rounded = op.attrs, vector_of(self.buffers(op)[0]), self.is_rounded(op.out)

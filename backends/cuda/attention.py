@@ -46,13 +46,14 @@ def attend(e: Emitter, op: Op) -> None:
         return
     target, kind = e.make(op.out), looks(kv, op)
     i, seeing = next((i, s) for i, s in enumerate(e.seeing) if s.looking == kind)
+    sinks = at(next((held.address for held in e.held(op)), 0))
     facts = real(a.scale), real(a.softcap), number(a.n_heads), number(a.n_kv_heads)
     if seeing.rows:
         begin = e.given_at + e.given.offset(f"rows {i}")
-        _one_by_one(e, a, source, (begin, seeing.rows), (at(e.at[q]), table, at(target)), facts)
+        _one_by_one(e, a, source, (begin, seeing.rows), (at(e.at[q]), table, at(target)), sinks, facts)
     if seeing.tiles:
         grid, shared = (seeing.tiles, a.n_kv_heads), attention_launch.many_shared(a.head_dim)
-        given = at(e.at[q]), e.told(f"tiles {i}"), table, at(target), *facts
+        given = at(e.at[q]), e.told(f"tiles {i}"), table, at(target), sinks, *facts
         e.do(source, "attend_many", grid, attention_launch.THREADS, *given, shared=shared)
 
 
@@ -62,6 +63,7 @@ def _one_by_one(
     source: Source,
     rows: tuple[Address, int],
     where: tuple[Argument, Argument, Argument],
+    sinks: Argument,
     facts: tuple[Argument, ...],
 ) -> None:
     """Rows that are not in tiles, some at a time: each leaves many parts."""
@@ -74,5 +76,5 @@ def _one_by_one(
         grid = n * attention_launch.SPLITS, a.n_kv_heads, -(-of_kv // attention_launch.HEADS)
         given = q, mine, table, at(parts), *facts
         e.do(source, "attend_few", grid, attention_launch.THREADS, *given, shared=shared)
-        e.do(source, "join", (n * a.n_heads,), threads, at(parts), mine, target, number(a.n_heads))
+        e.do(source, "join", (n * a.n_heads,), threads, at(parts), mine, target, number(a.n_heads), sinks)
         e.arena.give(parts)

@@ -2,71 +2,106 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from ctypes import Structure, c_float, c_int, c_void_p
 from typing import TYPE_CHECKING
 
 from hetrun.backend import FLOAT_BYTES
 from hetrun.backends.cuda import grouped_launch, matmul_launch
-from hetrun.backends.cuda.driver import Address
-from hetrun.backends.cuda.kernel_cache import at, long, number, real
+from hetrun.backends.cuda.driver import Address, Argument
+from hetrun.backends.cuda.kernel_cache import at, long, number
 from hetrun.backends.cuda.matmul_launch import Output
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op
-from hetrun.graph.ops import Moe
+from hetrun.graph.ops import Activation, Moe, MoreWeight
 
 if TYPE_CHECKING:
     from hetrun.backends.cuda.lowering import Emitter
 
 SMALL = Source("small")
 WARPS = 4  # of a block of `route`, each with a row
+ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu": 1, "clamped": 3}  # as the kernels number them
+Three = tuple[Held, Held, Held]  # gate, up and down
+More = Mapping[MoreWeight, Held]  # what only some mixtures have
 
 
 def mixture(e: Emitter, op: Op) -> None:
     """Each token's pairs with its experts; few tokens take them one by one, many by expert."""
     a, n = op.attrs, e.rows(op.out)
     assert isinstance(a, Moe)
-    router, gate, up, down = e.held(op)
+    found = e.held(op)
+    three, more = (found[1], found[2], found[3]), a.others(found)
     pairs, width, target = n * a.n_used, op.out.width, e.make(op.out)
     chosen, shares, outs = (
         e.arena.take(FLOAT_BYTES * size, op.scope) for size in (pairs, pairs, pairs * width)
     )
-    _route(e, op, a, router, chosen, shares)
+    _route(e, op, a, found[0], more, chosen, shares)
     by_pairs = _many if n > FEW else _few
-    by_pairs(e, op, a, (gate, up, down), chosen, shares, outs)
+    by_pairs(e, op, a, three, more, chosen, shares, outs)
     total = n * width
     e.each("experts_sum", total, at(outs), at(target), number(width), number(a.n_used), long(total))
     for address in (chosen, shares, outs):
         e.arena.give(address)
 
 
-def _route(e: Emitter, op: Op, a: Moe, router: Held, chosen: Address, shares: Address) -> None:
+class Routing(Structure):
+    """How a router chooses."""
+
+    _fields_ = (
+        *((name, c_int) for name in ("n_experts", "n_used", "normalise", "sigmoid")),
+        *((name, c_int) for name in ("groups", "groups_used", "group_best")),
+        ("scale", c_float),
+        *((name, c_void_p) for name in ("bias", "choice_bias", "expert_scale")),
+    )
+
+
+def routing_of(a: Moe, addresses: Mapping[MoreWeight, Address]) -> Routing:
+    """The same of a mixture; the addresses of what it has more than others."""
+    sizes = a.n_experts, a.n_used, a.normalise, a.scores == "sigmoid", a.groups, a.groups_used, a.group_best
+    names: tuple[MoreWeight, ...] = ("router_bias", "choice_bias", "expert_scale")
+    return Routing(*map(int, sizes), a.scale, *(addresses.get(name) for name in names))
+
+
+def route_shared(a: Moe) -> int:
+    """Shared memory of a block of `route`."""
+    return FLOAT_BYTES * WARPS * (2 * a.n_experts + a.groups)
+
+
+def _route(e: Emitter, op: Op, a: Moe, router: Held, more: More, chosen: Address, shares: Address) -> None:
     x, n = op.inputs[0], e.rows(op.out)
     scores = e.arena.take(FLOAT_BYTES * n * a.n_experts, op.scope)
     e.few(router.source, x, [Output(router.address, 0, 0, scores, a.n_experts, a.n_experts)])
-    facts = number(n), number(a.n_experts), number(a.n_used), number(a.normalise), real(a.scale)
-    shared = FLOAT_BYTES * WARPS * a.n_experts
+    routing = routing_of(a, {name: held.address for name, held in more.items()})
     e.do(
         *(SMALL, "route", (-(-n // WARPS),), 32 * WARPS),
-        *(at(scores), at(chosen), at(shares), *facts),
-        shared=shared,
+        *(at(scores), at(chosen), at(shares), number(n), routing),
+        shared=route_shared(a),
     )
     e.arena.give(scores)
 
 
-Three = tuple[Held, Held, Held]  # gate, up and down
+def _biases(more: More) -> tuple[Argument, Argument, Argument]:
+    """Of gate, up and down, as far as there are any."""
+    names: tuple[MoreWeight, ...] = ("gate_bias", "up_bias", "down_bias")
+    gate, up, down = (at(more[name].address if name in more else 0) for name in names)
+    return gate, up, down
 
 
-def _few(e: Emitter, op: Op, a: Moe, weights: Three, chosen: Address, shares: Address, outs: Address) -> None:
+def _few(
+    e: Emitter, op: Op, a: Moe, weights: Three, more: More, chosen: Address, shares: Address, outs: Address
+) -> None:
     """A product for each pair."""
     (gate, up, down), x, width = weights, op.inputs[0], op.out.width
     pairs, threads = e.rows(op.out) * a.n_used, matmul_launch.THREADS
     inner = e.arena.take(FLOAT_BYTES * pairs * a.n_ff, op.scope)
     held = number(a.first), number(a.matrices)
-    given = at(gate.address), at(up.address), at(chosen), *held, at(inner), at(e.at[x])
-    sizes = number(a.n_ff), number(width), number(a.n_used), number(pairs)
+    *gate_up_bias, down_bias = _biases(more)
+    given = at(gate.address), at(up.address), *gate_up_bias, at(chosen), *held, at(inner), at(e.at[x])
+    sizes = number(a.n_ff), number(width), number(a.n_used), number(pairs), number(ACTIVATIONS[a.activation])
     e.do(gate.source, "experts_gated", (pairs * -(-a.n_ff // matmul_launch.WARPS),), threads, *given, *sizes)
-    told = at(down.address), at(chosen), at(shares), *held, at(outs), at(inner)
+    told = at(down.address), down_bias, at(chosen), at(shares), *held, at(outs), at(inner)
     sizes_down = number(width), number(a.n_ff), number(pairs)
     e.do(
         down.source, "experts_down", (pairs * -(-width // matmul_launch.WARPS),), threads, *told, *sizes_down
@@ -75,7 +110,7 @@ def _few(e: Emitter, op: Op, a: Moe, weights: Three, chosen: Address, shares: Ad
 
 
 def _many(
-    e: Emitter, op: Op, a: Moe, weights: Three, chosen: Address, shares: Address, outs: Address
+    e: Emitter, op: Op, a: Moe, weights: Three, more: More, chosen: Address, shares: Address, outs: Address
 ) -> None:
     """Pairs sorted by expert, in tiles."""
     (gate, up, down), x, width, held = weights, op.inputs[0], op.out.width, a.matrices
@@ -91,8 +126,9 @@ def _many(
     )
     with_bf16, told = e.rounded(x), (at(order), at(tiles), number(held))
     grid = grouped_launch.gated_grid(pairs, held, a.n_ff)
-    given = at(gate.address), at(up.address), *told, at(inner), at(with_bf16)
-    sizes = number(a.n_ff), number(width), number(a.n_used)
+    *gate_up_bias, down_bias = _biases(more)
+    given = at(gate.address), at(up.address), *gate_up_bias, *told, at(inner), at(with_bf16)
+    sizes = number(a.n_ff), number(width), number(a.n_used), number(ACTIVATIONS[a.activation])
     source, threads, shared = (
         grouped_launch.source(gate.quant.name),
         grouped_launch.THREADS,
@@ -100,7 +136,7 @@ def _many(
     )
     e.do(source, "experts_gated_many", grid, threads, *given, *sizes, shared=shared)
     grid = grouped_launch.down_grid(pairs, held, width)
-    given_down = at(down.address), *told, at(shares), at(outs), at(inner)
+    given_down = at(down.address), down_bias, *told, at(shares), at(outs), at(inner)
     source = grouped_launch.source(down.quant.name)
     e.do(
         source, "experts_down_many", grid, threads, *given_down, number(width), number(a.n_ff), shared=shared

@@ -72,6 +72,7 @@ def attention(e: Emitter, op: Op) -> None:
     _store(e, group, values, v)
     if q is None:  # nobody wants a row of this pass: it only fills the cache
         return
+    sinks = next(iter(e.weights(op)), 0)
     spans = _spans(e, op.rows)
     small = [
         s
@@ -79,20 +80,20 @@ def attention(e: Emitter, op: Op) -> None:
         if decode_attention.takes(e.kernels, keys) and s[1][1] - s[1][0] <= decode_attention.MOST_ROWS
     ]
     if small and len(small) == len(spans):
-        e.values[op.out] = decode_attention.attend(e, a, op.rows, q, small, None)
+        e.values[op.out] = decode_attention.attend(e, a, op.rows, q, small, None, sinks)
         return
     large = [s for s in spans if s not in small]
     nodes = [small] if small else []
     if decode_attention.takes_many(e.kernels, keys, _is_tiled(keys, values)):
         nodes += [[piece] for s in large for piece in decode_attention.pieces(s)]
         large = []
-    results = [(span, _attend(e, a, op.rows, q, i, span)) for i, span in large]
+    results = [(span, _attend(e, a, op.rows, q, i, span, sinks)) for i, span in large]
     if len(spans) == 1 and results:
         e.values[op.out] = results[0][1]
         return
     whole = _gathered(e, op.out.width, q.rows, a.first)
     for node in nodes:
-        decode_attention.attend(e, a, op.rows, q, node, whole)
+        decode_attention.attend(e, a, op.rows, q, node, whole, sinks)
     for (lo, hi), result in results:
         e.w.expand(e.lib.ggml_cpy(e.ctx, e.w.plain(result), e.w.plain(whole.part(lo, hi))))
     e.values[op.out] = whole
@@ -114,12 +115,14 @@ def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
     return out
 
 
-def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple[int, int]) -> Ref:
+def _attend(
+    e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple[int, int], sinks: int
+) -> Ref:
     group = e.kv.group(a.layer)
     keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
     n = span[1] - span[0]
     made = Layout(1, n)
-    if _is_tiled(keys, values):
+    if _is_tiled(keys, values) and not sinks:  # heads that are laid together would have one
         left_over = keys.quant.ggml_id == ggml_api.F16 and a.head_dim % e.lib.f16_step
         cost = TILE_COST_LEFT_OVER if left_over else TILE_COST
         made = layout(n, a.n_heads, a.n_kv_heads, e.threads, cost)
@@ -128,6 +131,8 @@ def _attend(e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple
         e.ctx, laid_out, _seen(e, group, keys, part), _seen(e, group, values, part),
         _mask(e, group, part, rows, made), a.scale, 0.0, a.softcap,
     )  # fmt: skip
+    if sinks:
+        e.lib.ggml_flash_attn_ext_add_sinks(result, sinks)
     if own < made.rows:
         e.inputs.padded.append(Padded(laid_out, result, group, part, own, made.rows))
     return _put_back(e, a, result, n, made)

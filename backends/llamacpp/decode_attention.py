@@ -74,7 +74,9 @@ class Common:
     part: PassPart = field(default_factory=PassPart)
 
 
-def attend(e: Emitter, a: Attention, rows: Rows, q: Ref, spans: Sequence[Span], whole: Ref | None) -> Ref:
+def attend(
+    e: Emitter, a: Attention, rows: Rows, q: Ref, spans: Sequence[Span], whole: Ref | None, sinks: int
+) -> Ref:
     """One node for these sequences: the whole result, or their rows of `whole`."""
     assert e.kernels is not None
     group = e.kv.group(a.layer)
@@ -102,6 +104,7 @@ def attend(e: Emitter, a: Attention, rows: Rows, q: Ref, spans: Sequence[Span], 
         level=e.kernels.level,
         scale=a.scale,
         softcap=a.softcap,
+        sinks=ggml_api.tensor_at(sinks).data if sinks else None,
     )
     queries = e.w.plain(q)
     sources = (c_void_p * 1)(queries)

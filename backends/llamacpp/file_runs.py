@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetrun.backend import WeightUse
-from hetrun.graph import Constant, Extent
+from hetrun.graph import Extent
 from hetrun.system.file_identity import Stamp
 
 # What an address must be a multiple of: ggml's kernels load vectors from anywhere, and numbers where C wants
@@ -49,7 +49,7 @@ def find_run(use: WeightUse) -> Run | str:
     done = 0  # bytes of the weight that were seen
     end: tuple[str, int] | None = None  # behind what was seen
     for part in weight.parts:
-        if isinstance(part, Constant):
+        if not isinstance(part, Extent):
             return "not all of it lies in a file"
         if part.rows > 1 and part.stride != part.row_bytes:
             return "its rows do not follow each other"

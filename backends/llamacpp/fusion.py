@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from hetrun.backend import WeightUse, fusion
 from hetrun.backend.fusion import Common, Rotation, Slices
-from hetrun.graph import Constant, Op, Value, Weight, stack
+from hetrun.graph import Op, Value, Weight, stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +110,5 @@ def _common(op: Op) -> Common:
 def _product(ops: tuple[Op, ...]) -> Product:
     biases = [op.weights[1] for op in ops if len(op.weights) > 1]
     if len(biases) > 1:
-        biases = [stack([_column(b) for b in biases])]
+        biases = [stack([b.upright for b in biases])]
     return Product(ops, stack([op.weights[0] for op in ops]), biases[0] if biases else None)
-
-
-def _column(vector: Weight) -> Weight:
-    """A vector as a matrix of one column: those can be stacked."""
-    n, size = vector.shape[1], vector.quant.row_bytes(1)
-    parts = tuple(
-        replace(p, rows=n) if isinstance(p, Constant) else replace(p, rows=n, row_bytes=size, stride=size)
-        for p in vector.parts
-    )
-    return replace(vector, shape=(n, 1), parts=parts)

@@ -24,8 +24,7 @@ from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.mapped_weights import Mapped, MappedBuffer
-from hetrun.backends.llamacpp.mixture import cached_experts, expert_matmul, expert_stats, partial_moe
-from hetrun.backends.llamacpp.mixture.cached_experts import CACHED
+from hetrun.backends.llamacpp.mixture.lowering import moe
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value, Weight
@@ -293,100 +292,6 @@ def _every_second(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_reshape_2d(e.ctx, e.lib.ggml_cont(e.ctx, slices), op.out.width, x.rows))
 
 
-def _moe(e: Emitter, op: Op) -> None:
-    a = op.attrs
-    assert isinstance(a, Moe)
-    lib, ctx, x = e.lib, e.ctx, e.values[op.inputs[0]]
-    router, gate, up, down = e.weights(op)
-    scores = lib.ggml_mul_mat(ctx, router, e.w.plain(x))
-    chosen = lib.ggml_argsort_top_k(ctx, scores, a.n_used)  # [n_used, rows]
-    if x.rows <= expert_stats.MOST_ROWS and not a.held:
-        expert_stats.keep(e, op, chosen)
-    shares = scores if a.normalise else lib.ggml_soft_max(ctx, scores)
-    shares = lib.ggml_get_rows(ctx, lib.ggml_reshape_3d(ctx, shares, 1, a.n_experts, x.rows), chosen)
-    if a.normalise:
-        # The softmax over all experts, divided by the sum of those chosen, is the softmax over those.
-        shares = lib.ggml_soft_max(ctx, lib.ggml_reshape_2d(ctx, shares, a.n_used, x.rows))
-        shares = lib.ggml_reshape_3d(ctx, shares, 1, a.n_used, x.rows)
-    if a.scale != 1:
-        shares = lib.ggml_scale(ctx, shares, a.scale)
-    if a.matrices < a.n_experts:
-        chosen, shares = _held(e, a, scores, chosen, shares, x.rows)
-    experts = uses(op)[1:]
-    if e.cached and e.layout(experts[0]) == CACHED:
-        routed = expert_matmul.route(e, chosen, x.rows, a.n_used, a.n_experts, ())
-        results = cached_experts.multiply(e, e.cached, op, routed, e.w.plain(x))
-        e.define(op, e.lib.ggml_reshape_2d(ctx, lib.ggml_out_prod(ctx, results, shares), x.width, x.rows))
-        return
-    mapped = e.mapped(experts[0])
-    packed = [e.layout(use) == PACKED for use in experts]
-    if a.without and e.sorter and not mapped and not all(packed):
-        e.define(op, partial_moe.mixture(e, e.sorter, a, x, (gate, up, down), chosen, shares))
-        return
-    if a.without:
-        shares = partial_moe.kept_shares(e, a, scores, chosen, shares, x.rows)
-    late = chosen
-    if mapped:
-        chosen, late = page_in.bring_experts(e, mapped, experts, chosen)
-    mixture = Mixture(e, x, chosen, late, a.without if all(packed) else (), experts[0].matrices)
-    (gate_use, up_use, down_use), alike = experts, experts[0].weight.quant == experts[1].weight.quant
-    if all(packed[:2]) and alike:
-        inner = mixture.product([(gate_use, gate), (up_use, up)])
-    else:
-        inner = lib.ggml_swiglu_split(
-            ctx, mixture.product([(gate_use, gate)]), mixture.product([(up_use, up)])
-        )
-    results = mixture.product([(down_use, down)], inner)  # [width, n_used, rows]
-    total = lib.ggml_out_prod(ctx, results, shares)  # [width, 1, rows]: their sum by shares, as one node
-    e.define(op, lib.ggml_reshape_2d(ctx, total, x.width, x.rows))
-
-
-class Mixture:
-    """The products of one mixture: our own where weights are packed, else ggml's."""
-
-    def __init__(
-        self, e: Emitter, x: Ref, chosen: int, late: int, without: Sequence[int], experts: int
-    ) -> None:
-        self._e, self._x = e, x
-        self._chosen, self._late = chosen, late  # of the first products, and of the last
-        self._without, self._experts = without, experts
-        self._routed: expert_matmul.Routed | None = None
-
-    def product(self, weights: Sequence[tuple[WeightUse, int]], inner: int = 0) -> int:
-        """By one weight, or by a gate's two; of the rows, or of what came of the first products."""
-        e, (use, weight) = self._e, weights[0]
-        if e.layout(use) == PACKED:
-            x = inner or e.w.plain(self._x)
-            return expert_matmul.multiply(e, self._route(), weights, x, bool(inner))
-        each = inner or e.w.heads(self._x, self._x.width)  # [width, 1, rows]
-        chosen = self._late if inner else self._chosen
-        found: int = e.lib.ggml_mul_mat_id(e.ctx, weight, each, chosen)
-        return found
-
-    def _route(self) -> expert_matmul.Routed:
-        if self._routed is None:
-            used = ggml_api.tensor_at(self._chosen).ne[0]
-            given = self._chosen, self._x.rows, used, self._experts, self._without
-            self._routed = expert_matmul.route(self._e, *given)
-        return self._routed
-
-
-def _held(e: Emitter, a: Moe, scores: int, chosen: int, shares: int, rows: int) -> tuple[int, int]:
-    """The best of the experts that are held, by their numbers among these, and what share each has.
-
-    ggml cannot leave an expert of a row out, and none may be there twice. So each row goes through as many as
-    it could have chosen here; those that it did not choose have a share of 0.
-    """
-    lib, ctx, n_used = e.lib, e.ctx, min(a.n_used, a.matrices)
-    none = lib.ggml_reshape_3d(ctx, lib.ggml_scale(ctx, scores, 0.0), 1, a.n_experts, rows)
-    every = lib.ggml_set_rows(ctx, none, shares, chosen)  # each expert's share in each row
-    row, skip = a.n_experts * FLOAT, a.first * FLOAT
-    mine = lib.ggml_view_2d(ctx, scores, a.matrices, rows, row, skip)
-    best = lib.ggml_argsort_top_k(ctx, mine, n_used)
-    held = lib.ggml_view_3d(ctx, every, 1, a.matrices, rows, FLOAT, row, skip)
-    return best, lib.ggml_get_rows(ctx, held, best)
-
-
 EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "embed": _embed,
     "positions": _positions,
@@ -395,7 +300,7 @@ EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "attention": attention,
     "causal_conv": causal_conv,
     "delta_net": delta_net,
-    "moe": _moe,
+    "moe": moe,
     "select": _select,
     "swiglu": _gated,
     "geglu": _gated,

@@ -29,11 +29,12 @@ def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache)
             own = work.wanted[lo:hi] - part.a
         if hi > lo:
             ends = own + view.length - (part.b - part.a) + 1
-            out[lo:hi] = attend(a, q[lo:hi], keys.read(view.rows), values.read(view.rows), ends)
+            seen = keys.read(view.rows), values.read(view.rows)
+            out[lo:hi] = attend(a, q[lo:hi], *seen, ends, w[0].ravel() if w else None)
     return out
 
 
-def attend(a: Attention, q: Floats, k: Floats, v: Floats, ends: Ints) -> Floats:
+def attend(a: Attention, q: Floats, k: Floats, v: Floats, ends: Ints, sinks: Floats | None = None) -> Floats:
     """One sequence: query row i sees the rows of k and v before ends[i], or a window of them."""
     group = a.n_heads // a.n_kv_heads
     q = q.reshape(len(q), a.n_kv_heads, group, a.head_dim)
@@ -45,6 +46,14 @@ def attend(a: Attention, q: Floats, k: Floats, v: Floats, ends: Ints) -> Floats:
         if a.softcap:
             scores = np.float32(a.softcap) * np.tanh(scores / np.float32(a.softcap))
         scores[np.broadcast_to(hidden[:, None, :], scores.shape)] = -np.inf
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out[:, h] = (scores @ v[:, h]) / scores.sum(axis=-1, keepdims=True)
+        highest = scores.max(axis=-1, keepdims=True)
+        if sinks is None:
+            scores = np.exp(scores - highest)
+            total = scores.sum(axis=-1, keepdims=True)
+        else:
+            mine = sinks[h * group : (h + 1) * group, None]
+            highest = np.maximum(highest, mine)
+            scores = np.exp(scores - highest)
+            total = scores.sum(axis=-1, keepdims=True) + np.exp(mine - highest)
+        out[:, h] = (scores @ v[:, h]) / total
     return out.reshape(len(q), a.n_heads * a.head_dim)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from hetrun.backend import Floats, Pass, SequencePart
-from hetrun.backends.reference.moe import silu
+from hetrun.backends.reference.activations import silu
 from hetrun.graph import Op
 from hetrun.graph.ops import CausalConv, DeltaNet
 from hetrun.memory.kv.cache import KvCache

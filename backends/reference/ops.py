@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from hetrun.backend import Floats, Pass
 from hetrun.backend.interpreter import OpFunction
+from hetrun.backends.reference import activations
 from hetrun.backends.reference.attention import attention
 from hetrun.backends.reference.delta_net import causal_conv, delta_net
-from hetrun.backends.reference.moe import moe, silu
+from hetrun.backends.reference.moe import moe
 from hetrun.backends.reference.rope import rope
 from hetrun.graph import Op
 from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, Positions, RmsNorm, Scale, Softcap
@@ -89,7 +89,7 @@ def select(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) ->
 
 
 def swiglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
-    return silu(x[0]) * x[1]
+    return activations.silu(x[0]) * x[1]
 
 
 def sigmoid_gate(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
@@ -104,15 +104,7 @@ def geglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> 
 
 def gelu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Gelu)
-    if op.attrs.exact:
-        twice = 1 + erf(x[0] / math.sqrt(2)).astype(np.float32)
-    else:
-        twice = 1 + np.tanh(math.sqrt(2 / math.pi) * (x[0] + 0.044715 * x[0] ** 3))
-    out: Floats = 0.5 * x[0] * twice
-    return out
-
-
-erf = np.vectorize(math.erf, otypes=[np.float64])  # numpy has none
+    return activations.gelu(x[0], op.attrs.exact)
 
 
 def relu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

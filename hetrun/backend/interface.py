@@ -19,7 +19,7 @@ from hetrun.backend.op_profile import Spent
 from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
 from hetrun.graph import Op, Value, Weight
 from hetrun.graph import Rows as WhichRows
-from hetrun.graph.ops import Moe
+from hetrun.graph.ops import MIXTURE, Moe
 from hetrun.graph.top_logits import Greatest as Greatest
 from hetrun.graph.top_logits import Rows as Rows
 from hetrun.memory.kv.cache import KvCache
@@ -350,7 +350,7 @@ def use_of(op: Op, index: int) -> WeightUse:
     weight = op.weights[index]
     if looks_up(op):
         return WeightUse(weight, "lookup")
-    if isinstance(op.attrs, Moe) and index > 0:
+    if isinstance(op.attrs, Moe) and 0 < index < MIXTURE:
         return WeightUse(weight, "experts", op.attrs.matrices)
     return WeightUse(weight, "product" if op.kind in ("linear", "head", "moe") and index == 0 else "vector")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from hetrun.backend import Backend, Buffer, Buffers, WeightUse
-from hetrun.graph import Constant, Weight
+from hetrun.graph import Constant, Remade, Weight
 from hetrun.loader.weight_reader import FileReader
 from hetrun.system.memory_info import available_memory
 from hetrun.system.progress import Progress
@@ -61,4 +61,6 @@ class WeightStore:
 
 def _place(weight: Weight) -> tuple[str, int]:
     first = weight.parts[0]
+    if isinstance(first, Remade):
+        first = first.sources[0]
     return ("", 0) if isinstance(first, Constant) else (first.path, first.offset)

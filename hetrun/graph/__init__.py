@@ -28,10 +28,19 @@ from hetrun.graph.ir import (
     Op as Op,
 )
 from hetrun.graph.ir import (
+    Part as Part,
+)
+from hetrun.graph.ir import (
     PredictionBlock as PredictionBlock,
 )
 from hetrun.graph.ir import (
     Predicts as Predicts,
+)
+from hetrun.graph.ir import (
+    ReadExtent as ReadExtent,
+)
+from hetrun.graph.ir import (
+    Remade as Remade,
 )
 from hetrun.graph.ir import (
     Rows as Rows,

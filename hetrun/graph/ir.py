@@ -7,7 +7,8 @@ the first to the second, so that a prompt's last layer works on one row instead 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
@@ -56,6 +57,41 @@ class Constant:
         return len(self.data) // self.rows
 
 
+ReadExtent = Callable[[Extent], npt.NDArray[np.uint8]]
+
+
+class Remade(ABC):
+    """Rows that a file has in another form: they are made of its bytes when they are read."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """How many there are."""
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Bytes of one."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[Extent, ...]:
+        """What they are made of."""
+
+    @abstractmethod
+    def slice(self, a: int, b: int) -> Remade:
+        """Rows a to b."""
+
+    @abstractmethod
+    def make(self, read: ReadExtent) -> npt.NDArray[np.uint8]:
+        """The rows [rows, row_bytes]; `read` gives an extent's bytes, row after row."""
+
+
+Part = Extent | Constant | Remade
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """An immutable matrix [n_out, n_in] of one quantisation type, in one or several places of files.
@@ -66,7 +102,7 @@ class Weight:
     name: str
     shape: tuple[int, int]
     quant: QuantType
-    parts: tuple[Extent | Constant, ...]
+    parts: tuple[Part, ...]
 
     def __hash__(self) -> int:
         """Without the parts: of experts that lie by themselves there are hundreds."""
@@ -80,7 +116,7 @@ class Weight:
     def rows(self, a: int, b: int) -> Weight:
         """Rows a to b."""
         _check_range("rows", self, a, b, self.shape[0])
-        parts: list[Extent | Constant] = []
+        parts: list[Part] = []
         first = 0
         for part in self.parts:
             if first >= b:
@@ -103,6 +139,23 @@ class Weight:
         name = f"{self.name}[{what} {', '.join(spelled(a, b) for a, b in runs)}]"
         return replace(self, name=name, shape=(len(numbers) * rows, self.shape[1]), parts=parts)
 
+    @property
+    def upright(self) -> Weight:
+        """A vector as a column: a row for each of its numbers."""
+        n = self.shape[1]
+        if self.shape[0] != 1 or self.quant.block != 1 or len(self.parts) != 1:
+            raise ValueError(f"{self.name} is no vector of plain numbers")
+        (whole,) = self.parts
+        number = self.quant.row_bytes(1)
+        if isinstance(whole, Remade):
+            raise ValueError(f"{self.name} does not lie in its file as it is")
+        column = (
+            replace(whole, rows=n)
+            if isinstance(whole, Constant)
+            else replace(whole, rows=n, row_bytes=number, stride=number)
+        )
+        return replace(self, shape=(n, 1), parts=(column,))
+
     def cols(self, a: int, b: int) -> Weight:
         """Columns a to b; both must lie on the border of a quantisation block."""
         _check_range("columns", self, a, b, self.shape[1])
@@ -120,13 +173,17 @@ def spelled(a: int, b: int) -> str:
     return f"{a}-{b - 1}" if b - a > 1 else str(a)
 
 
-def _part_rows(part: Extent | Constant, a: int, b: int) -> Extent | Constant:
+def _part_rows(part: Part, a: int, b: int) -> Part:
+    if isinstance(part, Remade):
+        return part.slice(a, b)
     if isinstance(part, Constant):
         return Constant(part.data[a * part.row_bytes : b * part.row_bytes], b - a)
     return replace(part, offset=part.offset + a * part.stride, rows=b - a)
 
 
-def _part_cols(part: Extent | Constant, skip: int, width: int) -> Extent | Constant:
+def _part_cols(part: Part, skip: int, width: int) -> Part:
+    if isinstance(part, Remade):
+        raise ValueError("its rows are made when they are read, and only as a whole")
     if isinstance(part, Constant):
         starts = range(skip, len(part.data), part.row_bytes)
         return Constant(b"".join(part.data[at : at + width] for at in starts), part.rows)

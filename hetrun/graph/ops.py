@@ -6,9 +6,11 @@ the same names; a backend says which kinds it supports and the reference does th
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,14 +81,31 @@ class LayerNorm(Attrs):
     eps: float
 
 
+Activation = Literal["silu", "gelu", "clamped"]
+MoreWeight = Literal["router_bias", "choice_bias", "gate_bias", "up_bias", "down_bias", "expert_scale"]
+BY_ROUTER: tuple[MoreWeight, ...] = ("router_bias", "choice_bias", "expert_scale")  # a number for each expert
+MIXTURE = 4  # weights that every mixture has: router, gate, up, down
+CLAMP, CLAMP_STEEPNESS = 7.0, 1.702
+Given = TypeVar("Given")
+
+
 @dataclass(frozen=True, slots=True)
 class Moe(Attrs):
     """A mixture of experts: each row goes through the `n_used` of `n_experts` that its router likes best.
 
     The weights are the router [n_experts, width] and gate, up [n_experts * n_ff, width] and
     down [n_experts * width, n_ff], the experts' matrices on top of each other. A row's result is the sum of
-    p * down(silu(gate(x)) * up(x)) over its experts; p is the router's softmax over all experts, divided by
-    the sum of those chosen when `normalise` is set, times `scale`.
+    p * down(act(gate(x)) * up(x)) over its experts; p is the router's softmax over all experts, or each one's
+    sigmoid, divided by the sum of those chosen when `normalise` is set, times `scale`. `clamped` is what
+    gpt-oss has between gate and up: with g and u kept below CLAMP, and u above -CLAMP, it is
+    g * sigmoid(CLAMP_STEEPNESS * g) * (u + 1).
+
+    Weights that only some mixtures have follow in the order of `more`: a bias of the router; one that only
+    counts where experts are chosen, and not in p; biases of gate, up and down, a row for each expert that is
+    held; and a factor of each expert's p.
+
+    With `groups` the experts are that many groups, one next to the other, and only those of the
+    `groups_used` best may be chosen: a group is worth the sum of its `group_best` best experts.
 
     A share of a mixture has the weights of `held` experts from `first` on, and the whole router: its result
     is the part of the sum that these experts give. Its experts may have had other `numbers` in the whole. A
@@ -103,6 +122,12 @@ class Moe(Attrs):
     held: int = 0  # 0: all
     without: tuple[int, ...] = ()  # ascending; only where all are held
     numbers: tuple[int, ...] = ()  # of those that are held; empty: from `first` on
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    activation: Activation = "silu"
+    groups: int = 1
+    groups_used: int = 1
+    group_best: int = 2
+    more: tuple[MoreWeight, ...] = ()
 
     @property
     def matrices(self) -> int:
@@ -114,6 +139,15 @@ class Moe(Attrs):
         """The experts whose part it gives, by their numbers in the whole."""
         found = self.numbers or range(self.first, self.first + self.matrices)
         return sorted({*found} - {*self.without})
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        """In what it is another computation, whatever its sizes are."""
+        return (self.scores, self.activation, *(("groups",) * (self.groups_used < self.groups)), *self.more)
+
+    def others(self, given: Sequence[Given]) -> dict[MoreWeight, Given]:
+        """What only some mixtures have, of what is given for each of the weights."""
+        return dict(zip(self.more, given[MIXTURE:], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +190,8 @@ class Attention(Attrs):
 
     Inputs are q, k and v. k and v have a row per token; q may have wanted rows only. With a `window` a token
     sees so many tokens, itself included, and the cache keeps no more than those. With a `softcap` the scaled
-    scores go through softcap * tanh(score / softcap).
+    scores go through softcap * tanh(score / softcap). An optional weight are the heads' sinks: a score each,
+    which takes its share of the softmax and adds no value.
 
     A share of a layer's attention has KV heads of its own, from `first` on among those of the layer: it
     writes and reads their columns of the KV rows only. The shares of a layer together have every head once.
@@ -300,8 +335,19 @@ def _moe(f: Form) -> Sizes:
     shapes = {
         "router": (a.n_experts, f.out), "gate": gate_up, "up": gate_up, "down": (a.matrices * f.out, a.n_ff)
     }  # fmt: skip
-    for (what, shape), found in zip(shapes.items(), f.weights, strict=True):
+    each = {"gate_bias": a.n_ff, "up_bias": a.n_ff, "down_bias": f.out}
+    for name in a.more:
+        shapes[name] = (a.n_experts, 1) if name in BY_ROUTER else (a.matrices, each[name])
+    yield "number of weights", len(f.weights), len(shapes)
+    for (what, shape), found in zip(shapes.items(), f.weights, strict=False):
         yield what, found, shape
+    yield "number of groups", a.groups, math.gcd(a.groups, a.n_experts)
+    yield "number of groups used", a.groups_used, max(1, min(a.groups_used, a.groups))
+    yield "experts that a group is measured by", a.group_best, max(1, a.group_best)
+    if a.groups > 1:
+        size = a.n_experts // a.groups
+        yield "experts that a group is measured by", a.group_best, min(a.group_best, size)
+        yield "number of experts used", a.n_used, min(a.n_used, a.groups_used * size)
 
 
 def _rope(f: Form) -> Sizes:
@@ -321,6 +367,8 @@ def _attention(f: Form) -> Sizes:
     for what, width, heads in zip("qkv", f.inputs, (a.n_heads, a.n_kv_heads, a.n_kv_heads), strict=True):
         yield what, width, heads * a.head_dim
     yield "result", f.out, a.n_heads * a.head_dim
+    for weight in f.weights:
+        yield "sinks", weight, (1, a.n_heads)
 
 
 def _causal_conv(f: Form) -> Sizes:
@@ -386,10 +434,10 @@ _ROWS = (
     OpSpec("layer_norm", 1, (0, 1, 2), LayerNorm, _layer_norm, "mean 0, variance 1, times weight, plus bias"),
     OpSpec("linear", 1, (1, 2), Attrs, _linear, "x @ weight.T, plus the second weight as a bias"),
     OpSpec("rope", 1, (0, 1), Rope, _rope, "rotary position embedding of each head"),
-    OpSpec("attention", 3, (0,), Attention, _attention, "causal attention; writes K and V"),
+    OpSpec("attention", 3, (0, 1), Attention, _attention, "causal attention; writes K and V"),
     OpSpec("causal_conv", 1, (1,), CausalConv, _causal_conv, "a short convolution over time, then silu"),
     OpSpec("delta_net", 3, (2,), DeltaNet, _delta_net, "the gated delta rule, over a state for each head"),
-    OpSpec("moe", 1, (4,), Moe, _moe, "a mixture of experts: router, gate, up and down"),
+    OpSpec("moe", 1, range(MIXTURE, MIXTURE + 7), Moe, _moe, "a mixture: router, gate, up, down and more"),
     OpSpec("swiglu", 2, (0,), Attrs, _elementwise, "silu(first) * second"),
     OpSpec("geglu", 2, (0,), Gelu, _elementwise, "gelu(first) * second"),
     OpSpec("sigmoid_gate", 2, (0,), Attrs, _sigmoid_gate, "sigmoid(first) * second; first may be one number"),
@@ -415,5 +463,5 @@ def flops(kind: str, attrs: Attrs, weights: Sequence[tuple[int, int]], rows: int
         return 0
     first, *others = (n_out * n_in for n_out, n_in in weights)
     if isinstance(attrs, Moe):
-        first += sum(others) * attrs.n_used // attrs.n_experts
+        first += sum(others[: MIXTURE - 1]) * attrs.n_used // attrs.n_experts
     return 2 * first * rows

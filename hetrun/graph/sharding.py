@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from hetrun.errors import OptionError
 from hetrun.graph.ir import Graph, Op, Value, Weight, in_scope
-from hetrun.graph.ops import NONE, Attention, Moe, RmsNorm, Rope
+from hetrun.graph.ops import BY_ROUTER, MIXTURE, NONE, Attention, Moe, RmsNorm, Rope
 
 Kind = Literal["rows", "heads", "experts"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -221,7 +221,11 @@ def _heads_of(op: Op, scope: str, share: Share, n_heads: int, a: Attention) -> O
     """An op for the KV heads of a share, or for the heads of q that read them."""
     each = n_heads // a.n_kv_heads
     lo, hi, size = share.a * each, share.b * each, op.out.width // n_heads
-    weights = _some_rows(op.weights, lo * size, hi * size) if op.kind == "linear" else op.weights
+    weights = op.weights
+    if op.kind == "linear":
+        weights = _some_rows(weights, lo * size, hi * size)
+    elif op.kind == "attention":
+        weights = tuple(sinks.cols(lo, hi) for sinks in weights)
     part = _part(op, scope, share, (hi - lo) * size, weights)
     if isinstance(op.attrs, Attention):
         mine = replace(a, n_heads=hi - lo, n_kv_heads=share.b - share.a, first=a.first + share.a)
@@ -255,19 +259,32 @@ def _experts_of(op: Op, scope: str, share: Share) -> Op:
     assert isinstance(a, Moe)
     if (share.order or share.whole) and a.held:
         raise _nothing(scope, share, "not all of them itself, so they have no order")
+    if share.order and a.groups > 1:
+        raise _nothing(scope, share, "groups of them, which an order would tear apart")
     order = share.order or tuple(range(share.of))
     mine = order[share.a : share.b]
     if share.whole:
         part = _part(op, scope, share, op.out.width, op.weights)
         return replace(part, attrs=replace(a, without=tuple(sorted({*order} - {*mine}))))
-    router, *others = op.weights
-    each = [w.shape[0] // a.matrices for w in others]
     if not share.order:
-        some = [w.rows(share.a * n, share.b * n) for w, n in zip(others, each, strict=True)]
-        part = _part(op, scope, share, op.out.width, (router, *some))
+        weights = tuple(
+            w if i in _of_all(a) else w.rows(share.a * n, share.b * n)
+            for i, (w, n) in enumerate((w, w.shape[0] // a.matrices) for w in op.weights)
+        )
+        part = _part(op, scope, share, op.out.width, weights)
         return replace(part, attrs=replace(a, first=a.first + share.a, held=share.b - share.a))
     # The experts get other numbers: its own come first, in the weights and in the router alike.
-    some = [w.blocks(mine, n, "experts") for w, n in zip(others, each, strict=True)]
     rest = sorted({*order} - {*mine})
-    part = _part(op, scope, share, op.out.width, (router.blocks((*mine, *rest), 1, "experts"), *some))
+    weights = tuple(
+        w.blocks((*mine, *rest), 1, "experts")
+        if i in _of_all(a)
+        else w.blocks(mine, w.shape[0] // a.matrices, "experts")
+        for i, w in enumerate(op.weights)
+    )
+    part = _part(op, scope, share, op.out.width, weights)
     return replace(part, attrs=replace(a, held=len(mine), numbers=mine))
+
+
+def _of_all(a: Moe) -> set[int]:
+    """Which weights have a row for every expert, whoever holds them: the router's."""
+    return {0, *(MIXTURE + i for i, name in enumerate(a.more) if name in BY_ROUTER)}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hetrun.graph import Constant, Extent, Graph, Op, Weight
+from hetrun.graph import Constant, Extent, Graph, Op, Remade, Weight
 from hetrun.loader.weight_reader import FileReader
 
 SAMPLE = 512  # bytes of a part of a weight at its beginning, its middle and its end
@@ -47,9 +47,10 @@ def _samples(weight: Weight, reader: FileReader) -> Iterator[bytes]:
         if isinstance(part, Constant):
             yield part.data
             continue
-        row = part.rows // 2
-        for skip, size in _places(part.row_bytes, row * part.stride, part.end - part.offset):
-            yield _read(reader, part, skip, size, weight.name)
+        for extent in part.sources if isinstance(part, Remade) else (part,):
+            middle = extent.rows // 2 * extent.stride
+            for skip, size in _places(extent.row_bytes, middle, extent.end - extent.offset):
+                yield _read(reader, extent, skip, size, weight.name)
 
 
 def _places(row: int, middle: int, nbytes: int) -> Iterator[tuple[int, int]]:

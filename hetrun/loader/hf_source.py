@@ -10,9 +10,11 @@ from typing import cast
 from hetrun.errors import ModelFileError
 from hetrun.graph import Weight
 from hetrun.graph.pooling import Pooling
+from hetrun.graph.quant import RAW
 from hetrun.loader import architectures
 from hetrun.loader.architectures import plugged
 from hetrun.loader.formats.hf_folder import Folder, read_folder
+from hetrun.loader.formats.safetensors import not_computed_with
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Importer
 from hetrun.loader.source import recommended
 from hetrun.system.file_identity import Stamp
@@ -130,13 +132,22 @@ def open_folder(path: Path) -> HfSource:
     importer = find_importer(folder.config)
     imported = importer.from_hf(HfModel(folder.config, folder.tensors))
     settings = Config(folder.config.path, {**imported.settings, **imported.layout})
+    for weight in imported.weights.values():
+        if weight.quant is RAW:
+            raise not_computed_with(folder.config.path, weight.name, RAW.name)
     named = {name: replace(weight, name=name) for name, weight in imported.weights.items()}
     return HfSource(folder, importer.name, imported, settings, named)
 
 
+def reads_mxfp4(config: Config) -> bool:
+    """Whether its weights are quantised, and in the way that its architecture reads."""
+    method = config.section("quantization_config").get_str("quant_method", "")
+    return (config.get_str("model_type", ""), method) == ("gpt_oss", "mxfp4")
+
+
 def find_importer(config: Config) -> Importer:
     """The architecture of a model_type: a plugin registered under that name, or a file in `models/`."""
-    if config.has("quantization_config"):
+    if config.has("quantization_config") and not reads_mxfp4(config):
         method = config.section("quantization_config").get_str("quant_method", "a method of its own")
         config.refuse(
             f"its weights are quantised by {method[:40]!r}: get the original model, or a GGUF of it"

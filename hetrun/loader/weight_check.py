@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Constant, Extent, Weight
+from hetrun.graph import Extent, Weight
 from hetrun.graph.quant import Bytes, QuantType
 from hetrun.loader.formats.gguf_file import shown
 from hetrun.loader.gguf_source import GGUFModel
@@ -91,7 +91,7 @@ def _weights(source: ModelSource) -> Iterator[Weight]:
     """Every weight that lies in a file, once."""
     seen = set()
     for weight in _tensors(source):
-        if not isinstance(weight.parts[0], Constant) and weight.parts not in seen:
+        if isinstance(weight.parts[0], Extent) and weight.parts not in seen:
             seen.add(weight.parts)
             yield weight
 
@@ -124,7 +124,7 @@ class _Found:
 def _look(weight: Weight, reader: FileReader, buffer: Bytes) -> ModelFileError | None:
     floats, found, row = FLOATS[weight.quant.name], _Found(), 0
     for part in weight.parts:
-        if isinstance(part, Constant):
+        if not isinstance(part, Extent):
             continue
         for skip, blocks in _slices(weight, part, reader, buffer):
             wrong = floats.wrong(blocks)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import ModelFileError
-from hetrun.graph import Constant, Extent, Weight
+from hetrun.graph import Constant, Extent, Remade, Weight
 from hetrun.system.file_identity import Stamp
 from hetrun.system.files import open_regular
 
@@ -34,12 +34,24 @@ class FileReader:
                 out[at : at + len(part.data)] = np.frombuffer(part.data, np.uint8)
                 at += len(part.data)
                 continue
-            # Rows that follow each other in the file are one read.
-            runs, rows = (1, part.rows) if part.stride == part.row_bytes else (part.rows, 1)
-            for run in range(runs):
-                end = at + rows * part.row_bytes
-                self.fill(target[at:end], part, run * part.stride, weight.name)
-                at = end
+            end = at + part.rows * part.row_bytes
+            if isinstance(part, Remade):
+                out[at:end] = part.make(lambda extent: self._extent(extent, weight.name)).reshape(-1)
+            else:
+                self._rows(target[at:end], part, weight.name)
+            at = end
+
+    def _extent(self, extent: Extent, name: str) -> NDArray[np.uint8]:
+        found = np.empty(extent.rows * extent.row_bytes, np.uint8)
+        self._rows(found.data, extent, name)
+        return found
+
+    def _rows(self, target: memoryview, part: Extent, name: str) -> None:
+        """Rows that follow each other in the file are one read."""
+        runs, rows = (1, part.rows) if part.stride == part.row_bytes else (part.rows, 1)
+        size = rows * part.row_bytes
+        for run in range(runs):
+            self.fill(target[run * size : (run + 1) * size], part, run * part.stride, name)
 
     def fill(self, target: memoryview, part: Extent, skip: int, name: str) -> None:
         """Bytes of a file from `skip` bytes behind a part's beginning; `name` is for messages."""

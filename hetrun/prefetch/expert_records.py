@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend.weight_streaming import Mixture
-from hetrun.graph import Constant, Weight
+from hetrun.graph import Extent, Weight
 from hetrun.prefetch.extents import Stretch, whole_pages
 from hetrun.prefetch.ring_buffer import EXTENT, PAGE
 
@@ -108,7 +108,7 @@ def _matrices(weight: Weight, experts: int) -> Iterator[Stretch]:
     """Where each expert's rows lie; it ends early at one that is in several places, or in no file."""
     rows = weight.shape[0] // experts
     for part in weight.parts:
-        if isinstance(part, Constant) or part.rows % rows:
+        if not isinstance(part, Extent) or part.rows % rows:
             return
         if part.rows > 1 and part.stride != part.row_bytes:
             return

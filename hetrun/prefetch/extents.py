@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend.weight_streaming import Piece, Place
-from hetrun.graph import Constant, Extent
+from hetrun.graph import Extent, Part
 from hetrun.prefetch.ring_buffer import MOST_EXTENTS, PAGE, PIECE
 
 
@@ -35,7 +35,7 @@ def stretches(piece: Piece, run: tuple[int, int]) -> tuple[Stretch, ...] | None:
     """The rows of one run in files, in their order; None if some lie in no file, or not row behind row."""
     found: list[Stretch] = []
     for part in piece.weight.rows(*run).parts:
-        if isinstance(part, Constant) or (part.rows > 1 and part.stride != part.row_bytes):
+        if not isinstance(part, Extent) or (part.rows > 1 and part.stride != part.row_bytes):
             return None
         found.append(Stretch(part.path, part.offset, part.rows * part.row_bytes))
     return tuple(_joined(found))
@@ -100,7 +100,7 @@ def table(laid: Iterable[Laid | None], files: Mapping[str, int]) -> NDArray[np.v
     return found
 
 
-def extents(piece: Piece) -> Iterator[tuple[Extent | Constant, int, int]]:
+def extents(piece: Piece) -> Iterator[tuple[Part, int, int]]:
     """All that a piece consists of, and where it begins and ends in its stored bytes, run behind run."""
     at = 0
     for run in piece.runs:

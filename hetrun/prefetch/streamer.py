@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend.weight_streaming import Cut, Piece, Place
 from hetrun.errors import BackendError, Cancelled, HetrunError
-from hetrun.graph import Constant, Extent, Weight
+from hetrun.graph import Constant, Extent, Remade, Weight
 from hetrun.prefetch.extents import can_stream, extents, lay_out, table
 from hetrun.prefetch.native import Read
 from hetrun.prefetch.open_files import OpenFiles
@@ -205,8 +205,15 @@ class Streamer:
         for part, at, end in extents(piece):
             if isinstance(part, Constant):
                 out[at:end] = np.frombuffer(part.data, np.uint8)
+            elif isinstance(part, Remade):
+                out[at:end] = part.make(self._extent).reshape(-1)
             else:
                 self._fetch(part, out[at:end])
+
+    def _extent(self, extent: Extent) -> NDArray[np.uint8]:
+        found = np.empty(extent.rows * extent.row_bytes, np.uint8)
+        self._fetch(extent, found)
+        return found
 
     def _fetch(self, part: Extent, out: NDArray[np.uint8]) -> None:
         file = self.files[part.path]

@@ -25,10 +25,10 @@ from hetrun.backend import (
     registry,
 )
 from hetrun.backend.conformance import report
-from hetrun.backend.conformance.cases import CASES, MATRICES
+from hetrun.backend.conformance.cases import CASES, MATRICES, PLAIN, Case
 from hetrun.backend.conformance.formatting import to_json, to_text
 from hetrun.backend.conformance.report import Cell, Report, conformance
-from hetrun.backend.conformance.self_test import cases_for, faults
+from hetrun.backend.conformance.self_test import Kind, cases_for, faults
 from hetrun.backend.interpreter import InterpretingBackend, OpFunction
 from hetrun.backends.reference.ops import TABLE
 from hetrun.graph import Op
@@ -42,10 +42,14 @@ __all__ = ["run"]  # a fixture
 
 LINEAR = [c for c in CASES if c.kind == "linear" and c.quant in ("F32", "Q4_K") and len(c.weights) == 1]
 FEW = [*LINEAR, *(c for c in CASES if c.kind in ("add", "rms_norm"))]
-MODEL = (
-    *(("embed", ("Q4_K",)), ("linear", ("Q4_K",)), ("linear", ("Q4_K", "F32")), ("head", ("Q6_K",))),
-    *(("rms_norm", ("F32",)), ("rope", ()), ("rope", ("F32",)), ("attention", ()), ("swiglu", ())),
-    *(("add", ()), ("select", ()), ("moe", ("F32", "Q4_K", "Q4_K", "Q6_K")), ("layer_norm", ("F32", "F32"))),
+MODEL = tuple(
+    Kind(*kind)
+    for kind in (
+        *(("embed", ("Q4_K",)), ("linear", ("Q4_K",)), ("linear", ("Q4_K", "F32")), ("head", ("Q6_K",))),
+        *(("rms_norm", ("F32",)), ("rope", ()), ("rope", ("F32",)), ("attention", ()), ("swiglu", ())),
+        *(("add", ()), ("select", ()), ("moe", ("F32", "Q4_K", "Q4_K", "Q6_K"))),
+        ("layer_norm", ("F32", "F32")),
+    )
 )
 
 Change = Callable[[Floats], object]
@@ -119,7 +123,7 @@ LIES: Mapping[str, tuple[Change, str]] = {
 def test_what_a_backend_gets_wrong_is_found(lie: str) -> None:
     change, said = LIES[lie]
     backend = changed(change)
-    (fault,) = faults(backend, [("linear", ("F32",)), ("add", ())])
+    (fault,) = faults(backend, [Kind("linear", ("F32",)), Kind("add", ())])
     assert (fault.kind, fault.types) == ("linear", ("F32",))
     with pytest.raises(AssertionError, match=said):
         raise AssertionError(str(fault))
@@ -130,7 +134,7 @@ def test_a_backend_that_writes_into_its_inputs_is_found() -> None:
     def relu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
         return np.maximum(x[0], 0, out=x[0])
 
-    (fault,) = faults(Tried({**TABLE, "relu": relu}), [("relu", ())])
+    (fault,) = faults(Tried({**TABLE, "relu": relu}), [Kind("relu", ())])
     assert "it changes its inputs" in str(fault)
 
 
@@ -140,7 +144,7 @@ def test_a_backend_that_leaves_other_keys_and_values_is_found() -> None:
         kv.tables[0][1].write(work.slots[0][:1], x[2][:1] * 2)
         return result
 
-    (fault,) = faults(Tried({**TABLE, "attention": attention}), [("attention", ())])
+    (fault,) = faults(Tried({**TABLE, "attention": attention}), [Kind("attention", ())])
     assert "in the KV cache" in str(fault)
 
 
@@ -152,8 +156,8 @@ def test_a_backend_that_is_right_has_no_faults(quick: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", MODEL, ids=lambda k: "-".join([k[0], *k[1]]))
-def test_every_kind_of_op_is_tried_with_its_own_types(kind: tuple[str, tuple[str, ...]]) -> None:
-    cases = list(cases_for(*kind, True))
+def test_every_kind_of_op_is_tried_with_its_own_types(kind: Kind) -> None:
+    cases = list(cases_for(kind, True))
     assert cases
     assert {c.kind for c in cases} == {kind[0]}
     assert {tuple(w[2] for w in c.weights) for c in cases} == {kind[1]}
@@ -164,12 +168,30 @@ def test_every_kind_of_op_and_every_type_can_be_vetted() -> None:
     for kind, n in counts:
         for quant in QUANTS if kind in MATRICES else ("F32",):
             types = ("F32", *[quant] * 3) if kind == "moe" else (quant, *["F32"] * n)[:n]
-            assert list(cases_for(kind, types, True)), (kind, types)
+            assert list(cases_for(Kind(kind, types), True)), (kind, types)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.kind == "moe" and c.variant != PLAIN], ids=str)
+def test_every_mixture_can_be_vetted(case: Case) -> None:
+    types = tuple(w[2] for w in case.weights)
+    tried = list(cases_for(Kind("moe", types, case.variant), True))
+    assert {c.variant for c in tried} == {case.variant}
+    assert {tuple(w[2] for w in c.weights) for c in tried} == {types}
+
+
+def test_an_attention_that_forgets_its_sinks_is_found() -> None:
+    def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+        return TABLE["attention"](op, x, [], work, kv)
+
+    backend = Tried({**TABLE, "attention": attention})
+    assert not faults(backend, [Kind("attention", ())])
+    (fault,) = faults(backend, [Kind("attention", ("F32",))])
+    assert "sinks" in fault.case
 
 
 def test_what_is_not_supported_is_no_fault() -> None:
     assert not faults(Tried({}), MODEL)
-    assert not faults(changed(divided), [("add", ())])
+    assert not faults(changed(divided), [Kind("add", ())])
 
 
 def test_a_backend_that_cannot_be_asked_has_a_fault() -> None:
@@ -177,7 +199,7 @@ def test_a_backend_that_cannot_be_asked_has_a_fault() -> None:
         def supports(self, op: Op) -> bool:
             raise RuntimeError("no \x1b answer\nat all")
 
-    (fault,) = faults(Silent(), [("add", ())])
+    (fault,) = faults(Silent(), [Kind("add", ())])
     assert str(fault).startswith(r"add: it fails: RuntimeError: no \x1b answer\nat all (case add-")
 
 
@@ -189,14 +211,14 @@ def test_runners_and_buffers_are_given_back_when_something_fails() -> None:
             return super().upload(wanted, read)
 
     backend = Half()
-    (fault,) = faults(backend, [("moe", ("F32", "F32", "F32", "F32"))])
+    (fault,) = faults(backend, [Kind("moe", ("F32", "F32", "F32", "F32"))])
     assert "MemoryError: full" in str(fault)
     assert backend.held == Held()
 
 
 def test_types_that_nobody_packs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "named", lambda group, name: None)
-    assert not faults(changed(divided), [("linear", ("Q4_K",))])
+    assert not faults(changed(divided), [Kind("linear", ("Q4_K",))])
     found = conformance([described(Tried())], cases=LINEAR)
     assert states(found) == {("linear", "F32"): "ok", ("linear", "Q4_K"): "untried"}
     assert "not tried with weights of Q4_K: no weights of this type can be made here" in to_text(found)

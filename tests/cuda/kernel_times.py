@@ -182,7 +182,7 @@ def _attention(bench: Bench) -> None:
             )
             joins = bench.library.launch(
                 *(code, "join", (rows * N_HEADS,), HEAD, at(parts), at(tables)),
-                *(at(bench.y + BIG // 2), number(N_HEADS)),
+                *(at(bench.y + BIG // 2), number(N_HEADS), at(0)),
             )
             both = bench.seconds([looks, joins] * 8, 2)
             bench.bytes_line(f"attend_few {rows} rows of {depth}", both, 2.0 * depth * row_bytes)
@@ -199,7 +199,7 @@ def _tiles(bench: Bench, code: Source, kv: SlabTable, tables: int, facts: Facts,
     bench.tell(tables, told)
     work = bench.library.launch(
         *(code, "attend_many", (len(told), N_KV), attention_launch.THREADS),
-        *(at(bench.x), at(tables), kv, at(bench.y), *facts),
+        *(at(bench.x), at(tables), kv, at(bench.y), at(0), *facts),
         shared=attention_launch.many_shared(HEAD),
     )
     seen = sum(begin + i + 1 for i in range(rows))

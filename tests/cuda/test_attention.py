@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_void_p
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +67,14 @@ class Cache:
         return flat.reshape(self.rows, self.heads, self.head)
 
 
-def expected(q: np.ndarray, cache: Cache, seen: list[slice], scale: float, softcap: float) -> np.ndarray:
+def expected(
+    q: np.ndarray,
+    cache: Cache,
+    seen: list[slice],
+    scale: float,
+    softcap: float,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
     k, v = (cache.read(i).astype(np.float64) for i in (0, 1))
     group = q.shape[1] // cache.heads
     out = np.zeros(q.shape)
@@ -75,7 +83,8 @@ def expected(q: np.ndarray, cache: Cache, seen: list[slice], scale: float, softc
             scores = k[rows, h // group] @ q[i, h].astype(np.float64) * scale
             scores = softcap * np.tanh(scores / softcap) if softcap else scores
             p = np.exp(scores - scores.max())
-            out[i, h] = p @ v[rows, h // group] / p.sum()
+            sink = 0.0 if sinks is None else np.exp(sinks[h] - scores.max())
+            out[i, h] = p @ v[rows, h // group] / (p.sum() + sink)
     return out
 
 
@@ -116,7 +125,13 @@ OFTEN = 5  # of them are tried by `make test`: a program for each type and size 
 
 
 def few(
-    cache: Cache, q: np.ndarray, views: list[tuple[int, int]], scale: float, softcap: float, seed: int = 1
+    cache: Cache,
+    q: np.ndarray,
+    views: list[tuple[int, int]],
+    scale: float,
+    softcap: float,
+    seed: int = 1,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     n, n_heads = len(q), q.shape[1]
     rows = np.array([(i, first, length, 0) for i, (first, length) in enumerate(views)], ROW).view(np.uint8)
@@ -128,7 +143,7 @@ def few(
     factors = float(scale), float(softcap)
     run(cache.source, "attend_few", grid, THREADS, q, rows, cache.argument(), partial, *factors,
         n_heads, cache.heads, shared=shared, seed=seed)  # fmt: skip
-    run(cache.source, "join", (n * n_heads,), 64, partial, rows, y, n_heads, seed=seed)
+    run(cache.source, "join", (n * n_heads,), 64, partial, rows, y, n_heads, _or_null(sinks), seed=seed)
     return y
 
 
@@ -145,6 +160,22 @@ def test_few_rows(case: tuple[str, int, int, int, list[tuple[int, int]]], softca
         assert (few(cache, q[i : i + 1].copy(), [view], head**-0.5, softcap, seed=i + 2)[0] == found[i]).all()
 
 
+def _or_null(array: np.ndarray | None) -> np.ndarray | c_void_p:
+    return c_void_p(0) if array is None else array
+
+
+def test_sinks_take_their_share_of_few_rows() -> None:
+    kv_type, heads, kv_heads, head, views = CASES[1]
+    cache = Cache(kv_type, kv_heads, head, max(a + n for a, n in views))
+    cache.write(np.arange(cache.rows))
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((len(views), heads, head), dtype=np.float32)
+    sinks = 2 * rng.standard_normal(heads, dtype=np.float32)
+    found = few(cache, q, views, head**-0.5, 0.0, sinks=sinks)
+    right = expected(q, cache, [slice(a, a + n) for a, n in views], head**-0.5, 0.0, sinks)
+    close(found, right, 1e-12)
+
+
 SHAPES = [(4, 2, 32), (9, 3, 64), (8, 1, 128), (2, 2, 96), (1, 1, 256), (4, 1, 192)]
 # In `make test` sizes of heads take turns at the types, one of them at none.
 MANY = [
@@ -155,15 +186,24 @@ MANY = [
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head", "kv_type"), MANY)
-@pytest.mark.parametrize(("before", "rows", "window", "softcap"), [
-    (0, 64, 0, 0.0), (100, 37, 0, 0.0), (0, 70, 20, 0.0), (130, 5, 40, 1.5),
+@pytest.mark.parametrize(("before", "rows", "window", "softcap", "sunk"), [
+    (0, 64, 0, 0.0, False), (100, 37, 0, 0.0, True), (0, 70, 20, 0.0, True), (130, 5, 40, 1.5, False),
 ])  # fmt: skip
 def test_many_rows(
-    heads: int, kv_heads: int, head: int, kv_type: str, before: int, rows: int, window: int, softcap: float
+    heads: int,
+    kv_heads: int,
+    head: int,
+    kv_type: str,
+    before: int,
+    rows: int,
+    window: int,
+    softcap: float,
+    sunk: bool,
 ) -> None:
     cache = Cache(kv_type, kv_heads, head, before + rows)
     cache.write(np.arange(cache.rows))
     q = 3 * np.random.default_rng(1).standard_normal((rows, heads, head), dtype=np.float32)
+    sinks = np.linspace(-2, 4, heads, dtype=np.float32) if sunk else None
     most = LINES * kv_heads // heads
     ends = [before + i + 1 for i in range(rows)]
     begins = [max(0, end - window) if window else 0 for end in ends]
@@ -172,7 +212,7 @@ def test_many_rows(
         tiles.append((a, min(most, rows - a), begins[a], ends[a] - begins[a], window))
     y = np.full(q.shape, np.nan, np.float32)
     run(cache.source, "attend_many", (len(tiles), kv_heads), THREADS, q, np.array(tiles, TILE).view(np.uint8),
-        cache.argument(), y, float(head**-0.5), float(softcap), heads, kv_heads,
+        cache.argument(), y, _or_null(sinks), float(head**-0.5), float(softcap), heads, kv_heads,
         shared=attention_launch.many_shared(head))  # fmt: skip
     seen = [slice(a, b) for a, b in zip(begins, ends, strict=True)]
-    close(y, expected(q, cache, seen, head**-0.5, softcap), 3e-6)
+    close(y, expected(q, cache, seen, head**-0.5, softcap, sinks), 3e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from ctypes import c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hetrun.backend.conformance.random_weights import packed
 from hetrun.backends.cuda.matmul_launch import THREADS, Output, blocks, group_of
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import READ
+from hetrun.backends.reference.moe import gated
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.support.tiers import first
@@ -193,8 +195,9 @@ def activated(x: np.ndarray, act: int) -> np.ndarray:
     return result
 
 
+@pytest.mark.parametrize("clamped", [False, True])
 @pytest.mark.parametrize("quant", EVERYDAY)
-def test_experts(quant: str) -> None:
+def test_experts(quant: str, clamped: bool) -> None:
     experts, first, held, n_ff, width, tokens, used = 6, 2, 3, 256, 512, 3, 2
     (gate, g), (up, u) = (stored(quant, held * n_ff, width, seed) for seed in (0, 1))
     down, d = stored(quant, held * width, n_ff, 2)
@@ -205,16 +208,19 @@ def test_experts(quant: str) -> None:
     pairs = tokens * used
     inner, y = np.full((pairs, n_ff), np.nan, np.float32), np.full((pairs, width), np.nan, np.float32)
     facts = chosen, first, held
+    biases = [inputs(held, n, seed) for seed, n in enumerate((n_ff, n_ff, width), 3)]
+    given = biases if clamped else [c_void_p(0)] * 3
     run(source(quant), "experts_gated", (pairs * n_ff // 4,), THREADS,
-        gate, up, *facts, inner, x, n_ff, width, used, pairs)  # fmt: skip
+        gate, up, *given[:2], *facts, inner, x, n_ff, width, used, pairs, 3 if clamped else 0)  # fmt: skip
     run(source(quant), "experts_down", (pairs * width // 4,), THREADS,
-        down, chosen, shares, first, held, y, inner, width, n_ff, pairs)  # fmt: skip
+        down, given[2], chosen, shares, first, held, y, inner, width, n_ff, pairs)  # fmt: skip
     for pair, e in enumerate(chosen.reshape(-1) - first):
         if not 0 <= e < held:
             assert not y[pair].any()
             continue
         mine = x[pair // used]
         a = slice(e * n_ff, (e + 1) * n_ff)
-        right = activated(mine @ g[a].T, 0) * (mine @ u[a].T)
-        right = shares.reshape(-1)[pair] * (right @ d[e * width : (e + 1) * width].T)
+        one, other, last = (b[e] if clamped else 0 for b in biases)
+        right = gated("clamped" if clamped else "silu", mine @ g[a].T + one, mine @ u[a].T + other)
+        right = shares.reshape(-1)[pair] * (right @ d[e * width : (e + 1) * width].T + last)
         assert np.abs(y[pair] - right).max() <= 1e-5 * np.abs(right).max()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from hetrun.backends.cuda import top_k
 from hetrun.backends.cuda.driver import Argument
+from hetrun.backends.cuda.moe import route_shared, routing_of
 from hetrun.backends.cuda.programs import Source
-from hetrun.backends.reference.moe import route, silu
-from hetrun.backends.reference.ops import erf
-from hetrun.graph.ops import Moe
+from hetrun.backends.reference.activations import erf, silu
+from hetrun.backends.reference.moe import route
+from hetrun.graph.ops import Moe, MoreWeight
 from tests.cuda.emulated.kernels import needs_compiler, run
 
 pytestmark = needs_compiler
@@ -329,10 +332,12 @@ def test_entries_of_a_table_are_set() -> None:
 # --- choices
 
 
-def routed(a: Moe, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def routed(
+    a: Moe, scores: np.ndarray, more: Mapping[MoreWeight, np.ndarray] = MappingProxyType({})
+) -> tuple[np.ndarray, np.ndarray]:
     chosen, shares = Result((len(scores), a.n_used), np.int32), Result((len(scores), a.n_used))
-    arguments = len(scores), a.n_experts, a.n_used, int(a.normalise), float(a.scale)
-    blocks, shared = -(-len(scores) // 4), 4 * 4 * a.n_experts
+    arguments = len(scores), routing_of(a, {name: numbers.ctypes.data for name, numbers in more.items()})
+    blocks, shared = -(-len(scores) // 4), route_shared(a)
     run(SMALL, "route", (blocks,), 128, scores, chosen.array, shares.array, *arguments, shared=shared)
     return chosen.checked(), shares.checked()
 
@@ -349,7 +354,32 @@ def test_experts_are_chosen(n_experts: int, n_used: int, normalise: bool, scale:
     scores[2] = np.round(scores[2])  # some alike
     scores[3, ::2] = -np.inf
     chosen, shares = routed(a, scores)
-    right, parts = route(a, scores)
+    right, parts = route(a, scores, {})
+    assert (chosen == right).all()
+    close(shares, parts)
+
+
+@pytest.mark.parametrize("scores_by", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(
+    ("groups", "used", "best", "names"),
+    [
+        (1, 1, 2, ("router_bias",)),
+        (1, 1, 2, ("choice_bias", "expert_scale")),
+        (8, 3, 2, ("router_bias", "choice_bias")),
+        (40, 6, 1, ()),
+    ],
+)
+def test_experts_are_chosen_by_groups_and_biases(
+    scores_by: Literal["softmax", "sigmoid"], groups: int, used: int, best: int, names: tuple[MoreWeight, ...]
+) -> None:
+    n = 40
+    a = Moe(
+        n, 6, 32, True, 2.5, scores=scores_by, groups=groups, groups_used=used, group_best=best, more=names
+    )
+    more = {name: numbers(1, n, seed=i + 5) for i, name in enumerate(names)}
+    scores = numbers(7, n)
+    chosen, shares = routed(a, scores, more)
+    right, parts = route(a, scores, more)
     assert (chosen == right).all()
     close(shares, parts)
 

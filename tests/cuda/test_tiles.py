@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from ctypes import c_void_p
+
 import numpy as np
 import pytest
 
 from hetrun.backend.conformance.random_weights import packed
 from hetrun.backends.cuda import grouped_launch
 from hetrun.backends.cuda.weights import READ
+from hetrun.backends.reference.moe import gated
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.support.tiers import first
@@ -95,7 +98,7 @@ def stored(quant: str, rows: int, cols: int, seed: int) -> tuple[np.ndarray, np.
     return aligned(raw), rounded(by_name(quant).dequantise(raw, cols)).reshape(HELD, rows, cols)
 
 
-def check(quant: str, tokens: int, used: int, n_ff: int, width: int) -> None:
+def check(quant: str, tokens: int, used: int, n_ff: int, width: int, clamped: bool = False) -> None:
     """Both products against numpy, which rounds what they round."""
     (gate, g), (up, u) = (stored(quant, n_ff, width, seed) for seed in (0, 1))
     down, d = stored(quant, width, n_ff, 2)
@@ -108,23 +111,26 @@ def check(quant: str, tokens: int, used: int, n_ff: int, width: int) -> None:
     inner = aligned(np.full((pairs, n_ff), 0x7FC0, np.uint16))
     y = aligned(np.full((pairs, width), np.nan, np.float32))
     told = order, tiles.view(np.uint8), HELD
+    biases = [rng.standard_normal((HELD, n), dtype=np.float32) for n in (n_ff, n_ff, width)]
+    given = [aligned(b) for b in biases] if clamped else [c_void_p(0)] * 3
     source, threads, shared = grouped_launch.source(quant), grouped_launch.THREADS, grouped_launch.SHARED
+    act = 3 if clamped else 0
     run(source, "experts_gated_many", grouped_launch.gated_grid(pairs, HELD, n_ff), threads,
-        gate, up, *told, inner, x, n_ff, width, used, shared=shared)  # fmt: skip
+        gate, up, *given[:2], *told, inner, x, n_ff, width, used, act, shared=shared)  # fmt: skip
     run(source, "experts_down_many", grouped_launch.down_grid(pairs, HELD, width), threads,
-        down, *told, shares, y, inner, width, n_ff, shared=shared)  # fmt: skip
+        down, given[2], *told, shares, y, inner, width, n_ff, shared=shared)  # fmt: skip
     for place, pair in enumerate(order):
         e = chosen.reshape(-1)[pair] - FIRST
         if not 0 <= e < HELD:
             assert not y[pair].any()
             continue
         mine = numbers(x[pair // used])
-        a = g[e] @ mine
-        right = a / (1 + np.exp(-a)) * (u[e] @ mine)
+        one, other, last = (b[e] if clamped else 0 for b in biases)
+        right = gated("clamped" if clamped else "silu", g[e] @ mine + one, u[e] @ mine + other)
         found = numbers(inner[place])
         # Half a step of bf16, and sums in another order.
         assert (np.abs(found - right) <= 2**-8 * np.abs(right) + 2e-5 * np.abs(right).max()).all()
-        right = shares.reshape(-1)[pair] * (d[e] @ found)
+        right = shares.reshape(-1)[pair] * (d[e] @ found + last)
         assert np.abs(y[pair] - right).max() <= 1e-5 * np.abs(right).max()
 
 
@@ -142,6 +148,10 @@ def test_rows_that_end_anywhere(n_ff: int, width: int) -> None:
 @pytest.mark.parametrize("quant", ["Q4_0", "Q8_0"])
 def test_slabs_that_are_half_empty(quant: str) -> None:
     check(quant, tokens=20, used=3, n_ff=96, width=160)
+
+
+def test_experts_with_biases() -> None:
+    check("MXFP4", tokens=90, used=2, n_ff=256, width=160, clamped=True)
 
 
 def test_an_expert_of_several_tiles() -> None:

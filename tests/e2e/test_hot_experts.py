@@ -59,7 +59,7 @@ def pairs(op: Op, x: list[Floats], w: list[Floats]) -> int:
     """How many times an expert computes a row."""
     a = op.attrs
     assert isinstance(a, Moe)
-    chosen, _ = route(a, x[0] @ w[0].T)
+    chosen, _ = route(a, x[0] @ w[0].T, a.others(w))
     return int((~np.isin(chosen, [*a.without])).sum())
 
 

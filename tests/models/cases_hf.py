@@ -70,6 +70,20 @@ MISTRAL = (
     Row("yarn", "mistral", {"sliding_window": None, **rope("yarn", **YARN)}),
 )
 
+GPT = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 8}
+SMOOTH = rope("yarn", **YARN, truncate=False)
+GPT_OSS = (
+    Row("plain", "gpt_oss", {**GPT, "num_hidden_layers": 3, **SMOOTH}),
+    Row("truncated", "gpt_oss", {**GPT, **rope("yarn", **YARN)}),
+    Row("betas", "gpt_oss", {**GPT, **rope("yarn", **YARN, **BETAS, truncate=False)}),
+    Row("attention-factor", "gpt_oss", {**GPT, **rope("yarn", **YARN, truncate=False, attention_factor=0.7)}),
+    Row("no-yarn", "gpt_oss", {**GPT, **rope("default")}),
+    Row("no-yarn-bf16", "gpt_oss", {**GPT, **rope("default")}, dtype=torch.bfloat16),
+    Row("no-yarn-layer-types", "gpt_oss",
+        {**GPT, "layer_types": ["full_attention", "sliding_attention"], **rope("default")}),
+    Row("no-attention-bias", "gpt_oss", {**GPT, "attention_bias": False, **SMOOTH}),
+)  # fmt: skip
+
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 GROWING |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 16}
 MINISTRAL3 = (
@@ -320,7 +334,7 @@ OPT = (
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
 OTHERS = (*SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
-ROWS = (*DENSE, *OTHERS, *MIXTRAL, *QWEN3_MOE, *HYBRID, *GEMMA3, *PHI3, *OPT)
+ROWS = (*DENSE, *OTHERS, *MIXTRAL, *QWEN3_MOE, *GPT_OSS, *HYBRID, *GEMMA3, *PHI3, *OPT)
 
 # Rows that say something else as soon as one of these settings is left out; three do not, and transformers
 # does not run one without.
@@ -337,7 +351,7 @@ NAMES = {
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "ministral3-plain"),
-    "granite-plain",
+    *("granite-plain", "gpt_oss-plain"),
     *("olmo2-plain", "olmo3-windows", "ernie4_5-plain", "glm4-plain"),
 }
 

@@ -44,7 +44,14 @@ SIZES = {
 }
 # Larger queries and keys make attention choose, so that a wrong position shows in the logits; a larger
 # router makes experts differ.
-GAINS = {"q_proj": 1.6, "k_proj": 1.6, "qkv_proj": 1.6, "lm_head": 2.5, "gate.weight": 3.0}
+GAINS = {
+    "q_proj": 1.6,
+    "k_proj": 1.6,
+    "qkv_proj": 1.6,
+    "lm_head": 2.5,
+    "gate.weight": 3.0,
+    "router.weight": 3.0,
+}
 
 
 # What sees pictures in models that do: as small as it can be, and no test looks through it.

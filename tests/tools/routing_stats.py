@@ -79,8 +79,8 @@ class Watch:
         before = self._streams.get(layer - 1)
         if before is not None:
             normal = before / np.sqrt(np.mean(np.square(before), axis=-1, keepdims=True))
-            guess = route(a, normal * self._norms[layer] @ w[0].T)[0]
-            chosen = route(a, x[0] @ w[0].T)[0]
+            guess = route(a, normal * self._norms[layer] @ w[0].T, a.others(w))[0]
+            chosen = route(a, x[0] @ w[0].T, a.others(w))[0]
             same = [np.isin(one, other).mean() for one, other in zip(guess, chosen, strict=True)]
             self.guessed[layer].extend(float(s) for s in same)
         return moe(op, x, w, work, kv)

@@ -47,6 +47,7 @@ class Model:
                 if isinstance(part, Constant):
                     rows.append(part.data[i * part.row_bytes : (i + 1) * part.row_bytes])
                 else:
+                    assert isinstance(part, Extent)
                     at = part.offset + i * part.stride
                     rows.append(self.contents[part.path][at : at + part.row_bytes])
         return [b"".join(rows[a:b]) for a, b in piece.runs]

@@ -379,12 +379,14 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_WARPS, HEAD <= 64 ? 4 : HE
 }
 
 // The parts of each row and head as one; a block of whole warps for each, a lane for the weight of each part.
-extern "C" __global__ void join(const float *partial, const Row *rows, float *y, int n_heads) {
+extern "C" __global__ void join(const float *partial, const Row *rows, float *y, int n_heads,
+                                const float *sinks) {
     int at = blockIdx.x / n_heads, head = blockIdx.x % n_heads, lane = threadIdx.x % WARP;
     const float *parts = partial + (int64)blockIdx.x * SPLITS * (2 + HEAD), *part = parts + lane * (2 + HEAD);
     bool there = part[0] > -INFINITY_F;
     float most = warp_max(part[0]), weight = there ? exp2f(part[0] - most) : 0.0f;
     float sum = warp_sum(there ? part[1] * weight : 0.0f);
+    if (sinks) sum += exp2f(sinks[head] * LOG2_E - most);
     for (int i = threadIdx.x; i - lane < HEAD; i += blockDim.x) {
         float value = 0.0f;
 #pragma unroll 8
@@ -594,8 +596,8 @@ __device__ __forceinline__ float share_out(Line &line, float (&scores)[KEYS / 8]
 
 // Blocks: (tiles, KV heads). Shared memory: a `Shared`.
 extern "C" __global__ void __launch_bounds__(MANY_THREADS, HEAD <= 128 ? 2 : 1)
-    attend_many(const float *q, const Tile *tiles, Table t, float *y, float scale, float softcap, int n_heads,
-                int n_kv_heads) {
+    attend_many(const float *q, const Tile *tiles, Table t, float *y, const float *sinks, float scale,
+                float softcap, int n_heads, int n_kv_heads) {
     Shared &s = *(Shared *)shared_memory;
     Tile tile = tiles[blockIdx.x];
     int of_kv = n_heads / n_kv_heads, head = blockIdx.y * of_kv, lines = tile.rows * of_kv;
@@ -643,6 +645,7 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, HEAD <= 128 ? 2 : 1)
     for (int i = 0; i < 2; i++) {
         float sum = quad_sum(line[i].sum);
         if (!line[i].sees) continue;
+        if (sinks) sum += exp2f(sinks[head + (mine + 8 * i) % of_kv] * LOG2_E - line[i].most);
         float *to = y + at[i] + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < HEAD / 8; n++)

@@ -49,3 +49,21 @@ __device__ __forceinline__ float block_sum(float x, float *parts) {
     __syncthreads();
     return total;
 }
+
+// --- gates
+
+#define CLAMP 7.0f  // of gpt-oss' experts
+#define CLAMP_STEEPNESS 1.702f
+
+__device__ __forceinline__ float activated(float x, int act) {
+    if (act == 0) return x / (1.0f + expf(-x));
+    if (act == 2) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
+// act(g) * u; act: 0 silu, 1 gelu by tanh, 2 gelu by erf, 3 as gpt-oss has it.
+__device__ __forceinline__ float joined(float g, float u, int act) {
+    if (act != 3) return activated(g, act) * u;
+    g = fminf(g, CLAMP);
+    return g / (1.0f + expf(-CLAMP_STEEPNESS * g)) * (fminf(fmaxf(u, -CLAMP), CLAMP) + 1.0f);
+}

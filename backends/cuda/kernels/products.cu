@@ -72,12 +72,6 @@ __device__ __forceinline__ void few(Output first, Output second, Output third, c
     o.y[at] = o.add ? y + o.add[at] : y;
 }
 
-__device__ __forceinline__ float activated(float x, int act) {
-    if (act == 0) return x / (1.0f + expf(-x));
-    if (act == 2) return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
-    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
-}
-
 // y = act(x @ gate.T) * (x @ up.T); act: 0 silu, 1 gelu by tanh, 2 gelu by erf.
 template <int T, int R>
 __device__ __forceinline__ void gated(const byte *gate, const byte *up, const float *gate_bias,
@@ -123,10 +117,11 @@ __device__ __forceinline__ int expert_of(const int *chosen, int pair, int first,
     return e >= 0 && e < held ? e : -1;
 }
 
-// y[pair] = silu(x[token] @ gate.T) * (x[token] @ up.T) by the pair's expert; zeros where it is not held.
-extern "C" __global__ void experts_gated(const byte *gate, const byte *up, const int *chosen, int first,
-                                         int held, float *y, const float *x, int n_ff, int cols, int n_used,
-                                         int pairs) {
+// y[pair] = act(x[token] @ gate.T) * (x[token] @ up.T) by the pair's expert; zeros where it is not held.
+extern "C" __global__ void experts_gated(const byte *gate, const byte *up, const float *gate_bias,
+                                         const float *up_bias, const int *chosen, int first, int held,
+                                         float *y, const float *x, int n_ff, int cols, int n_used, int pairs,
+                                         int act) {
     int pair = blockIdx.x % pairs, row = blockIdx.x / pairs * WARPS + threadIdx.x / WARP;
     if (row >= n_ff) return;
     int e = expert_of(chosen, pair, first, held);
@@ -136,13 +131,14 @@ extern "C" __global__ void experts_gated(const byte *gate, const byte *up, const
         const float *from = x + (int64)(pair / n_used) * cols;
         g = dot<1, 1>(gate + skip, row, n_ff, from, cols, cols, 1);
         u = dot<1, 1>(up + skip, row, n_ff, from, cols, cols, 1);
+        if (gate_bias) g += gate_bias[(int64)e * n_ff + row], u += up_bias[(int64)e * n_ff + row];
     }
-    if (threadIdx.x % WARP == 0) y[(int64)pair * n_ff + row] = activated(g, 0) * u;
+    if (threadIdx.x % WARP == 0) y[(int64)pair * n_ff + row] = e >= 0 ? joined(g, u, act) : 0.0f;
 }
 
 // y[pair] = share * (inner[pair] @ down.T) by the pair's expert; zeros where it is not held.
-extern "C" __global__ void experts_down(const byte *down, const int *chosen, const float *shares, int first,
-                                        int held, float *y, const float *inner, int width, int n_ff,
+extern "C" __global__ void experts_down(const byte *down, const float *bias, const int *chosen,
+                                        const float *shares, int first, int held, float *y, const float *inner, int width, int n_ff,
                                         int pairs) {
     int pair = blockIdx.x % pairs, row = blockIdx.x / pairs * WARPS + threadIdx.x / WARP;
     if (row >= width) return;
@@ -151,6 +147,7 @@ extern "C" __global__ void experts_down(const byte *down, const int *chosen, con
     if (e >= 0) {
         int64 skip = row_bytes(n_ff) * width * e;
         sum = dot<1, 1>(down + skip, row, width, inner + (int64)pair * n_ff, n_ff, n_ff, 1);
+        if (bias) sum += bias[(int64)e * width + row];
     }
     if (threadIdx.x % WARP == 0) y[(int64)pair * width + row] = shares[pair] * sum;
 }

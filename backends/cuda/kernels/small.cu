@@ -339,40 +339,82 @@ __device__ __forceinline__ uint64 warp_greatest(uint64 key) {
     return key;
 }
 
-// For each row the experts with the greatest scores and their shares: the softmax over all, by itself or as a
-// part of those chosen. A warp for each row; shared memory: n_experts floats for each warp.
-extern "C" __global__ void route(const float *scores, int *chosen, float *shares, int tokens, int n_experts,
-                                 int n_used, int normalise, float scale) {
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int token = blockIdx.x * (blockDim.x / WARP) + warp;
-    if (token >= tokens) return;  // a whole warp
-    float *mine = (float *)shared_memory + warp * n_experts, most = -INFINITY_F, sum = 0.0f;
-    for (int i = lane; i < n_experts; i += WARP) {
-        mine[i] = scores[(int64)token * n_experts + i];
-        most = fmaxf(most, mine[i]);
-    }
-    most = warp_max(most);
-    for (int i = lane; i < n_experts; i += WARP) sum += expf(mine[i] - most);
-    sum = warp_sum(sum);
-    float of_chosen = 0.0f;
-    uint64 last = ~0ull;  // the key of the expert that was chosen before: the next is the best of those below
-    for (int place = 0; place < n_used; place++) {
-        uint64 best = 0;
-        for (int i = lane; i < n_experts; i += WARP) {
-            uint64 key = key_of(mine[i], i);
-            if (key < last && key > best) best = key;
-        }
-        last = warp_greatest(best);
-        float share = expf(value_of(last) - most) / sum;
-        of_chosen += share;
-        if (lane == 0) {
-            chosen[(int64)token * n_used + place] = id_of(last);
-            shares[(int64)token * n_used + place] = share;
+// How a router chooses.
+struct Routing {
+    int n_experts, n_used, normalise, sigmoid, groups, groups_used, group_best;
+    float scale;
+    const float *bias, *choice_bias, *expert_scale;  // a number for each expert, or NULL
+};
+
+// Of a warp's row: what each expert is liked, those of all but the best groups no more. `worth`: memory for a
+// number of each group.
+__device__ __forceinline__ void keep_best_groups(float *liked, float *worth, const Routing &r, int lane) {
+    int size = r.n_experts / r.groups;
+    for (int g = lane; g < r.groups; g += WARP) {
+        uint64 last = ~0ull;
+        worth[g] = 0.0f;
+        for (int place = 0; place < r.group_best; place++) {
+            uint64 best = 0;
+            for (int i = g * size; i < (g + 1) * size; i++) {
+                uint64 key = key_of(liked[i], i);
+                if (key < last && key > best) best = key;
+            }
+            last = best;
+            if (best) worth[g] += liked[id_of(last)];
         }
     }
     __syncwarp();
-    float part = scale / (normalise ? of_chosen : 1.0f);
-    for (int place = lane; place < n_used; place += WARP) shares[(int64)token * n_used + place] *= part;
+    for (int g = lane; g < r.groups; g += WARP) {
+        int better = 0;
+        for (int other = 0; other < r.groups; other++)
+            better += worth[other] > worth[g] || (worth[other] == worth[g] && other < g);
+        for (int i = g * size; better >= r.groups_used && i < (g + 1) * size; i++) liked[i] = -INFINITY_F;
+    }
+    __syncwarp();
+}
+
+// For each row the experts that it goes through and their shares: the softmax over all or a sigmoid of each, by
+// itself or as a part of those chosen. A warp for each row; shared memory: two floats for each expert and one
+// for each group, for each warp.
+extern "C" __global__ void route(const float *scores, int *chosen, float *shares, int tokens, Routing r) {
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n = r.n_experts;
+    int token = blockIdx.x * (blockDim.x / WARP) + warp;
+    if (token >= tokens) return;  // a whole warp
+    float *liked = (float *)shared_memory + warp * (2 * n + r.groups), *parts = liked + n;
+    float most = -INFINITY_F, sum = 0.0f;
+    for (int i = lane; i < n; i += WARP) {
+        liked[i] = scores[(int64)token * n + i] + (r.bias ? r.bias[i] : 0.0f);
+        most = fmaxf(most, liked[i]);
+    }
+    most = warp_max(most);
+    for (int i = lane; i < n; i += WARP) sum += expf(liked[i] - most);
+    sum = warp_sum(sum);
+    for (int i = lane; i < n; i += WARP) {
+        parts[i] = r.sigmoid ? 1.0f / (1.0f + expf(-liked[i])) : expf(liked[i] - most) / sum;
+        if (r.choice_bias) liked[i] = parts[i] + r.choice_bias[i];
+    }
+    __syncwarp();
+    if (r.groups_used < r.groups) keep_best_groups(liked, parts + n, r, lane);
+    float of_chosen = 0.0f;
+    uint64 last = ~0ull;  // the key of the expert that was chosen before: the next is the best of those below
+    for (int place = 0; place < r.n_used; place++) {
+        uint64 best = 0;
+        for (int i = lane; i < n; i += WARP) {
+            uint64 key = key_of(liked[i], i);
+            if (key < last && key > best) best = key;
+        }
+        last = warp_greatest(best);
+        int expert = id_of(last);
+        of_chosen += parts[expert];
+        if (lane == 0) {
+            chosen[(int64)token * r.n_used + place] = expert;
+            shares[(int64)token * r.n_used + place] =
+                parts[expert] * (r.expert_scale ? r.expert_scale[expert] : 1.0f);
+        }
+    }
+    __syncwarp();
+    float part = r.scale / (r.normalise ? fmaxf(of_chosen, 1e-20f) : 1.0f);
+    for (int place = lane; place < r.n_used; place += WARP) shares[(int64)token * r.n_used + place] *= part;
 }
 
 // The k greatest numbers of each row of logits, best first, in two steps, so that many processors read a row:

@@ -175,11 +175,12 @@ __device__ __forceinline__ void show(const Part &part, int halves) {
     __syncthreads();
 }
 
-// inner[place] = silu(x[token] @ gate.T) * (x[token] @ up.T) in bf16, by sorted pairs; nobody's have none.
+// inner[place] = act(x[token] @ gate.T) * (x[token] @ up.T) in bf16, by sorted pairs; nobody's have none.
 // Grid: n_ff / 64 blocks for each tile.
 extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2)
-experts_gated_many(const byte *gate, const byte *up, const int *order, const Tile *tiles, int held,
-                   __nv_bfloat16 *inner, const __nv_bfloat16 *x, int n_ff, int cols, int n_used) {
+experts_gated_many(const byte *gate, const byte *up, const float *gate_bias, const float *up_bias,
+                   const int *order, const Tile *tiles, int held, __nv_bfloat16 *inner,
+                   const __nv_bfloat16 *x, int n_ff, int cols, int n_used, int act) {
     int blocks = (n_ff + OUTPUTS / 2 - 1) / (OUTPUTS / 2), begin = blockIdx.x % blocks * (OUTPUTS / 2);
     Tile tile = tiles[blockIdx.x / blocks];
     if (tile.expert < 0 || tile.expert >= held) return;  // a whole block
@@ -192,25 +193,25 @@ experts_gated_many(const byte *gate, const byte *up, const int *order, const Til
     }
     Part part(tile.count);
     multiply(rows, cols, part);
-#pragma unroll
-    for (int f = 0; f < FRAGMENTS; f++) {
-        for (int i = 0; i < part.sums[f][0].num_elements; i++) {  // both lie in lanes in the same way
-            float g = part.sums[f][0].x[i];
-            part.sums[f][0].x[i] = g / (1.0f + expf(-g)) * part.sums[f][1].x[i];
-        }
-    }
-    show(part, 1);
+    show(part, 2);  // only there a number's column is known, and so its bias
     int n = min(OUTPUTS / 2, n_ff - begin) / 8;  // eight at a time
     for (int i = threadIdx.x; i < tile.count * n; i += MANY_THREADS) {
-        const float *y = (float *)shared_memory + i / n * OUT_LD + 8 * (i % n);
+        float *y = (float *)shared_memory + i / n * OUT_LD + 8 * (i % n);
+        int64 bias = (int64)tile.expert * n_ff + begin + 8 * (i % n);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float g = y[j], u = y[OUTPUTS / 2 + j];
+            if (gate_bias) g += gate_bias[bias + j], u += up_bias[bias + j];
+            y[j] = joined(g, u, act);
+        }
         *(uint4 *)(inner + (int64)(tile.begin + i / n) * n_ff + begin + 8 * (i % n)) = eight(y);
     }
 }
 
 // y[pair] = share * (inner[place] @ down.T); zeros for nobody's pairs. Grid: width / 128 blocks a tile.
 extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2)
-experts_down_many(const byte *down, const int *order, const Tile *tiles, int held, const float *shares,
-                  float *y, const __nv_bfloat16 *inner, int width, int n_ff) {
+experts_down_many(const byte *down, const float *bias, const int *order, const Tile *tiles, int held,
+                  const float *shares, float *y, const __nv_bfloat16 *inner, int width, int n_ff) {
     int blocks = (width + OUTPUTS - 1) / OUTPUTS, begin = blockIdx.x % blocks * OUTPUTS;
     Tile tile = tiles[blockIdx.x / blocks];
     if (tile.expert < 0) return;
@@ -233,6 +234,10 @@ experts_down_many(const byte *down, const int *order, const Tile *tiles, int hel
         if (tile.expert < held) {
             sum = *(const float4 *)((float *)shared_memory + i / n * OUT_LD + 4 * (i % n));
             float share = shares[pair];
+            if (bias) {
+                float4 b = *(const float4 *)(bias + (int64)tile.expert * width + begin + 4 * (i % n));
+                sum = make_float4(sum.x + b.x, sum.y + b.y, sum.z + b.z, sum.w + b.w);
+            }
             sum = make_float4(share * sum.x, share * sum.y, share * sum.z, share * sum.w);
         }
         *(float4 *)(y + (int64)pair * width + begin + 4 * (i % n)) = sum;

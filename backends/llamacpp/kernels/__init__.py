@@ -67,6 +67,7 @@ class Layer(Structure):
         *((name, c_int64) for name in ("scratch_size", "slots", "level")),
         ("scale", c_double),
         ("softcap", c_double),
+        ("sinks", c_void_p),
     )
 
 

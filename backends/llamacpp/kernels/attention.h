@@ -60,6 +60,7 @@ struct layer {
     int64_t slots;        /* threads that there is scratch memory for; more have nothing to do */
     int64_t level;
     double scale, softcap;
+    const float *sinks; /* a score of each head that takes its share of the softmax; NULL: none */
 };
 
 /* How many parts of a size, or less, there are in all. */

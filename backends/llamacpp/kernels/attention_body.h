@@ -474,8 +474,9 @@ static void NAME(merge)(const struct layer *a, const struct sequence *s, int64_t
     for (int64_t i = 0; i < s->rows * group; i++) {
         int64_t row = i / group, head = kv_head * group + i % group;
         const float *partials = NAME(partials)(a, s, row, head);
-        float top = -INFINITY, total = 0;
+        float top = a->sinks ? a->sinks[head] : -INFINITY, total = 0;
         for (int64_t c = 0; c < s->chunks; c++) top = partials[c * size] > top ? partials[c * size] : top;
+        if (a->sinks) total = NAME(power_of_one)(a->sinks[head] - top);
         for (int64_t d = 0; d < width; d += LANES) NAME(store)(sums + d, (vf){0});
         for (int64_t c = 0; c < s->chunks; c += LANES) {
             int64_t n = at_most(LANES, s->chunks - c);

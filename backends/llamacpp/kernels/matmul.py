@@ -19,7 +19,7 @@ PORTABLE = 0
 ROWS = 16  # of a weight that lie side by side: it is packed in slices of a multiple of them
 COUNTERS = 4  # int32, of a product
 # What becomes of the results, as the library numbers it.
-PLAIN, SWIGLU, GEGLU, GEGLU_ERF = range(4)
+PLAIN, SWIGLU, GEGLU, GEGLU_ERF, CLAMPED = range(5)
 
 
 class Product(Structure):
@@ -44,7 +44,7 @@ class Product(Structure):
         ("partial", c_void_p),
         ("shared", c_void_p),
         ("second", c_void_p),
-        *((name, c_void_p) for name in ("from_rows", "to_rows")),
+        *((name, c_void_p) for name in ("from_rows", "to_rows", "second_bias")),
         ("exact", c_int64),
     )
 

@@ -17,7 +17,7 @@ struct routing {
 
 /* A product by the same matrices of all experts, one after the other in a weight. */
 struct expert_products {
-    struct product each; /* `counters`: as many for each expert */
+    struct product each; /* `counters`, and a row of each bias: as many for each expert */
     const struct routing *routing;
     int64_t bytes;   /* of an expert's matrix */
     int64_t by_pair; /* whether x has a row for each pair, or for each row */
@@ -62,6 +62,8 @@ static struct product product_of(const struct expert_products *m, int64_t expert
     p.counters += expert * COUNTERS;
     p.from = (m->by_pair ? r->pair : r->row) + first;
     p.to = r->pair + first;
+    if (p.bias) p.bias += expert * columns_out(&p);
+    if (p.second_bias) p.second_bias += expert * columns_out(&p);
     return p;
 }
 

@@ -36,6 +36,8 @@
 #endif
 
 #define WHOLE 12582912.0f /* adding it leaves the nearest whole number in the lowest bits */
+#define CLAMP 7.0f        /* of CLAMPED, as gpt-oss has it */
+#define CLAMP_STEEPNESS 1.702f
 #define LEAST 1e-36f      /* activations up to here are zero: 127 / x would not be a number */
 
 /* Whether lines should come nearer than the second cache. It was measured: only of Q6_K, and not on AMD's CPUs,

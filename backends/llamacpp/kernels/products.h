@@ -43,7 +43,7 @@ enum { /* as ggml numbers them */
     TYPE_MXFP4 = 39,
     TYPE_Q2_0 = 42
 };
-enum { PLAIN = 0, SWIGLU = 1, GEGLU = 2, GEGLU_ERF = 3 }; /* what becomes of the results */
+enum { PLAIN = 0, SWIGLU = 1, GEGLU = 2, GEGLU_ERF = 3, CLAMPED = 4 }; /* what becomes of the results */
 
 /* One product and what is fused with it. Python writes it once; x, out and residual lie where ggml put them. */
 struct product {
@@ -58,7 +58,8 @@ struct product {
     const float *bias;     /* one for each row of the weight; NULL: none */
     const float *residual; /* added to the results; NULL: none */
     int64_t residual_stride;
-    int64_t activation; /* not PLAIN: out has rows / 2 columns, activation(row r) * row (r + rows / 2) */
+    int64_t activation; /* not PLAIN: out has rows / 2 columns, activation(row r) * row (r + rows / 2); CLAMPED: as
+                           gpt-oss has it */
     uint8_t *scratch;
     int64_t scratch_size; /* bytes of each thread */
     int64_t slots;        /* threads that there is scratch memory for; more have nothing to do */
@@ -70,6 +71,7 @@ struct product {
     uint8_t *shared;               /* memory for all rows of x, if they are more than one tile */
     const uint8_t *second;         /* rows of the second half of the weight, if they lie elsewhere; or NULL */
     const int32_t *from, *to;      /* rows of x and of out by their numbers; NULL: one after the other */
+    const float *second_bias;      /* of the second half, if it lies elsewhere; or NULL */
     int64_t exact; /* 1: activations have 16 bits: what 8 of them leave of a row is one more row of 8 bits */
 };
 

@@ -97,6 +97,18 @@ INLINE vf NAME(activated)(int64_t activation, vf x) {
     return NAME(gated)(x, y + y);
 }
 
+INLINE vf NAME(between)(vf x, float least, float most) {
+    x = NAME(choose)((vi)(x < NAME(all)(least)), NAME(all)(least), x);
+    return NAME(choose)((vi)(x > NAME(all)(most)), NAME(all)(most), x);
+}
+
+/* What becomes of a row of the first half and one of the second. */
+INLINE vf NAME(joined)(int64_t activation, vf x, vf z) {
+    if (activation != CLAMPED) return NAME(activated)(activation, x) * z;
+    x = NAME(between)(x, -INFINITY, CLAMP);
+    return NAME(gated)(x, x * CLAMP_STEEPNESS) * (NAME(between)(z, -CLAMP, CLAMP) + 1.0f);
+}
+
 /* The result of a row for LANES columns: of all its digits. */
 INLINE vf NAME(result)(const float *results, const int64_t digits) {
     vf y = NAME(load)(results);
@@ -108,6 +120,7 @@ INLINE vf NAME(result)(const float *results, const int64_t digits) {
 static void NAME(finish)(const struct product *p, int64_t first, int64_t n, int64_t column, const float *results,
                          const float *gated) {
     const int64_t width = columns_out(p), digits = digits_of(p), step = digits * ROWS;
+    const float *second_bias = p->second_bias || !p->bias ? p->second_bias : p->bias + width;
     for (int64_t t = first / digits; t < (first + n) / digits; t++, results += step, gated += gated ? step : 0) {
         int64_t row = p->to ? p->to[t] : t;
         for (int64_t i = 0; i < ROWS && column + i < width; i += LANES) {
@@ -116,8 +129,8 @@ static void NAME(finish)(const struct product *p, int64_t first, int64_t n, int6
             if (p->bias) y += NAME(load_some)(p->bias + at, count);
             if (p->activation != PLAIN) {
                 vf z = NAME(result)(gated + i, digits);
-                if (p->bias) z += NAME(load_some)(p->bias + width + at, count);
-                y = NAME(activated)(p->activation, y) * z;
+                if (second_bias) z += NAME(load_some)(second_bias + at, count);
+                y = NAME(joined)(p->activation, y, z);
             }
             if (p->residual) y += NAME(load_some)(p->residual + t * p->residual_stride + at, count);
             NAME(store_some)(p->out + row * p->out_stride + at, y, count);

@@ -17,9 +17,18 @@ from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.graph_builder import FLOAT
 from hetrun.backends.llamacpp.kernels import matmul
 from hetrun.backends.llamacpp.kernels.matmul import Products
-from hetrun.backends.llamacpp.mixture.expert_matmul import ALL_THREADS, INDEX, ONE_THREAD, ExpertNode, Routed
+from hetrun.backends.llamacpp.mixture import router
+from hetrun.backends.llamacpp.mixture.expert_matmul import (
+    ALL_THREADS,
+    INDEX,
+    ONE_THREAD,
+    ExpertNode,
+    Routed,
+    activation_of,
+    set_biases,
+)
 from hetrun.graph import Op, Weight
-from hetrun.graph.ops import Moe
+from hetrun.graph.ops import MIXTURE, Moe
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.lowering import Emitter
@@ -44,7 +53,7 @@ class CachedExperts:
         return tuple(m for m in found if m) if all(found) else ()
 
     def _mixture(self, op: Op) -> Mixture | None:
-        a, experts = op.attrs, fusion.uses(op)[1:]
+        a, experts = op.attrs, fusion.uses(op)[1:MIXTURE]
         assert isinstance(a, Moe)
         gate, up, down = (use.weight for use in experts)
         if a.without or a.held or gate.quant != up.quant or not all(self._packs(use) for use in experts):
@@ -100,7 +109,7 @@ class HintNode:
 
 def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) -> int:
     """One node: what each pair's expert makes of its row, [width, used, rows]."""
-    a, uses, lib = op.attrs, fusion.uses(op)[1:], e.products
+    a, uses, lib = op.attrs, fusion.uses(op)[1:MIXTURE], e.products
     assert isinstance(a, Moe)
     assert lib is not None
     assert cached.supply is not None
@@ -126,8 +135,13 @@ def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) 
     )
     ggml_api.tensor_at(inner).name = ggml_api.SORTED.encode()
     ggml_api.tensor_at(out).name = ggml_api.PRODUCT.encode()
+    more = a.others(e.weights(op))
+    biases = [more.get(name, 0) for name in ("gate_bias", "up_bias", "down_bias")]
     _describe(e, made.inner, uses[0], 2, routed, x)
     _describe(e, made.last, uses[2], 1, routed, inner)
+    made.inner.each.activation = activation_of(a.activation, True)
+    set_biases(made.inner.each, biases[:2])
+    set_biases(made.last.each, biases[2:])
     made.last.by_pair = 1
     e.inputs.products += [ExpertNode(made.inner, routed, x, inner), ExpertNode(made.last, routed, inner, out)]
     e.inputs.cached.append(CachedNode(made, wanted))
@@ -148,11 +162,10 @@ def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
     if (ratio := _ratio(e, op, after)) is not None:
         e.inputs.kept.append(ratio)
         rows = lib.ggml_mul(e.ctx, rows, e.w.external(ggml_api.F32, x.width, 1, ratio.ctypes.data))
-    scores = lib.ggml_mul_mat(e.ctx, e.weights(after)[0], rows)
-    chosen: int = lib.ggml_argsort_top_k(e.ctx, scores, a.n_used)
+    chosen = router.choose(e, after, rows, x.rows).chosen
     made = matmul.ExpertHint(
         supply=cached.supply.address,
-        mixture=cached.number(tuple(use.weight for use in fusion.uses(after)[1:])),
+        mixture=cached.number(tuple(use.weight for use in fusion.uses(after)[1:MIXTURE])),
         rows=x.rows,
         used=a.n_used,
         stride=ggml_api.tensor_at(chosen).nb[1] // INDEX,
@@ -183,5 +196,4 @@ def _describe(
     each.type, each.rows, each.cols = use.weight.quant.ggml_id, width * halves, cols
     each.n, each.out_stride = routed.made.rows, width
     each.x_stride = ggml_api.tensor_at(x).nb[1] // FLOAT
-    each.activation, each.level = matmul.SWIGLU if halves == 2 else matmul.PLAIN, e.products.level
-    each.exact = e.exact
+    each.level, each.exact = e.products.level, e.exact

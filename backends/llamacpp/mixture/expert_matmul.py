@@ -7,7 +7,7 @@ rows], so either of them may be ggml's as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_void_p
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.graph_builder import FLOAT
 from hetrun.backends.llamacpp.kernels import matmul
+from hetrun.graph.ops import Activation
 
 if TYPE_CHECKING:
     from hetrun.backends.llamacpp.lowering import Emitter
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 ALL_THREADS, ONE_THREAD = -1, 1
 INDEX = 4  # bytes
+ACTIVATIONS: Mapping[Activation, int] = {
+    "silu": matmul.SWIGLU, "gelu": matmul.GEGLU, "clamped": matmul.CLAMPED
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -103,11 +107,30 @@ def route(e: Emitter, chosen: int, rows: int, used: int, experts: int, without: 
     return Routed(made, left_out, chosen, table)
 
 
+def activation_of(activation: Activation, gated: bool) -> int:
+    """What becomes of results, as the library numbers it."""
+    return ACTIVATIONS[activation] if gated else matmul.PLAIN
+
+
+def set_biases(each: matmul.Product, biases: Sequence[int]) -> None:
+    """Of one matrix or of two: tensors with a row for each expert, or 0."""
+    found = [ggml_api.tensor_at(bias).data for bias in biases if bias]
+    if found:
+        each.bias = found[0]
+        each.second_bias = found[1] if len(found) > 1 else None
+
+
 def multiply(
-    e: Emitter, routed: Routed, weights: Sequence[tuple[WeightUse, int]], x: int, by_pair: bool
+    e: Emitter,
+    routed: Routed,
+    weights: Sequence[tuple[WeightUse, int]],
+    biases: Sequence[int],
+    activation: Activation,
+    x: int,
+    by_pair: bool,
 ) -> int:
     """One node: what each pair's expert makes of its row, or of a row of the pair's own. Of two weights the
-    first goes through SwiGLU and is multiplied by what the second one makes. Returns [width, used, rows]."""
+    first is a gate, which opens what the second one makes. Returns [width, used, rows]."""
     lib, (use, first) = e.products, weights[0]
     assert lib is not None
     gated = len(weights) > 1
@@ -119,8 +142,9 @@ def multiply(
     each.type, each.rows, each.cols = use.weight.quant.ggml_id, width * len(weights), cols
     each.n, each.out_stride = routed.made.rows, width
     each.x_stride = ggml_api.tensor_at(x).nb[1] // FLOAT
-    each.activation, each.level = matmul.SWIGLU if gated else matmul.PLAIN, lib.level
+    each.activation, each.level = activation_of(activation, gated), lib.level
     each.exact = e.exact
+    set_biases(each, biases)
     if gated:
         each.second = ggml_api.tensor_at(weights[1][1]).data
     tensors = [*(tensor for _, tensor in weights), x, routed.table]

@@ -15,6 +15,9 @@ from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.ggml_api import NE
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
 from hetrun.backends.llamacpp.kernels.expert_sort import Pairs, Sorter, Sum
+from hetrun.backends.llamacpp.mixture import expert_ops, router
+from hetrun.backends.llamacpp.mixture.router import Choice
+from hetrun.graph import Op
 from hetrun.graph.ops import Moe
 
 if TYPE_CHECKING:
@@ -47,22 +50,23 @@ class Sorted:
         memory[self.sizes] = self.most
 
 
-def kept_shares(e: Emitter, a: Moe, scores: int, chosen: int, shares: int, rows: int) -> int:
+def kept_shares(e: Emitter, a: Moe, choice: Choice, shares: int, rows: int) -> int:
     """The shares of the chosen experts, those of experts that are left out being 0."""
     lib, ctx = e.lib, e.ctx
     mask = np.ones(a.n_experts, np.float32)
     mask[list(a.without)] = 0
     e.inputs.kept.append(mask)
     row = e.w.external(ggml_api.F32, a.n_experts, 1, mask.ctypes.data)
-    every = lib.ggml_add(ctx, lib.ggml_scale(ctx, scores, 0.0), row)
-    mine = lib.ggml_get_rows(ctx, lib.ggml_reshape_3d(ctx, every, 1, a.n_experts, rows), chosen)
+    mine = router.of_chosen(e, a, router.for_all(e, choice, row), choice.chosen, rows)
     found: int = lib.ggml_mul(ctx, shares, mine)
     return found
 
 
-def mixture(e: Emitter, lib: Sorter, a: Moe, x: Ref, experts: Sequence[int], chosen: int, shares: int) -> int:
+def mixture(e: Emitter, lib: Sorter, op: Op, x: Ref, chosen: int, shares: int) -> int:
     """What the experts that are not left out give, as [width, rows]."""
-    ggml, ctx, (gate, up, down) = e.lib, e.ctx, experts
+    a, ggml, ctx, weights = op.attrs, e.lib, e.ctx, e.weights(op)
+    assert isinstance(a, Moe)
+    more = a.others(weights)
     used, most = a.n_used, a.n_used * x.rows
     left_out = np.zeros(a.n_experts, np.uint8)
     left_out[list(a.without)] = 1
@@ -75,14 +79,22 @@ def mixture(e: Emitter, lib: Sorter, a: Moe, x: Ref, experts: Sequence[int], cho
     rows = ggml.ggml_view_1d(ctx, table, most, row)
     some = ggml.ggml_get_rows(ctx, e.w.plain(x), rows)
     each = ggml.ggml_reshape_3d(ctx, some, x.width, 1, most)
-    gated, upped = (ggml.ggml_mul_mat_id(ctx, w, each, ids) for w in (gate, up))
-    inner = ggml.ggml_swiglu_split(ctx, gated, upped)
-    results = ggml.ggml_mul_mat_id(ctx, down, inner, ids)
+    lengths = {ids: 1, rows: 0, some: 1, each: 2}
+
+    def product(matrix: int, of: int) -> int:
+        found = ggml.ggml_mul_mat_id(ctx, weights[1 + matrix], of, ids)
+        made = expert_ops.biased(e, found, more.get(expert_ops.BIASES[matrix], 0), ids)
+        lengths.update({found: 2, made: 2})
+        return made
+
+    gated, upped = product(0, each), product(1, each)
+    inner = expert_ops.activated(e, a.activation, gated, upped)
+    lengths[inner] = 2
+    results = product(2, inner)
     total = Sum(pairs=addressof(pairs), width=x.width)
     out = _custom(
         e, ggml_api.F32, (x.width, x.rows), (results, table), lib.sum, ALL_THREADS, addressof(total)
     )
-    lengths = {ids: 1, rows: 0, some: 1, each: 2, gated: 2, upped: 2, inner: 2, results: 2}
     words = np.array([e.w.word(tensor, NE[at]) for tensor, at in lengths.items()])
     addresses = e.w.memory.ctypes.data + 8 * words
     pairs.sizes, pairs.n_sizes = addresses.ctypes.data, len(addresses)

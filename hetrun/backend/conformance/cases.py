@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetrun.graph.ops import (
+    BY_ROUTER,
+    MIXTURE,
     NONE,
     Attention,
     Attrs,
@@ -20,6 +22,7 @@ from hetrun.graph.ops import (
     Grow,
     LayerNorm,
     Moe,
+    MoreWeight,
     Positions,
     RmsNorm,
     Rope,
@@ -52,6 +55,7 @@ FLOORS: Mapping[str, Mapping[str, float]] = {
     "int8": _BF16 | {"linear": 3e-4, "head": 3e-4, "moe": 1.2e-3},
 }
 TOKENS = (1, 2, 5, 17, 64)
+PLAIN = Moe(1, 1, 1, normalise=True).variant  # the usual mixture
 # Those whose weights are matrices, of any type. The others have vectors, or none.
 MATRICES = ("linear", "head", "embed", "positions", "moe")
 
@@ -101,6 +105,11 @@ class Case:
             return self.weights[1 if self.kind == "moe" else 0][2]
         return self.kv_type if self.kind == "attention" else ""
 
+    @property
+    def variant(self) -> tuple[str, ...]:
+        """Of a mixture, in what it is another computation."""
+        return self.attrs.variant if isinstance(self.attrs, Moe) else ()
+
     def of_types(self, types: Sequence[str]) -> Case | None:
         """The same op with weights of other types; None where a row of such a type cannot be so long."""
         if any(cols % by_name(t).block for (_, cols, _), t in zip(self.weights, types, strict=True)):
@@ -114,7 +123,7 @@ def limit_of(kind: str, types: Sequence[str], other: float) -> float:
     if kind in ("linear", "head"):
         return QUANT_LIMITS[types[0]]
     # The errors of three products meet, and fewer numbers average them.
-    return 4 * max(QUANT_LIMITS[t] for t in types[1:]) if kind == "moe" else other
+    return 4 * max(QUANT_LIMITS[t] for t in types[1:MIXTURE]) if kind == "moe" else other
 
 
 def _products() -> Iterator[Case]:
@@ -224,6 +233,13 @@ def _mixtures() -> Iterator[Case]:
         for company in (single(1), single(17), SOME_WANTED[0]):
             for quant in ("F32", "Q4_0", "Q4_K"):
                 yield _mixture(attrs, 256, quant, quant, company, note)
+    for note, attrs in _other_mixtures(256).items():
+        for company in (single(1), single(17), SOME_WANTED[0]):
+            for quant in ("F32", "Q4_0", "MXFP4"):
+                yield _mixture(attrs, 256, quant, quant, company, note)
+        for share, part in _shares(attrs).items():
+            for quant in ("F32", "Q4_0"):
+                yield _mixture(part, 256, quant, quant, single(5), f"{note}-{share}")
     for company in (single(1), single(17)):
         # Rows that no interleaving divides; one expert, which is a matrix of two dimensions; all experts.
         yield _mixture(Moe(4, 2, 100, True), 36, "F32", "F16", company, "odd")
@@ -235,27 +251,56 @@ def _mixtures() -> Iterator[Case]:
             yield next(c for c in small_mixtures((quant, quant)) if c.company == single(5))
 
 
-def small_mixtures(types: Sequence[str]) -> Iterator[Case]:
-    """So small that they take milliseconds: a mixture, a share with some of its experts, and one with all
-    that leaves some to others. `types`: of gate and up, and of down."""
+def _other_mixtures(n_ff: int) -> Mapping[str, Moe]:
+    """Other ways to choose experts, and to go through them."""
+    usual = Moe(8, 2, n_ff, normalise=True)
+    grouped = replace(usual, n_used=3, groups=4, groups_used=2, more=("choice_bias",))
+    biases: tuple[MoreWeight, ...] = ("gate_bias", "up_bias", "down_bias")
+    return {
+        "clamped": replace(usual, activation="clamped", more=("router_bias", *biases)),
+        "gelu": replace(usual, activation="gelu", more=("expert_scale",)),
+        "sigmoid": replace(usual, scores="sigmoid", scale=2.5, more=("choice_bias",)),
+        "sigmoid-plain": replace(usual, scores="sigmoid", normalise=False),
+        "choice": replace(usual, more=("choice_bias",)),
+        "groups": replace(grouped, scores="sigmoid", scale=2.5),
+        "groups-best": replace(grouped, group_best=1, normalise=False, more=()),
+    }
+
+
+def _shares(whole: Moe) -> Mapping[str, Moe]:
+    """One with some of the experts, and one with all that leaves some to others."""
+    return {"some": replace(whole, first=1, held=2), "without": replace(whole, without=(1, 2))}
+
+
+def small_mixtures(types: Sequence[str], variant: Sequence[str] = PLAIN) -> Iterator[Case]:
+    """So small that they take milliseconds: a mixture of this variant, and shares of it. `types`: of gate, up
+    and down, or of the first two and of the last."""
     n = max(64, *(by_name(t).block for t in types))
-    usual = Moe(4, 2, n, normalise=True)
+    known = {"4x2n": Moe(4, 2, n, normalise=True), **_other_mixtures(n)}
+    found = next(((note, a) for note, a in known.items() if a.variant == tuple(variant)), None)
+    if found is None:
+        return
+    note, whole = found
     for company in (single(1), single(5), SOME_WANTED[0]):
-        yield _mixture(usual, n, types[0], types[-1], company, "4x2n")
-    shares = {"some": replace(usual, first=1, held=2), "without": replace(usual, without=(1, 2))}
-    for note, attrs in shares.items():
+        yield _mixture(whole, n, types[0], types[-1], company, note)
+    for share, attrs in _shares(whole).items():
         for company in (single(1), single(5)):
-            yield _mixture(attrs, n, types[0], types[-1], company, f"4x2n-{note}")
+            yield _mixture(attrs, n, types[0], types[-1], company, f"{note}-{share}")
 
 
 def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: str) -> Case:
-    weights = (
+    weights: tuple[tuple[int, int, str], ...] = (
         (a.n_experts, width, "F32"),
         (a.matrices * a.n_ff, width, inner),
         (a.matrices * a.n_ff, width, inner),
         (a.matrices * width, a.n_ff, down),
     )
+    each = {"gate_bias": a.n_ff, "up_bias": a.n_ff, "down_bias": width}
+    more = [(a.n_experts, 1) if name in BY_ROUTER else (a.matrices, each[name]) for name in a.more]
+    weights += tuple((*shape, "F32") for shape in more)
     limit = limit_of("moe", ("F32", inner, down), 0.0)
+    if a.activation == "gelu":  # which ggml looks up in a table of float16
+        limit = max(limit, 1e-6)
     return Case("moe", (width,), width, company, limit, a, weights, "wanted", note=note)
 
 
@@ -304,19 +349,33 @@ def _attentions() -> Iterator[Case]:
             Company(((40, 3, 3), (40, 1, 1)), forked=True),
         ):
             yield from _attention(attrs, company, f"share-window{window}")
+    sinks = ((1, 4, "F32"),)
+    for window in (0, 40):
+        attrs = Attention(0, 4, 2, 32, 0.2, window)
+        for company in (
+            *(single(n) for n in TOKENS),
+            Company(((600, 1, 1),)),
+            Company(((0, 5, 0), (300, 1, 1), (31, 64, 3))),
+            Company(((40, 40, 40), (40, 20, 20)), forked=True),
+        ):
+            yield from _attention(attrs, company, f"sinks-window{window}", sinks)
+    share = Attention(0, 4, 2, 32, 0.2, first=3)
+    yield from _attention(share, Company(((31, 8, 8),)), "sinks-share", sinks)
     for window in (0, 40):
         attrs = Attention(0, 4, 2, 32, 2.0, window, softcap=1.5)
         for company in (single(1), Company(((100, 1, 1),)), single(64), Company(((100, 5, 5), (7, 40, 2)))):
             yield from _attention(attrs, company, f"softcap-window{window}")
 
 
-def _attention(attrs: Attention, company: Company, note: str) -> Iterator[Case]:
+def _attention(
+    attrs: Attention, company: Company, note: str, weights: tuple[tuple[int, int, str], ...] = ()
+) -> Iterator[Case]:
     """With KV rows of each type."""
     width, kv_width = attrs.n_heads * attrs.head_dim, attrs.n_kv_heads * attrs.head_dim
     rows = "tokens" if all(now == wanted for _, now, wanted in company.parts) else "wanted"
     for kv_type, limit in (("F32", 1e-8), ("F16", HALF), ("Q8_0", ROUNDED)):
         widths = (width, kv_width, kv_width)
-        yield Case("attention", widths, width, company, limit, attrs, (), rows, kv_type, note)
+        yield Case("attention", widths, width, company, limit, attrs, weights, rows, kv_type, note)
 
 
 def _recurrences() -> Iterator[Case]:

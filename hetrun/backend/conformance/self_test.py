@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hetrun.backend.conformance.cases import CASES, Case, small_mixtures
+from hetrun.backend.conformance.cases import CASES, PLAIN, Case, small_mixtures
 from hetrun.backend.conformance.runner import build, outcome, reference, tried
 from hetrun.backend.interface import Backend
 from hetrun.errors import BackendUnavailable
+from hetrun.graph import Op
+from hetrun.graph.ops import MIXTURE, Moe
 
 FEW, SHORT = 16, 100  # the most tokens of a small case, and the most that a sequence has seen before
 
-Kind = tuple[str, tuple[str, ...]]  # of an op, and the types of its weights
+
+class Kind(NamedTuple):
+    """What an op is tried as."""
+
+    kind: str
+    types: tuple[str, ...]  # of its weights
+    variant: tuple[str, ...] = ()  # of a mixture, if it is not the usual one
+
+
+def kind_of(op: Op) -> Kind:
+    """Of an op."""
+    variant = op.attrs.variant if isinstance(op.attrs, Moe) else ()
+    return Kind(op.kind, tuple([w.quant.name for w in op.weights]), variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +57,7 @@ def faults(backend: Backend, kinds: Collection[Kind], quick: bool = True) -> lis
 
 
 def _first(backend: Backend, oracle: Backend, kind: Kind, quick: bool) -> Fault | None:
-    for case in cases_for(*kind, quick):
+    for case in cases_for(kind, quick):
         try:
             op = build(case)
             expected = outcome(case, op, oracle)
@@ -51,17 +66,19 @@ def _first(backend: Backend, oracle: Backend, kind: Kind, quick: bool) -> Fault 
         trial = tried(case, op, expected, backend)
         if trial.state in ("wrong", "fails"):
             said = trial.said if trial.state == "wrong" else f"it fails: {trial.said}"
-            return Fault(*kind, str(case), said)
+            return Fault(kind.kind, kind.types, str(case), said)
     return None
 
 
-def cases_for(kind: str, types: Sequence[str], quick: bool) -> Iterator[Case]:
+def cases_for(of: Kind, quick: bool) -> Iterator[Case]:
     """The cases of the table that have so many weights, now of these types."""
+    kind, types, variant = of
     if kind == "moe":
         # A router that rounds would choose other experts, and all would be right.
         types = ("F32", *types[1:])
-    some = small_mixtures(types[1:]) if kind == "moe" and quick else CASES
-    same = [c for c in some if c.kind == kind and len(c.weights) == len(types)]
+        variant = variant or PLAIN
+    some = small_mixtures(types[1:MIXTURE], variant) if kind == "moe" and quick else CASES
+    same = [c for c in some if (c.kind, len(c.weights), c.variant) == (kind, len(types), variant)]
     small = [c for c in same if not quick or _is_small(c)]
     yield from dict.fromkeys(found for case in small if (found := case.of_types(types)))
 

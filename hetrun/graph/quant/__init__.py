@@ -17,7 +17,7 @@ from hetrun.graph.quant import basic, codebook, k_quants
 from hetrun.graph.quant.blocks import Bytes, Floats
 from hetrun.graph.quant.external import unpacker
 
-__all__ = ["OTHER_TYPES", "QUANTS", "Bytes", "Floats", "QuantType", "by_ggml_id", "by_name"]
+__all__ = ["OTHER_TYPES", "QUANTS", "RAW", "Bytes", "Floats", "QuantType", "by_ggml_id", "by_name"]
 
 # Weights converted at a time: the temporaries then stay in a core's own cache, whatever the tensor's size.
 CHUNK_WEIGHTS = 1 << 16
@@ -98,6 +98,12 @@ def by_ggml_id(ggml_id: int) -> QuantType:
 def _by_service(name: str, ggml_id: int, block: int, block_bytes: int) -> QuantType:
     return QuantType(name, ggml_id, block, block_bytes, unpacker(name, ggml_id))
 
+
+def _no_numbers(blocks: Bytes, out: Floats) -> None:
+    raise ValueError("bytes are no weights")
+
+
+RAW = QuantType("U8", -1, 1, 1, _no_numbers)  # bytes of a file of which weights are made
 
 _TABLE = (
     QuantType("F32", 0, 1, 4, basic.unpack_f32, basic.pack_f32),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
-from hetrun.graph.quant import by_name
+from hetrun.graph.quant import RAW, by_name
 from hetrun.loader.formats.bounded_reader import DAMAGED, U64, Cursor, mistaken, open_cursor
 from hetrun.loader.formats.gguf_file import shown
 from hetrun.loader.formats.json_file import once, parse_object
@@ -32,7 +32,9 @@ _BITS = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-_READ = ("F32", "F16", "BF16")
+_FLOATS = ("F32", "F16", "BF16")
+# Bytes are no weights, but some architectures make weights of them.
+_READ = {RAW.name: RAW} | {name: by_name(name) for name in _FLOATS}
 _FIELDS = ("dtype", "shape", "data_offsets")
 
 
@@ -63,21 +65,26 @@ class SafetensorsFile:
     def weight(self, name: str) -> Weight:
         """A tensor as a matrix: a vector is one row; those of a third dimension lie on top of each other."""
         t = self.tensors[name]
-        if t.dtype not in _READ:
-            raise ModelFileError(
-                self.path,
-                f"the tensor {shown(name)} is {t.dtype}; hetrun computes with {', '.join(_READ)}: "
-                "get the model in one of them, or as GGUF",
-            )
+        if (quant := _READ.get(t.dtype)) is None:
+            raise not_computed_with(self.path, name, t.dtype)
         if not t.nbytes:
             raise ModelFileError(
                 self.path, f"the tensor {shown(name)} is empty: its shape is {list(t.shape)}"
             )
-        quant, cols = by_name(t.dtype), (t.shape or (1,))[-1]
+        cols = (t.shape or (1,))[-1]
         row_bytes = quant.row_bytes(cols)
         rows = t.nbytes // row_bytes
         part = Extent(self.path, t.offset, rows, row_bytes, row_bytes, self.stamp)
         return Weight(name, (rows, cols), quant, (part,))
+
+
+def not_computed_with(path: str, name: str, dtype: str) -> ModelFileError:
+    """A tensor's numbers are of a type that is no type of weights."""
+    return ModelFileError(
+        path,
+        f"the tensor {shown(name)} is {dtype}; hetrun computes with {', '.join(_FLOATS)}: "
+        "get the model in one of them, or as GGUF",
+    )
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hetrun.backend import FLOAT_BYTES, Backend, Floats, Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op
-from hetrun.graph.ops import Attention, Moe
+from hetrun.graph.ops import MIXTURE, Attention, Moe
 from hetrun.graph.signature import coarse
 from hetrun.planner.costmodel import Forecast, Work
 from hetrun.planner.online import Likely
@@ -282,7 +282,7 @@ def _size(op: Op) -> int:
     """What parts of an operation are counted by: numbers in its matrices, or heads."""
     if isinstance(op.attrs, Attention):
         return op.attrs.n_heads
-    matrices = op.weights[1:] if op.kind == "moe" else op.weights[: op.kind in (*PRODUCTS, "embed")]
+    matrices = op.weights[1:MIXTURE] if op.kind == "moe" else op.weights[: op.kind in (*PRODUCTS, "embed")]
     return sum(w.shape[0] * w.shape[1] for w in matrices)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrun.graph import Graph, Op, Value
-from hetrun.graph.ops import Attention, DeltaNet, Moe, Stateful, flops
+from hetrun.graph.ops import MIXTURE, Attention, DeltaNet, Moe, Stateful, flops
 from hetrun.tools.simulate.machine import Device
 
 FLOAT, STATES = 4, 2
@@ -129,7 +129,11 @@ def work(part: Part, case: Case) -> Work:
         count = flops(op.kind, op.attrs, [w.shape for w in op.weights], rows)
         if count:
             products.append(
-                (float(count), float(rows), op.weights[-1 if op.kind == "moe" else 0].quant.block > 1)
+                (
+                    float(count),
+                    float(rows),
+                    op.weights[MIXTURE - 1 if op.kind == "moe" else 0].quant.block > 1,
+                )
             )
     rows = case.rows if part.ops[-1].rows == "tokens" else case.sequences
     return Work(
