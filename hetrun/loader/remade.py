@@ -97,6 +97,8 @@ def one_extent(weight: Weight) -> Extent:
 def turned(weight: Weight, matrices: int, first: int = 0, step: int = 1) -> Weight:
     """The columns of matrices on top of each other as the rows of others, or every `step`-th of them."""
     whole, (rows, cols) = one_extent(weight), weight.shape
+    if rows % matrices or cols % step:
+        raise ValueError(f"{weight.name} is {rows} x {cols}, which is no {matrices} matrices")
     each, count = rows // matrices, cols // step
     number = weight.quant.row_bytes(1)
     parts = tuple(
@@ -122,6 +124,8 @@ def _every_second(extent: Extent, first: int) -> Extent:
 def every_second_column(weight: Weight, first: int) -> Weight:
     """Every second column, from the first or the second on."""
     whole, (rows, cols), number = one_extent(weight), weight.shape, weight.quant.row_bytes(1)
+    if cols % 2:
+        raise ValueError(f"{weight.name} has {cols} columns, which are no pairs")
     pairs = [
         Extent(whole.path, whole.offset + i * whole.stride, cols // 2, 2 * number, 2 * number, whole.stamp)
         for i in range(rows)

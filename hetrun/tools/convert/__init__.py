@@ -46,7 +46,8 @@ from hetrun.tools.convert.quant_mixtures import Form, Recipe, Shape
 from hetrun.tools.convert.stream import Job, convert, in_order
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
-HEEDS_WINDOWS = ("gemma3",)  # the architectures whose sliding window llama.cpp heeds, of ours
+# The architectures, of ours, whose sliding window llama.cpp heeds.
+HEEDS_WINDOWS = ("gemma3", "gpt-oss", "olmo2")
 FLOATS = ("F32", "F16", "BF16")
 MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 bytes
 
@@ -155,7 +156,7 @@ def _shape(source: ModelSource, weight: Weight) -> Shape:
     if isinstance(source, GGUFModel) and weight.name in source.file.tensors:
         return source.file.tensors[weight.name].shape
     rows, cols = weight.shape
-    if "_exps." in weight.name:
+    if "_exps.weight" in weight.name:
         n = source.require_int("expert_count", 1, rows)
         return (n, rows // n, cols)
     return (cols,) if rows == 1 else (rows, cols)
@@ -226,6 +227,8 @@ def _name(name: str, vocabulary: Mapping[str, MetaValue]) -> str:
 
 def _ignored(source: ModelSource) -> list[str]:
     """What the file says and llama.cpp does not heed."""
+    if note := source.get_str("gguf.note", ""):
+        return [note]
     window = source.get_int("attention.sliding_window", 0, 0, 1 << 31)
     matters = 0 < window < source.get_int("context_length", 0, 0, 1 << 31)
     if source.architecture in HEEDS_WINDOWS or not matters:
