@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from hetrun.server.tool_output import PLAIN, Reading
 MOST_CHOICES = 128  # for one prompt, as OpenAI has it
 MOST_TOGETHER = 512  # for all prompts
 MOST_SCORES = 1 << 18  # tokens with a log-probability in one answer that has several choices
+IN_PARTS = re.compile(r"^parts at anyOf\[\d+\](\.?)")  # the place of a schema among those of calls
 COMMON = (*fields.READ, *sampling.NAMES, *fields.HINTS, *fields.UNBUILT, *fields.NEVER)
 
 
@@ -55,7 +57,7 @@ class Order:
             return fault
         if self.form and structure and isinstance(error, OptionError):
             # A schema or grammar is looked at where the vocabulary is: the client called it by another name.
-            message = str(error)
+            message = IN_PARTS.sub(lambda found: "parts at " if found[1] else "parts", str(error))
             if message.startswith(structure.kind):
                 said = f"{self.form}{message.removeprefix(structure.kind)}"
                 return ApiError(said, self.form, "invalid_value")

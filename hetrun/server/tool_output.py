@@ -15,14 +15,16 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.server.errors import ApiError
 from hetrun.server.service import Service
 from hetrun.server.tools import Tools
-from hetrun.text.chat.answer_parser import AnswerReader
+from hetrun.text.chat.answer_parser import AnswerReader, Divider
+from hetrun.text.chat.channels import ChannelReader
 from hetrun.text.chat.reasoning import ThoughtSplitter
-from hetrun.text.tool_parsers import forced_calls
+from hetrun.text.tool_parsers import forced_calls, harmony
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import MARKS, Arguments, Begin, Piece, Text, Thought
 
 Json = dict[str, object]
+Schema = Mapping[str, Any]
 
 SHORT = string.ascii_letters + string.digits
 FAULT = re.compile(r"parts(?: at anyOf\[(\d+)\]\.?(\S*))?: (.*)", re.DOTALL)
@@ -41,18 +43,22 @@ class Reading:
 
     def reader(self) -> ChoiceReader:
         """For one choice."""
-        calls = None
-        if self.format:
-            most = None if self.tools.parallel else 1
-            calls = CallReader(FORMATS[self.format], self.tools.schemas, most)
-        thoughts = ThoughtSplitter(self.thought) if self.thought else None
-        short_ids = bool(self.format) and FORMATS[self.format].short_ids
-        return ChoiceReader(AnswerReader(thoughts, calls), short_ids)
+        found = FORMATS[self.format] if self.format else None
+        most = None if self.tools.parallel else 1
+        in_channels = found is not None and found.channels
+        divider: Divider | None = None
+        if in_channels or self.thought == harmony.THOUGHT:
+            tools = self.tools.schemas if in_channels else None
+            divider = ChannelReader(tools, most, raw=not self.thought)
+        elif self.thought:
+            divider = ThoughtSplitter(self.thought)
+        calls = CallReader(found, self.tools.schemas, most) if found and not in_channels else None
+        return ChoiceReader(AnswerReader(divider, calls), bool(found and found.short_ids))
 
     def fault(self, message: str) -> ApiError | None:
         """The answer to a request whose calls cannot be forced, if the engine says that with this message."""
         found = FAULT.fullmatch(message)
-        if not found:
+        if not found or not self.format:
             return None
         place, inner, reason = found.groups()
         wanted, where = self.tools.wanted, "tools"
@@ -74,39 +80,49 @@ def reading(tools: Tools, info: ModelInfo, service: Service, params: SamplingPar
     if tools.choice == "required" and not format:
         message = "tool_choice cannot be followed: this server was started with --tool-parser none"
         raise ApiError(message, "tool_choice", "unsupported_parameter")
-    thought = ""
-    # What must have a form has it from its first token on: nothing is thought before.
-    if service.reasoning_format != "none" and params.structure is None:
-        thought = info.thought_mark
-        if service.reasoning_format == "deepseek" and not thought:
-            thought = MARKS[0][0]
-    return Reading(tools, format, thought)
+    mark = harmony.THOUGHT if chosen == harmony.NAME else info.thought_mark
+    if service.reasoning_format == "deepseek" and not mark:
+        mark = MARKS[0][0]
+    # What must have a form has it from its first token on: nothing is thought before, unless a channel is
+    # there for what has the form.
+    wanted = mark == harmony.THOUGHT or params.structure is None
+    return Reading(tools, format, mark if wanted and service.reasoning_format != "none" else "")
 
 
 def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
-    """What the answer must look like for the sake of its calls; None where it need not.
+    """What the answer must look like for the sake of its calls and channels; None where it need not.
 
     Where calls are not required, an answer may be a call or have the form that is asked for; and the calls of
     strict functions have their form, once they have begun, where a family's calls begin with a mark.
     """
-    tools = how.tools
-    if not how.format:
-        return None
+    tools, thought = how.tools, how.thought if thinks else ""
     schemas = {tool.name: tool.parameters for tool in tools.wanted}
-    if tools.choice == "required":
-        return forced_calls.calls(how.format, schemas, tools.parallel, how.thought if thinks else "")
+    if how.format and tools.choice == "required":
+        return forced_calls.calls(how.format, schemas, tools.parallel, thought)
     if params.json_schema is not None:
-        schema = json.loads(str(params.json_schema))
-        if schema is False:  # which nothing fits: said where it is compiled by itself
-            return None
-        calls = forced_calls.calls(how.format, schemas, tools.parallel)
-        form = json.dumps({"json": {} if schema is True else schema}, ensure_ascii=False)
-        return f'{{"any": [{calls}, {form}]}}'
-    if params.structure is None and any(tool.strict for tool in tools.all):
+        return _formed(how, json.loads(str(params.json_schema)), schemas, thought)
+    if how.format and params.structure is None and any(tool.strict for tool in tools.all):
         loose: Mapping[str, Any] = {"additionalProperties": True}
         checked = {tool.name: tool.parameters if tool.strict else loose for tool in tools.all}
         return forced_calls.when_begun(how.format, checked, tools.parallel)
     return None
+
+
+def _formed(how: Reading, schema: Any, schemas: Mapping[str, Schema], thought: str) -> str | None:  # noqa: ANN401
+    """An answer by a schema, or a call; None where the schema alone says it."""
+    if schema is False:  # which nothing fits: said where it is compiled by itself
+        return None
+    schema = {} if schema is True else schema
+    if how.thought == harmony.THOUGHT:
+        form = forced_calls.final(schema, thought)
+    elif how.format:
+        form, thought = json.dumps({"json": schema}, ensure_ascii=False), ""
+    else:
+        return None
+    if not how.format:
+        return form
+    calls = forced_calls.calls(how.format, schemas, how.tools.parallel, thought)
+    return f'{{"any": [{calls}, {form}]}}'
 
 
 class ChoiceReader:

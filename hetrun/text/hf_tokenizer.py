@@ -30,6 +30,10 @@ ENDS = (
     *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
     *("<|end_of_text|>", "<end_of_utterance>", "<eos>"),
 )
+# Where both of a pair end answers, <|end|> ends no more than a message, whatever else says that it does
+# (gpt-oss, Solar).
+MESSAGE_END = "<|end|>"
+ANSWER_ENDS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -131,7 +135,11 @@ class HfVocabulary:
         known = {i for i, text in self._added.items() if text in ENDS}
         own = folder.settings("generation_config.json").get_ids("eos_token_id")
         eos = () if self.eos is None else (self.eos,)
-        return frozenset({*known, *own, *folder.config.get_ids("eos_token_id"), *eos})
+        found = frozenset({*known, *own, *folder.config.get_ids("eos_token_id"), *eos})
+        texts = set(self._added.values())
+        if any(texts.issuperset(pair) for pair in ANSWER_ENDS):
+            found -= {i for i, text in self._added.items() if text == MESSAGE_END}
+        return found
 
 
 def read_tokenizer(path: str) -> Tokenizer:

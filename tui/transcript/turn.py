@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple
 from textual.strip import Strip
 
 from hetrun.system.terminal_text import visible
-from hetrun.text.tool_parsers.parts import MARKS, end_of
+from hetrun.text.chat.channels import ChannelReader
+from hetrun.text.tool_parsers.harmony import CHANNEL, THOUGHT
+from hetrun.text.tool_parsers.parts import MARKS, Text, Thought, end_of
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.markdown import Block, Document, plain_lines
 
@@ -34,15 +36,27 @@ class Divided:
 
 def divided(text: str, opened: str = "") -> Divided:
     """The thought at the beginning of a text, and all the rest; `opened`: the prompt has begun it."""
-    mark = opened
+    mark, start = opened, text.lstrip()
+    if mark == THOUGHT or (not mark and start.startswith(CHANNEL)):
+        return _of_channels(text, bool(opened))
     if not mark:
-        start = text.lstrip()
         mark = next((begin for begin, _ in MARKS if start.startswith(begin)), "")
         if not mark:
             return Divided("", text, False)
         text = start[len(mark) :]
     thought, ended, answer = text.partition(end_of(mark))
     return Divided(thought.strip(), answer.lstrip() if ended else "", not ended)
+
+
+def _of_channels(text: str, opened: bool) -> Divided:
+    """What was thought in an answer in channels, wherever, and what was said."""
+    reader = ChannelReader(tools=None)
+    if opened:
+        reader.open()
+    pieces = reader.push(text) + reader.finish()
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+    answer = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+    return Divided(thought, answer, not answer)
 
 
 class Entry:

@@ -17,6 +17,7 @@ from hetrun.server.request import Order
 from hetrun.server.response_driver import Events, Json, finish_reason
 from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
 from hetrun.server.usage import Counts
+from hetrun.text.chat.channels import GAP
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
 
 # The words that OpenAI has for what ends a response; what else went wrong was the prompt.
@@ -86,8 +87,8 @@ class Output:
             for item in self._items
             if isinstance(item, Call)
         ]
-        texts = "".join(item.text for item in self._items if isinstance(item, Message))
-        thoughts = "".join(item.text for item in self._items if isinstance(item, Reasoning))
+        texts = GAP.join(item.text for item in self._items if isinstance(item, Message))
+        thoughts = GAP.join(item.text for item in self._items if isinstance(item, Reasoning))
         message: Json = {"role": "assistant"}
         if texts or not calls:
             message["content"] = texts
@@ -103,7 +104,6 @@ class Output:
         return [Text(event.text)] if event.text else []
 
     def _take(self, piece: Piece) -> None:
-        last = self._items[-1] if self._items else None
         match piece:
             case Begin(_, name):
                 # A reader begins calls, so there is one.
@@ -111,14 +111,20 @@ class Output:
                 self._scores.clear()
                 return
             case Text():
-                if not isinstance(last, Message):
-                    self._begin(Message(len(self._items)))
+                text = self._continued(Message, piece.text)
             case Thought():
-                if not isinstance(last, Reasoning):
-                    self._begin(Reasoning(len(self._items)))
+                text = self._continued(Reasoning, piece.text)
             case Arguments():
-                pass
-        self._add(piece.text)
+                text = piece.text
+        self._add(text)
+
+    def _continued(self, kind: type[Message | Reasoning], text: str) -> str:
+        """A text in an item of its kind, which begins where the last one is of another."""
+        if self._items and isinstance(self._items[-1], kind):
+            return text
+        follows = bool(self._items)
+        self._begin(kind(len(self._items)))
+        return text.removeprefix(GAP) if follows else text
 
     def _begin(self, item: Item) -> None:
         self._close("completed")

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
-from hetrun.text.chat.reasoning import ThoughtSplitter
+from typing import Protocol
+
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import Piece, Text, joined
+
+
+class Divider(Protocol):
+    """What takes thoughts out of an answer, and perhaps calls; `ThoughtSplitter` or `ChannelReader`."""
+
+    @property
+    def begun(self) -> int:
+        """Calls so far."""
+        ...
+
+    def open(self) -> None:
+        """The prompt has begun a thought, in which the answer goes on."""
+        ...
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more text; what is certain now."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """There is no more: what was held back."""
+        ...
 
 
 class AnswerReader:
     """What an answer is made of. How it is cut into pieces changes when something comes, never what."""
 
-    def __init__(self, thoughts: ThoughtSplitter | None, calls: CallReader | None) -> None:
-        self._thoughts = thoughts
+    def __init__(self, divider: Divider | None, calls: CallReader | None) -> None:
+        """`calls` are looked for in the text that the divider leaves."""
+        self._divider = divider
         self._calls = calls
 
     @property
     def calls(self) -> int:
         """Calls of tools so far."""
-        return self._calls.begun if self._calls else 0
+        return sum(reader.begun for reader in (self._divider, self._calls) if reader)
 
     def open(self) -> None:
         """The prompt has begun a thought, in which the answer goes on."""
-        if self._thoughts:
-            self._thoughts.open()
+        if self._divider:
+            self._divider.open()
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; what is certain now."""
-        return self._read(self._thoughts.push(text) if self._thoughts else [Text(text)])
+        return self._read(self._divider.push(text) if self._divider else [Text(text)])
 
     def finish(self) -> list[Piece]:
         """There is no more: what was held back."""
-        pieces = self._read(self._thoughts.finish() if self._thoughts else [])
+        pieces = self._read(self._divider.finish() if self._divider else [])
         return pieces + (self._calls.finish() if self._calls else [])
 
     def _read(self, pieces: list[Piece]) -> list[Piece]:

@@ -1,7 +1,8 @@
 """What a model thinks before it answers, apart from its answer.
 
 Such models write `<think>`, their thoughts and `</think>`. Some templates write the first mark themselves, at
-the end of the prompt; the answer then begins in the middle of a thought.
+the end of the prompt; the answer then begins in the middle of a thought. gpt-oss has a channel for thoughts,
+which `channels` reads.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
+from hetrun.text.tool_parsers import harmony
 from hetrun.text.tool_parsers.lookahead import Margin
 from hetrun.text.tool_parsers.parts import MARKS, Piece, Text, Thought, end_of, joined
 
@@ -17,7 +19,10 @@ AUTO, NONE, DEEPSEEK = "auto", "none", "deepseek"  # llama-server's names
 
 def mark_of(template: str) -> str:
     """The mark with which a model of this template begins to think; nothing if it does not."""
-    return next((begin for begin, end in MARKS if end in template), "")
+    if harmony.is_harmony(template):
+        return harmony.THOUGHT
+    # The mark that ends thoughts in harmony ends other things elsewhere.
+    return next((begin for begin, end in MARKS if end in template and begin != harmony.THOUGHT), "")
 
 
 def opened_in(prompt: str) -> str:
@@ -28,7 +33,8 @@ def opened_in(prompt: str) -> str:
 
 def within_thought(mark: str, parts: str) -> str:
     """Parts of a structure (`grammar.composed`) for an answer that goes on with a thought."""
-    return f'[{{"until": {json.dumps(end_of(mark))}}}, {{"space": true}}, {parts}]'
+    behind = harmony.next_message() if mark == harmony.THOUGHT else [{"space": True}]
+    return f"[{json.dumps({'until': end_of(mark)})}, {json.dumps(behind)}, {parts}]"
 
 
 class ThoughtSplitter:
@@ -45,6 +51,11 @@ class ThoughtSplitter:
         self._thinking = False  # something was thought
         self._pieces: list[Piece] = []
         self._state: Literal["before", "thought", "behind", "answer"] = "before"
+
+    @property
+    def begun(self) -> int:
+        """Calls so far: it looks for none."""
+        return 0
 
     def open(self) -> None:
         """The prompt has begun a thought."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetrun.text.tool_parsers import harmony
 from hetrun.text.tool_parsers.formats import CALLS_BEGIN, CALLS_END
 from hetrun.text.tool_parsers.named_calls import CALL_END, SEPARATOR
 from hetrun.text.tool_parsers.parts import end_of
@@ -64,6 +65,13 @@ FRAMES: Mapping[str, Frame] = {
         ("<｜tool▁call▁begin｜>", "{}", SEPARATOR), (CALL_END,), "", (CALLS_BEGIN,), (CALLS_END,)
     ),
     "phi": Frame((_JSON,), ("}",), ", ", ("<|tool_call|>", "["), ("]", "<|/tool_call|>")),
+    # What ends a call ends the answer.
+    harmony.NAME: Frame(
+        (harmony.CHANNEL, "commentary to=functions.{} ", harmony.CONSTRAIN, "json", harmony.MESSAGE),
+        (),
+        several=False,
+        lazy=False,
+    ),
 }
 
 TAGGED = ("qwen3_coder", "glm")  # arguments stand one by one
@@ -75,17 +83,22 @@ def calls(family: str, tools: Mapping[str, Schema], several: bool = True, though
     call = {"any": [_call(family, frame, name, schema) for name, schema in tools.items()]}
     inner = {"many": call, "between": frame.between} if several and frame.several else call
     parts: list[Part] = [*_marks(frame.open), inner, *_marks(frame.close)]
-    if thought:
-        parts.insert(0, {"maybe": [{"mark": thought}, {"until": end_of(thought)}, {"space": True}]})
-    return json.dumps(parts, ensure_ascii=False)
+    return json.dumps([*_thought(thought), *parts], ensure_ascii=False)
+
+
+def final(schema: Schema, thought: str = "") -> str:
+    """The last message of an answer in channels, with a value by this schema."""
+    return json.dumps([*_thought(thought), *harmony.final({"json": schema})], ensure_ascii=False)
 
 
 def when_begun(family: str, tools: Mapping[str, Schema], several: bool = True) -> str | None:
     """An answer of any kind, but a call that it begins is one of these; None where that cannot be said."""
     frame = FRAMES[family]
+    options = [_call(family, frame, name, schema) for name, schema in tools.items()]
+    if family == harmony.NAME:
+        return json.dumps(harmony.any_answer(options), ensure_ascii=False)
     if not frame.lazy:
         return None
-    options = [_call(family, frame, name, schema) for name, schema in tools.items()]
     if frame.open:
         mark, *rest = frame.open
         call: Part = {"any": options}
@@ -112,6 +125,15 @@ def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
         case _:
             arguments = [{"json": closed(schema)}]
     return [*begin, *arguments, *_marks(frame.end)]
+
+
+def _thought(mark: str) -> list[Part]:
+    """A thought, or none."""
+    if not mark:
+        return []
+    if mark == harmony.THOUGHT:
+        return [{"maybe": harmony.thought()}]
+    return [{"maybe": [{"mark": mark}, {"until": end_of(mark)}, {"space": True}]}]
 
 
 def _arguments(schema: Schema, around: tuple[str, str], end: str) -> list[Part]:

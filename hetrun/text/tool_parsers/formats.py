@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hetrun.text.tool_parsers import harmony
 from hetrun.text.tool_parsers.json_calls import json_calls
 from hetrun.text.tool_parsers.named_calls import deepseek_call, mistral_calls
 from hetrun.text.tool_parsers.scanner import Calls, Reading
@@ -24,6 +25,7 @@ class Format:
     bodies: Mapping[str, Body]  # by the marks that calls begin with
     noise: tuple[str, ...] = ()  # marks around calls that say nothing more
     bare: bool = False  # an answer may be a call, with no mark before it
+    channels: bool = False  # messages in channels are calls, which `chat.channels` reads
     short_ids: bool = False  # its templates take nine characters as the id of a call, and no others
 
 
@@ -49,6 +51,7 @@ FORMATS: Mapping[str, Format] = {
         Format("deepseek", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("deepseek_v31", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("phi", _PHI),
+        Format(harmony.NAME, {}, channels=True),
         Format(
             "generic",
             {**_TAGGED, **_PYTHON, **_MISTRAL, **_DEEPSEEK, **_PHI},
@@ -63,6 +66,7 @@ UNTOLD = "hermes"  # for one that takes none: then we tell the model of its tool
 
 # What only the templates of one family hold; the first that fits.
 MARKS = (
+    (harmony.NAME, harmony.CHANNEL, harmony.MESSAGE),
     ("deepseek", "<｜tool▁call▁begin｜>", "```json"),
     ("deepseek_v31", "<｜tool▁call▁begin｜>"),
     ("mistral_named", "[TOOL_CALLS]", "[ARGS]"),

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+from hetrun.text.tool_parsers.harmony import END, THOUGHT
+
+MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), (THOUGHT, END))  # of thoughts
 
 
 @dataclass(frozen=True, slots=True)
