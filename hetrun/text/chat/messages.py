@@ -41,13 +41,37 @@ def variants(messages: list[Json]) -> Iterator[list[Json]]:
     """The messages as transformers gives them to a template, then as others want them who fail on that.
 
     Only calls of tools differ. A message that is nothing but calls has no content, or None, or an empty text;
-    the arguments of a call are an object, or JSON in a text.
+    the arguments of a call are an object, or JSON in a text; what was said before a call is left out where it
+    was thought about, too (gpt-oss' template refuses to write both).
     """
     calls = [m for m in messages if m.get("tool_calls")]
     contents = (..., None, "") if any("content" not in m for m in calls) else (...,)
     texts = (False, True) if any(_objects(m) for m in calls) else (False,)
-    for content, as_text in product(contents, texts):
-        yield [_variant(m, content, as_text) if m.get("tool_calls") else m for m in messages]
+    silent = (False, True) if any(m.get("content") and m.get("thinking") for m in calls) else (False,)
+    for leave_out, content, as_text in product(silent, contents, texts):
+        said = [_unsaid(m) for m in messages] if leave_out else messages
+        yield [_variant(m, content, as_text) if m.get("tool_calls") else m for m in said]
+
+
+def tool_variants(tools: list[Json] | None) -> Iterator[list[Json] | None]:
+    """The tools as they were given, then with a description each, which some templates take for granted."""
+    yield tools
+    functions = [tool.get("function") for tool in tools or ()]
+    if any(isinstance(function, dict) and not function.get("description") for function in functions):
+        yield [_described(tool) for tool in tools or ()]
+
+
+def _described(tool: Json) -> Json:
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        return tool
+    return {**tool, "function": {**function, "description": function.get("description") or ""}}
+
+
+def _unsaid(message: Json) -> Json:
+    if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
+        return message
+    return {key: value for key, value in message.items() if key != "content"}
 
 
 def _variant(message: Json, content: Any, as_text: bool) -> Json:  # noqa: ANN401

@@ -23,7 +23,7 @@ from jinja2 import Template, TemplateSyntaxError
 from hetrun.text.chat import limits
 from hetrun.text.chat.framing import HEAD, framed, length
 from hetrun.text.chat.jinja_sandbox import OutOfTime, compiled, line_of, reason_of, rendered
-from hetrun.text.chat.messages import variants
+from hetrun.text.chat.messages import tool_variants, variants
 
 # What Jinja and Python import on use must be there before no file can be opened.
 PRIMER = (
@@ -107,9 +107,13 @@ class Server:
         if "variables" not in request:
             return {"text": ""}
         first: Exception | None = None
-        for messages in variants(request["variables"]["messages"]):
+        given = request["variables"]
+        pairs = (
+            (tools, said) for tools in tool_variants(given["tools"]) for said in variants(given["messages"])
+        )
+        for tools, messages in pairs:
             try:
-                variables = {**request["variables"], "messages": messages}
+                variables = {**given, "messages": messages, "tools": tools}
                 text = rendered(self._templates[number], variables, limits.output(size))
                 text.encode()
                 return {"text": text}
