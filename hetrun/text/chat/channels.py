@@ -124,15 +124,17 @@ class ChannelReader:
         if self._value is not None:
             self._value.close()
             self._value = None
-        elif self._held:
-            held, self._held = self._held, ""
-            self._text(held)
-        if self._place == "begin":
-            self._stray(self._lead)
-        elif self._place == "header" and (self._raw or self._header[:1] == [TO]):
-            self._no_header()
-        elif self._place == "after" and self._raw:
-            self._stray("")
+        held, self._held = self._held, ""
+        match self._place:
+            case "begin":
+                self._stray(self._lead + held)
+            case "body":
+                self._text(held)
+            case "header" if self._raw or not any(part in MARKS for part in self._header):
+                self._header.append(held)
+                self._no_header()
+            case "after" if self._raw:
+                self._stray(held)
         self._close()
         return self._taken()
 
