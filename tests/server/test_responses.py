@@ -227,6 +227,30 @@ async def test_calls_and_thoughts_are_items(
             assert "".join(e["delta"] for e in deltas) == last.get("text", last.get("arguments"))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_messages_in_channels_are_items(
+    http: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    engine.info = replace(engine.info, tool_format="harmony", thought_mark="<|channel|>analysis<|message|>")
+    next_one = "<|end|><|start|>assistant"
+    thoughts = [f"<|channel|>analysis<|message|>{text}{next_one}" for text in ("Hm, so", "And so")]
+    look = f"<|channel|>commentary<|message|>Let me look.{next_one}"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"x": 1}'
+    said = f"say {thoughts[0]}{look}{thoughts[1]}{call}"
+    response = await http.post(RESPONSES, json=asking(said, tools=[WEATHER], stream=stream))
+    answer = events_of(response)[-1]["response"] if stream else response.json()
+    first, message, second, called = answer["output"]
+    assert [item["content"][0]["text"] for item in (first, second)] == ["Hm, so", "And so"]
+    assert message["content"][0]["text"] == "Let me look."
+    assert (called["name"], called["arguments"]) == ("weather", '{"x": 1}')
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "say so"}
+    await http.post(RESPONSES, json=asking([result], tools=[WEATHER], previous_response_id=answer["id"]))
+    sent = engine.requests[-1].messages
+    assert sent is not None
+    assert sent[1]["reasoning_content"] == "Hm, so\n\nAnd so"
+    assert sent[1]["content"] == "Let me look."
+
+
 async def test_a_conversation_with_calls_goes_on(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
     first = (await http.post(RESPONSES, json=asking(f"say Well.\n{CALL}\n{CALL}", **fields))).json()

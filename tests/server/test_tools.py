@@ -148,6 +148,112 @@ async def test_a_named_parser_is_used(engine: FakeEngine) -> None:
     assert len(call["id"]) == 9  # Mistral's templates take no other
 
 
+THINK = "<|channel|>analysis<|message|>Hm, so<|end|><|start|>assistant"
+LOOK = "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant"
+SEND = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}'
+FINAL = "<|channel|>final<|message|>It is so."
+
+
+@pytest.fixture
+async def harmony(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    engine.info = replace(engine.info, tool_format="harmony", thought_mark="<|channel|>analysis<|message|>")
+    transport = httpx.ASGITransport(create_app(LocalClient(engine), strict=True))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_channels_are_apart(harmony: httpx.AsyncClient, stream: bool) -> None:
+    async def told(said: str, **more: object) -> dict[str, Any]:
+        """The message, and why it ended."""
+        response = await harmony.post(CHAT, json=asking(f"say {said}", stream=stream, **more))
+        if not stream:
+            choice: dict[str, Any] = response.json()["choices"][0]
+            return {"why": choice["finish_reason"], **choice["message"]}
+        found: dict[str, Any] = {"content": "", "reasoning_content": ""}
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        for choice in (json.loads(line)["choices"][0] for line in lines if line != "[DONE]"):
+            found["why"] = choice["finish_reason"]
+            for name in ("content", "reasoning_content"):
+                found[name] += choice["delta"].get(name) or ""
+            for call in choice["delta"].get("tool_calls", ()):
+                calls = found.setdefault("tool_calls", [])
+                if call["index"] == len(calls):
+                    calls.append({"function": {"name": call["function"]["name"], "arguments": ""}})
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        return found
+
+    answer = await told(THINK + FINAL)
+    assert (answer["reasoning_content"], answer["content"]) == ("Hm, so", "It is so.")
+    answer = await told(THINK + LOOK + SEND, tools=TOOLS)
+    assert (answer["reasoning_content"], answer["content"]) == ("Hm, so", "Let me look.")
+    (call,) = answer["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("weather", '{"city": "Oslo"}')
+    assert answer["why"] == "tool_calls"
+    answer = await told(LOOK + FINAL)
+    assert answer["content"] == "Let me look.\n\nIt is so."
+
+
+@pytest.mark.parametrize("options", [{"reasoning_format": "none"}, {"tool_parser": "none"}])
+async def test_channels_stay_where_they_are_not_looked_for(
+    harmony: httpx.AsyncClient, engine: FakeEngine, options: dict[str, Any]
+) -> None:
+    app = create_app(LocalClient(engine), **options)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        said = asking(f"say {THINK}{SEND}", tools=TOOLS)
+        message = (await http.post(CHAT, json=said)).json()["choices"][0]["message"]
+        if "reasoning_format" in options:
+            assert message["content"] == THINK.removesuffix("<|start|>assistant")
+            assert message["tool_calls"][0]["function"]["name"] == "weather"
+            plain = (await http.post(CHAT, json=asking(f"say {THINK}{FINAL}"))).json()
+            assert plain["choices"][0]["message"]["content"] == THINK + FINAL
+        else:
+            assert message["reasoning_content"] == "Hm, so"
+            assert message["content"] == f"<|start|>assistant{SEND}"
+
+
+async def test_a_parser_of_channels_may_be_named(engine: FakeEngine) -> None:
+    app = create_app(LocalClient(engine), tool_parser="harmony")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        message = (await http.post(CHAT, json=asking(f"say {THINK}{FINAL}"))).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm, so", "It is so.")
+
+
+async def test_what_has_a_form_has_a_channel(harmony: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def asked(**more: object) -> Any:  # noqa: ANN401
+        response = await harmony.post(CHAT, json=asking(f"say {THINK}{FINAL}", **more))
+        assert response.status_code == 200, response.text
+        assert response.json()["choices"][0]["message"]["reasoning_content"] == "Hm, so"
+        structure = engine.requests[-1].structure
+        return None if structure is None else json.loads(structure.text)
+
+    thought, *begin, call = await asked(tools=TOOLS, tool_choice="required")
+    assert thought["maybe"][:3] == [{"mark": "<|channel|>"}, "analysis", {"mark": "<|message|>"}]
+    assert (begin, len(call["any"])) == ([], 2)
+    form = {"response_format": {"type": "json_object"}}
+    thought, *_, last = await asked(**form)
+    assert (list(thought), last) == (["maybe"], {"json": {"type": "object"}})
+    first, *_ = await asked(**form, reasoning_effort="none")
+    assert first == {"mark": "<|channel|>"}
+    calls, formed = (await asked(**form, tools=TOOLS))["any"]
+    assert (calls[0], formed[0]) == (thought, thought)
+    assert await asked() is None
+
+
+async def test_a_schema_within_a_channel_is_the_clients(
+    harmony: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    for said, told in (
+        ("parts at anyOf[0].properties.x: no", "response_format at properties.x: no"),
+        ("parts at anyOf[0]: no", "response_format: no"),
+        ("parts: no", "response_format: no"),
+    ):
+        engine.refusals.append(OptionError(said))
+        response = await harmony.post(CHAT, json=asking(response_format={"type": "json_object"}))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["message"]) == (400, "response_format", told)
+
+
 async def test_a_conversation_with_calls_reaches_the_template(
     http: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

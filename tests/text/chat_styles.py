@@ -309,6 +309,73 @@ You are a helpful assistant.<|im_end|>
 {% elif message['role'] == 'assistant' %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>'  + content.strip() + '<|END_OF_TURN_TOKEN|>' }}
 {% endif %}{% endfor %}
 {% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}""",
+    "channels": """{%- macro kind_of(spec, required) -%}
+    {%- if spec.type == "array" %}{{ "any[]" if not spec['items'] else kind_of(spec['items'], required) + "[]" }}
+    {%- elif spec.type is iterable and spec.type is not string %}{{- spec.type | join(" | ") }}
+    {%- elif spec.enum %}{{- '"' + spec.enum|join('" | "') + '"' }}
+    {%- else %}{{- spec.type or "any" }}{%- endif -%}
+{%- endmacro -%}
+{%- macro head() -%}
+    {%- if model_identity is not defined %}{%- set model_identity = "You are a model." %}{%- endif %}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+    {{- model_identity + "\\nYear: " + strftime_now("%Y") + "\\nReasoning: " + reasoning_effort }}
+    {%- set own = namespace(browser=false, python=false) %}
+    {%- for name in builtin_tools or [] %}
+        {%- if name == "browser" %}{%- set own.browser = true %}{%- elif name == "python" %}{%- set own.python = true %}{%- endif %}
+    {%- endfor %}
+    {%- if own.python %}{{- "\\nYou have Python." }}{%- endif %}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" }}{{- head() }}{{- "<|end|>" }}
+{%- if messages[0].role in ["system", "developer"] %}
+    {%- set rules, rest = messages[0].content, messages[1:] %}
+{%- else %}
+    {%- set rules, rest = "", messages %}
+{%- endif %}
+{%- if rules or tools %}
+    {{- "<|start|>developer<|message|>" + rules }}
+    {%- for tool in tools or [] %}
+        {%- set tool = tool.function %}
+        {{- "\\n// " + tool.description + "\\ntype " + tool.name + " = (" }}
+        {%- for name, spec in (tool.parameters or {}).properties | default({}) | items %}
+            {{- name }}{{- "?" if name not in (tool.parameters.required or []) }}{{- ": " }}
+            {{- kind_of(spec, tool.parameters.required or []) }}{{- "," }}
+        {%- endfor %}
+        {{- ") => any;" }}
+    {%- endfor %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in rest %}
+    {%- if message.role == "assistant" %}
+        {%- if "content" in message and "<|channel|>final<|message|>" in message.content %}
+            {{- raise_exception("no channels in content") }}
+        {%- endif %}
+        {%- if "tool_calls" in message %}
+            {%- set call = message.tool_calls[0] %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception("either content or thinking") }}
+            {%- elif message.thinking or message.content %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + (message.thinking or message.content) + "<|end|>" }}
+            {%- endif %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+            {{- call.arguments | tojson }}{{- "<|call|>" }}
+            {%- set last.name = call.name %}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+            {%- set last.name = none %}
+        {%- endif %}
+    {%- elif message.role == "tool" %}
+        {%- if last.name is none %}{{- raise_exception("a result without a call") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content | tojson }}{{- "<|end|>" }}
+    {%- else %}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{%- endif -%}""",
     "hermes": """{%- macro json_to_python_type(json_spec) %}
 {%- set types = {"string": "str", "number": "float", "integer": "int", "boolean": "bool"} %}
 {%- if types[json_spec.type] is defined %}

@@ -190,6 +190,26 @@ def test_calls_of_tools_are_put_as_a_template_wants_them(
     assert worker_of(source).render(CALLS[:2]) == expected
 
 
+def test_channels_by_hand(worker_of: WorkerOf) -> None:
+    """What clients say of thoughts, efforts and tools arrives; also what such a template would refuse."""
+    worker = worker_of(STYLES["channels"])
+    nameless = [{"type": "function", "function": {"name": "now"}}]
+    text = worker.render(HI, tools=nameless, reasoning_effort="high", builtin_tools=["python"])
+    assert "\nReasoning: high\nYou have Python.<|end|>" in text
+    assert "// \ntype now = () => any;" in text
+    assert text.endswith("<|start|>user<|message|>Hi<|end|><|start|>assistant")
+    calls: list[dict[str, Any]] = [{**CALLS[1], "reasoning_content": "Hm."}, CALLS[2]]
+    expected = (
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
+        '{"city": "Zürich", "days": 2}<|call|><|start|>functions.weather to=assistant<|channel|>commentary'
+    )
+    for content in (None, "", "Let me look."):
+        assert expected in worker.render([*HI, {**calls[0], "content": content}, calls[1]])
+    with pytest.raises(TemplateError, match="no channels in content"):
+        worker.render([*HI, {"role": "assistant", "content": "<|channel|>final<|message|>Yes"}])
+
+
 def test_chatml_by_hand(worker_of: WorkerOf) -> None:
     worker = worker_of(CHATML)
     assert worker.render(HI) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

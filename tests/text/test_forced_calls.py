@@ -13,8 +13,9 @@ import pytest
 from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
 from hetrun.sampling.grammar.token_mask import Grammars
+from hetrun.text.chat.channels import ChannelReader
 from hetrun.text.chat.reasoning import ThoughtSplitter, within_thought
-from hetrun.text.tool_parsers import forced_calls
+from hetrun.text.tool_parsers import forced_calls, harmony
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
@@ -34,7 +35,8 @@ TOOLS: dict[str, dict[str, Any]] = {
 }
 CONTROL = (
     *("[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
-    *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>", "<|/tool_call|>", "<eos>"),
+    *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>", "<|/tool_call|>"),
+    *(harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END, "<eos>"),
 )
 TAGS = [b"<tool_call>", b"</tool_call>", b"<think>", b"</think>"]  # tokens of their own, but text
 PIECES = [*(bytes([i]) for i in range(256)), *TAGS, *(text.encode() for text in CONTROL)]
@@ -66,7 +68,22 @@ def drawn(grammars: Grammars, parts: str, seed: int, most: int = 4000) -> str | 
     return None
 
 
+@pytest.fixture(scope="module")
+def without_control() -> Grammars:
+    """As llama.cpp has gpt-oss' marks: tokens that are text."""
+    return Grammars(PIECES, [], [END])
+
+
+def in_channels(text: str, opened: bool = False) -> list[Piece]:
+    reader = ChannelReader(TOOLS)
+    if opened:
+        reader.open()
+    return joined(reader.push(text) + reader.finish())
+
+
 def read(family: str, text: str, thought: bool = False, opened: bool = False) -> list[Piece]:
+    if family == harmony.NAME:
+        return in_channels(text)
     reader = CallReader(FORMATS[family], TOOLS)
     if not thought:
         return reader.push(text) + reader.finish()
@@ -123,6 +140,69 @@ def test_a_thought_may_come_first(grammars: Grammars, family: str) -> None:
         found = read(family, text, thought=True, opened=True) if text else []
         assert text is None or check_calls([piece for piece in found if not isinstance(piece, Thought)])
     assert thoughts
+
+
+def test_a_thought_in_its_channel_may_come_first(grammars: Grammars) -> None:
+    """Then a call, or what has the form that is wanted; also where the prompt has begun it."""
+    schema = TOOLS["weather"]
+    forced = forced_calls.calls(harmony.NAME, TOOLS, thought=harmony.THOUGHT)
+    formed = forced_calls.final(schema, harmony.THOUGHT)
+    thoughts = calls = answers = 0
+    for seed in range(20):
+        for parts, opened in ((forced, False), (within_thought(harmony.THOUGHT, forced), True)):
+            text = drawn(grammars, parts, seed)
+            found = in_channels(text, opened) if text else []
+            thoughts += any(isinstance(piece, Thought) for piece in found)
+            calls += check_calls([piece for piece in found if not isinstance(piece, Thought)])
+        text = drawn(grammars, formed, seed)
+        said = [piece.text for piece in in_channels(text) if isinstance(piece, Text)] if text else []
+        for answer in said:
+            jsonschema.validate(json.loads(answer), schema)
+        answers += len(said)
+    assert thoughts
+    assert calls
+    assert answers
+
+
+CALLED = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+THOUGHT = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+SAID = "<|channel|>commentary<|message|>Well<|end|><|start|>assistant"
+ALLOWED = [
+    (forced_calls.calls(harmony.NAME, {"now": {}}), [CALLED], [THOUGHT[:15], CALLED.replace("now", "no")]),
+    (forced_calls.calls(harmony.NAME, {"now": {}}, thought=harmony.THOUGHT), [CALLED, THOUGHT + CALLED],
+        [THOUGHT + THOUGHT[:15], SAID[:25]]),
+    (forced_calls.when_begun(harmony.NAME, {"now": {}}),
+        [CALLED, SAID + THOUGHT + CALLED, f"{THOUGHT}<|channel|>final<|message|>Yes."],
+        ["Yes", CALLED.replace("now", "no"), f"{CALLED[:-1]}x"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("control", [True, False])
+@pytest.mark.parametrize("number", range(len(ALLOWED)))
+def test_what_channels_may_hold(
+    grammars: Grammars, without_control: Grammars, number: int, control: bool
+) -> None:
+    parts, right, wrong = ALLOWED[number]
+    assert parts is not None
+    for text in right:
+        assert followed(grammars if control else without_control, parts, text) == (text, True)
+    for text in wrong:
+        assert followed(grammars if control else without_control, parts, text)[0] != text
+
+
+def followed(grammars: Grammars, parts: str, text: str) -> tuple[str, bool]:
+    """As much of a text as the parts allow, and whether an answer may end there."""
+    constraint = grammars.constraint(Structure("parts", parts))
+    taken = ""
+    while taken != text:
+        rest = text[len(taken) :]
+        mark = next((mark for mark in CONTROL if rest.startswith(mark)), rest[:1])
+        token = PIECES.index(mark.encode())
+        if constraint.finished or not constraint.allowed()[token]:
+            return taken, False
+        constraint.accept(token)
+        taken += mark
+    return taken, bool(constraint.allowed()[END])
 
 
 @pytest.mark.parametrize("family", [name for name, frame in forced_calls.FRAMES.items() if frame.lazy])

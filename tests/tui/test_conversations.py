@@ -260,6 +260,18 @@ async def test_thoughts_are_folded_away(engine: FakeEngine) -> None:
     assert messages[1] == {"role": "assistant", "content": "forty two"}  # what was thought is not told again
 
 
+async def test_thoughts_in_a_channel_are_folded_away_too(engine: FakeEngine) -> None:
+    thought, answer = "<|channel|>analysis<|message|>let me see", "<|channel|>final<|message|>forty two"
+    async with chatting(engine) as chat:
+        await chat.exchange(f"say {thought}<|end|><|start|>assistant{answer}")
+        assert "▸ Thought, 3 words" in chat.shown
+        assert "\nforty two" in chat.shown
+        await chat.exchange("say on")
+    messages = engine.requests[-1].messages
+    assert messages is not None
+    assert messages[1] == {"role": "assistant", "content": "forty two"}
+
+
 async def test_a_thought_that_the_prompt_began(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("muse hm</think>so")

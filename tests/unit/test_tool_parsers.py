@@ -232,6 +232,7 @@ TEMPLATES = {
     "deepseek": "{% if tools %}<｜tool▁call▁begin｜>```json{% endif %}",
     "deepseek_v31": "{% if tools %}<｜tool▁call▁begin｜>{% endif %}",
     "phi": "{% if tools is defined %}<|tool_call|>{% endif %}",
+    "harmony": "{% if tools %}{{ '<|channel|>commentary<|message|>' }}<|tool_call|>{% endif %}",
     "generic": "{{ tools | tojson }}",
 }
 

@@ -33,8 +33,8 @@ def opened_in(prompt: str) -> str:
 
 def within_thought(mark: str, parts: str) -> str:
     """Parts of a structure (`grammar.composed`) for an answer that goes on with a thought."""
-    behind = harmony.next_message() if mark == harmony.THOUGHT else [{"space": True}]
-    return f"[{json.dumps({'until': end_of(mark)})}, {json.dumps(behind)}, {parts}]"
+    after = harmony.next_message() if mark == harmony.THOUGHT else [{"space": True}]
+    return f"[{json.dumps({'until': end_of(mark)})}, {json.dumps(after)}, {parts}]"
 
 
 class ThoughtSplitter:
