@@ -146,7 +146,7 @@ def test_calls_stay_text_where_they_are_not_looked_for() -> None:
 
 @pytest.mark.parametrize("name", [name for name, (_, found) in ANSWERS.items() if called()[0] in found])
 def test_an_answer_may_end_anywhere(name: str) -> None:
-    """Nothing of a header or a mark is told as text, and arguments are a beginning of themselves."""
+    """Nothing of a header or a mark becomes text, and arguments are a beginning of themselves."""
     text, whole = ANSWERS[name]
     arguments = next(piece.text for piece in whole if isinstance(piece, Arguments))
     for end in range(len(text)):

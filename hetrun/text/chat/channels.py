@@ -97,7 +97,7 @@ class ChannelReader:
         self._size = 0  # of it
         self._kind: Kind = "text"  # of the message, and
         self._last = False  # whether it is of the last channel
-        self._written = raw  # whether it is told as it was written, with its marks
+        self._written = raw  # whether it is given as it was written, with its marks
         self._fresh = False  # whether nothing of it was told
         self._space: list[str] = []  # that may be at the end of a thought
         self._said: set[Kind] = set()
