@@ -44,6 +44,7 @@ class Case:
     forked: bool
     dtype: str
     first: int  # KV heads of the layer before those of the op
+    sinks: bool
     seed: int
 
 
@@ -67,6 +68,7 @@ CASES = st.builds(
     forked=st.booleans(),
     dtype=st.sampled_from(["bfloat16", "float32"]),
     first=st.sampled_from([0, 0, 1]),
+    sinks=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
 
@@ -105,8 +107,10 @@ def check(case: Case, spoil: bool = False) -> None:
     work_a, work_b = _pass(case, kv_a, sequences_a, wanted), _pass(case, kv_b, sequences_b, wanted)
     if spoil:
         work_b.between = lambda: _spoil(scratch._buffers.values())
-    expected = attention(op, numbers, [], work_a, kv_a)
-    found = ours.attend(op, *x, work_b, kv_b, scratch)
+    sinks = torch.from_numpy(rng.standard_normal((1, a.n_heads), np.float32)) if case.sinks else None
+    given = [] if sinks is None else [sinks.numpy()]
+    expected = attention(op, numbers, given, work_a, kv_a)
+    found = ours.attend(op, x[0], x[1], x[2], sinks, work_b, kv_b, scratch)
     assert found.dtype == x[0].dtype
     for one, other in zip(kv_a.tables[0], kv_b.tables[0], strict=True):
         np.testing.assert_array_equal(one.raw, other.raw)

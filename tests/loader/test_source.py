@@ -160,7 +160,7 @@ QWEN = (
     "qwen3_vl_text"
 )
 MISTRAL = "ministral3, mistral, mistral3, mixtral"
-FIRST = f"ernie4_5, gemma3, gemma3_text, glm4, granite, llama, {MISTRAL}, olmo2, olmo3, opt, phi3"
+FIRST = f"ernie4_5, gemma3, gemma3_text, glm4, gpt_oss, granite, llama, {MISTRAL}, olmo2, olmo3, opt, phi3"
 RUNS = f"folders of {FIRST}, {QWEN}, seed_oss, smollm3 run"
 
 

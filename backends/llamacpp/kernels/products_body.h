@@ -103,7 +103,7 @@ INLINE vf NAME(between)(vf x, float least, float most) {
 }
 
 /* What becomes of a row of the first half and one of the second. */
-INLINE vf NAME(joined)(int64_t activation, vf x, vf z) {
+INLINE vf NAME(opened)(int64_t activation, vf x, vf z) {
     if (activation != CLAMPED) return NAME(activated)(activation, x) * z;
     x = NAME(between)(x, -INFINITY, CLAMP);
     return NAME(gated)(x, x * CLAMP_STEEPNESS) * (NAME(between)(z, -CLAMP, CLAMP) + 1.0f);
@@ -130,7 +130,7 @@ static void NAME(finish)(const struct product *p, int64_t first, int64_t n, int6
             if (p->activation != PLAIN) {
                 vf z = NAME(result)(gated + i, digits);
                 if (second_bias) z += NAME(load_some)(second_bias + at, count);
-                y = NAME(joined)(p->activation, y, z);
+                y = NAME(opened)(p->activation, y, z);
             }
             if (p->residual) y += NAME(load_some)(p->residual + t * p->residual_stride + at, count);
             NAME(store_some)(p->out + row * p->out_stride + at, y, count);

@@ -349,6 +349,14 @@ def _attentions() -> Iterator[Case]:
             Company(((40, 3, 3), (40, 1, 1)), forked=True),
         ):
             yield from _attention(attrs, company, f"share-window{window}")
+    for window in (0, 40):
+        attrs = Attention(0, 4, 2, 32, 2.0, window, softcap=1.5)
+        for company in (single(1), Company(((100, 1, 1),)), single(64), Company(((100, 5, 5), (7, 40, 2)))):
+            yield from _attention(attrs, company, f"softcap-window{window}")
+    yield from _attentions_with_sinks()
+
+
+def _attentions_with_sinks() -> Iterator[Case]:
     sinks = ((1, 4, "F32"),)
     for window in (0, 40):
         attrs = Attention(0, 4, 2, 32, 0.2, window)
@@ -361,10 +369,6 @@ def _attentions() -> Iterator[Case]:
             yield from _attention(attrs, company, f"sinks-window{window}", sinks)
     share = Attention(0, 4, 2, 32, 0.2, first=3)
     yield from _attention(share, Company(((31, 8, 8),)), "sinks-share", sinks)
-    for window in (0, 40):
-        attrs = Attention(0, 4, 2, 32, 2.0, window, softcap=1.5)
-        for company in (single(1), Company(((100, 1, 1),)), single(64), Company(((100, 5, 5), (7, 40, 2)))):
-            yield from _attention(attrs, company, f"softcap-window{window}")
 
 
 def _attention(
