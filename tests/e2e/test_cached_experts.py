@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(not expert_cache.library(), reason="there was no
 OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 256, "spec": "off"}
 TEXT = [int(t) for t in np.random.default_rng(1).integers(3, 90, 40)]
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-ROWS = ["mixtral-plain", "qwen3_moe-normalised", "qwen3_5_moe_text-plain"]
+ROWS = ["mixtral-plain", "qwen3_moe-normalised", "qwen3_5_moe_text-plain", "gpt_oss-plain"]
 
 
 @pytest.fixture(scope="module", params=ROWS)

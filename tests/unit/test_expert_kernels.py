@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hetrun.backends.llamacpp.kernels.matmul import COUNTERS, PLAIN, ROWS, SWIGLU, ExpertProducts, Routing
+from hetrun.backends.llamacpp.kernels.matmul import CLAMPED, COUNTERS, PLAIN, ROWS, ExpertProducts, Routing
 from hetrun.graph.quant import Floats
 from tests.unit.test_matmul_kernels import (
     LEVELS,
@@ -73,7 +73,13 @@ def routed(n: int, used: int, experts: int, without: list[int], seed: int) -> Ro
 
 
 def multiplied(
-    routes: Routes, weights: list[Weight], x: Floats, by_pair: bool, level: int, threads: int
+    routes: Routes,
+    weights: list[Weight],
+    biases: list[Floats],
+    x: Floats,
+    by_pair: bool,
+    level: int,
+    threads: int,
 ) -> Floats:
     """What the library makes of all pairs."""
     lib, experts = library(), int(routes.made.experts)
@@ -84,7 +90,10 @@ def multiplied(
     each = whole.each
     each.weights, each.type = weights[0].packed.ctypes.data, weights[0].quant.ggml_id
     each.rows, each.cols, each.level = width * len(weights), cols, level
-    each.activation = SWIGLU if len(weights) > 1 else PLAIN
+    each.activation = CLAMPED if len(weights) > 1 else PLAIN
+    if biases:
+        each.bias = biases[0].ctypes.data
+        each.second_bias = biases[1].ctypes.data if len(biases) > 1 else None
     each.second = weights[1].packed.ctypes.data if len(weights) > 1 else None
     each.x, each.x_stride, each.out, each.out_stride = x.ctypes.data, cols, out.ctypes.data, width
     each.n, each.slots, each.scratch_size = len(x), threads, lib.scratch(each.type, len(x), cols)
@@ -126,7 +135,8 @@ def test_each_pair_gets_what_its_expert_makes_of_it(data: st.DataObject) -> None
     cols, rows = STEPS[name] * draw(st.integers(1, 2)), ROWS * draw(st.integers(1, 3))
     weights = [weight(name, rows * experts, cols, seed) for seed in range(1 + gated)]
     x = activations(routes.pairs if by_pair else n, cols)
-    out = multiplied(routes, weights, x, by_pair, level, threads)
+    biases = [activations(experts, rows) for _ in weights] if draw(st.booleans()) else []
+    out = multiplied(routes, weights, biases, x, by_pair, level, threads)
     for expert in range(experts):
         pairs = routes.of(expert)
         if expert in without:
@@ -134,8 +144,9 @@ def test_each_pair_gets_what_its_expert_makes_of_it(data: st.DataObject) -> None
         elif len(pairs):
             mine = [of_expert(w, expert, experts) for w in weights]
             rows_of = pairs if by_pair else pairs // used
-            whole, activation = (both(*mine), SWIGLU) if gated else (mine[0], PLAIN)
-            expected = computed(whole, x[rows_of], level, fused=Fused(activation=activation))
+            whole, activation = (both(*mine), CLAMPED) if gated else (mine[0], PLAIN)
+            bias = np.concatenate([b[expert] for b in biases]) if biases else None
+            expected = computed(whole, x[rows_of], level, fused=Fused(bias=bias, activation=activation))
             assert same(out[pairs], expected)
 
 

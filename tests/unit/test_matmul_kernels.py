@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hetrun.backends.llamacpp.kernels import matmul as module
 from hetrun.backends.llamacpp.kernels.matmul import (
+    CLAMPED,
     COUNTERS,
     GEGLU,
     GEGLU_ERF,
@@ -249,7 +250,7 @@ def test_exact_products_round_to_16_bits(name: str, level: int) -> None:
 def cases(draw: st.DrawFn) -> tuple[Weight, Floats, Fused]:
     name = draw(st.sampled_from(sorted(SCALES)))
     cols, n = STEPS[name] * draw(st.integers(1, 3)), draw(st.integers(1, 19))
-    activation = draw(st.sampled_from((PLAIN, PLAIN, SWIGLU, GEGLU, GEGLU_ERF)))
+    activation = draw(st.sampled_from((PLAIN, PLAIN, SWIGLU, GEGLU, GEGLU_ERF, CLAMPED)))
     rows = draw(st.integers(1, 70)) if activation == PLAIN else 2 * ROWS * draw(st.integers(1, 3))
     width, rng = rows if activation == PLAIN else rows // 2, np.random.default_rng(2)
     sizes = {"gain": (cols,), "bias": (rows,), "residual": (n, width)}
