@@ -94,7 +94,7 @@ def test_a_missing_folder_is_one_clear_sentence(tmp_path: Path, capsys: pytest.C
         ("qwen35-35b-a3b", "Q4_K_M", 20.9),
         ("qwen35moe-8g", "Q4_K_M", 6.6),  # 4 layers more would be 8.6
         ("qwen3moe-8g", "Q4_K_M", 8.0),
-        ("gpt-oss-20b-like", "MXFP4", 12.1),
+        ("gpt-oss-20b", "MXFP4", 12.1),
         ("gemma4-26b-a4b-like", "Q4_K_M", 16.4),
     ],
 )
@@ -111,7 +111,7 @@ def test_rows_that_k_quants_cannot_hold_are_of_llama_cpps_other_types() -> None:
 
 
 def test_only_experts_of_a_mixture_are_mxfp4() -> None:
-    types = {m.name: m.type.name for m in matrices(SHAPES["gpt-oss-20b-like"], MIXES["MXFP4"])}
+    types = {m.name: m.type.name for m in matrices(SHAPES["gpt-oss-20b"], MIXES["MXFP4"])}
     assert {name for name, kind in types.items() if kind == "MXFP4"} == {
         f"blk.{i}.ffn_{part}_exps.weight" for i in range(24) for part in ("gate", "up", "down")
     }
@@ -127,6 +127,7 @@ def test_only_experts_of_a_mixture_are_mxfp4() -> None:
         ("odd-tiny", "Q4_K_M"),
         ("odd-tiny", "MXFP4"),
         ("qwen35moe-tiny", "Q4_K_M"),
+        ("gpt-oss-tiny", "MXFP4"),
     ],
 )
 def test_hetrun_and_llama_cpp_run_mixtures(shape: str, quant: str, pooled: bool, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Write a synthetic GGUF file, of llama's, Qwen 3's or Qwen 3.5's architecture: random weights, real
-quantisation, a real tokenizer.
+"""Write a synthetic GGUF file with the architecture of llama, Qwen 3, Qwen 3.5 or gpt-oss: random weights,
+real quantisation, a real tokenizer.
 
     python -m tests.tools.make_model --shape 1b --quant Q4_0 -o 1b-q4_0.gguf
     python -m tests.tools.make_model --shape qwen35-35b-a3b --quant Q4_K_M --routing real -o a3b.gguf
@@ -27,7 +27,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGMLQuantizationType,
+    GGUFValueType,
+    GGUFWriter,
+    LlamaFileType,
+    RopeScalingType,
+)
 from numpy.typing import NDArray
 
 from hetrun.loader.formats.gguf import read_gguf
@@ -98,10 +105,13 @@ class Shape:
     predicting: int = 0  # blocks behind the layers that predict one more token each
     qwen3: bool = False  # heads are normalised, as Qwen 3's
     own_head: bool = False
+    gpt: bool = False  # gpt-oss: sinks, biases everywhere, a window in every second layer
 
     @property
     def architecture(self) -> str:
         """As GGUF names it."""
+        if self.gpt:
+            return "gpt-oss"
         if self.delta is None:
             return ("qwen3moe" if self.experts else "qwen3") if self.qwen3 else "llama"
         return "qwen35moe" if self.experts else "qwen35"
@@ -124,6 +134,14 @@ def _qwen3moe(name: str, embd: int, layers: int, ffn: int, heads: int, kv_heads:
     sizes = (embd, layers, ffn, heads, kv_heads, head_dim, vocab)
     return Shape(name, *sizes, context=40960, rope_base=1e6, experts=experts, used=used, qwen3=True,
                  own_head=own_head)  # fmt: skip
+
+
+def _gpt_oss(name: str, embd: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int,
+             experts: int, used: int) -> Shape:  # fmt: skip
+    """The published shapes of gpt-oss, whose experts are as wide as the stream."""
+    sizes = (embd, layers, embd, heads, kv_heads, head_dim, vocab)
+    return Shape(name, *sizes, context=131072, rope_base=150000.0, experts=experts, used=used, own_head=True,
+                 gpt=True)  # fmt: skip
 
 
 # 49152 tokens, tied embeddings: 1b has 632 MB in Q4_0, 669 MB in Q4_K_M, 1143 MB in Q8_0; 8b 4.09 GB in Q4_0.
@@ -198,8 +216,10 @@ SHAPES = {
         # Half a trained mixture in small: what tests measure routing with.
         _qwen3moe("routing-tiny", 256, 4, 32, 4, 2, 32, vocab=8192, experts=64, used=4),
         _qwen3moe("qwen3moe-8g", 2048, 20, 768, 32, 4, 128, vocab=151936, experts=128, used=8),
-        # Sizes of these, not their architectures: no biases, no windows, no dense part beside experts.
-        _qwen3moe("gpt-oss-20b-like", 2880, 24, 2880, 64, 8, 64, vocab=201088, experts=32, used=4),
+        _gpt_oss("gpt-oss-tiny", 256, 2, 4, 2, 64, vocab=4096, experts=8, used=2),
+        _gpt_oss("gpt-oss-20b", 2880, 24, 64, 8, 64, vocab=201088, experts=32, used=4),
+        _gpt_oss("gpt-oss-120b", 2880, 36, 64, 8, 64, vocab=201088, experts=128, used=4),
+        # Its sizes, not its architecture: no windows, no dense part beside experts.
         _qwen3moe(
             "gemma4-26b-a4b-like",
             *(2816, 30, 704, 16, 8, 256),
@@ -340,14 +360,20 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
             yield matrix("attn_k", i, kv, n)
             yield matrix("attn_v", i, kv, n)
             yield matrix("attn_output", i, n, q)
+            if shape.gpt:
+                yield from gpt_attention(shape, i)
             if shape.delta or shape.qwen3:
                 for name in ("attn_q_norm", "attn_k_norm"):
                     yield Matrix(f"blk.{i}.{name}.weight", Qt.F32, 1, shape.head_dim, std=0.05, mean=1.0)
-        yield norm(f"blk.{i}.{'post_attention_norm' if shape.delta else 'ffn_norm'}")
+        yield norm(f"blk.{i}.{'post_attention_norm' if shape.delta or shape.gpt else 'ffn_norm'}")
         parts = (("gate", shape.ffn, n), ("up", shape.ffn, n), ("down", n, shape.ffn))
         if shape.experts:
             # A router is never quantised, and decides clearly: by a few, as a trained one does.
             yield Matrix(f"blk.{i}.ffn_gate_inp.weight", Qt.F32, shape.experts, n, 2 * n**-0.5)
+        if shape.gpt:
+            yield bias(i, "ffn_gate_inp", shape.experts)
+            for part, rows, _ in parts:
+                yield replace(bias(i, f"ffn_{part}_exps", rows), rows=shape.experts)
         for part, rows, cols in parts:
             if not shape.experts:
                 yield matrix(f"ffn_{part}", i, rows, cols)
@@ -359,6 +385,19 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
             for part, rows, cols in parts:
                 yield matrix(f"ffn_{part}_shexp", i, rows, cols)
     yield norm("output_norm")
+
+
+def bias(layer: int, name: str, width: int) -> Matrix:
+    """Small numbers that are added."""
+    return Matrix(f"blk.{layer}.{name}.bias", Qt.F32, 1, width, std=0.1)
+
+
+def gpt_attention(shape: Shape, i: int) -> Iterator[Matrix]:
+    """What gpt-oss' attention has besides."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    for name, width in (("attn_q", q), ("attn_k", kv), ("attn_v", kv), ("attn_output", shape.embd)):
+        yield bias(i, name, width)
+    yield Matrix(f"blk.{i}.attn_sinks.weight", Qt.F32, 1, shape.heads, std=1.0)
 
 
 def delta_net(d: Delta, i: int, n: int, matrix: Callable[[str, int, int, int], Matrix]) -> Iterator[Matrix]:
@@ -592,10 +631,15 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
-        if shape.delta or shape.qwen3:
+        if shape.delta or shape.qwen3 or shape.gpt:
             writer.add_expert_feed_forward_length(shape.ffn)
         if shape.delta:
             writer.add_expert_shared_feed_forward_length(shape.ffn)
+    if shape.gpt:
+        writer.add_sliding_window(128)
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
     if d := shape.delta:
         writer.add_rope_dimension_sections([11, 11, 10, 0])
         writer.add_uint32(f"{shape.architecture}.full_attention_interval", INTERVAL)
