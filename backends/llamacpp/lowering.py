@@ -24,7 +24,7 @@ from hetrun.backends.llamacpp.fusion import Fused, Product, uses
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.mapped_weights import Mapped, MappedBuffer
-from hetrun.backends.llamacpp.mixture.lowering import moe
+from hetrun.backends.llamacpp.moe import moe
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value, Weight
