@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Weight
 from hetrun.graph.ops import CLAMP, CLAMP_STEEPNESS, Moe
+from hetrun.graph.remade import every_second_column, every_second_row, mxfp4, turned
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
-from hetrun.loader.remade import every_second_column, every_second_row, mxfp4, turned
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, by_period, read_decoder, read_pattern
 from hetrun.models.hf_import import (
