@@ -16,6 +16,8 @@ HF_TYPES = {
     "qwen3_moe": "qwen3moe",
     "qwen3_vl": "qwen3vl",
     "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
     "qwen3_5": "qwen35",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe": "qwen35moe",
@@ -24,8 +26,11 @@ HF_TYPES = {
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5_moe",
     "glm4": "glm4",
+    "glm4_moe": "glm4moe",
     "granite": "granite",
+    "minimax_m2": "minimax_m2",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "seed_oss": "seed_oss",
@@ -36,4 +41,6 @@ HF_TYPES = {
 }
 
 # Files here that are no architecture.
-SHARED = frozenset(("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "mtp", "rope", "seeing"))
+SHARED = frozenset(
+    ("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "mixtures", "mtp", "rope", "seeing")
+)

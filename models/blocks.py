@@ -116,12 +116,14 @@ def attend(
     return b.op("attention", [q, k, v], weights, attrs, shape.width, part="score")
 
 
-def gated_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int, gate: str = "swiglu") -> Value:
-    """down(act(gate(x)) * up(x))."""
-    g = linear(b, x, f"{prefix}.ffn_gate", n_ff, "gate")
-    u = linear(b, x, f"{prefix}.ffn_up", n_ff, "up")
+def gated_ffn(
+    b: GraphBuilder, x: Value, prefix: str, n_ff: int, gate: str = "swiglu", suffix: str = ""
+) -> Value:
+    """down(act(gate(x)) * up(x)); `suffix`: what ends the names of its tensors."""
+    g = linear(b, x, f"{prefix}.ffn_gate{suffix}", n_ff, "gate")
+    u = linear(b, x, f"{prefix}.ffn_up{suffix}", n_ff, "up")
     h = b.op(gate, [g, u], [], Gelu() if gate == "geglu" else NONE, n_ff, part="up")
-    return linear(b, h, f"{prefix}.ffn_down", x.width, "down")
+    return linear(b, h, f"{prefix}.ffn_down{suffix}", x.width, "down")
 
 
 def fused_ffn(b: GraphBuilder, x: Value, prefix: str, n_ff: int) -> Value:

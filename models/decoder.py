@@ -67,8 +67,10 @@ def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms
 def count_layers(b: GraphBuilder, meta: ModelMeta) -> int:
     """How many layers there are; a model that has more than it says would answer without them."""
     n = meta.require_int("block_count", 1, 1 << 12)
-    b.check(not b.has(f"blk.{n}.attn_output.weight"), f"block_count is {n}, but there is a tensor of blk.{n}")
-    return n
+    predicting = meta.get_int("nextn_predict_layers", 0, 0, 1 << 12)
+    b.check(predicting < n, f"{predicting} of {n} layers predict tokens beyond the next, which leaves none")
+    b.check(not b.has(f"blk.{n}.attn_norm.weight"), f"block_count is {n}, but there is a tensor of blk.{n}")
+    return n - predicting
 
 
 def read_heads(b: GraphBuilder, meta: ModelMeta) -> blocks.AttentionShape:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hetrun.graph import Weight, stack
 from hetrun.loader.hf_mapping import Change, Config, HfModel, Interleave, Setting, same_bytes
@@ -16,6 +17,7 @@ ATTENTION = {
     "attn_output": "self_attn.o_proj",
 }
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
@@ -120,9 +122,17 @@ def qwen_window(c: Config) -> int | None:
     return c.get_int("sliding_window", 4096, 1, 1 << 31)
 
 
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """What a layer's mixture has beside its router and experts, as Hugging Face calls it; empty: nothing."""
+
+    choice_bias: str
+    shared: str = ""
+
+
 def decoder_weights(
     hf: HfModel, biased: Collection[str] = (), n_experts: int = 0, head_norms: bool = False,
-    norms: Mapping[str, str] = NORMS,
+    norms: Mapping[str, str] = NORMS, mixing: Mixing | None = None,
 ) -> dict[str, Weight]:  # fmt: skip
     """All tensors by GGUF name, each one that the config asks for and no other."""
     c, tensors = hf.config, Tensors(hf)
@@ -131,9 +141,22 @@ def decoder_weights(
         tensors.take_layer(i, {**norms, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
         if n_experts and hf.has(f"{tensors.root}layers.{i}.mlp.gate.weight"):
             tensors.take_experts(i, n_experts)
+            if mixing:
+                tensors.take_mixing(i, mixing)
         else:
             tensors.take_layer(i, FEED_FORWARD, biased)
     return tensors.finish()
+
+
+def without_predicting(hf: HfModel) -> HfModel:
+    """Without the layers after the last, which predict tokens beyond the next."""
+    n = hf.config.require_int("num_hidden_layers", 1, 1 << 12)
+    kept = {}
+    for theirs, weight in hf.tensors.items():
+        layer = LAYER.match(theirs)
+        if not layer or int(layer[1]) < n:
+            kept[theirs] = weight
+    return HfModel(hf.config, kept)
 
 
 def biased(c: Config) -> set[str]:
@@ -221,6 +244,15 @@ class Tensors:
         for ours, theirs in EXPERTS.items():
             each = (f"{mlp}.experts.{e}.{theirs}.weight" for e in range(n_experts))
             self.take(f"blk.{i}.{ours}.weight", *each)
+
+    def take_mixing(self, i: int, mixing: Mixing) -> None:
+        """What a layer's mixture has besides."""
+        layer = f"{self.root}layers.{i}"
+        if self._hf.has(f"{layer}.{mixing.choice_bias}"):
+            self.take(f"blk.{i}.exp_probs_b.bias", f"{layer}.{mixing.choice_bias}")
+        if mixing.shared and self._hf.has(f"{layer}.{mixing.shared}.gate_proj.weight"):
+            parts = ("gate", "up", "down")
+            self.take_layer(i, {f"ffn_{p}_shexp": f"{mixing.shared}.{p}_proj" for p in parts}, ())
 
     def finish(self) -> dict[str, Weight]:
         """All of them by GGUF name. A tensor that nobody asked for would have changed the result."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight, stack
 from hetrun.graph.ops import NONE, CausalConv, DeltaNet, EverySecond, Moe, Rope
 from hetrun.models import blocks
-from hetrun.models.decoder import read_heads
+from hetrun.models.decoder import count_layers, read_heads
 from hetrun.models.rope import check_rope, factors, read_rope, read_sections
 
 INTERVAL = 4  # layers, of which the last has attention, where the settings say nothing
@@ -66,14 +66,11 @@ def read_hybrid(b: GraphBuilder, meta: ModelMeta, tiled: bool) -> Hybrid:
 
 def read_recurrent(b: GraphBuilder, meta: ModelMeta) -> tuple[bool, ...]:
     """Which layers have a delta net: a truth for each, else all but the last of each interval."""
-    n = meta.require_int("block_count", 1, 1 << 12)
-    predicting = meta.get_int("nextn_predict_layers", 0, 0, 1 << 12)
-    b.check(predicting < n, f"{predicting} of {n} layers predict tokens beyond the next, which leaves none")
-    b.check(not b.has(f"blk.{n}.attn_norm.weight"), f"block_count is {n}, but there is a tensor of blk.{n}")
+    n, layers = meta.require_int("block_count", 1, 1 << 12), count_layers(b, meta)
     found = meta.get_numbers("attention.recurrent_layers", n)
     interval = meta.get_int("full_attention_interval", INTERVAL, 1, 1 << 12)
     each = found or [(i + 1) % interval != 0 for i in range(n)]
-    return tuple(bool(recurrent) for recurrent in each)[: n - predicting]
+    return tuple(bool(recurrent) for recurrent in each)[:layers]
 
 
 def build_hybrid(b: GraphBuilder, c: Hybrid, feed_forward: FeedForward) -> Graph:
@@ -196,10 +193,7 @@ def shared_mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe, n_ff_shared
     y = blocks.mixture(b, x, prefix, moe)
     if not b.has(f"{prefix}.ffn_gate_shexp.weight"):
         return y
-    g = blocks.linear(b, x, f"{prefix}.ffn_gate_shexp", n_ff_shared, "gate")
-    u = blocks.linear(b, x, f"{prefix}.ffn_up_shexp", n_ff_shared, "up")
-    h = b.op("swiglu", [g, u], [], NONE, n_ff_shared, part="up")
-    shared = blocks.linear(b, h, f"{prefix}.ffn_down_shexp", x.width, "down")
+    shared = blocks.gated_ffn(b, x, prefix, n_ff_shared, suffix="_shexp")
     share = blocks.linear(b, x, f"{prefix}.ffn_gate_inp_shexp", 1, "down")
     return blocks.add(b, y, b.op("sigmoid_gate", [share, shared], [], NONE, x.width, part="down"), "down")
 

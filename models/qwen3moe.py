@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
 from hetrun.graph.ops import Moe
-from hetrun.loader.hf_mapping import HfModel, Imported
+from hetrun.loader.hf_mapping import Config, HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.hf_import import (
@@ -18,14 +20,16 @@ from hetrun.models.hf_import import (
     qwen_window,
     rope_factors,
 )
-from hetrun.models.rope import rope_from_hf
+from hetrun.models.rope import read_sections, rope_from_hf
 
 name = "qwen3moe"
 
 
-def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
-    """The forward step."""
+def build(b: GraphBuilder, meta: ModelMeta, sections: bool = False) -> Graph:
+    """The forward step; `sections`: tokens may have positions in height and width."""
     d = read_decoder(b, meta, interleaved=False, head_norms=True)
+    if sections:
+        d = replace(d, sections=read_sections(b, meta, d.rope))
     n_experts = meta.require_int("expert_count", 1, 1 << 16)
     n_used = meta.require_int("expert_used_count", 1, n_experts)
     n_ff = meta.get_int("expert_feed_forward_length", max(1, d.n_ff // n_used), 1, 1 << 24)
@@ -45,8 +49,7 @@ def from_hf(hf: HfModel) -> Imported:
     c = hf.config
     head_dim = head_dim_of(c)
     rope = rope_from_hf(c, head_dim)
-    key = "num_experts" if c.has("num_experts") else "num_local_experts"
-    n_experts = c.require_int(key, 1, 1 << 16)
+    n_experts = count_experts(c)
     window = qwen_window(c)
     settings = decoder_settings(c, head_dim, rope) | layer_windows(c, window, [window is not None])
     settings |= {
@@ -65,3 +68,8 @@ def from_hf(hf: HfModel) -> Imported:
         (not settings["expert_weights_norm"], f"llama.cpp's {name} always normalises what the router says"),
     )
     return Imported(settings, {**weights, **rope.weights}, {**rope.layout, **only_here})
+
+
+def count_experts(c: Config) -> int:
+    """As transformers 4 or 5 calls it."""
+    return c.require_int("num_experts" if c.has("num_experts") else "num_local_experts", 1, 1 << 16)

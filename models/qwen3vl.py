@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
-from hetrun.loader.hf_mapping import SEES, HfModel, Imported
+from hetrun.loader.hf_mapping import SEES, Config, HfModel, Imported, Setting
 from hetrun.models import blocks, qwen3
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.rope import read_sections
@@ -27,12 +27,17 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
 
 def from_hf(hf: HfModel) -> Imported:
     """As Hugging Face publishes it, with what sees pictures or without."""
-    text, layers = text_model(hf), hf.config.section("vision_config").get("deepstack_visual_indexes")
+    text = text_model(hf)
     config = text.config.with_defaults({"rope_theta": BASE})
     found = qwen3.from_hf(HfModel(config, text.tensors))
-    more = {
-        "rope.dimension_sections": rope_sections(hf.config, SECTIONS),
+    seen = {SEES: config.get_bool(SEES, False), **found.layout}
+    return replace(found.with_settings(more_settings(hf.config)), layout=seen)
+
+
+def more_settings(c: Config) -> dict[str, Setting]:
+    """What these models say besides."""
+    layers = c.section("vision_config").get("deepstack_visual_indexes")
+    return {
+        "rope.dimension_sections": rope_sections(c, SECTIONS),
         "n_deepstack_layers": len(layers) if isinstance(layers, list) else DEEPSTACK,
     }
-    seen = {SEES: config.get_bool(SEES, False), **found.layout}
-    return replace(found.with_settings(more), layout=seen)

@@ -26,6 +26,7 @@ from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.loader.hf_source import HfSource
 from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import parameters
+from hetrun.models import HF_TYPES
 from tests.models import hf, tiny
 from tests.models.cases import GQA
 from tests.plugins.strangers import Register
@@ -155,13 +156,7 @@ def test_temperature(folder: Path, said: dict[str, Any], expected: float | None)
     assert opened(folder).temperature == expected
 
 
-QWEN = (
-    "qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, "
-    "qwen3_vl_text"
-)
-MISTRAL = "ministral3, mistral, mistral3, mixtral"
-FIRST = f"ernie4_5, gemma3, gemma3_text, glm4, gpt_oss, granite, llama, {MISTRAL}, olmo2, olmo3, opt, phi3"
-RUNS = f"folders of {FIRST}, {QWEN}, seed_oss, smollm3 run"
+RUNS = f"folders of {', '.join(sorted(HF_TYPES))} run"
 
 
 @pytest.mark.parametrize(

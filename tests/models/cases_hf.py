@@ -84,6 +84,38 @@ GPT_OSS = (
     Row("no-attention-bias", "gpt_oss", {**GPT, "attention_bias": False, **SMOOTH}),
 )  # fmt: skip
 
+SHARING = {
+    "num_hidden_layers": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "n_routed_experts": 8,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+GLM = {**SHARING, "head_dim": 32}
+GLM4_MOE = (
+    Row("plain", "glm4_moe", GLM),
+    Row("qk-norm", "glm4_moe", {**GLM, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}),
+    Row("groups", "glm4_moe", {**GLM, "n_group": 4, "topk_group": 2}),
+    Row("not-normalised", "glm4_moe", {**GLM, "norm_topk_prob": False, "tie_word_embeddings": True}),
+    Row("whole-heads", "glm4_moe", {**GLM, **rope("default", partial_rotary_factor=1.0)}),
+    Row("fused", "glm4_moe", GLM, fused_experts=True),
+)
+
+MINIMAX = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
+MINIMAX_M2 = (
+    Row("plain", "minimax_m2", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}),
+    Row("whole-heads", "minimax_m2", {**MINIMAX, **rope("default")}),
+    Row("fused", "minimax_m2", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}, fused_experts=True),
+)
+
+ERNIE = {
+    "num_hidden_layers": 4, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 64,
+    "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+}  # fmt: skip
+ERNIE4_5_MOE = (
+    Row("plain", "ernie4_5_moe", ERNIE),
+    Row("every-second", "ernie4_5_moe", {**ERNIE, "moe_layer_interval": 2, "moe_layer_start_index": 0}),
+    Row("none-shared", "ernie4_5_moe", {**ERNIE, "moe_num_shared_experts": 0, "tie_word_embeddings": False}),
+    Row("not-to-the-end", "ernie4_5_moe", {**ERNIE, "moe_layer_end_index": 2}),
+)
+
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 GROWING |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 16}
 MINISTRAL3 = (
@@ -148,6 +180,15 @@ QWEN3_MOE = (
 )
 
 SECTIONS = rope("default", mrope_section=[6, 5, 5], mrope_interleaved=True)
+SEEING = {
+    "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, **SECTIONS
+}  # fmt: skip
+QWEN3_VL_MOE = (
+    Row("plain", "qwen3_vl_moe", SEEING),
+    Row("tied", "qwen3_vl_moe", {**SEEING, "tie_word_embeddings": True}),
+    Row("bf16", "qwen3_vl_moe", SEEING, dtype=torch.bfloat16),
+)
+
 QWEN3_VL = (
     Row("plain", "qwen3_vl", {"head_dim": 32, **SECTIONS}),
     Row("plain-v4", "qwen3_vl", {"head_dim": 32, **SECTIONS}, style=4),
@@ -334,7 +375,20 @@ OPT = (
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
 OTHERS = (*SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
-ROWS = (*DENSE, *OTHERS, *MIXTRAL, *QWEN3_MOE, *GPT_OSS, *HYBRID, *GEMMA3, *PHI3, *OPT)
+SIGMOIDS = (*GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
+ROWS = (
+    *DENSE,
+    *OTHERS,
+    *MIXTRAL,
+    *QWEN3_MOE,
+    *QWEN3_VL_MOE,
+    *GPT_OSS,
+    *SIGMOIDS,
+    *HYBRID,
+    *GEMMA3,
+    *PHI3,
+    *OPT,
+)
 
 # Rows that say something else as soon as one of these settings is left out; three do not, and transformers
 # does not run one without.
@@ -350,8 +404,8 @@ NAMES = {
     *("llama-all-biases", "mistral-window", "qwen2-plain", "qwen2-layer-types", "qwen3-plain"),
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
-    *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "ministral3-plain"),
-    *("granite-plain", "gpt_oss-plain"),
+    *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
+    *("granite-plain", "gpt_oss-plain", "glm4_moe-plain", "minimax_m2-plain", "ernie4_5_moe-plain"),
     *("olmo2-plain", "olmo3-windows", "ernie4_5-plain", "glm4-plain"),
 }
 

@@ -61,6 +61,11 @@ VISION: dict[str, dict[str, Any]] = {
         "out_hidden_size": SIZES["hidden_size"], "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0],
     },
+    "qwen3_vl_moe": {
+        "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "patch_size": 4,
+        "out_hidden_size": SIZES["hidden_size"], "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
     "gemma3": {
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
         "image_size": 16, "patch_size": 4,
@@ -151,6 +156,9 @@ def random_model(row: Row) -> PreTrainedModel:
                 weight.copy_(noise * 0.3)
             else:
                 weight.add_(noise * 0.2)  # a norm's gain: 1, or 0 where the code adds the 1
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=random) * 0.2)
     torch.nn.Module.to(model, row.dtype)
     return model
 

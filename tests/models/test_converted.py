@@ -40,9 +40,10 @@ def where() -> Iterator[Path]:
 
 @cache
 def converted(row: Row, where: Path) -> Report:
-    """The row as a file, written once; with the numbers of the folder where four layers of experts would
-    make one flipped choice of the last bits."""
-    kind = "f32" if "shared_expert_intermediate_size" in row.config else "f16"
+    """The row as a file, written once; with the numbers of the folder where last bits would flip
+    choices of experts."""
+    sensitive = "shared_expert_intermediate_size" in row.config or row in cases_hf.SIGMOIDS
+    kind = "f32" if sensitive else "f16"
     return convert_model(Wish(hf.folder(row), by_option(kind), where / f"{row}.gguf", threads=2))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
+from safetensors.torch import load_file, save_file
 
 from hetrun import LLM, UserError
 from hetrun.errors import ModelFileError
@@ -21,6 +23,7 @@ from hetrun.loader.architectures import is_known
 from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave
 from hetrun.loader.hf_source import find_importer, open_folder
+from hetrun.loader.weight_reader import FileReader
 from hetrun.models import HF_TYPES, SHARED
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
@@ -349,7 +352,7 @@ def test_every_file_is_an_architecture_or_shared() -> None:
         module = import_module(f"hetrun.models.{file}")
         assert module.name.replace("-", "_") == file
         assert callable(module.build)
-        assert is_known(file)
+        assert is_known(module.name)
     assert not any(map(is_known, SHARED))
 
 
@@ -393,3 +396,23 @@ def test_layers_of_other_types_are_refused(name: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(said))
     with pytest.raises(ModelFileError, match="layer_types has 'chunked_attention'"):
         open_folder(folder)
+
+
+def test_experts_that_lie_on_their_side_are_turned(tmp_path: Path) -> None:
+    """As Qwen 3 VL's are published; transformers 5 saves them upright."""
+    upright, turned = hf.folder(cases_hf.QWEN3_VL_MOE[0]), tmp_path / "turned"
+    shutil.copytree(upright, turned)
+    (file,) = turned.glob("*.safetensors")
+    tensors = {
+        name: tensor.transpose(1, 2).contiguous() if ".mlp.experts." in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    found = {}
+    with closing(FileReader()) as reader:
+        for path in (upright, turned):
+            for weight in open_folder(path).weights():
+                raw = np.empty(weight.nbytes, np.uint8)
+                reader.read(weight, raw)
+                assert np.array_equal(found.setdefault(weight.name, raw), raw)
+    assert sum("_exps" in name for name in found) == 6
