@@ -25,6 +25,8 @@ HF_TYPES = {
     "qwen3_next": "qwen3next",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
+    "gemma4": "gemma4",
+    "gemma4_text": "gemma4",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5_moe",
     "glm4": "glm4",
@@ -42,5 +44,8 @@ HF_TYPES = {
 
 # Files here that are no architecture.
 SHARED = frozenset(
-    ("blocks", "decoder", "hf_import", "hybrid", "hybrid_import", "mixtures", "mtp", "rope", "seeing")
+    (
+        *("blocks", "decoder", "gemma4_import", "hf_import", "hybrid", "hybrid_import", "mixtures", "mtp"),
+        *("rope", "seeing"),
+    )
 )

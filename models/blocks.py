@@ -108,12 +108,25 @@ def turn(
 
 
 def attend(
-    b: GraphBuilder, q: Value, k: Value, v: Value, layer: int, shape: AttentionShape, sinks: str = ""
-) -> Value:
-    """Attention over everything the sequence has seen; `sinks`: the tensor of its heads'."""
+    b: GraphBuilder, q: Value, k: Value, v: Value, layer: int, shape: AttentionShape, sinks: str = "",
+    lends: bool = False,
+) -> Value:  # fmt: skip
+    """Attention over everything the sequence has seen; `sinks`: the tensor of its heads'; `lends`: whether
+    later layers have the same keys and values."""
     weights = [b.weight(sinks, 1, shape.n_heads)] if sinks else []
-    attrs = Attention(layer, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.scale, shape.window)
+    attrs = attention_attrs(layer, shape, "lends" if lends else "")
     return b.op("attention", [q, k, v], weights, attrs, shape.width, part="score")
+
+
+def attend_borrowed(b: GraphBuilder, q: Value, layer: int, shape: AttentionShape) -> Value:
+    """Attention over the keys and values of a layer before."""
+    return b.op("attention", [q], [], attention_attrs(layer, shape, "borrows"), shape.width, part="score")
+
+
+def attention_attrs(layer: int, shape: AttentionShape, sharing: Literal["", "lends", "borrows"]) -> Attention:
+    """A block's numbers as the op has them."""
+    numbers = (shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.scale, shape.window)
+    return Attention(layer, *numbers, sharing=sharing)
 
 
 def gated_ffn(
@@ -145,8 +158,8 @@ MORE: Mapping[MoreWeight, str] = {
 }  # as GGUF names them
 
 
-def mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe) -> Value:
-    """The experts that the router likes best."""
+def mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe, looked_at: Value | None = None) -> Value:
+    """The experts that the router likes best, which may look at another value."""
     weights = [b.weight(f"{prefix}.ffn_gate_inp.weight", moe.n_experts, x.width)]
     for part, rows, cols in (
         ("gate", moe.n_ff, x.width),
@@ -161,12 +174,17 @@ def mixture(b: GraphBuilder, x: Value, prefix: str, moe: Moe) -> Value:
             weights.append(b.weight(tensor, 1, moe.n_experts).upright)
         else:
             weights.append(b.weight(tensor, moe.n_experts, widths[more]))
-    return b.op("moe", [x], weights, moe, x.width, part="exp")
+    inputs = [x] if looked_at is None else [x, looked_at]
+    return b.op("moe", inputs, weights, moe, x.width, part="exp")
 
 
 def experts(b: GraphBuilder, name: str, n: int, rows: int, cols: int) -> Weight:
     """The matrices of all experts on top of each other; GGUF's first mixtrals have each by itself."""
     whole = f"{name}_exps.weight"
+    if b.has(both := f"{name.rpartition('_')[0]}_gate_up_exps.weight") and not name.endswith("down"):
+        pairs = b.weight(both, 2 * n * rows, cols)
+        mine = pairs.blocks(range(name.endswith("up"), 2 * n, 2), rows, "halves")
+        return replace(mine, name=whole)
     if b.has(whole) or not b.has(f"{name}.0.weight"):
         return b.weight(whole, n * rows, cols)
     each = [b.weight(f"{name}.{e}.weight", rows, cols) for e in range(n)]

@@ -208,6 +208,10 @@ class Tensors:
         self._left.discard(theirs)
         return self._hf.weight(theirs)
 
+    def leave(self, theirs: str) -> None:
+        """A tensor that the model may have and does not use."""
+        self._left.discard(theirs)
+
     def put(self, ours: str, weight: Weight) -> None:
         """What was made of tensors, under GGUF's name."""
         self._taken[ours] = replace(weight, name=ours)

@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from hetrun.loader.hf_mapping import SEES, Config, HfModel, Setting
 from hetrun.models.rope import rope_settings
 
-NOT_TEXT = tuple(
-    f"{root}{part}."
-    for root in ("model.", "")
-    for part in ("visual", "vision_tower", "multi_modal_projector")
-)
+OTHERS = ("visual", "vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector")
+NOT_TEXT = tuple(f"{root}{part}." for root in ("model.", "") for part in OTHERS)
 # As transformers 5 and 4 have it, the latter only in some types.
 TEXT = {
     "model.language_model.": "model.",

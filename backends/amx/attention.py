@@ -14,7 +14,7 @@ converting it would take longer than the attention.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,26 +155,34 @@ def _chunk_strips(starts: Ints, ends: Ints, a: int, b: int, group: int, done: tu
 
 
 def attend(
-    op: Op, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, work: Pass, kv: KvCache, scratch: Scratch
+    op: Op,
+    q: Tensor,
+    own: Sequence[Tensor],
+    sinks: Tensor | None,
+    work: Pass,
+    kv: KvCache,
+    scratch: Scratch,
 ) -> Tensor:
-    """Write this pass's K and V rows; what each row of q gets from those that it sees, in q's type."""
+    """Write this pass's K and V rows, if there are such; what each row of q gets from those that it sees, in
+    q's type."""
     a = op.attrs
     assert isinstance(a, Attention)
     group = kv.group(a.layer)
     keys, values = kv.heads(a.layer, a.first, a.n_kv_heads)
     slots = work.slots[group]
     place = scratch.place(slots)
-    store(keys, slots, place, k)
-    store(values, slots, place, v)
-    if len(work.parts) == 1 and _begins(op, work.parts[0], group, len(q)):
+    for table, x in zip((keys, values), own, strict=False):
+        store(table, slots, place, x)
+    k, v = own or [q.new_empty((0, a.n_kv_heads * a.head_dim))] * 2
+    if own and len(work.parts) == 1 and _begins(op, work.parts[0], group, len(q)):
         return _beginning(a, q, k, v, sinks, scratch)
     out = torch.empty(len(q), a.n_heads * a.head_dim, dtype=q.dtype)
     for part in work.parts:
         lo, hi, ends = _rows(op, part, work, part.kv[group].length)
         if hi > lo:
             view = part.kv[group]
-            own = slice(part.a, part.b)
-            seen = _Seen(a, view.length, view.first, keys, values, k[own], v[own], sinks, scratch)
+            mine = slice(part.a, part.b)
+            seen = _Seen(a, view.length, view.first, keys, values, k[mine], v[mine], sinks, scratch)
             _attend_part(seen, q[lo:hi], ends, out[lo:hi], work.between)
     return out
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hetrun.backend import Buffer, Buffers, Pass, PassShape, Segment
+from hetrun.backend import Buffer, Buffers, Pass, PassShape, Segment, writes_rows
 from hetrun.backend.fusion import Rotation
 from hetrun.backend.op_profile import Activity, activity
 from hetrun.backends.amx import elementwise, fusion
@@ -297,7 +297,7 @@ class Emitter:
         return call
 
     def attention(self, op: Op) -> Call:
-        q, k, v = (self.slot(value) for value in op.inputs)
+        q, *own = (self.slot(value) for value in op.inputs)
         target, kv, scratch = self.slot(op.out), self._kv, self._backend.attention_scratch
         width, sinks = op.inputs[0].width, next(map(vector_of, self.buffers(op)), None)
 
@@ -306,7 +306,7 @@ class Emitter:
             if query is None:  # nobody wants a row of this pass: it only fills the cache
                 query = torch.empty((0, width), dtype=BF16)
             frame.values[target] = attend(
-                op, query, frame.get(k), frame.get(v), sinks, frame.work, kv, scratch
+                op, query, [frame.get(x) for x in own], sinks, frame.work, kv, scratch
             )
 
         return call
@@ -341,7 +341,14 @@ class Emitter:
         more = {name: vector_of(b) for name, b in a.others(found).items()}
         mixture = Mixture(a, vector_of(found[0]), gates, ups, downs, more)
         check = self._backend.check
-        return self.unary(op, lambda x: moe(mixture, x.float(), check))
+        source, looked_at, target = self.slot(op.inputs[0]), self.slot(op.inputs[-1]), self.slot(op.out)
+
+        def call(frame: Frame) -> None:
+            x = frame.get(source).float()
+            seen = x if source == looked_at else frame.get(looked_at).float()
+            frame.values[target] = moe(mixture, x, seen, check)
+
+        return call
 
     def rms_norm(self, op: Op) -> Call:
         a, gain, rounded = op.attrs, vector_of(self.buffers(op)[0]), self.is_rounded(op.out)
@@ -359,6 +366,8 @@ class Emitter:
 def _scale(e: Emitter, op: Op) -> Call:
     assert isinstance(op.attrs, Scale)
     factor = op.attrs.factor
+    for weight in e.buffers(op):
+        factor *= float(vector_of(weight)[0, 0])
     return e.unary(op, lambda x: x.float() * factor)
 
 
@@ -425,7 +434,7 @@ def _precise(product: Product, bias: Tensor | None) -> Callable[[Tensor], Tensor
 
 def _has_token_rows(item: Fused) -> bool:
     """Whether an op must run even if nobody wants a row: attention fills the cache all the same."""
-    return any(op.kind == "attention" or op.out.rows == "tokens" for op in fusion.members(item))
+    return any(op.out.rows == "tokens" or writes_rows(op) for op in fusion.members(item))
 
 
 def _readers(ops: tuple[Op, ...]) -> Mapping[Value, list[Op]]:

@@ -28,10 +28,10 @@ class Mixture:
     more: Mapping[MoreWeight, Tensor]
 
 
-def moe(m: Mixture, x: Tensor, check: Callable[[], None]) -> Tensor:
-    """`check` is called before each expert; it raises when somebody cancelled."""
+def moe(m: Mixture, x: Tensor, looked_at: Tensor, check: Callable[[], None]) -> Tensor:
+    """`looked_at`: by the router. `check` is called before each expert; it raises when somebody cancelled."""
     a = m.attrs
-    chosen, shares = route(a, torch.mm(x, m.router.t()), m.more)
+    chosen, shares = route(a, torch.mm(looked_at, m.router.t()), m.more)
     out, rounded = torch.zeros_like(x), x.to(BF16)
     for expert in range(a.matrices):
         rows, place = torch.nonzero(chosen == a.first + expert, as_tuple=True)

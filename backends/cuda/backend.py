@@ -82,7 +82,7 @@ class CudaBackend(Backend):
         if op.kind not in KINDS or any(not weights.fits(use) for use in fusion.uses(op)):
             return False
         if isinstance(a, Attention):
-            return a.head_dim % 16 == 0 and a.head_dim <= MOST_HEAD
+            return a.head_dim % 16 == 0 and a.head_dim <= MOST_HEAD and not a.sharing
         if isinstance(a, CausalConv):
             return a.kernel <= MOST_TAPS
         if isinstance(a, DeltaNet):

@@ -322,7 +322,7 @@ class Emitter:
 
 def _scale(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Scale)
-    e.unary(op, real(op.attrs.factor))
+    e.unary(op, real(op.attrs.factor), at(next((held.address for held in e.held(op)), 0)))
 
 
 def _grow(e: Emitter, op: Op) -> None:

@@ -70,7 +70,7 @@ def route_shared(a: Moe) -> int:
 
 
 def _route(e: Emitter, op: Op, a: Moe, router: Held, more: More, chosen: Address, shares: Address) -> None:
-    x, n = op.inputs[0], e.rows(op.out)
+    x, n = op.inputs[-1], e.rows(op.out)
     scores = e.arena.take(FLOAT_BYTES * n * a.n_experts, op.scope)
     e.few(router.source, x, [Output(router.address, 0, 0, scores, a.n_experts, a.n_experts)])
     routing = routing_of(a, {name: held.address for name, held in more.items()})

@@ -63,13 +63,12 @@ def _gathered(e: Emitter, width: int, rows: int, first_head: int) -> Ref:
 def attention(e: Emitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, Attention)
-    q, k, v = (e.values.get(value) for value in op.inputs)
-    assert k is not None
-    assert v is not None
+    q, *own = (e.values.get(value) for value in op.inputs)
     group = e.kv.group(a.layer)
     keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
-    _store(e, group, keys, k)
-    _store(e, group, values, v)
+    for table, x in zip((keys, values), own, strict=False):
+        assert x is not None
+        _store(e, group, table, x)
     if q is None:  # nobody wants a row of this pass: it only fills the cache
         return
     sinks = next(iter(e.weights(op)), 0)

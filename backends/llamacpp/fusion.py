@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import WeightUse, fusion
+from hetrun.backend import WeightUse, fusion, writes_rows
 from hetrun.backend.fusion import Common, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
 
@@ -81,7 +81,7 @@ def members(item: Fused) -> tuple[Op, ...]:
 
 def has_token_rows(item: Fused) -> bool:
     """Whether an op must run even if nobody wants a row: attention fills the cache all the same."""
-    return any(op.kind == "attention" or op.out.rows == "tokens" for op in members(item))
+    return any(op.out.rows == "tokens" or writes_rows(op) for op in members(item))
 
 
 def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:

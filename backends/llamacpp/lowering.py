@@ -255,7 +255,10 @@ def _relu(e: Emitter, op: Op) -> None:
 
 def _scale(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Scale)
-    e.define(op, e.lib.ggml_scale(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.factor))
+    x = e.w.plain(e.values[op.inputs[0]])
+    for weight in e.weights(op):
+        x = e.lib.ggml_mul(e.ctx, x, weight)
+    e.define(op, x if op.weights and op.attrs.factor == 1 else e.lib.ggml_scale(e.ctx, x, op.attrs.factor))
 
 
 def _grow(e: Emitter, op: Op) -> None:

@@ -30,7 +30,7 @@ def moe(e: Emitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, Moe)
     lib, ctx, x = e.lib, e.ctx, e.values[op.inputs[0]]
-    choice = router.choose(e, op, e.w.plain(x), x.rows)
+    choice = router.choose(e, op, e.w.plain(e.values[op.inputs[-1]]), x.rows)
     chosen = choice.chosen  # [n_used, rows]
     if x.rows <= expert_stats.MOST_ROWS and not a.held:
         expert_stats.keep(e, op, chosen)

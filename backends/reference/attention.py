@@ -13,11 +13,11 @@ from hetrun.memory.kv.cache import KvCache
 def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Attention)
     a = op.attrs
-    q, k, v = x
+    q, *kept = x
     keys, values = kv.heads(a.layer, a.first, a.n_kv_heads)
     group = kv.group(a.layer)
-    keys.write(work.slots[group], k)
-    values.write(work.slots[group], v)
+    for table, rows in zip((keys, values), kept, strict=False):
+        table.write(work.slots[group], rows)
     out = np.empty((len(q), a.n_heads * a.head_dim), np.float32)
     for part in work.parts:
         view = part.kv[group]

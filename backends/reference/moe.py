@@ -20,7 +20,7 @@ def moe(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Fl
     assert isinstance(a, Moe)
     gate, up, down = (m.reshape(a.matrices, -1, m.shape[1]) for m in w[1:MIXTURE])
     more = a.others(w)
-    chosen, shares = route(a, x[0] @ w[0].T, more)
+    chosen, shares = route(a, x[-1] @ w[0].T, more)
     if work.chosen and not a.held:
         work.chosen(op.weights[0].name, chosen)
     out = np.zeros_like(x[0])

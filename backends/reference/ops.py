@@ -69,7 +69,8 @@ def every_second(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCac
 
 def scale(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     assert isinstance(op.attrs, Scale)
-    return x[0] * np.float32(op.attrs.factor)
+    out: Floats = x[0] * np.float32(op.attrs.factor)
+    return out * w[0] if w else out
 
 
 def grow(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:

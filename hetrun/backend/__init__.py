@@ -87,3 +87,6 @@ from hetrun.backend.interface import (
 from hetrun.backend.interface import (
     use_of as use_of,
 )
+from hetrun.backend.interface import (
+    writes_rows as writes_rows,
+)

@@ -19,7 +19,7 @@ from hetrun.backend.op_profile import Spent
 from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
 from hetrun.graph import Op, Value, Weight
 from hetrun.graph import Rows as WhichRows
-from hetrun.graph.ops import MIXTURE, Moe
+from hetrun.graph.ops import MIXTURE, Attention, Moe
 from hetrun.graph.top_logits import Greatest as Greatest
 from hetrun.graph.top_logits import Rows as Rows
 from hetrun.memory.kv.cache import KvCache
@@ -338,6 +338,11 @@ class Backend(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """Give everything back."""
+
+
+def writes_rows(op: Op) -> bool:
+    """Whether it must run even if no row is wanted: it puts keys and values into the cache."""
+    return isinstance(op.attrs, Attention) and op.attrs.sharing != "borrows"
 
 
 def looks_up(op: Op) -> bool:

@@ -31,6 +31,7 @@ from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Value
 from hetrun.graph.ops import Attention, Stateful
 from hetrun.graph.signature import Forms, of_wanted_rows
+from hetrun.loader.table_rows import TableRows
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.states import NONE
 from hetrun.planner.costmodel import Forecast, Measured, Work
@@ -74,6 +75,7 @@ class Executor:
         self._forecast = forecast
         self._forms = Forms()
         self._graph = graph
+        self._tables = [(table, TableRows(table.weight)) for table in graph.tables]
         self._to_hidden = PartialPlans(partial(up_to, value=graph.hidden))
         self._from_hidden = PartialPlans(partial(after, value=graph.hidden, what="head"))
         self._from_embedded = PartialPlans(lambda stages: after(stages, graph.embedded, "rows"))
@@ -179,6 +181,7 @@ class Executor:
             raise
 
     def _run_pass(self, trip: Trip, hidden: bool, between: Between | None = None) -> Rows:
+        self._look_up(trip.work)
         work, last = trip.work, trip.work
         plan, n = self.plans.plan(len(work.tokens)), len(work.tokens)
         self.recent[plan.bucket].add(work.depth)
@@ -386,8 +389,18 @@ class Executor:
         """Time that all backends spent in calls that leave Python."""
         return sum(b.native_seconds for b in self._backends.values())
 
+    def _look_up(self, work: Pass) -> None:
+        """The rows of tables that stay in their files."""
+        for table, rows_of in self._tables:
+            rows = rows_of(work.tokens) * np.float32(table.factor)
+            parts = np.split(rows, len(table.values), axis=1)
+            for value, part in zip(table.values, parts, strict=True):
+                work.values[value.name] = np.ascontiguousarray(part)
+
     def close(self) -> None:
         """Give the compiled graphs back."""
+        for _, rows_of in self._tables:
+            rows_of.close()
         for cache in (self._small, self._large):
             while cache:
                 cache.popitem()[1].close()

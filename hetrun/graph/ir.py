@@ -240,6 +240,16 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """A table that is too large for memory, for what a step reads of it: rows are read from its file when
+    tokens come. Each is times `factor`, and cut into values of one width."""
+
+    weight: Weight
+    values: tuple[Value, ...]
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """One forward step; `outputs` are the last hidden state and the logits, both of wanted rows."""
 
@@ -247,6 +257,7 @@ class Graph:
     hidden: Value
     logits: Value
     given: tuple[Value, ...] = ()  # values that no op makes: they come with the tokens, a row for each
+    tables: tuple[Table, ...] = ()
 
     @property
     def outputs(self) -> tuple[Value, Value]:
@@ -265,7 +276,8 @@ class Graph:
 
     def validate(self) -> None:
         """Check that each op reads what stands before it and has the form its kind asks for."""
-        made: dict[str, Value] = {value.name: value for value in self.given}
+        come = (*self.given, *(value for table in self.tables for value in table.values))
+        made: dict[str, Value] = {value.name: value for value in come}
         heads: dict[int, int] = {}  # of each layer's attention, the KV heads that had their turn
         states: set[tuple[str, int]] = set()  # kinds and layers of what keeps a state
         for i, op in enumerate(self.ops):
@@ -277,12 +289,7 @@ class Graph:
                 if op.out.name in made:
                     raise ValueError(f"makes {op.out.name} a second time")
                 if isinstance(op.attrs, Attention):
-                    # Shares of a layer write side by side; others would write to the same rows.
-                    a, before = op.attrs, heads.get(op.attrs.layer, 0)
-                    if a.first != before:
-                        what = f"begins at KV head {a.first} of layer {a.layer}, not at {before}"
-                        raise ValueError(what if a.first else f"is a second attention for layer {a.layer}")
-                    heads[a.layer] = before + a.n_kv_heads
+                    heads[op.attrs.layer] = _written(op.attrs, heads.get(op.attrs.layer, 0))
                 if isinstance(op.attrs, Stateful):
                     if (op.kind, op.attrs.layer) in states:
                         raise ValueError(f"is a second one for layer {op.attrs.layer}")
@@ -297,6 +304,19 @@ class Graph:
                 raise ValueError(f"the output {value.name} has a row for each token, not for each wanted one")
 
 
+def _written(a: Attention, before: int) -> int:
+    """The KV heads of a layer that have had their turn, after some more of them."""
+    if a.sharing == "borrows":
+        if not before:
+            raise ValueError(f"borrows keys and values of layer {a.layer}, which has none yet")
+        return before
+    # Shares of a layer write side by side; others would write to the same rows.
+    if a.first != before:
+        what = f"begins at KV head {a.first} of layer {a.layer}, not at {before}"
+        raise ValueError(what if a.first else f"is a second attention for layer {a.layer}")
+    return before + a.n_kv_heads
+
+
 def _check_op(op: Op) -> None:
     spec = OPS.get(op.kind)
     if spec is None:
@@ -306,7 +326,8 @@ def _check_op(op: Op) -> None:
     enough = len(op.inputs) == spec.n_inputs or (spec.more_inputs and len(op.inputs) > spec.n_inputs)
     if not enough or len(op.weights) not in spec.n_weights:
         raise ValueError(f"has {len(op.inputs)} inputs and {len(op.weights)} weights")
-    rows, expected = tuple(v.rows for v in (*op.inputs, op.out)), _expected_rows(op)
+    expected: tuple[str, ...] = _expected_rows(op)
+    rows = tuple(v.rows for v in (*op.inputs, op.out))
     if rows != expected:
         raise ValueError(f"goes from {_shown(rows)} rows, but its kind from {_shown(expected)}")
     form = Form(op.attrs, tuple(v.width for v in op.inputs), tuple(w.shape for w in op.weights), op.out.width)
@@ -320,7 +341,7 @@ def _expected_rows(op: Op) -> tuple[Rows, ...]:
     if op.kind == "select":
         return ("tokens", "wanted")
     if op.kind == "attention":
-        return (op.rows, "tokens", "tokens", op.rows)
+        return (op.rows, *(v.rows if v.rows == "tokens" else "tokens" for v in op.inputs[1:]), op.rows)
     return (op.rows,) * (len(op.inputs) + 1)
 
 
@@ -402,6 +423,7 @@ class GraphBuilder:
         self._source = source
         self._ops: list[Op] = []
         self._given: list[Value] = []
+        self._tables: list[Table] = []
         self._scope: list[str] = []
 
     @contextmanager
@@ -451,9 +473,16 @@ class GraphBuilder:
         self._given.append(value)
         return value
 
+    def table(self, weight: Weight, n: int, factor: float) -> tuple[Value, ...]:
+        """Rows of a table that stays in its file, times the factor, as n values."""
+        width = weight.shape[1] // n
+        values = tuple(Value(f"{weight.name}[{i}]", width, "tokens") for i in range(n))
+        self._tables.append(Table(weight, values, factor))
+        return values
+
     def finish(self, hidden: Value, logits: Value) -> Graph:
         """The graph, checked: a file may hold settings that no model can have."""
-        graph = Graph(tuple(self._ops), hidden, logits, tuple(self._given))
+        graph = Graph(tuple(self._ops), hidden, logits, tuple(self._given), tuple(self._tables))
         try:
             graph.validate()
         except ValueError as e:

@@ -20,6 +20,11 @@ from numpy.typing import NDArray
 class Attrs:
     """Attributes of an op; kinds with any have a class of their own."""
 
+    @property
+    def variant(self) -> tuple[str, ...]:
+        """In what it is another computation than usual, whatever its sizes are."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Positions(Attrs):
@@ -30,7 +35,7 @@ class Positions(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class Scale(Attrs):
-    """x * factor."""
+    """x * factor, and times a number that is the weight, if there is one."""
 
     factor: float
 
@@ -93,6 +98,8 @@ Given = TypeVar("Given")
 class Moe(Attrs):
     """A mixture of experts: each row goes through the `n_used` of `n_experts` that its router likes best.
 
+    A second input, if there is one, is what the router looks at in place of the first.
+
     The weights are the router [n_experts, width] and gate, up [n_experts * n_ff, width] and
     down [n_experts * width, n_ff], the experts' matrices on top of each other. A row's result is the sum of
     p * down(act(gate(x)) * up(x)) over its experts; p is the router's softmax over all experts, or each one's
@@ -142,8 +149,9 @@ class Moe(Attrs):
 
     @property
     def variant(self) -> tuple[str, ...]:
-        """In what it is another computation, whatever its sizes are."""
-        return (self.scores, self.activation, *(("groups",) * (self.groups_used < self.groups)), *self.more)
+        differs = self.scores != "softmax", self.activation != "silu", self.groups_used < self.groups
+        words = (self.scores, self.activation, "groups")
+        return (*(word for word, other in zip(words, differs, strict=True) if other), *self.more)
 
     def others(self, given: Sequence[Given]) -> dict[MoreWeight, Given]:
         """What only some mixtures have, of what is given for each of the weights."""
@@ -193,6 +201,9 @@ class Attention(Attrs):
     scores go through softcap * tanh(score / softcap). An optional weight are the heads' sinks: a score each,
     which takes its share of the softmax and adds no value.
 
+    Some layers keep no keys and values of their own: they have q only, and `layer` is that of another layer,
+    before them, which lends its own.
+
     A share of a layer's attention has KV heads of its own, from `first` on among those of the layer: it
     writes and reads their columns of the KV rows only. The shares of a layer together have every head once.
     """
@@ -205,6 +216,11 @@ class Attention(Attrs):
     window: int = 0
     softcap: float = 0.0
     first: int = 0
+    sharing: Literal["", "lends", "borrows"] = ""
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        return ("borrows",) if self.sharing == "borrows" else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +338,9 @@ def _layer_norm(f: Form) -> Sizes:
 def _moe(f: Form) -> Sizes:
     a = f.attrs
     assert isinstance(a, Moe)
-    yield "input", f.inputs[0], f.out
+    for width in f.inputs:
+        yield "input", width, f.out
+    yield "number of inputs", len(f.inputs), min(2, len(f.inputs))
     yield "number of experts used", a.n_used, max(1, min(a.n_used, a.n_experts))
     yield "last expert", a.first + a.matrices, min(a.first + a.matrices, a.n_experts)
     if a.without:
@@ -364,7 +382,8 @@ def _attention(f: Form) -> Sizes:
     a = f.attrs
     assert isinstance(a, Attention)
     yield "number of query heads", a.n_heads, a.n_heads // a.n_kv_heads * a.n_kv_heads
-    for what, width, heads in zip("qkv", f.inputs, (a.n_heads, a.n_kv_heads, a.n_kv_heads), strict=True):
+    yield "number of inputs", len(f.inputs), 1 if a.sharing == "borrows" else 3
+    for what, width, heads in zip("qkv", f.inputs, (a.n_heads, a.n_kv_heads, a.n_kv_heads), strict=False):
         yield what, width, heads * a.head_dim
     yield "result", f.out, a.n_heads * a.head_dim
     for weight in f.weights:
@@ -409,6 +428,12 @@ def _concat(f: Form) -> Sizes:
     yield "result", f.out, sum(f.inputs)
 
 
+def _scale(f: Form) -> Sizes:
+    yield from _elementwise(f)
+    for weight in f.weights:
+        yield "weight", weight, (1, 1)
+
+
 def _elementwise(f: Form) -> Sizes:
     for width in f.inputs:
         yield "input", width, f.out
@@ -434,16 +459,16 @@ _ROWS = (
     OpSpec("layer_norm", 1, (0, 1, 2), LayerNorm, _layer_norm, "mean 0, variance 1, times weight, plus bias"),
     OpSpec("linear", 1, (1, 2), Attrs, _linear, "x @ weight.T, plus the second weight as a bias"),
     OpSpec("rope", 1, (0, 1), Rope, _rope, "rotary position embedding of each head"),
-    OpSpec("attention", 3, (0, 1), Attention, _attention, "causal attention; writes K and V"),
+    OpSpec("attention", 1, (0, 1), Attention, _attention, "causal attention; writes K and V", True),
     OpSpec("causal_conv", 1, (1,), CausalConv, _causal_conv, "a short convolution over time, then silu"),
     OpSpec("delta_net", 3, (2,), DeltaNet, _delta_net, "the gated delta rule, over a state for each head"),
-    OpSpec("moe", 1, range(MIXTURE, MIXTURE + 7), Moe, _moe, "a mixture: router, gate, up, down and more"),
+    OpSpec("moe", 1, range(MIXTURE, MIXTURE + 7), Moe, _moe, "a mixture of experts", True),
     OpSpec("swiglu", 2, (0,), Attrs, _elementwise, "silu(first) * second"),
     OpSpec("geglu", 2, (0,), Gelu, _elementwise, "gelu(first) * second"),
     OpSpec("sigmoid_gate", 2, (0,), Attrs, _sigmoid_gate, "sigmoid(first) * second; first may be one number"),
     OpSpec("gelu", 1, (0,), Gelu, _elementwise, "x * Phi(x)"),
     OpSpec("relu", 1, (0,), Attrs, _elementwise, "max(x, 0)"),
-    OpSpec("scale", 1, (0,), Scale, _elementwise, "x * factor"),
+    OpSpec("scale", 1, (0, 1), Scale, _scale, "x * factor, times the weight if there is one"),
     OpSpec("grow", 1, (0,), Grow, _elementwise, "x * (1 + by * ln(1 + position // every))"),
     OpSpec("softcap", 1, (0,), Softcap, _elementwise, "cap * tanh(x / cap)"),
     OpSpec("add", 2, (0,), Attrs, _elementwise, "first + second"),

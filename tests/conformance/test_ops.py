@@ -22,7 +22,7 @@ from hetrun.backend.conformance.runner import (
     threads_for,
 )
 from hetrun.backends.llamacpp.backend import LlamacppBackend
-from hetrun.graph.ops import Moe
+from hetrun.graph.ops import Attention, Moe
 from tests.cuda.emulated import real
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler
@@ -64,7 +64,9 @@ def is_for(case: Case, name: str) -> bool:
     have tests of their own."""
     if not name.startswith("cuda"):
         return True
-    left_out = isinstance(case.attrs, Moe) and case.attrs.without  # such a share is the host's
+    # Such a share is the host's, and so are keys and values of two layers.
+    left_out = isinstance(case.attrs, Moe) and bool(case.attrs.without)
+    left_out = left_out or (isinstance(case.attrs, Attention) and bool(case.attrs.sharing))
     quick = is_quick(case) or name != EMULATED
     narrow = case.kind in MATRICES and any(w[1] % 8 for w in case.weights)
     return quick and not left_out and not narrow

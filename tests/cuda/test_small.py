@@ -179,11 +179,11 @@ def gelu(x: np.ndarray, exact: bool) -> np.ndarray:
     return found
 
 
-ONE: dict[str, tuple[tuple[float, ...], Callable[[np.ndarray], np.ndarray]]] = {
+ONE: dict[str, tuple[tuple[float | ctypes.c_void_p, ...], Callable[[np.ndarray], np.ndarray]]] = {
     "gelu tanh": ((0,), lambda x: gelu(x, False)),
     "gelu erf": ((1,), lambda x: gelu(x, True)),
     "relu": ((), lambda x: np.maximum(x, 0)),
-    "scale": ((-2.5,), lambda x: x * -2.5),
+    "scale": ((-2.5, ctypes.c_void_p(0)), lambda x: x * -2.5),
     "softcap": ((30.0,), lambda x: np.tanh(x / 30) * 30),
 }
 TWO: dict[str, tuple[tuple[float, ...], Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {

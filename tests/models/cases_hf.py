@@ -116,6 +116,35 @@ ERNIE4_5_MOE = (
     Row("not-to-the-end", "ernie4_5_moe", {**ERNIE, "moe_layer_end_index": 2}),
 )
 
+GEMMA4 = {
+    "num_hidden_layers": 6, "head_dim": 32, "global_head_dim": 64, "sliding_window": 8,
+    "vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 32, "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+EXPERTS4 = {
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64,
+}  # fmt: skip
+ALIKE = {
+    **GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1
+}  # fmt: skip
+GEMMA_4 = (
+    Row("plain", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "final_logit_softcapping": 5.0}),
+    Row("double-wide", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 4, "use_double_wide_mlp": True}),
+    Row("others-lend", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 3}),
+    Row(
+        "keys-are-values",
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    Row("mixture", "gemma4_text", {**GEMMA4, **EXPERTS4, "hidden_size_per_layer_input": 0}),
+    Row("mixture-of-all", "gemma4_text", {**GEMMA4, **EXPERTS4, "num_kv_shared_layers": 2}),
+)
+
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
 GROWING |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 16}
 MINISTRAL3 = (
@@ -376,6 +405,8 @@ HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
 OTHERS = (*SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
 SIGMOIDS = (*GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
+# Whose choices of experts flip with the last bits.
+SENSITIVE = (*SIGMOIDS, *GPT_OSS, *GEMMA_4)
 ROWS = (
     *DENSE,
     *OTHERS,
@@ -383,6 +414,7 @@ ROWS = (
     *QWEN3_MOE,
     *QWEN3_VL_MOE,
     *GPT_OSS,
+    *GEMMA_4,
     *SIGMOIDS,
     *HYBRID,
     *GEMMA3,
@@ -405,7 +437,15 @@ NAMES = {
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
-    *("granite-plain", "gpt_oss-plain", "glm4_moe-plain", "minimax_m2-plain", "ernie4_5_moe-plain"),
+    *(
+        "granite-plain",
+        "gpt_oss-plain",
+        "gemma4_text-plain",
+        "gemma4_text-mixture",
+        "glm4_moe-plain",
+        "minimax_m2-plain",
+        "ernie4_5_moe-plain",
+    ),
     *("olmo2-plain", "olmo3-windows", "ernie4_5-plain", "glm4-plain"),
 }
 

@@ -156,7 +156,11 @@ def random_model(row: Row) -> PreTrainedModel:
                 weight.copy_(noise * 0.3)
             else:
                 weight.add_(noise * 0.2)  # a norm's gain: 1, or 0 where the code adds the 1
+            if row.model_type.startswith("gemma4") and name.endswith("q_norm.weight"):
+                weight.mul_(0.2)  # nothing else divides scores there
         for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.fill_(0.6)
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=random) * 0.2)
     torch.nn.Module.to(model, row.dtype)

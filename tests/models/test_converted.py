@@ -42,7 +42,7 @@ def where() -> Iterator[Path]:
 def converted(row: Row, where: Path) -> Report:
     """The row as a file, written once; with the numbers of the folder where last bits would flip
     choices of experts."""
-    sensitive = "shared_expert_intermediate_size" in row.config or row in cases_hf.SIGMOIDS
+    sensitive = "shared_expert_intermediate_size" in row.config or row in cases_hf.SENSITIVE
     kind = "f32" if sensitive else "f16"
     return convert_model(Wish(hf.folder(row), by_option(kind), where / f"{row}.gguf", threads=2))
 

@@ -408,7 +408,7 @@ def test_experts_that_lie_on_their_side_are_turned(tmp_path: Path) -> None:
         for name, tensor in load_file(file).items()
     }
     save_file(tensors, file, metadata={"format": "pt"})
-    found = {}
+    found: dict[str, np.ndarray] = {}
     with closing(FileReader()) as reader:
         for path in (upright, turned):
             for weight in open_folder(path).weights():

@@ -68,7 +68,7 @@ WEIGHTS = {
 
 
 OUT = {"concat": 16, "every_second": 4}
-INPUTS = {"delta_net": (20, 4, 4)}
+INPUTS = {"delta_net": (20, 4, 4), "attention": (8, 8, 8)}
 
 
 def fitting(kind: str) -> Form:

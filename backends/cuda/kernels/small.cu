@@ -167,7 +167,9 @@ extern "C" __global__ void add(const float *x, const float *y, float *z, int64 n
     each_of_two(x, y, z, n, [](float a, float b) { return a + b; });
 }
 
-extern "C" __global__ void scale(const float *x, float *z, int64 n, float factor) {
+// `by`: one more factor, or NULL.
+extern "C" __global__ void scale(const float *x, float *z, int64 n, float factor, const float *by) {
+    if (by) factor *= *by;
     each_of(x, z, n, [factor](float a) { return a * factor; });
 }
 

@@ -151,7 +151,7 @@ def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) 
 def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
     """A node that has the experts read which the next mixture would choose of this one's rows: the stream
     changes little from layer to layer."""
-    x, after = e.values[op.inputs[0]], e.next_mixture(op)
+    x, after = e.values[op.inputs[-1]], e.next_mixture(op)
     if after is None or x.rows > MOST_HINTED or x.rows != e.count(after.out.rows):
         return
     lib, a = e.lib, after.attrs
@@ -179,7 +179,7 @@ def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
 
 def _ratio(e: Emitter, op: Op, after: Op) -> NDArray[np.float32] | None:
     """What makes of a row's norm before one mixture that before another."""
-    gains = [e.gain(each.inputs[0]) for each in (op, after)]
+    gains = [e.gain(each.inputs[-1]) for each in (op, after)]
     if gains[0] is None or gains[1] is None:
         return None
     return np.divide(gains[1], gains[0], out=np.ones_like(gains[1]), where=gains[0] != 0)

@@ -55,9 +55,16 @@ FLOORS: Mapping[str, Mapping[str, float]] = {
     "int8": _BF16 | {"linear": 3e-4, "head": 3e-4, "moe": 1.2e-3},
 }
 TOKENS = (1, 2, 5, 17, 64)
-PLAIN = Moe(1, 1, 1, normalise=True).variant  # the usual mixture
 # Those whose weights are matrices, of any type. The others have vectors, or none.
 MATRICES = ("linear", "head", "embed", "positions", "moe")
+
+
+ELSEWHERE = "elsewhere"  # where the router of a mixture looks
+
+
+def variant_of(attrs: Attrs, inputs: int) -> tuple[str, ...]:
+    """In what an op is another computation than others of its kind."""
+    return attrs.variant + ((ELSEWHERE,) if isinstance(attrs, Moe) and inputs > 1 else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,8 @@ class Case:
 
     @property
     def variant(self) -> tuple[str, ...]:
-        """Of a mixture, in what it is another computation."""
-        return self.attrs.variant if isinstance(self.attrs, Moe) else ()
+        """In what it is another computation than usual."""
+        return variant_of(self.attrs, len(self.widths))
 
     def of_types(self, types: Sequence[str]) -> Case | None:
         """The same op with weights of other types; None where a row of such a type cannot be so long."""
@@ -162,6 +169,7 @@ def _small_ops() -> Iterator[Case]:
         yield Case("sigmoid_gate", (1, 96), 96, single(n), EXACT, note="one")
         yield Case("relu", (96,), 96, single(n), EXACT)
         yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.7))
+        yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.0), ((1, 1, "F32"),), note="weight")
         yield Case("grow", (96,), 96, single(n), EXACT, Grow(0.1, 3))
         yield Case("softcap", (96,), 96, single(n), 1e-8, Softcap(0.8))
         # ggml looks the tanh form up in a table of float16.
@@ -240,6 +248,9 @@ def _mixtures() -> Iterator[Case]:
         for share, part in _shares(attrs).items():
             for quant in ("F32", "Q4_0"):
                 yield _mixture(part, 256, quant, quant, single(5), f"{note}-{share}")
+    for company in (single(1), single(17), SOME_WANTED[0]):
+        for quant in ("F32", "Q4_0"):
+            yield _mixture(usual, 256, quant, quant, company, "8x2n-looks-elsewhere", inputs=2)
     for company in (single(1), single(17)):
         # Rows that no interleaving divides; one expert, which is a matrix of two dimensions; all experts.
         yield _mixture(Moe(4, 2, 100, True), 36, "F32", "F16", company, "odd")
@@ -272,23 +283,23 @@ def _shares(whole: Moe) -> Mapping[str, Moe]:
     return {"some": replace(whole, first=1, held=2), "without": replace(whole, without=(1, 2))}
 
 
-def small_mixtures(types: Sequence[str], variant: Sequence[str] = PLAIN) -> Iterator[Case]:
+def small_mixtures(types: Sequence[str], variant: Sequence[str] = ()) -> Iterator[Case]:
     """So small that they take milliseconds: a mixture of this variant, and shares of it. `types`: of gate, up
     and down, or of the first two and of the last."""
     n = max(64, *(by_name(t).block for t in types))
     known = {"4x2n": Moe(4, 2, n, normalise=True), **_other_mixtures(n)}
-    found = next(((note, a) for note, a in known.items() if a.variant == tuple(variant)), None)
-    if found is None:
-        return
-    note, whole = found
-    for company in (single(1), single(5), SOME_WANTED[0]):
-        yield _mixture(whole, n, types[0], types[-1], company, note)
-    for share, attrs in _shares(whole).items():
-        for company in (single(1), single(5)):
-            yield _mixture(attrs, n, types[0], types[-1], company, f"{note}-{share}")
+    inputs = 1 + (ELSEWHERE in variant)
+    for note, whole in known.items():
+        if variant_of(whole, inputs) != tuple(variant):
+            continue
+        for company in (single(1), single(5), SOME_WANTED[0]):
+            yield _mixture(whole, n, types[0], types[-1], company, note, inputs)
+        for share, attrs in _shares(whole).items():
+            for company in (single(1), single(5)):
+                yield _mixture(attrs, n, types[0], types[-1], company, f"{note}-{share}", inputs)
 
 
-def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: str) -> Case:
+def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: str, inputs: int = 1) -> Case:
     weights: tuple[tuple[int, int, str], ...] = (
         (a.n_experts, width, "F32"),
         (a.matrices * a.n_ff, width, inner),
@@ -301,7 +312,7 @@ def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: 
     limit = limit_of("moe", ("F32", inner, down), 0.0)
     if a.activation == "gelu":  # which ggml looks up in a table of float16
         limit = max(limit, 1e-6)
-    return Case("moe", (width,), width, company, limit, a, weights, "wanted", note=note)
+    return Case("moe", (width,) * inputs, width, company, limit, a, weights, "wanted", note=note)
 
 
 def _attentions() -> Iterator[Case]:
@@ -354,6 +365,7 @@ def _attentions() -> Iterator[Case]:
         for company in (single(1), Company(((100, 1, 1),)), single(64), Company(((100, 5, 5), (7, 40, 2)))):
             yield from _attention(attrs, company, f"softcap-window{window}")
     yield from _attentions_with_sinks()
+    yield from _borrowed()
 
 
 def _attentions_with_sinks() -> Iterator[Case]:
@@ -371,6 +383,21 @@ def _attentions_with_sinks() -> Iterator[Case]:
     yield from _attention(share, Company(((31, 8, 8),)), "sinks-share", sinks)
 
 
+def _borrowed() -> Iterator[Case]:
+    """Attention that only reads what another layer has written."""
+    for window, note in ((0, "borrows"), (40, "borrows-window40")):
+        attrs = Attention(0, 4, 2, 32, 0.2, window, sharing="borrows")
+        for company in (
+            Company(((40, 1, 1),)),
+            Company(((600, 1, 1),)),
+            Company(((33, 20, 2),)),
+            Company(((20, 64, 50), (70, 1, 1), (31, 40, 20))),
+            Company(((40, 3, 3), (40, 1, 1)), forked=True),
+            Company(((20, 5, 0),)),
+        ):
+            yield from _attention(attrs, company, note)
+
+
 def _attention(
     attrs: Attention, company: Company, note: str, weights: tuple[tuple[int, int, str], ...] = ()
 ) -> Iterator[Case]:
@@ -378,7 +405,7 @@ def _attention(
     width, kv_width = attrs.n_heads * attrs.head_dim, attrs.n_kv_heads * attrs.head_dim
     rows = "tokens" if all(now == wanted for _, now, wanted in company.parts) else "wanted"
     for kv_type, limit in (("F32", 1e-8), ("F16", HALF), ("Q8_0", ROUNDED)):
-        widths = (width, kv_width, kv_width)
+        widths = (width,) if attrs.sharing == "borrows" else (width, kv_width, kv_width)
         yield Case("attention", widths, width, company, limit, attrs, weights, rows, kv_type, note)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetrun.backend import registry
 from hetrun.backend.conformance.cases import EXACT, FLOORS, Case
@@ -62,7 +63,8 @@ def build(case: Case, folder: Path | None = None) -> Op:
     """The op of a case; its weights lie in memory, or in files of a folder."""
     rng = numbers(case, "weights")
     first: Rows = "wanted" if case.rows == "wanted" else "tokens"
-    inputs = [Value(f"in{i}", w, "tokens" if i else first) for i, w in enumerate(case.widths)]
+    rest: Rows = "tokens" if case.kind == "attention" else first
+    inputs = [Value(f"in{i}", w, rest if i else first) for i, w in enumerate(case.widths)]
     weights = []
     for i, (rows, cols, quant) in enumerate(case.weights):
         raw = random_weights(rows, cols, by_name(quant), rng)
@@ -91,7 +93,10 @@ def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
     for before, now, n_wanted in case.company.parts:
         seq = kv.fork(parent) if case.company.forked else kv.alloc()
         _fill(kv, seq, before - kv.length(seq), rng)
-        slots += kv.extend(seq, now)
+        given = kv.extend(seq, now)
+        if attrs.sharing == "borrows":  # another layer has written this pass's rows, too
+            _write(kv, given[0], rng)
+        slots += given
         views, own = kv.views(seq, before, before + now), kv.state_view(seq, before, before + now)
         parts.append(SequencePart(at, at + now, wanted_at, wanted_at + n_wanted, views, own))
         tokens.append(rng.integers(0, 50, now))
@@ -108,12 +113,16 @@ def _fill(kv: KvCache, seq: int, n: int, rng: np.random.Generator) -> None:
     for done in range(0, n, MOST):
         now = min(n - done, MOST)
         (rows,) = kv.extend(seq, now)
-        for table in kv.tables[0]:
-            table.write(rows, rng.standard_normal((now, table.n_heads * table.head_dim), dtype=np.float32))
+        _write(kv, rows, rng)
         if kv.states:
             slot = kv.states.view(seq, done, done + now).write[-1]
             for state in kv.states.tables:
                 state[slot] = rng.standard_normal(state.shape[1], dtype=np.float32)
+
+
+def _write(kv: KvCache, rows: NDArray[np.int64], rng: np.random.Generator) -> None:
+    for table in kv.tables[0]:
+        table.write(rows, rng.standard_normal((len(rows), table.n_heads * table.head_dim), dtype=np.float32))
 
 
 def threads_for(case: Case) -> int:

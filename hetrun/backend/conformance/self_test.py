@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hetrun.backend.conformance.cases import CASES, PLAIN, Case, small_mixtures
+from hetrun.backend.conformance.cases import CASES, Case, small_mixtures, variant_of
 from hetrun.backend.conformance.runner import build, outcome, reference, tried
 from hetrun.backend.interface import Backend
 from hetrun.errors import BackendUnavailable
 from hetrun.graph import Op
-from hetrun.graph.ops import MIXTURE, Moe
+from hetrun.graph.ops import MIXTURE
 
 FEW, SHORT = 16, 100  # the most tokens of a small case, and the most that a sequence has seen before
 
@@ -21,12 +21,12 @@ class Kind(NamedTuple):
 
     kind: str
     types: tuple[str, ...]  # of its weights
-    variant: tuple[str, ...] = ()  # of a mixture, if it is not the usual one
+    variant: tuple[str, ...] = ()  # where it is another computation than usual
 
 
 def kind_of(op: Op) -> Kind:
     """Of an op."""
-    variant = op.attrs.variant if isinstance(op.attrs, Moe) else ()
+    variant = variant_of(op.attrs, len(op.inputs))
     return Kind(op.kind, tuple([w.quant.name for w in op.weights]), variant)
 
 
@@ -76,7 +76,6 @@ def cases_for(of: Kind, quick: bool) -> Iterator[Case]:
     if kind == "moe":
         # A router that rounds would choose other experts, and all would be right.
         types = ("F32", *types[1:])
-        variant = variant or PLAIN
     some = small_mixtures(types[1:MIXTURE], variant) if kind == "moe" and quick else CASES
     same = [c for c in some if (c.kind, len(c.weights), c.variant) == (kind, len(types), variant)]
     small = [c for c in same if not quick or _is_small(c)]
