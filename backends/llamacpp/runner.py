@@ -53,7 +53,9 @@ class GgmlRunner:
         self._allocator = self._w.allocate()
         self._pieces: Pieces | None = None
         self._vectors = _vectors(self._inputs)
-        self._reads = {name: _matrix(ref) for name, ref in self._inputs.values.items()}
+        # What nothing reads in a pass of this shape has no memory.
+        read = {n: ref for n, ref in self._inputs.values.items() if ggml_api.tensor_at(ref.tensor).data}
+        self._reads = {name: _matrix(ref) for name, ref in read.items()}
         self._writes = {name: _matrix(ref) for name, ref in outputs.items()}
         self._seen = Seen(self._w, self._inputs)
         self._padding = Padding(self._w, self._inputs)

@@ -90,7 +90,7 @@ SHARING = {
 }  # fmt: skip
 GLM = {**SHARING, "head_dim": 32}
 GLM4_MOE = (
-    Row("plain", "glm4_moe", GLM),
+    Row("plain", "glm4_moe", GLM, seed=2),
     Row("qk-norm", "glm4_moe", {**GLM, "use_qk_norm": True, "attention_bias": True, "n_shared_experts": 2}),
     Row("groups", "glm4_moe", {**GLM, "n_group": 4, "topk_group": 2}),
     Row("not-normalised", "glm4_moe", {**GLM, "norm_topk_prob": False, "tie_word_embeddings": True}),
@@ -100,7 +100,7 @@ GLM4_MOE = (
 
 MINIMAX = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
 MINIMAX_M2 = (
-    Row("plain", "minimax_m2", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}),
+    Row("plain", "minimax_m2", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}, seed=2),
     Row("whole-heads", "minimax_m2", {**MINIMAX, **rope("default")}),
     Row("fused", "minimax_m2", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}, fused_experts=True),
 )
@@ -117,9 +117,9 @@ ERNIE4_5_MOE = (
 )
 
 GEMMA4 = {
-    "num_hidden_layers": 6, "head_dim": 32, "global_head_dim": 64, "sliding_window": 8,
+    "num_hidden_layers": 4, "head_dim": 32, "global_head_dim": 64, "sliding_window": 8,
     "vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 32, "tie_word_embeddings": True,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
 EXPERTS4 = {
     "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 64,
@@ -128,9 +128,11 @@ ALIKE = {
     **GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1
 }  # fmt: skip
 GEMMA_4 = (
-    Row("plain", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "final_logit_softcapping": 5.0}),
-    Row("double-wide", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 4, "use_double_wide_mlp": True}),
-    Row("others-lend", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 3}),
+    Row(
+        "plain", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "final_logit_softcapping": 5.0}, seed=1
+    ),
+    Row("double-wide", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    Row("others-lend", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 1}),
     Row(
         "keys-are-values",
         "gemma4_text",
@@ -141,7 +143,7 @@ GEMMA_4 = (
             "num_global_key_value_heads": 1,
         },
     ),
-    Row("mixture", "gemma4_text", {**GEMMA4, **EXPERTS4, "hidden_size_per_layer_input": 0}),
+    Row("mixture", "gemma4_text", {**GEMMA4, **EXPERTS4, "hidden_size_per_layer_input": 0}, seed=3),
     Row("mixture-of-all", "gemma4_text", {**GEMMA4, **EXPERTS4, "num_kv_shared_layers": 2}),
 )
 

@@ -51,9 +51,11 @@ GAINS = {
     "lm_head": 2.5,
     "gate.weight": 3.0,
     "router.weight": 3.0,
+    "router.proj.weight": 30.0,
 }
 
 
+BY_SIGMOID = ("glm4_moe", "minimax_m2")
 # What sees pictures in models that do: as small as it can be, and no test looks through it.
 VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": {
@@ -149,6 +151,8 @@ def random_model(row: Row) -> PreTrainedModel:
             noise = torch.randn(weight.shape, generator=random)
             if weight.ndim >= 2:
                 gain = next((g for part, g in GAINS.items() if part in name), 1.0)
+                if row.model_type in BY_SIGMOID and name.endswith(".mlp.gate.weight"):
+                    gain = 0.5  # or all experts that are liked at all would be liked alike
                 weight.copy_(noise * gain * max(1, weight.shape[-1]) ** -0.5)
             elif name.endswith("A_log"):
                 weight.copy_(noise * 0.5 - 1)  # states that fade over some tokens, not over one

@@ -93,8 +93,9 @@ def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> 
 
 
 def limit(case: Case) -> float:
-    """How far logits may lie apart. ggml looks GELU up in a table of half floats."""
-    return 2e-3 if str(case).startswith("gemma3") else 1e-3
+    """How far logits may lie apart. ggml looks GELU up in a table of half floats: once in each of two layers,
+    or up to three times in each of four."""
+    return {"gemma3": 2e-3, "gemma4": 1e-2}.get(str(case)[:6], 1e-3)
 
 
 def assert_row_does_not_care(row: Row, seed: int, placement: dict[str, str]) -> None:
