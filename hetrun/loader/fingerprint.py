@@ -28,6 +28,10 @@ def fingerprint(graph: Graph, *more: object) -> bytes:
             for weight in op.weights:
                 for sample in _samples(weight, reader):
                     digest.update(sample)
+        for table in graph.tables:
+            digest.update(repr((table.weight.name, table.weight.shape, table.factor)).encode())
+            for sample in _samples(table.weight, reader):
+                digest.update(sample)
     finally:
         reader.close()
     digest.update(repr(more).encode())

@@ -86,6 +86,21 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Gemma:
+    """What Gemma 4 has besides: of the last `shared` layers each uses another one's keys and values."""
+
+    own: int  # columns of each layer's own embeddings
+    shared: int
+    full_dim: int  # of heads in layers that see all
+    window: int = 512
+    interval: int = 6  # layers, of which the last sees all
+
+    def is_full(self, layer: int) -> bool:
+        """Whether a layer sees all."""
+        return (layer + 1) % self.interval == 0
+
+
+@dataclass(frozen=True)
 class Shape:
     """The numbers of a model; embeddings are tied, as in Llama 3.2 1B, unless the head is its own."""
 
@@ -105,13 +120,14 @@ class Shape:
     predicting: int = 0  # blocks behind the layers that predict one more token each
     qwen3: bool = False  # heads are normalised, as Qwen 3's
     own_head: bool = False
+    gemma: Gemma | None = None  # Gemma 4
     gpt: bool = False  # gpt-oss: sinks, biases everywhere, a window in every second layer
 
     @property
     def architecture(self) -> str:
         """As GGUF names it."""
-        if self.gpt:
-            return "gpt-oss"
+        if self.gpt or self.gemma:
+            return "gpt-oss" if self.gpt else "gemma4"
         if self.delta is None:
             return ("qwen3moe" if self.experts else "qwen3") if self.qwen3 else "llama"
         return "qwen35moe" if self.experts else "qwen35"
@@ -134,6 +150,13 @@ def _qwen3moe(name: str, embd: int, layers: int, ffn: int, heads: int, kv_heads:
     sizes = (embd, layers, ffn, heads, kv_heads, head_dim, vocab)
     return Shape(name, *sizes, context=40960, rope_base=1e6, experts=experts, used=used, qwen3=True,
                  own_head=own_head)  # fmt: skip
+
+
+def _gemma4(name: str, embd: int, layers: int, ffn: int, heads: int, kv_heads: int, head_dim: int,
+            vocab: int, gemma: Gemma) -> Shape:  # fmt: skip
+    """The published shapes of Gemma 4 for small machines."""
+    sizes = (embd, layers, ffn, heads, kv_heads, head_dim, vocab)
+    return Shape(name, *sizes, context=131072, rope_base=1e6, gemma=gemma)
 
 
 def _gpt_oss(name: str, embd: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int,
@@ -219,6 +242,9 @@ SHAPES = {
         _gpt_oss("gpt-oss-tiny", 256, 2, 4, 2, 64, vocab=4096, experts=8, used=2),
         _gpt_oss("gpt-oss-20b", 2880, 24, 64, 8, 64, vocab=201088, experts=32, used=4),
         _gpt_oss("gpt-oss-120b", 2880, 36, 64, 8, 64, vocab=201088, experts=128, used=4),
+        _gemma4("gemma4-tiny", 256, 6, 512, 4, 2, 32, vocab=4096, gemma=Gemma(64, 2, 64, 8, 2)),
+        _gemma4("gemma4-e2b", 1536, 35, 6144, 8, 1, 256, vocab=262144, gemma=Gemma(256, 20, 512, interval=5)),
+        _gemma4("gemma4-e4b", 2560, 42, 10240, 8, 2, 256, vocab=262144, gemma=Gemma(256, 18, 512)),
         # Its sizes, not its architecture: no windows, no dense part beside experts.
         _qwen3moe(
             "gemma4-26b-a4b-like",
@@ -344,6 +370,9 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
     def norm(name: str) -> Matrix:
         return Matrix(f"{name}.weight", Qt.F32, 1, n, std=0.05, mean=1.0)
 
+    if shape.gemma:
+        yield from gemma_matrices(shape, shape.gemma, matrix, norm)
+        return
     # Tied embeddings of this size give logits a deviation of about 2.5: peaked like a real model's, not flat.
     yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
     if shape.own_head:
@@ -384,6 +413,38 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
             yield Matrix(f"blk.{i}.ffn_gate_inp_shexp.weight", Qt.F32, 1, n, n**-0.5)
             for part, rows, cols in parts:
                 yield matrix(f"ffn_{part}_shexp", i, rows, cols)
+    yield norm("output_norm")
+
+
+def gemma_matrices(
+    shape: Shape, g: Gemma, matrix: Callable[..., Matrix], norm: Callable[[str], Matrix]
+) -> Iterator[Matrix]:
+    """The tensors of Gemma 4, without a mixture."""
+    n, own = shape.embd, g.own * shape.layers
+    yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
+    yield matrix("per_layer_token_embd", -1, shape.vocab, own)
+    yield Matrix("per_layer_model_proj.weight", Qt.BF16, own, n, n**-0.5)
+    yield Matrix("per_layer_proj_norm.weight", Qt.F32, 1, g.own, std=0.05, mean=1.0)
+    yield Matrix("rope_freqs.weight", Qt.F32, 1, g.full_dim // 2, std=0.0, mean=1.0)
+    for i in range(shape.layers):
+        dim = g.full_dim if g.is_full(i) else shape.head_dim
+        q, kv = shape.heads * dim, shape.kv_heads * dim
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm"):
+            yield norm(f"blk.{i}.{name}")
+        yield matrix("attn_q", i, q, n)
+        yield matrix("attn_output", i, n, q)
+        # Nothing else divides scores.
+        yield Matrix(f"blk.{i}.attn_q_norm.weight", Qt.F32, 1, dim, std=0.01, mean=dim**-0.5)
+        if i < shape.layers - g.shared:
+            yield matrix("attn_k", i, kv, n)
+            yield matrix("attn_v", i, kv, n)
+            yield Matrix(f"blk.{i}.attn_k_norm.weight", Qt.F32, 1, dim, std=0.05, mean=1.0)
+        yield matrix("ffn_gate", i, shape.ffn, n)
+        yield matrix("ffn_up", i, shape.ffn, n)
+        yield matrix("ffn_down", i, n, shape.ffn)
+        yield matrix("inp_gate", i, g.own, n)
+        yield matrix("proj", i, n, g.own)
+        yield Matrix(f"blk.{i}.layer_output_scale.weight", Qt.F32, 1, 1, std=0.0, mean=1.0)
     yield norm("output_norm")
 
 
@@ -488,7 +549,7 @@ class Source:
         total = sum(t.nbytes for t in tensors)
         self._pools = Pools(seed, self._noise, min(POOL_BYTES, total)) if total > making.large else None
         self._same = making.same_layers
-        self._made: dict[tuple[str, GGMLQuantizationType], U8] = {}
+        self._made: dict[tuple[str, GGMLQuantizationType, tuple[int, ...]], U8] = {}
 
     def pieces(self, index: int, t: Matrix) -> Iterator[U8]:
         """The `index`-th tensor, some rows at a time."""
@@ -508,8 +569,8 @@ class Source:
         return (quantize(rows, t.type) for rows in self._noise.rows(index, t))
 
     def _layers_alike(self, index: int, t: Matrix) -> U8:
-        """One tensor of each name and type is made, and kept."""
-        key = LAYER.sub("", t.name), t.type
+        """One tensor of each name, type and shape is made, and kept."""
+        key = LAYER.sub("", t.name), t.type, t.shape
         if key not in self._made:
             self._made[key] = np.concatenate([*self._packed(index, t)])
         return self._made[key]
@@ -622,9 +683,10 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim // 4 if shape.delta else shape.head_dim)
+    head_dim = shape.gemma.full_dim if shape.gemma else shape.head_dim
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim // 4 if shape.delta else head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
@@ -635,6 +697,8 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
             writer.add_expert_feed_forward_length(shape.ffn)
         if shape.delta:
             writer.add_expert_shared_feed_forward_length(shape.ffn)
+    if g := shape.gemma:
+        add_gemma(writer, shape, g)
     if shape.gpt:
         writer.add_sliding_window(128)
         writer.add_rope_scaling_type(RopeScalingType.YARN)
@@ -649,6 +713,19 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
         writer.add_ssm_time_step_rank(d.v_heads)
         writer.add_ssm_inner_size(d.values)
     add_tokenizer(writer, shape.vocab, tokenizer)
+
+
+def add_gemma(writer: GGUFWriter, shape: Shape, g: Gemma) -> None:
+    """What Gemma 4's files say besides."""
+    writer.add_key_length_swa(shape.head_dim)
+    writer.add_value_length_swa(shape.head_dim)
+    writer.add_rope_dimension_count_swa(shape.head_dim)
+    writer.add_rope_freq_base_swa(10000.0)
+    writer.add_sliding_window(g.window)
+    writer.add_sliding_window_pattern([not g.is_full(i) for i in range(shape.layers)])
+    writer.add_shared_kv_layers(g.shared)
+    writer.add_embedding_length_per_layer_input(g.own)
+    writer.add_final_logit_softcapping(30.0)
 
 
 class Progress(Protocol):
