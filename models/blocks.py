@@ -19,6 +19,7 @@ from hetrun.graph.ops import (
     RmsNorm,
     Rope,
     Scale,
+    Softcap,
 )
 from hetrun.models.rope import neutral, others_still
 
@@ -127,6 +128,15 @@ def attention_attrs(layer: int, shape: AttentionShape, sharing: Literal["", "len
     """A block's numbers as the op has them."""
     numbers = (shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.scale, shape.window)
     return Attention(layer, *numbers, sharing=sharing)
+
+
+def head(b: GraphBuilder, hidden: Value, n_vocab: int, softcap: float = 0.0) -> Value:
+    """Logits, by a matrix of their own or by that of the embeddings; a softcap of 0 is none."""
+    name = "output" if b.has("output.weight") else "token_embd"
+    logits = linear(b, hidden, name, n_vocab, "head", kind="head")
+    if not softcap:
+        return logits
+    return b.op("softcap", [logits], [], Softcap(softcap), n_vocab, part="head")
 
 
 def gated_ffn(

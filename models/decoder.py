@@ -38,6 +38,9 @@ class Decoder:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add to the stream
     logit_scale: float = 1.0
+    softcap: float = 0.0  # of the logits; 0 is none
+    norm_offset: float = 0.0  # what is added to each norm's gain
+    gate: Literal["swiglu", "geglu"] = "swiglu"  # of the usual feed-forward part
     sections: tuple[int, ...] = ()  # pairs that rope turns by time, height and width; empty: all by time
 
 
@@ -118,16 +121,22 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
             h = norm(b, h, f"blk.{i}.post_ffw_norm", d, "after", "down")
             x = blocks.add(b, x, blocks.scaled(b, h, d.residual_scale, "down"), part="down")
     with b.scope("output"):
-        hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps)
-        head = "output" if b.has("output.weight") else "token_embd"
-        logits = blocks.linear(b, hidden, head, d.n_vocab, "head", kind="head")
+        hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps, offset=d.norm_offset)
+        logits = blocks.head(b, hidden, d.n_vocab, d.softcap)
         logits = blocks.scaled(b, logits, d.logit_scale, "head")
     return b.finish(hidden, logits)
 
 
+def plain_ffn(b: GraphBuilder, d: Decoder) -> FeedForward:
+    """The usual feed-forward part."""
+    return lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff, d.gate)
+
+
 def norm(b: GraphBuilder, x: Value, name: str, d: Decoder, where: str, part: str = "norm") -> Value:
     """The norm of a place, or x itself where the model has none there."""
-    return blocks.rms_norm(b, x, f"{name}.weight", d.eps, part) if d.norms in (where, "both") else x
+    if d.norms not in (where, "both"):
+        return x
+    return blocks.rms_norm(b, x, f"{name}.weight", d.eps, part, offset=d.norm_offset)
 
 
 def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
@@ -142,10 +151,11 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
     q = blocks.qkv(b, h, blk, shape, "q")
     if d.head_norms:
         alone = d.head_norms == "each"
-        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", shape.n_heads if alone else 1)
-        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", shape.n_kv_heads if alone else 1)
+        heads, kv_heads = (shape.n_heads, shape.n_kv_heads) if alone else (1, 1)
+        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", heads, d.norm_offset)
+        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", kv_heads, d.norm_offset)
     if rope := d.ropes[i]:
-        factors = d.own_factors or d.factors
+        factors = (d.own_factors or d.factors) if rope is d.rope else ""  # scaling is for all but windows
         q = blocks.turn(b, q, rope, factors, d.sections, "q")
         k = blocks.turn(b, k, replace(rope, n_heads=shape.n_kv_heads), factors, d.sections, "k")
     if d.grow:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, constant
-from hetrun.graph.ops import NONE, Gelu, Moe, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import NONE, Gelu, Moe, RmsNorm, Rope, Scale
 from hetrun.models import blocks, gemma4_import
 from hetrun.models.decoder import count_layers, read_pattern
-from hetrun.models.gemma4_import import PERIOD, shared_source
+from hetrun.models.gemma3 import PERIOD
+from hetrun.models.gemma4_import import shared_source
 from hetrun.models.rope import check_rope, factors, read_rope
 
 name = "gemma4"
@@ -153,10 +154,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
                 rows.x = b.op("scale", [rows.x], [scale], Scale(1.0), c.width, part="down")
     with b.scope("output"):
         hidden = norm(b, rows.x, "output_norm", c)
-        head = "output" if b.has("output.weight") else "token_embd"
-        logits = blocks.linear(b, hidden, head, c.n_vocab, "head", kind="head")
-        if c.softcap:
-            logits = b.op("softcap", [logits], [], Softcap(c.softcap), c.n_vocab, part="head")
+        logits = blocks.head(b, hidden, c.n_vocab, c.softcap)
     return b.finish(hidden, logits)
 
 

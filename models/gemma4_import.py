@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from hetrun.graph import Weight
 from hetrun.loader.hf_mapping import SEES, Config, HfModel, Imported, Setting
+from hetrun.models.decoder import by_period
+from hetrun.models.gemma3 import CONTEXT, NORMS, PERIOD, check_activation, ropes
 from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
@@ -15,19 +17,11 @@ from hetrun.models.hf_import import (
     refuse_embedders,
     sliding_layers,
 )
-from hetrun.models.rope import KINDS, HfRope, scaling_from_hf
 from hetrun.models.seeing import text_model
 
 NAME = "gemma4"
-PERIOD = 6  # layers from one that sees all to the next, where the settings say nothing
-CONTEXT = 131072  # where they say nothing
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}  # where the settings say nothing
 KV = ("attn_k", "attn_v", "attn_k_norm")
-NORMS = {
-    "attn_norm": "input_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 OF_MIXTURE = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
@@ -61,12 +55,12 @@ def from_hf(hf: HfModel) -> Imported:
     c = hf.config.with_defaults({"max_position_embeddings": CONTEXT})
     check_hf(c)
     n = c.get_int("num_hidden_layers", 30, 1, 1 << 12)
-    slides = sliding_layers(c, n) or [(i + 1) % PERIOD != 0 for i in range(n)]
+    slides = sliding_layers(c, n) or by_period(n, PERIOD)
     slides[-1] = False  # whatever the settings say
     shared = c.get_int("num_kv_shared_layers", 0, 0, n - 1)
     near = c.get_int("head_dim", 256, 1, 1 << 12)
     full = of_full_layers(c, "global_head_dim", "head_dim", slides) or 512
-    rope, base = ropes(c, full)
+    rope, base = ropes(c, full, PROPORTIONAL)
     n_ff = c.get_int("intermediate_size", 9216, 1, 1 << 24)
     doubled = c.get_bool("use_double_wide_mlp", False)
     settings: dict[str, Setting] = {
@@ -114,9 +108,7 @@ def check_hf(c: Config) -> None:
     if c.get("use_bidirectional_attention") == "all":
         c.refuse("use_bidirectional_attention is all: this model makes embeddings, it does not write text")
     refuse_embedders(c.without("use_bidirectional_attention"))
-    activation = c.get_str("hidden_activation", "gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        c.refuse(f"hidden_activation is {activation[:40]!r}; hetrun runs Gemma 4 with gelu_pytorch_tanh only")
+    check_activation(c)
     if c.get_bool("attention_bias", False):
         c.refuse("attention_bias is true, and biases are not done in models of its type")
 
@@ -152,19 +144,6 @@ def mixture_settings(c: Config) -> dict[str, Setting]:
         "expert_used_count": c.require_int("top_k_experts", 1, n),
         "expert_feed_forward_length": c.require_int("moe_intermediate_size", 1, 1 << 24),
     }
-
-
-def ropes(c: Config, head_dim: int) -> tuple[HfRope, float]:
-    """Rope of layers that see all, and the base of those with a window."""
-    both = c.section("rope_parameters")
-    full, local = both.section("full_attention"), both.section("sliding_attention")
-    if (kind := local.get_str("rope_type", "default")) != "default":
-        c.refuse(f"rope_parameters scales sliding_attention by {kind[:40]!r}, which hetrun does not do")
-    usual = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
-    if not both.has("full_attention"):
-        full = full.with_defaults(usual)
-    rope = scaling_from_hf(c, full, head_dim, 1000000.0, False, KINDS)
-    return rope, local.get_float("rope_theta", 10000.0)
 
 
 def tensors(hf: HfModel, sources: Sequence[int | None], slides: Sequence[bool]) -> dict[str, Weight]:

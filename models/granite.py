@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported, Setting
-from hetrun.models import blocks
-from hetrun.models.decoder import Decoder, build_decoder, read_decoder
+from hetrun.models.decoder import Decoder, build_decoder, plain_ffn, read_decoder
 from hetrun.models.hf_import import biased, decoder_settings, decoder_weights, head_dim_of, interleaves
 from hetrun.models.rope import rope_from_hf
 
@@ -26,7 +25,7 @@ FACTORS = {
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = with_factors(b, meta, read_decoder(b, meta, interleaved=not meta.get_bool("rope.halves", False)))
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def with_factors(b: GraphBuilder, meta: ModelMeta, d: Decoder) -> Decoder:

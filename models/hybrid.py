@@ -84,8 +84,7 @@ def build_hybrid(b: GraphBuilder, c: Hybrid, feed_forward: FeedForward) -> Graph
             x = blocks.add(b, x, feed_forward(h, i), part="down")
     with b.scope("output"):
         hidden = norm(b, x, "output_norm", c)
-        head = "output" if b.has("output.weight") else "token_embd"
-        logits = blocks.linear(b, hidden, head, c.n_vocab, "head", kind="head")
+        logits = blocks.head(b, hidden, c.n_vocab)
     return b.finish(hidden, logits)
 
 

@@ -8,7 +8,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.graph.ops import Moe
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.decoder import build_decoder, plain_ffn, read_decoder
 from hetrun.models.hf_import import (
     biased,
     decoder_settings,
@@ -32,7 +32,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     d = read_decoder(b, meta, interleaved=not meta.get_bool("rope.halves", False))
     n_experts = meta.get_int("expert_count", 0, 0, 1 << 16)
     if not n_experts:
-        return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+        return build_decoder(b, d, plain_ffn(b, d))
     moe = Moe(n_experts, meta.require_int("expert_used_count", 1, n_experts), d.n_ff, normalise=True)
     return build_decoder(b, d, lambda x, i: blocks.mixture(b, x, f"blk.{i}", moe))
 

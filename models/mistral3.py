@@ -8,8 +8,7 @@ from dataclasses import replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.graph.ops import Grow, Rope
 from hetrun.loader.hf_mapping import SEES, HfModel, Imported, Setting
-from hetrun.models import blocks
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.decoder import build_decoder, plain_ffn, read_decoder
 from hetrun.models.hf_import import (
     decoder_settings,
     decoder_weights,
@@ -38,7 +37,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     b.check(abs(grows) < math.inf, f"{GROWS} is {grows}")
     rope = toned_down(d.rope, meta.get_float("rope.scaling.yarn_log_multiplier", 0.0))
     d = replace(d, ropes=(rope,) * d.n_layers, grow=Grow(grows, rope.n_ctx_orig) if grows else None)
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def toned_down(rope: Rope, multiplier: float) -> Rope:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.graph.ops import Rope
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
-from hetrun.models import blocks
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.decoder import build_decoder, plain_ffn, read_decoder
 from hetrun.models.hf_import import (
     ATTENTION,
     decoder_settings,
@@ -39,7 +38,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     b.check(not (any(d.windows) and b.has(d.factors)), "it has factors of rope beside windows")
     ropes = tuple(plain if window else d.rope for window in d.windows)
     d = replace(d, norms="after", head_norms="all", ropes=ropes)
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def from_hf(hf: HfModel) -> Imported:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported
-from hetrun.models import blocks
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.decoder import build_decoder, plain_ffn, read_decoder
 from hetrun.models.hf_import import (
     ATTENTION,
     decoder_settings,
@@ -23,7 +22,7 @@ name = "qwen3"
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = read_decoder(b, meta, interleaved=False, head_norms=True)
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def from_hf(hf: HfModel) -> Imported:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import SEES, Config, HfModel, Imported, Setting
-from hetrun.models import blocks, qwen3
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models import qwen3
+from hetrun.models.decoder import build_decoder, plain_ffn, read_decoder
 from hetrun.models.rope import read_sections
 from hetrun.models.seeing import rope_sections, text_model
 
@@ -22,7 +22,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = read_decoder(b, meta, interleaved=False, head_norms=True)
     d = replace(d, sections=read_sections(b, meta, d.rope))
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def from_hf(hf: HfModel) -> Imported:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported
-from hetrun.models import blocks
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.decoder import build_decoder, plain_ffn, read_decoder
 from hetrun.models.hf_import import (
     FEED_FORWARD,
     decoder_settings,
@@ -26,7 +25,7 @@ NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = replace(read_decoder(b, meta, interleaved=False), ffn_norm="post_attention_norm")
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def from_hf(hf: HfModel) -> Imported:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
-from hetrun.models import blocks
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.decoder import build_decoder, plain_ffn, read_decoder
 from hetrun.models.hf_import import (
     biased,
     decoder_settings,
@@ -31,7 +30,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     d = read_decoder(b, meta, interleaved=not meta.get_bool("rope.halves", False))
     turns = meta.get_numbers(TURNS, d.n_layers) or usual(d.n_layers, INTERVAL)
     d = replace(d, ropes=tuple(d.rope if turned else None for turned in turns))
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def usual(n_layers: int, interval: int) -> tuple[bool, ...]:
