@@ -18,8 +18,8 @@ from hetrun.server.tools import Tools
 from hetrun.text.chat.answer_parser import AnswerReader, Divider
 from hetrun.text.chat.channels import ChannelReader
 from hetrun.text.chat.reasoning import ThoughtSplitter
-from hetrun.text.tool_parsers import forced_calls, harmony
-from hetrun.text.tool_parsers.formats import FORMATS
+from hetrun.text.tool_parsers import forced_calls, gemma4, harmony
+from hetrun.text.tool_parsers.formats import FORMATS, TEXT_ONLY, with_thoughts
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import MARKS, Arguments, Begin, Piece, Text, Thought
 
@@ -50,9 +50,13 @@ class Reading:
         if in_channels or self.thought == harmony.THOUGHT:
             tools = self.tools.schemas if in_channels else None
             divider = ChannelReader(tools, most, raw=not self.thought)
+        elif self.thought == gemma4.THOUGHT:
+            # What is thought stands among calls, and marks of one stand in texts of the other.
+            divider = CallReader(with_thoughts(found or TEXT_ONLY), self.tools.schemas, most)
         elif self.thought:
             divider = ThoughtSplitter(self.thought)
-        calls = CallReader(found, self.tools.schemas, most) if found and not in_channels else None
+        has_calls = in_channels or isinstance(divider, CallReader)
+        calls = CallReader(found, self.tools.schemas, most) if found and not has_calls else None
         return ChoiceReader(AnswerReader(divider, calls), bool(found and found.short_ids))
 
     def fault(self, message: str) -> ApiError | None:
@@ -80,7 +84,7 @@ def reading(tools: Tools, info: ModelInfo, service: Service, params: SamplingPar
     if tools.choice == "required" and not format:
         message = "tool_choice cannot be followed: this server was started with --tool-parser none"
         raise ApiError(message, "tool_choice", "unsupported_parameter")
-    mark = harmony.THOUGHT if chosen == harmony.NAME else info.thought_mark
+    mark = {harmony.NAME: harmony.THOUGHT, gemma4.NAME: gemma4.THOUGHT}.get(chosen, info.thought_mark)
     if service.reasoning_format == "deepseek" and not mark:
         mark = MARKS[0][0]
     # What must have a form has it from its first token on: nothing is thought before, unless a channel is

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.text.chat.answer_parser import AnswerReader
-from hetrun.text.chat.channels import GAP, MARKS, MOST_HEADER, ChannelReader, Header, header_of
+from hetrun.text.chat.channels import MARKS, MOST_HEADER, ChannelReader, Header, header_of
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
 from tests.support.effort import effort
 from tests.support.limits import Within
 

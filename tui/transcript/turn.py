@@ -8,8 +8,11 @@ from typing import Literal, NamedTuple
 from textual.strip import Strip
 
 from hetrun.system.terminal_text import visible
+from hetrun.text.chat.answer_parser import Divider
 from hetrun.text.chat.channels import ChannelReader
-from hetrun.text.tool_parsers.harmony import CHANNEL, THOUGHT
+from hetrun.text.tool_parsers import gemma4, harmony
+from hetrun.text.tool_parsers.formats import TEXT_ONLY, with_thoughts
+from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import MARKS, Text, Thought, end_of
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.markdown import Block, Document, plain_lines
@@ -37,8 +40,10 @@ class Divided:
 def divided(text: str, opened: str = "") -> Divided:
     """The thought at the beginning of a text, and all the rest; `opened`: the prompt has begun it."""
     mark, start = opened, text.lstrip()
-    if mark == THOUGHT or (not mark and start.startswith(CHANNEL)):
-        return _of_channels(text, bool(opened))
+    if mark == harmony.THOUGHT or (not mark and start.startswith(harmony.CHANNEL)):
+        return _read(ChannelReader(tools=None), text, bool(opened))
+    if mark == gemma4.THOUGHT or (not mark and gemma4.THOUGHT in text):
+        return _read(CallReader(with_thoughts(TEXT_ONLY)), text, bool(opened))
     if not mark:
         mark = next((begin for begin, _ in MARKS if start.startswith(begin)), "")
         if not mark:
@@ -48,9 +53,8 @@ def divided(text: str, opened: str = "") -> Divided:
     return Divided(thought.strip(), answer.lstrip() if ended else "", not ended)
 
 
-def _of_channels(text: str, opened: bool) -> Divided:
-    """What was thought in an answer in channels, wherever, and what was said."""
-    reader = ChannelReader(tools=None)
+def _read(reader: Divider, text: str, opened: bool) -> Divided:
+    """What was thought in an answer, wherever, and what was said."""
     if opened:
         reader.open()
     pieces = reader.push(text) + reader.finish()

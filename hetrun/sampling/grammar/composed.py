@@ -9,6 +9,10 @@ A text stands for itself and a list is a sequence. An object has one key that sa
     {"maybe": PART}         this or nothing
     {"many": PART, "between": PART}    once or more
     {"any_times": PART}     never or more
+    {"series": [{"always": true, "part": PART}, ...], "between": PART}    each once, in this order; those
+                            that are not `always` there may be left out
+    {"named": NAME, "as": PART}    a part that {"named": NAME} stands for elsewhere, also in itself
+    {"word": true}          letters, digits and lines below
     {"space": true}         some space, or none
     {"free": true}          any text
 """
@@ -44,6 +48,8 @@ class _Writer:
         self._token_of = token_of
         self._json_of = json_of
         self._names: dict[tuple[str, str], str] = {}
+        self._by_name: dict[str, str] = {}  # rules of parts with names
+        self._written: set[str] = set()  # names of which the rule was written
         self.lines: list[str] = []
         self.schemas: list[Schema] = []
 
@@ -72,11 +78,39 @@ class _Writer:
                 return f"{one} {self._rule(f'{self.item(between)} {one}')}*"
             case {"any_times": inner}:
                 return f"{self._rule(self.item(inner))}*"
+            case {"series": members, "between": between}:
+                return self._series(members, self.item(between))
+            case {"named": str() as name, "as": inner}:
+                return self._define(name, inner)
+            case {"named": str() as name}:
+                return self._name(name)
+            case {"word": True}:
+                return self._rule("/[A-Za-z_][A-Za-z0-9_]*/")
             case {"space": True}:
                 return self._rule(r"/[ \t\r\n]*/")
             case {"free": True}:
                 return self._rule(r"/(.|\n)*/")
         raise ValueError(f"no part of a structure: {part!r}")
+
+    def _series(self, members: list[dict[str, Any]], between: str) -> str:
+        """Rules for each end of it: at its beginning, and after something that was not left out."""
+        parts = [(bool(member["always"]), self._rule(self.item(member["part"]))) for member in members]
+        first = later = '""'
+        for always, part in reversed(parts):
+            more = self._rule(f"{between} {part}")
+            first = self._rule(f"{part} {later}" if always else f"{part} {later} | {first}")
+            later = self._rule(f"{more} {later}" if always else f"{more}? {later}")
+        return first
+
+    def _define(self, name: str, part: Part) -> str:
+        rule = self._name(name)
+        if name not in self._written:
+            self._written.add(name)
+            self.lines.append(f"{rule}: {self.item(part)}")
+        return rule
+
+    def _name(self, name: str) -> str:
+        return self._by_name.setdefault(name, f"named{len(self._by_name)}")
 
     def _mark(self, text: str) -> str:
         token = self._token_of(text.encode())

@@ -17,8 +17,7 @@ from hetrun.server.request import Order
 from hetrun.server.response_driver import Events, Json, finish_reason
 from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
 from hetrun.server.usage import Counts
-from hetrun.text.chat.channels import GAP
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
 
 # The words that OpenAI has for what ends a response; what else went wrong was the prompt.
 CODES = {"server_error": "server_error", "rate_limit_error": "rate_limit_exceeded"}

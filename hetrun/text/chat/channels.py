@@ -23,7 +23,7 @@ from hetrun.text.tool_parsers.harmony import (
     THINKING,
 )
 from hetrun.text.tool_parsers.json_calls import STRAY
-from hetrun.text.tool_parsers.parts import Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import GAP, Piece, Text, Thought, joined
 from hetrun.text.tool_parsers.scanner import Broken, Calls, Reading, value
 
 TO = "to="
@@ -31,7 +31,6 @@ PEOPLE = frozenset(("", ASSISTANT, "user", "all"))  # who is addressed by what i
 MOST_HEADER = 512  # characters: a name of 256 and some words
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 BETWEEN_MARKS = re.compile(f"({'|'.join(map(re.escape, MARKS))})")
-GAP = "\n\n"  # between two messages of a kind, which clients see as one text
 
 Kind = Literal["text", "thought", "call"]
 

@@ -2,7 +2,7 @@
 
 Such models write `<think>`, their thoughts and `</think>`. Some templates write the first mark themselves, at
 the end of the prompt; the answer then begins in the middle of a thought. gpt-oss has a channel for thoughts,
-which `channels` reads.
+which `channels` reads, and Gemma 4 thinks anywhere, which the reader of calls sees.
 """
 
 from __future__ import annotations

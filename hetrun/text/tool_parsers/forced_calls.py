@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetrun.text.tool_parsers import harmony
+from hetrun.text.tool_parsers import gemma4, gemma4_schema, harmony
 from hetrun.text.tool_parsers.formats import CALLS_BEGIN, CALLS_END
 from hetrun.text.tool_parsers.named_calls import CALL_END, SEPARATOR
 from hetrun.text.tool_parsers.parts import end_of
@@ -65,6 +65,7 @@ FRAMES: Mapping[str, Frame] = {
         ("<｜tool▁call▁begin｜>", "{}", SEPARATOR), (CALL_END,), "", (CALLS_BEGIN,), (CALLS_END,)
     ),
     "phi": Frame((_JSON,), ("}",), ", ", ("<|tool_call|>", "["), ("]", "<|/tool_call|>")),
+    gemma4.NAME: Frame((gemma4.CALL, gemma4.CALLED + "{}"), (gemma4.CALL_END,)),
     # What ends a call ends the answer.
     harmony.NAME: Frame(
         (harmony.CHANNEL, "commentary to=functions.{} ", harmony.CONSTRAIN, "json", harmony.MESSAGE),
@@ -74,7 +75,7 @@ FRAMES: Mapping[str, Frame] = {
     ),
 }
 
-TAGGED = ("qwen3_coder", "glm")  # arguments stand one by one
+ONE_BY_ONE = ("qwen3_coder", "glm", gemma4.NAME)  # arguments stand by themselves
 
 
 def calls(family: str, tools: Mapping[str, Schema], several: bool = True, thought: str = "") -> str:
@@ -112,7 +113,7 @@ def when_begun(family: str, tools: Mapping[str, Schema], several: bool = True) -
 
 def in_order(family: str) -> bool:
     """Whether a grammar of calls holds one schema for each tool, in their order."""
-    return family not in TAGGED
+    return family not in ONE_BY_ONE
 
 
 def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
@@ -122,6 +123,8 @@ def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
             arguments = _arguments(schema, (PARAMETER, ">\n"), "\n" + PARAMETER_END + "\n")
         case "glm":
             arguments = _arguments(schema, (KEY, KEY_END + "\n" + VALUE), VALUE_END + "\n")
+        case gemma4.NAME:
+            arguments = [gemma4_schema.arguments(name, schema)]
         case _:
             arguments = [{"json": closed(schema)}]
     return [*begin, *arguments, *_marks(frame.end)]
@@ -133,6 +136,8 @@ def _thought(mark: str) -> list[Part]:
         return []
     if mark == harmony.THOUGHT:
         return [{"maybe": harmony.thought()}]
+    if mark == gemma4.THOUGHT:
+        return [{"maybe": gemma4.thought()}]
     return [{"maybe": [{"mark": mark}, {"until": end_of(mark)}, {"space": True}]}]
 
 

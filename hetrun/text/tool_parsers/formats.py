@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hetrun.text.tool_parsers import harmony
+from hetrun.text.tool_parsers import gemma4, harmony
+from hetrun.text.tool_parsers.gemma4_calls import gemma4_call, gemma4_thought, opened_thought
 from hetrun.text.tool_parsers.json_calls import json_calls
 from hetrun.text.tool_parsers.named_calls import deepseek_call, mistral_calls
 from hetrun.text.tool_parsers.scanner import Calls, Reading
@@ -25,6 +26,7 @@ class Format:
     bodies: Mapping[str, Body]  # by the marks that calls begin with
     noise: tuple[str, ...] = ()  # marks around calls that say nothing more
     bare: bool = False  # an answer may be a call, with no mark before it
+    opened: Body | None = None  # what goes on where a prompt has begun a thought, if thoughts are looked for
     channels: bool = False  # messages in channels are calls, which `chat.channels` reads
     short_ids: bool = False  # its templates take nine characters as the id of a call, and no others
 
@@ -37,6 +39,7 @@ _TAGGED: Mapping[str, Body] = {"<tool_call>": tagged_calls, FUNCTION: function_c
 _PYTHON: Mapping[str, Body] = {"<|python_tag|>": _json()}
 _MISTRAL: Mapping[str, Body] = {"[TOOL_CALLS]": lambda calls, types: mistral_calls(calls)}
 _DEEPSEEK: Mapping[str, Body] = {"<｜tool▁call▁begin｜>": lambda calls, types: deepseek_call(calls)}
+_GEMMA4: Mapping[str, Body] = {gemma4.CALL: gemma4_call}
 _PHI: Mapping[str, Body] = {"functools[": _json(first="["), "<|tool_call|>": _json("<|/tool_call|>")}
 
 FORMATS: Mapping[str, Format] = {
@@ -51,10 +54,11 @@ FORMATS: Mapping[str, Format] = {
         Format("deepseek", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("deepseek_v31", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("phi", _PHI),
+        Format(gemma4.NAME, _GEMMA4, (gemma4.CALL_END,)),
         Format(harmony.NAME, {}, channels=True),
         Format(
             "generic",
-            {**_TAGGED, **_PYTHON, **_MISTRAL, **_DEEPSEEK, **_PHI},
+            {**_TAGGED, **_PYTHON, **_MISTRAL, **_DEEPSEEK, **_GEMMA4, **_PHI},
             (CALLS_BEGIN, CALLS_END),
             bare=True,
         ),
@@ -67,6 +71,7 @@ UNTOLD = "hermes"  # for one that takes none: then we tell the model of its tool
 # What only the templates of one family hold; the first that fits.
 MARKS = (
     (harmony.NAME, harmony.CHANNEL, harmony.MESSAGE),
+    (gemma4.NAME, gemma4.CALL + gemma4.CALLED),
     ("deepseek", "<｜tool▁call▁begin｜>", "```json"),
     ("deepseek_v31", "<｜tool▁call▁begin｜>"),
     ("mistral_named", "[TOOL_CALLS]", "[ARGS]"),
@@ -79,6 +84,18 @@ MARKS = (
     ("llama3", "<|python_tag|>"),
     ("llama3", '"parameters": '),
 )
+
+TEXT_ONLY = Format("", {})  # of an answer in which no calls are looked for
+
+
+def with_thoughts(format: Format) -> Format:
+    """The same where Gemma 4's thoughts are looked for, which stand anywhere among texts and calls."""
+    bodies = {**format.bodies, gemma4.CHANNEL: gemma4_thought}
+    return replace(
+        format, bodies=bodies, noise=(*format.noise, gemma4.CHANNEL_END), opened=opened_thought
+    )
+
+
 _TOOLS = re.compile(r"\btools\b")
 _BEFORE = re.compile(r"(?:\b(?:in|if|elif|and|or|not)\s+|\(\s*|\{[%{]-?\s*)\Z")
 NEAR = 500  # characters of a template before a name, in which the block begins that it stands in

@@ -33,12 +33,18 @@ class CallReader:
         self._fresh = True  # nothing but space has come
         self._body: Reading[str] | None = None
         self._raw: list[str] = []  # what a call was read from that may turn out to be none
-        self._before = 0  # calls that had begun before this one
+        self._before = 0  # calls and thoughts that had begun before this one
 
     @property
     def begun(self) -> int:
         """Calls so far."""
         return self._calls.begun
+
+    def open(self) -> None:
+        """The prompt has begun a thought, in which the answer goes on."""
+        if self._format.opened is not None:
+            self._fresh = False
+            self._open(self._format.opened(self._calls, self._types), "")
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; what is certain now."""
@@ -53,10 +59,14 @@ class CallReader:
         if self._body is not None:
             self._body.close()
             self._body = None
-            if self._calls.begun == self._before:
+            if self._begun == self._before:
                 self._margin.say("".join(self._raw))
         pieces = self._taken()
         return pieces if self._calls.begun else joined([*pieces, *map(Text, self._margin.space)])
+
+    @property
+    def _begun(self) -> int:
+        return self._calls.begun + self._calls.thoughts
 
     def _taken(self) -> list[Piece]:
         self._text()
@@ -66,6 +76,7 @@ class CallReader:
     def _text(self) -> None:
         """Text that became certain, in its place among the calls."""
         self._calls.pieces += map(Text, self._margin.certain)
+        self._calls.spoken = self._calls.spoken or bool(self._margin.certain)
         self._margin.certain = []
 
     def _take(self, c: str) -> None:
@@ -84,14 +95,14 @@ class CallReader:
 
     def _open(self, body: Reading[str], mark: str) -> None:
         self._text()
-        self._before = self._calls.begun
+        self._before = self._begun
         self._raw = [*self._margin.space, mark]
         self._margin.space = []
         self._body = body
         next(body)
 
     def _send(self, body: Reading[str], c: str) -> None:
-        undecided = self._calls.begun == self._before
+        undecided = self._begun == self._before
         if undecided:
             self._raw.append(c)
         try:

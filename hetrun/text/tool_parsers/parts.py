@@ -6,9 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from hetrun.text.tool_parsers.harmony import END, THOUGHT
+from hetrun.text.tool_parsers import gemma4, harmony
 
-MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), (THOUGHT, END))  # of thoughts
+# Of thoughts.
+MARKS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    (harmony.THOUGHT, harmony.END),
+    (gemma4.THOUGHT, gemma4.CHANNEL_END),
+)
+GAP = "\n\n"  # between two texts of a kind, which clients see as one
 
 
 @dataclass(frozen=True, slots=True)

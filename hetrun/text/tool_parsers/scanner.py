@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece
+from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Thought
 
 T = TypeVar("T")
 Reading = Generator[None, str, T]
@@ -24,7 +24,7 @@ class NotACall(Exception):
 
 
 class Broken(Exception):
-    """A value goes on with something that no JSON has there, such as the mark behind the call."""
+    """A value goes on with something that no JSON has there, such as the mark that ends the call."""
 
     def __init__(self, character: str) -> None:
         super().__init__(character)
@@ -33,12 +33,16 @@ class Broken(Exception):
 
 @dataclass
 class Calls:
-    """The calls of one answer. What is said of those beyond `most` is not heard."""
+    """The calls of one answer, and thoughts among them. What is said of calls beyond `most` is not heard."""
 
     tools: Collection[str] = ()  # that the request has
     most: int | None = None
     begun: int = 0
+    thoughts: int = 0  # that have begun
+    spoken: bool = False  # some of the answer was text
     pieces: list[Piece] = field(default_factory=list)
+    _thought: bool = False  # something was thought
+    _apart: bool = False  # and what comes now belongs to another thought
 
     def begin(self, name: str) -> None:
         self.begun += 1
@@ -49,6 +53,18 @@ class Calls:
         """More of the arguments."""
         if self._heard:
             self.pieces.append(Arguments(self.begun - 1, text))
+
+    def think(self, text: str) -> None:
+        """More of a thought."""
+        if self._apart:
+            self.pieces.append(Thought(GAP))
+        self._thought, self._apart = True, False
+        self.pieces.append(Thought(text))
+
+    def begin_thought(self) -> None:
+        """Another thought begins, apart from what was thought before."""
+        self.thoughts += 1
+        self._apart = self._thought
 
     @property
     def _heard(self) -> bool:
@@ -126,7 +142,7 @@ def value(c: str, say: Callable[[str], None]) -> Reading[str]:
     """
     if c == '"':
         say(c)
-        yield from _raw_string(say)
+        yield from raw_string(say)
         return ""
     if c not in "{[":
         return (yield from _scalar(c, say))
@@ -138,7 +154,7 @@ def value(c: str, say: Callable[[str], None]) -> Reading[str]:
             raise Broken(c)
         say(c)
         if c == '"':
-            yield from _raw_string(say)
+            yield from raw_string(say)
         elif c in "{[":
             depth += 1
         elif c in "}]":
@@ -146,7 +162,8 @@ def value(c: str, say: Callable[[str], None]) -> Reading[str]:
     return ""
 
 
-def _raw_string(say: Callable[[str], None]) -> Reading[None]:
+def raw_string(say: Callable[[str], None]) -> Reading[None]:
+    """The rest of a JSON string, as it stands."""
     while (c := (yield)) != '"':
         say(c if c >= " " else json.dumps(c)[1:-1])
         if c == "\\":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"  # how SentencePiece writes a space
-TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>", "[EOT]")
+TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>", "<turn|>", "[EOT]")
 MESSAGE_END = "<|eom_id|>"
 GGUF_NAMES = {"unk": "unknown", "pad": "padding"}
 
