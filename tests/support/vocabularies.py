@@ -74,6 +74,20 @@ def sentencepiece() -> dict[str, Any]:
     return {"model": "llama", "tokens": tokens, "token_type": types, "scores": scores}
 
 
+def gemma4() -> dict[str, Any]:
+    """As llama.cpp's converter writes Gemma 4's: pieces of SentencePiece, and their merges."""
+    marks = ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<tool>"]
+    merges = ["▁ t", "h e", "▁t he", "i n", "▁ w", "▁ ▁", "▁▁ ▁▁", "你 好"]
+    letters = ["▁", *"abcdefghijklmnoprstuw", "é", "你", "好"]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>", *marks, *BYTES, "\n", "\n\n", *letters]
+    tokens += [merge.replace(" ", "") for merge in merges]
+    types = [CONTROL] * 3 + [UNKNOWN, CONTROL] + [USER_DEFINED] * len(marks) + [BYTE] * 256
+    types += [NORMAL] * (len(tokens) - len(types))
+    ids = {"bos_token_id": 2, "eos_token_id": 1, "unknown_token_id": 3, "padding_token_id": 0}
+    more = {"scores": [0.0] * len(tokens), "add_bos_token": True, "add_space_prefix": False}
+    return {"model": "gemma4", "tokens": tokens, "token_type": types, "merges": merges, **ids, **more}
+
+
 def wordpiece() -> dict[str, Any]:
     """As BERT has it, in llama.cpp's spelling: ▁ begins a word."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?你好é"]
@@ -117,6 +131,7 @@ def plamo() -> dict[str, Any]:
 KINDS = {
     "byte level": byte_level,
     "sentencepiece": sentencepiece,
+    "gemma4": gemma4,
     "wordpiece": wordpiece,
     "unigram": unigram,
     "rwkv": rwkv,

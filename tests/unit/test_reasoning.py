@@ -70,5 +70,8 @@ def test_marks_are_found_in_templates_and_prompts() -> None:
     assert mark_of("<|user|>{{ content }}<|end|>") == ""
     assert mark_of("<|channel|>final<|message|>{{ content }}<|end|>") == "<|channel|>analysis<|message|>"
     assert opened_in("<|start|>assistant<|channel|>analysis<|message|>") == "<|channel|>analysis<|message|>"
+    assert mark_of("<|channel>thought\n{{ content }}<channel|>") == "<|channel>thought"
+    assert opened_in("<|turn>model\n<|channel>thought\n") == "<|channel>thought"
+    assert opened_in("<|turn>model\n<|channel>thought\n<channel|>") == ""
     assert opened_in("<|im_start|>assistant\n<think>\n") == "<think>"
     assert opened_in("<|im_start|>assistant\n<think>\n\n</think>\n\n") == ""

@@ -56,6 +56,8 @@ FAMILIES = {
     "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{OSLO}"
     "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>'
+    "<|tool_call>call:now{}<tool_call|>",
     "phi": f'functools[{{"name": "weather", "arguments": {OSLO}}}, {{"name": "now", "arguments": {{}}}}]',
 }
 
@@ -198,6 +200,10 @@ HOSTILE = [
     '<tool_call>{"name":"now","arguments":{' * 1250,
     '<tool_call>{"arguments":' + "[" * 50_000,
     '<tool_call>{"name":"' + "n" * 50_000,
+    "<|tool_call>call:now{a:" + "[" * 50_000,
+    '<|tool_call>call:now{a:<|"|>' + "<|" * 25_000,
+    "<|tool_call>call:now{" * 2500,
+    "<|tool_call>call:now{a:" + "1" * 50_000,
     "<tool_call>[" * 5000,
     " " * 50_000,
     "<" * 50_000,
@@ -232,6 +238,7 @@ TEMPLATES = {
     "deepseek": "{% if tools %}<｜tool▁call▁begin｜>```json{% endif %}",
     "deepseek_v31": "{% if tools %}<｜tool▁call▁begin｜>{% endif %}",
     "phi": "{% if tools is defined %}<|tool_call|>{% endif %}",
+    "gemma4": "{%- if tools -%}{{ '<|tool_call>call:' }}<|tool_call|>{% endif %}",
     "harmony": "{% if tools %}{{ '<|channel|>commentary<|message|>' }}<|tool_call|>{% endif %}",
     "generic": "{{ tools | tojson }}",
 }

@@ -9,8 +9,8 @@ from hetrun.text.tool_parsers.parts import Piece, Text, joined
 
 
 class Divider(Protocol):
-    """What takes thoughts out of an answer, and perhaps calls: a `ThoughtSplitter` takes none, a `ChannelReader`
-    does, and so does a `CallReader` for a format with thoughts."""
+    """What takes thoughts out of an answer, and perhaps calls: `ThoughtSplitter`, `ChannelReader`, or a
+    `CallReader` for a format with thoughts."""
 
     @property
     def begun(self) -> int:

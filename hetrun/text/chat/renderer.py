@@ -9,7 +9,7 @@ from typing import Any
 
 from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
 from hetrun.system.terminal_text import visible
-from hetrun.text.chat import limits
+from hetrun.text.chat import gemma4_turns, limits
 from hetrun.text.chat.framing import framed
 from hetrun.text.chat.messages import checked_messages, checked_objects, plain
 from hetrun.text.chat.sandbox_process import Gone, Process
@@ -65,17 +65,19 @@ class TemplateWorker:
         `variables` are the template's own, such as enable_thinking, and other special tokens.
         """
         number = 1 if tools and len(self._all) > 1 else 0
+        source = self._all[number].source
         variables |= {
             "add_generation_prompt": add_generation_prompt,
             "bos_token": bos_token,
             "eos_token": eos_token,
         }
         given = plain("the template's variables", variables) | {
-            "messages": checked_messages(messages),
+            "messages": gemma4_turns.suited(source, checked_messages(messages)),
             "tools": checked_objects("tools", tools),
             "documents": checked_objects("documents", documents),
         }
-        return self._ask(number, {"variables": given})
+        text = self._ask(number, {"variables": given})
+        return gemma4_turns.ready(source, text) if add_generation_prompt else text
 
     def close(self) -> None:
         """End the process, also while it renders."""

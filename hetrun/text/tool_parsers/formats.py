@@ -91,9 +91,7 @@ TEXT_ONLY = Format("", {})  # of an answer in which no calls are looked for
 def with_thoughts(format: Format) -> Format:
     """The same where Gemma 4's thoughts are looked for, which stand anywhere among texts and calls."""
     bodies = {**format.bodies, gemma4.CHANNEL: gemma4_thought}
-    return replace(
-        format, bodies=bodies, noise=(*format.noise, gemma4.CHANNEL_END), opened=opened_thought
-    )
+    return replace(format, bodies=bodies, noise=(*format.noise, gemma4.CHANNEL_END), opened=opened_thought)
 
 
 _TOOLS = re.compile(r"\btools\b")

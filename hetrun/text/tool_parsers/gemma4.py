@@ -1,8 +1,8 @@
 """Gemma 4's marks, and its thoughts as parts of a grammar.
 
 An answer is text in which thoughts and calls stand between marks: `<|channel>thought`, what is thought,
-`<channel|>`; `<|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>`. Values are like JSON's, but keys have no quotes
-and texts stand between two marks, with nothing escaped.
+`<channel|>`; `<|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>`. Values are like JSON's, but keys have no
+quotes and texts stand between two marks, with nothing escaped.
 """
 
 from __future__ import annotations

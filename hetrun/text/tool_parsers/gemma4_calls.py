@@ -1,4 +1,4 @@
-"""Reading what Gemma 4 writes between its marks: calls, whose arguments become JSON as they come, and thoughts."""
+"""What Gemma 4 writes between its marks: calls, whose arguments become JSON as they come, and thoughts."""
 
 from __future__ import annotations
 
