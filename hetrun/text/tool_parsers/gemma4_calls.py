@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from hetrun.text.tool_parsers.gemma4 import CALL_END, CALLED, CHANNEL, CHANNEL_END, QUOTE, THINKING
 from hetrun.text.tool_parsers.json_calls import closing
+from hetrun.text.tool_parsers.lookahead import Margin
 from hetrun.text.tool_parsers.parts import GAP
 from hetrun.text.tool_parsers.scanner import (
     MOST_NAME,
@@ -59,27 +60,42 @@ def gemma4_thought(calls: Calls, types: Types) -> Reading[str]:
 def opened_thought(calls: Calls, types: Types) -> Reading[str]:
     """The rest of a thought. Space around it is none; texts before and after it are apart."""
     calls.begin_thought()
-    yield from until(CHANNEL_END, _Trimmed(calls.think).say)
+    thinking = _Thinking(calls)
+    try:
+        while not thinking.took((yield)):
+            pass
+    except GeneratorExit:  # the answer ends here, and what may begin a mark does not
+        thinking.finish()
+        raise
     c = yield from skip_space()
     return GAP + c if calls.spoken else c
 
 
-class _Trimmed:
-    """A text without the space around it."""
+class _Thinking:
+    """A thought up to its mark, or as much of it as there is."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._margin = Margin([CHANNEL_END])
         self._begun = False
-        self._space: list[str] = []
 
-    def say(self, text: str) -> None:
-        for c in text:
-            if c.isspace():
-                self._space.append(c)
-                continue
-            self._say("".join((*self._space, c)) if self._begun else c)
+    def took(self, c: str) -> bool:
+        """Take a character; whether it ends the thought."""
+        ended = self._margin.take(c) is not None
+        self._tell()
+        return ended
+
+    def finish(self) -> None:
+        self._margin.finish()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._margin.certain:
+            self._calls.think("".join(self._margin.certain))
             self._begun = True
-            self._space = []
+        elif not self._begun:
+            self._margin.space = []  # before the first word
+        self._margin.certain = []
 
 
 def _members(say: Say) -> Reading[None]:
