@@ -250,6 +250,25 @@ def test_an_end_of_a_message_ends_no_answer_where_others_do(write: Write, tmp_pa
     assert [ours.piece(token).decode() for token in tokens if ours.is_end(token)] == marks[-2:]
 
 
+def test_gemmas_turns_end_answers(write: Write, tmp_path: Path) -> None:
+    theirs = sentencepiece(prefix=False)
+    marks = [
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+        "<turn|>",
+        "<|tool_response>",
+    ]
+    theirs.add_special_tokens(marks)
+    keys = tokenizer.convert(write(theirs, bos_token="<s>", eos_token="</s>"), N_VOCAB).keys
+    ours = open_vocabulary(as_gguf(keys, tmp_path / "x.gguf"))
+    tokens = ours.tokenize("".join(marks), False, True)
+    assert [ours.piece(token).decode() for token in tokens] == marks
+    assert [ours.piece(token).decode() for token in tokens if ours.is_end(token)] == marks[-2:]
+
+
 def test_special_ids_as_settings_write_them(write: Write) -> None:
     theirs = byte_level(built(ROWS[0]))
     keys = tokenizer.convert(write(theirs, bos_token={"content": "<s>"}, eos_token="</s>"), N_VOCAB).keys

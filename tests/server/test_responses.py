@@ -251,6 +251,22 @@ async def test_messages_in_channels_are_items(
     assert sent[1]["content"] == "Let me look."
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_gemmas_thoughts_and_calls_are_items(
+    http: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    engine.info = replace(engine.info, tool_format="gemma4", thought_mark="<|channel>thought")
+    thoughts = [f"<|channel>thought\n{text}\n<channel|>" for text in ("Hm, so", "And so")]
+    call = '<|tool_call>call:weather{x:[<|"|>a<|"|>]}<tool_call|>'
+    said = f"say {thoughts[0]}Let me look.\n{thoughts[1]}{call}"
+    response = await http.post(RESPONSES, json=asking(said, tools=[WEATHER], stream=stream))
+    answer = events_of(response)[-1]["response"] if stream else response.json()
+    first, message, second, called = answer["output"]
+    assert [item["content"][0]["text"] for item in (first, second)] == ["Hm, so", "And so"]
+    assert message["content"][0]["text"] == "Let me look."
+    assert (called["name"], called["arguments"]) == ("weather", '{"x": ["a"]}')
+
+
 async def test_a_conversation_with_calls_goes_on(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields = {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}
     first = (await http.post(RESPONSES, json=asking(f"say Well.\n{CALL}\n{CALL}", **fields))).json()

@@ -162,35 +162,36 @@ async def harmony(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+async def told(http: httpx.AsyncClient, said: str, stream: bool, **more: object) -> dict[str, Any]:
+    """The message, and why it ended."""
+    response = await http.post(CHAT, json=asking(f"say {said}", stream=stream, **more))
+    if not stream:
+        choice: dict[str, Any] = response.json()["choices"][0]
+        return {"why": choice["finish_reason"], **choice["message"]}
+    found: dict[str, Any] = {"content": "", "reasoning_content": ""}
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    for choice in (json.loads(line)["choices"][0] for line in lines if line != "[DONE]"):
+        found["why"] = choice["finish_reason"]
+        for name in ("content", "reasoning_content"):
+            found[name] += choice["delta"].get(name) or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            calls = found.setdefault("tool_calls", [])
+            if call["index"] == len(calls):
+                calls.append({"function": {"name": call["function"]["name"], "arguments": ""}})
+            calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    return found
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_channels_are_apart(harmony: httpx.AsyncClient, stream: bool) -> None:
-    async def told(said: str, **more: object) -> dict[str, Any]:
-        """The message, and why it ended."""
-        response = await harmony.post(CHAT, json=asking(f"say {said}", stream=stream, **more))
-        if not stream:
-            choice: dict[str, Any] = response.json()["choices"][0]
-            return {"why": choice["finish_reason"], **choice["message"]}
-        found: dict[str, Any] = {"content": "", "reasoning_content": ""}
-        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-        for choice in (json.loads(line)["choices"][0] for line in lines if line != "[DONE]"):
-            found["why"] = choice["finish_reason"]
-            for name in ("content", "reasoning_content"):
-                found[name] += choice["delta"].get(name) or ""
-            for call in choice["delta"].get("tool_calls", ()):
-                calls = found.setdefault("tool_calls", [])
-                if call["index"] == len(calls):
-                    calls.append({"function": {"name": call["function"]["name"], "arguments": ""}})
-                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        return found
-
-    answer = await told(THINK + FINAL)
+    answer = await told(harmony, THINK + FINAL, stream)
     assert (answer["reasoning_content"], answer["content"]) == ("Hm, so", "It is so.")
-    answer = await told(THINK + LOOK + SEND, tools=TOOLS)
+    answer = await told(harmony, THINK + LOOK + SEND, stream, tools=TOOLS)
     assert (answer["reasoning_content"], answer["content"]) == ("Hm, so", "Let me look.")
     (call,) = answer["tool_calls"]
     assert (call["function"]["name"], call["function"]["arguments"]) == ("weather", '{"city": "Oslo"}')
     assert answer["why"] == "tool_calls"
-    answer = await told(LOOK + FINAL)
+    answer = await told(harmony, LOOK + FINAL, stream)
     assert answer["content"] == "Let me look.\n\nIt is so."
 
 
@@ -252,6 +253,93 @@ async def test_a_schema_within_a_channel_is_the_clients(
         response = await harmony.post(CHAT, json=asking(response_format={"type": "json_object"}))
         error = response.json()["error"]
         assert (response.status_code, error["param"], error["message"]) == (400, "response_format", told)
+
+
+GEMMA = {
+    "thought": "<|channel>thought\nHm, so\n<channel|>",
+    "call": '<|tool_call>call:weather{city:<|"|>Os"lo<|"|>}<tool_call|>',
+}
+
+
+@pytest.fixture
+async def gemma4(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    engine.info = replace(engine.info, tool_format="gemma4", thought_mark="<|channel>thought")
+    transport = httpx.ASGITransport(create_app(LocalClient(engine), strict=True))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_gemmas_thoughts_and_calls_are_apart(gemma4: httpx.AsyncClient, stream: bool) -> None:
+    answer = await told(gemma4, f"{GEMMA['thought']}Let me look. {GEMMA['call']}", stream, tools=TOOLS)
+    assert (answer["reasoning_content"], answer["content"]) == ("Hm, so", "Let me look.")
+    (call,) = answer["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("weather", '{"city": "Os\\"lo"}')
+    assert answer["why"] == "tool_calls"
+    two = GEMMA["call"] * 2
+    only = await told(gemma4, two, stream, tools=TOOLS, parallel_tool_calls=False)
+    assert len(only["tool_calls"]) == 1
+    assert len((await told(gemma4, two, stream, tools=TOOLS))["tool_calls"]) == 2
+    answer = await told(gemma4, GEMMA["thought"] + GEMMA["call"], stream)
+    assert (answer["reasoning_content"], answer["content"]) == ("Hm, so", GEMMA["call"])
+
+
+async def test_a_thought_of_gemma_that_the_prompt_began(
+    gemma4: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    said = asking(f"muse Hm, so\n<channel|>{GEMMA['call']}", tools=TOOLS)
+    message = (await gemma4.post(CHAT, json=said)).json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm, so"
+    assert message["tool_calls"][0]["function"]["name"] == "weather"
+
+
+@pytest.mark.parametrize(
+    ("options", "thought", "calls"),
+    [
+        ({"reasoning_format": "none"}, False, True),
+        ({"tool_parser": "none"}, True, False),
+        ({"tool_parser": "gemma4"}, True, True),
+        ({"tool_parser": "generic"}, True, True),
+        ({"tool_parser": "hermes"}, True, False),
+    ],
+)
+async def test_what_is_looked_for_in_gemmas_answers(
+    gemma4: httpx.AsyncClient, engine: FakeEngine, options: dict[str, Any], thought: bool, calls: bool
+) -> None:
+    if options == {"tool_parser": "gemma4"}:
+        engine.info = replace(engine.info, tool_format="hermes", thought_mark="")
+    app = create_app(LocalClient(engine), **options)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        message = await told(http, GEMMA["thought"] + GEMMA["call"], False, tools=TOOLS)
+    assert message.get("reasoning_content") == ("Hm, so" if thought else None)
+    assert len(message.get("tool_calls", ())) == calls
+    expected = ("" if thought else GEMMA["thought"]) + ("" if calls else GEMMA["call"])
+    assert (message["content"] or "").strip() == expected.strip()
+
+
+async def test_calls_are_forced_in_gemmas_notation(gemma4: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def asked(**more: object) -> Any:  # noqa: ANN401
+        response = await gemma4.post(CHAT, json=asking(tools=TOOLS, **more))
+        assert response.status_code == 200, response.text
+        structure = engine.requests[-1].structure
+        return None if structure is None else json.loads(structure.text)
+
+    thought, calls = await asked(tool_choice="required")
+    assert thought["maybe"][:2] == [{"mark": "<|channel>"}, "thought"]
+    assert [call[:2] for call in calls["many"]["any"]] == [
+        [{"mark": "<|tool_call>"}, "call:weather"],
+        [{"mark": "<|tool_call>"}, "call:now"],
+    ]
+    (named,) = await asked(
+        tool_choice={"type": "function", "function": {"name": "now"}},
+        reasoning_effort="none",
+        parallel_tool_calls=False,
+    )
+    assert [call[1] for call in named["any"]] == ["call:now"]
+    assert await asked() is None
+    engine.refusals.append(OptionError("parts at anyOf[0]: no"))
+    refused = await gemma4.post(CHAT, json=asking(tools=TOOLS, tool_choice="required"))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
 
 
 async def test_a_conversation_with_calls_reaches_the_template(

@@ -15,7 +15,7 @@ from hetrun.errors import OptionError
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.text.chat.channels import ChannelReader
 from hetrun.text.chat.reasoning import ThoughtSplitter, within_thought
-from hetrun.text.tool_parsers import forced_calls, harmony
+from hetrun.text.tool_parsers import forced_calls, gemma4, harmony
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
@@ -36,6 +36,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 CONTROL = (
     *("[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
     *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>", "<|/tool_call|>"),
+    *(gemma4.CALL, gemma4.CALL_END, gemma4.QUOTE),
     *(harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END, "<eos>"),
 )
 TAGS = [b"<tool_call>", b"</tool_call>", b"<think>", b"</think>"]  # tokens of their own, but text

@@ -84,7 +84,17 @@ def metaspace() -> Tokenizer:
     return t
 
 
-KINDS = {"byte level": byte_level, "sentencepiece": sentencepiece, "metaspace": metaspace}
+def gemma4() -> Tokenizer:
+    """As Gemma 3 and 4 have it: no space is put in front, and spaces end pieces before they are merged."""
+    t = sentencepiece()
+    t.normalizer = normalizers.Replace(" ", "▁")
+    t.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    t.add_special_tokens(["<|tool_call>", "<tool_call|>", '<|"|>', "<turn|>", "<|tool_response>"])
+    return t
+
+
+KINDS = {"byte level": byte_level, "sentencepiece": sentencepiece, "metaspace": metaspace, "gemma4": gemma4}
 
 
 def write(folder: Path, tokenizer: Tokenizer, config: dict[str, Any] | None = None, **beside: object) -> Path:
@@ -223,6 +233,16 @@ def test_tokens_that_end_an_answer(tmp_path: Path, name: str) -> None:
     vocabulary = opened(write(tmp_path, byte_level(), config, **beside))
     found = {vocabulary.piece(i).decode() for i in range(vocabulary.n_tokens) if vocabulary.is_end(i)}
     assert found == expected
+
+
+def test_gemmas_marks_are_texts_for_readers_and_two_end_answers(tmp_path: Path) -> None:
+    vocabulary = opened(write(tmp_path, gemma4()))
+    text = '<|tool_call>the<|"|> en\n<|"|><tool_call|>'
+    tokens = vocabulary.tokenize(text, False, True)
+    assert text_of(vocabulary, tokens) == text
+    assert vocabulary.is_control(tokens[0])
+    ends = vocabulary.tokenize("<turn|><|tool_response>", False, True)
+    assert [vocabulary.is_end(token) for token in (*ends, *tokens)] == [True] * 2 + [False] * len(tokens)
 
 
 @pytest.mark.parametrize("pair", [("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>")])

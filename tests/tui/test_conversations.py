@@ -272,6 +272,17 @@ async def test_thoughts_in_a_channel_are_folded_away_too(engine: FakeEngine) -> 
     assert messages[1] == {"role": "assistant", "content": "forty two"}
 
 
+async def test_gemmas_thoughts_are_folded_away_wherever_they_are(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        await chat.exchange("say forty <|channel>thought\nlet me see\n<channel|>two")
+        assert "▸ Thought, 3 words" in chat.shown
+        assert "\nforty\n\ntwo\n" in chat.shown
+        await chat.exchange("say on")
+    messages = engine.requests[-1].messages
+    assert messages is not None
+    assert messages[1] == {"role": "assistant", "content": "forty\n\ntwo"}
+
+
 async def test_a_thought_that_the_prompt_began(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("muse hm</think>so")
