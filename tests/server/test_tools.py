@@ -319,7 +319,7 @@ async def test_what_is_looked_for_in_gemmas_answers(
 
 async def test_calls_are_forced_in_gemmas_notation(gemma4: httpx.AsyncClient, engine: FakeEngine) -> None:
     async def asked(**more: object) -> Any:  # noqa: ANN401
-        response = await gemma4.post(CHAT, json=asking(tools=TOOLS, **more))
+        response = await gemma4.post(CHAT, json=asking("say hi", tools=TOOLS, **more))
         assert response.status_code == 200, response.text
         structure = engine.requests[-1].structure
         return None if structure is None else json.loads(structure.text)
