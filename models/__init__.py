@@ -33,6 +33,8 @@ HF_TYPES = {
     "glm4_moe": "glm4moe",
     "granite": "granite",
     "minimax_m2": "minimax_m2",
+    "muse_glimmer": "muse_glimmer",
+    "muse_glimmer_text": "muse_glimmer",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "seed_oss": "seed_oss",

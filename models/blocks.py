@@ -130,10 +130,10 @@ def attention_attrs(layer: int, shape: AttentionShape, sharing: Literal["", "len
     return Attention(layer, *numbers, sharing=sharing)
 
 
-def head(b: GraphBuilder, hidden: Value, n_vocab: int, softcap: float = 0.0) -> Value:
-    """Logits, by a matrix of their own or by that of the embeddings; a softcap of 0 is none."""
+def head(b: GraphBuilder, hidden: Value, n_vocab: int, softcap: float = 0.0, scale: float = 1.0) -> Value:
+    """Logits, by a matrix of their own or by that of the embeddings, then scaled; a softcap of 0 is none."""
     name = "output" if b.has("output.weight") else "token_embd"
-    logits = linear(b, hidden, name, n_vocab, "head", kind="head")
+    logits = scaled(b, linear(b, hidden, name, n_vocab, "head", kind="head"), scale, "head")
     if not softcap:
         return logits
     return b.op("softcap", [logits], [], Softcap(softcap), n_vocab, part="head")

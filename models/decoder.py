@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
-from hetrun.graph.ops import Grow, Rope
+import numpy as np
+
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight, constant
+from hetrun.graph.ops import NONE, Grow, RmsNorm, Rope
 from hetrun.models import blocks
 from hetrun.models.rope import check_rope, factors, read_rope
 
@@ -39,9 +41,13 @@ class Decoder:
     residual_scale: float = 1.0  # of what attention and feed-forward add to the stream
     logit_scale: float = 1.0
     softcap: float = 0.0  # of the logits; 0 is none
-    norm_offset: float = 0.0  # what is added to each norm's gain
+    norm_offset: float = 0.0  # what is added to the gains of the layers' norms
+    own_offset: float = 0.0  # the same, of the norms of heads and of the last one
     gate: Literal["swiglu", "geglu"] = "swiglu"  # of the usual feed-forward part
     sections: tuple[int, ...] = ()  # pairs that rope turns by time, height and width; empty: all by time
+    after_eps: float | None = None  # of norms after attention and feed-forward, where it is their own
+    gated: bool = False  # whether a sigmoid of the normed stream scales what attention finds
+    words_normed: bool = False  # whether embeddings pass a norm without a gain
 
 
 def read_decoder(b: GraphBuilder, meta: ModelMeta, interleaved: bool, head_norms: bool = False) -> Decoder:
@@ -112,6 +118,9 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
     """The forward step."""
     x = blocks.embed(b, "token_embd.weight", d.n_vocab, d.width)
     with b.scope("embed"):
+        if d.words_normed:
+            ones = constant(f"ones of {d.width}", np.ones(d.width, np.float32))
+            x = b.op("rms_norm", [x], [ones], RmsNorm(d.eps), d.width)
         x = blocks.scaled(b, x, d.embedding_scale)
     for i in range(d.n_layers):
         with b.scope(f"blk.{i}.attn"):
@@ -121,9 +130,8 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
             h = norm(b, h, f"blk.{i}.post_ffw_norm", d, "after", "down")
             x = blocks.add(b, x, blocks.scaled(b, h, d.residual_scale, "down"), part="down")
     with b.scope("output"):
-        hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps, offset=d.norm_offset)
-        logits = blocks.head(b, hidden, d.n_vocab, d.softcap)
-        logits = blocks.scaled(b, logits, d.logit_scale, "head")
+        hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps, offset=d.own_offset)
+        logits = blocks.head(b, hidden, d.n_vocab, d.softcap, d.logit_scale)
     return b.finish(hidden, logits)
 
 
@@ -136,7 +144,8 @@ def norm(b: GraphBuilder, x: Value, name: str, d: Decoder, where: str, part: str
     """The norm of a place, or x itself where the model has none there."""
     if d.norms not in (where, "both"):
         return x
-    return blocks.rms_norm(b, x, f"{name}.weight", d.eps, part, offset=d.norm_offset)
+    eps = d.after_eps if where == "after" and d.after_eps is not None else d.eps
+    return blocks.rms_norm(b, x, f"{name}.weight", eps, part, offset=d.norm_offset)
 
 
 def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
@@ -152,8 +161,8 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
     if d.head_norms:
         alone = d.head_norms == "each"
         heads, kv_heads = (shape.n_heads, shape.n_kv_heads) if alone else (1, 1)
-        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", heads, d.norm_offset)
-        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", kv_heads, d.norm_offset)
+        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", heads, d.own_offset)
+        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", kv_heads, d.own_offset)
     if rope := d.ropes[i]:
         factors = (d.own_factors or d.factors) if rope is d.rope else ""  # scaling is for all but windows
         q = blocks.turn(b, q, rope, factors, d.sections, "q")
@@ -161,6 +170,9 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
     if d.grow:
         q = b.op("grow", [q], [], d.grow, q.width, part="q")
     a = blocks.attend(b, q, k, v, i, shape, f"{blk}.attn_sinks.weight" if d.sinks else "")
+    if d.gated:
+        gate = blocks.linear(b, h, f"{blk}.attn_gate", shape.width, "q")
+        a = b.op("sigmoid_gate", [gate, a], [], NONE, shape.width, part="score")
     out = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
     out = norm(b, out, f"{blk}.post_attention_norm", d, "after", "out")
     return blocks.add(b, x, blocks.scaled(b, out, d.residual_scale, "out"), part="out")

@@ -41,7 +41,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     d = read_decoder(b, meta, interleaved=False, head_norms=True)
     softcap = meta.get_float("final_logit_softcapping", 0.0)
     b.check(softcap >= 0, f"final_logit_softcapping is {softcap}")
-    heads = d.attention
+    heads, offset = d.attention, meta.get_float("norm.offset", 0.0)
     usual = query_scale(d.n_layers, d.width, heads.n_heads, heads.head_dim)
     windows, ropes = read_windows(b, meta, d)
     d = replace(
@@ -50,7 +50,8 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
         windows=windows,
         ropes=ropes,
         norms="both",
-        norm_offset=meta.get_float("norm.offset", 0.0),
+        norm_offset=offset,
+        own_offset=offset,
         embedding_scale=math.sqrt(d.width),
         softcap=softcap,
         gate="geglu",

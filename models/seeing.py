@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from hetrun.loader.hf_mapping import SEES, Config, HfModel, Setting
 from hetrun.models.rope import rope_settings
 
-OTHERS = ("visual", "vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector")
+OTHERS = (
+    *("visual", "vision_tower", "audio_tower", "embed_vision", "embed_audio", "multi_modal_projector"),
+    *("vision_adapter", "vision_projection"),
+)
 NOT_TEXT = tuple(f"{root}{part}." for root in ("model.", "") for part in OTHERS)
 # As transformers 5 and 4 have it, the latter only in some types.
 TEXT = {

@@ -164,6 +164,22 @@ MISTRAL3 = (
     Row("mistral", "mistral3", {"model_type": "mistral", "head_dim": 64, "sliding_window": None}),
 )
 
+MUSE = {
+    "num_hidden_layers": 5, "head_dim": 32, "sliding_window": 8, "qk_scale_factor": 1.7,
+    "output_multiplier": 0.6, "final_logit_softcapping": 3.0, **rope("default", rope_theta=500000.0),
+}  # fmt: skip
+NEAR_FAR = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+MUSE_GLIMMER = (
+    Row("plain", "muse_glimmer", MUSE),
+    Row("layer-types", "muse_glimmer",
+        {**MUSE, "layer_types": NEAR_FAR, "layer_rope_theta": [0, 500000.0, 0, 500000.0, 0]}),
+    Row("others-turn", "muse_glimmer", {**MUSE, "layer_rope_theta": [500000.0, 0, 0, 500000.0, 0]}),
+    Row("own-epsilon", "muse_glimmer", {**MUSE, "post_norm_eps": 0.1}),
+    Row("tied", "muse_glimmer", {**MUSE, "tie_word_embeddings": True}),
+    Row("attention-bias", "muse_glimmer", {**MUSE, "attention_bias": True}),
+    Row("bf16", "muse_glimmer", MUSE, dtype=torch.bfloat16),
+)  # fmt: skip
+
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 MIXTRAL = (
     Row("plain", "mixtral", EXPERTS),
@@ -405,7 +421,7 @@ OPT = (
 
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
-OTHERS = (*SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
+OTHERS = (*MUSE_GLIMMER, *SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
 SIGMOIDS = (*GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
 # Whose choices of experts flip with the last bits.
 SENSITIVE = (*SIGMOIDS, *GPT_OSS, *GEMMA_4)
@@ -439,6 +455,7 @@ NAMES = {
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
+    *("muse_glimmer-plain",),
     *(
         "granite-plain",
         "gpt_oss-plain",

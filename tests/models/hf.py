@@ -72,6 +72,10 @@ VISION: dict[str, dict[str, Any]] = {
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
         "image_size": 16, "patch_size": 4,
     },
+    "muse_glimmer": {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16,
+    },
     "mistral3": {
         "model_type": "pixtral", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 32, "image_size": 16, "patch_size": 4,
@@ -142,6 +146,8 @@ def random_model(row: Row) -> PreTrainedModel:
         said = {"text_config": said, "vision_config": vision, "tie_word_embeddings": tied}
         if row.model_type == "gemma3":
             said["mm_tokens_per_image"] = 4
+        if row.model_type == "muse_glimmer":
+            said |= {"out_hidden_size": 4 * vision["hidden_size"], "projector_hidden_size": 32}
     config = AutoConfig.for_model(row.model_type, **said)
     with experts_of_no_width():
         model: PreTrainedModel = kind_of(row.model_type).from_config(config)
