@@ -98,6 +98,32 @@ GLM4_MOE = (
     Row("fused", "glm4_moe", GLM, fused_experts=True),
 )
 
+DOTS = {**SHARING, "num_key_value_heads": 4, "norm_topk_prob": True}
+DOTS1 = (
+    Row("plain", "dots1", DOTS),
+    Row("not-normalised", "dots1", {**DOTS, "norm_topk_prob": False, "n_shared_experts": 2}),
+    Row("groups", "dots1", {**DOTS, "n_group": 4, "topk_group": 2}),
+    Row("gqa", "dots1", {**DOTS, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    Row("attention-bias", "dots1", {**DOTS, "attention_bias": True}),
+    Row("window", "dots1", {**DOTS, "sliding_window": 8, "max_window_layers": 1}),
+    Row("fused", "dots1", DOTS, fused_experts=True),
+)
+
+TRINITY = {
+    "num_hidden_layers": 5, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "sliding_window": 8,
+    "moe_intermediate_size": 64, "num_shared_experts": 1, "num_dense_layers": 2, "route_scale": 2.8,
+    "mup_enabled": True, **rope("default"),
+}  # fmt: skip
+AFMOE = (
+    Row("plain", "afmoe", TRINITY),
+    Row("two-shared", "afmoe", {**TRINITY, "num_shared_experts": 2, "num_dense_layers": 1}),
+    Row("not-scaled", "afmoe", {**TRINITY, "mup_enabled": False}),
+    Row("every-second", "afmoe", {**TRINITY, "global_attn_every_n_layers": 2}),
+    Row("tied", "afmoe", {**TRINITY, "tie_word_embeddings": True, "attention_bias": True}),
+    Row("yarn", "afmoe", {**TRINITY, **rope("yarn", **YARN)}),
+    Row("fused", "afmoe", TRINITY, fused_experts=True),
+)
+
 MINIMAX = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
 MINIMAX_M2 = (
     Row("plain", "minimax_m2", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}, seed=2),
@@ -264,6 +290,16 @@ GRANITE = (
     Row("all-biases", "granite", {**FACTORS, "attention_bias": True, "mlp_bias": True}),
     Row("llama3", "granite", {**FACTORS, **rope("llama3", **LLAMA3)}),
 )
+MANY_GRANITES = {**FACTORS, "intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 3}
+GRANITE_MOE = (
+    Row("plain", "granitemoe", {**MANY_GRANITES, "tie_word_embeddings": True}),
+    Row("attention-bias", "granitemoe", {**MANY_GRANITES, "attention_bias": True}),
+    Row("fused", "granitemoe", MANY_GRANITES, fused_experts=True),
+    Row("shared", "granitemoeshared", {**MANY_GRANITES, "shared_intermediate_size": 96}),
+    Row("none-shared", "granitemoeshared", {**MANY_GRANITES, "shared_intermediate_size": 0}),
+    Row("fused", "granitemoeshared", {**MANY_GRANITES, "shared_intermediate_size": 96}, fused_experts=True),
+    Row("bf16", "granitemoeshared", {**MANY_GRANITES, "shared_intermediate_size": 96}, dtype=torch.bfloat16),
+)
 ERNIE45 = (
     Row("plain", "ernie4_5", {"head_dim": 32, "tie_word_embeddings": False}),
     Row("tied", "ernie4_5", {"head_dim": 64}),
@@ -422,9 +458,9 @@ OPT = (
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
 OTHERS = (*MUSE_GLIMMER, *SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
-SIGMOIDS = (*GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
+SIGMOIDS = (*AFMOE, *DOTS1, *GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
 # Whose choices of experts flip with the last bits.
-SENSITIVE = (*SIGMOIDS, *GPT_OSS, *GEMMA_4)
+SENSITIVE = (*SIGMOIDS, *GRANITE_MOE, *GPT_OSS, *GEMMA_4)
 ROWS = (
     *DENSE,
     *OTHERS,
@@ -433,6 +469,7 @@ ROWS = (
     *QWEN3_VL_MOE,
     *GPT_OSS,
     *GEMMA_4,
+    *GRANITE_MOE,
     *SIGMOIDS,
     *HYBRID,
     *GEMMA3,
@@ -455,7 +492,7 @@ NAMES = {
     *("qwen3_moe-not-normalised", "gemma3_text-pattern", "phi3-gqa", "phi3-longrope", "phi3-window"),
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
-    *("muse_glimmer-plain",),
+    *("muse_glimmer-plain", "granitemoe-plain", "granitemoeshared-shared", "dots1-plain", "afmoe-plain"),
     *(
         "granite-plain",
         "gpt_oss-plain",
