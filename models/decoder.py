@@ -41,6 +41,7 @@ class Decoder:
     residual_scale: float = 1.0  # of what attention and feed-forward add to the stream
     logit_scale: float = 1.0
     softcap: float = 0.0  # of the logits; 0 is none
+    turned_first: bool = False  # whether rope turns heads before they are normed
     norm_offset: float = 0.0  # what is added to the gains of the layers' norms
     own_offset: float = 0.0  # the same, of the norms of heads and of the last one
     gate: Literal["swiglu", "geglu"] = "swiglu"  # of the usual feed-forward part
@@ -158,15 +159,7 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
     if i == d.n_layers - 1:
         h, x = blocks.select(b, h), blocks.select(b, x)
     q = blocks.qkv(b, h, blk, shape, "q")
-    if d.head_norms:
-        alone = d.head_norms == "each"
-        heads, kv_heads = (shape.n_heads, shape.n_kv_heads) if alone else (1, 1)
-        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", heads, d.own_offset)
-        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", kv_heads, d.own_offset)
-    if rope := d.ropes[i]:
-        factors = (d.own_factors or d.factors) if rope is d.rope else ""  # scaling is for all but windows
-        q = blocks.turn(b, q, rope, factors, d.sections, "q")
-        k = blocks.turn(b, k, replace(rope, n_heads=shape.n_kv_heads), factors, d.sections, "k")
+    q, k = normed_and_turned(b, q, k, d, i)
     if d.grow:
         q = b.op("grow", [q], [], d.grow, q.width, part="q")
     a = blocks.attend(b, q, k, v, i, shape, f"{blk}.attn_sinks.weight" if d.sinks else "")
@@ -176,3 +169,25 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, i: int) -> Value:
     out = blocks.linear(b, a, f"{blk}.attn_output", x.width, "out")
     out = norm(b, out, f"{blk}.post_attention_norm", d, "after", "out")
     return blocks.add(b, x, blocks.scaled(b, out, d.residual_scale, "out"), part="out")
+
+
+def normed_and_turned(b: GraphBuilder, q: Value, k: Value, d: Decoder, i: int) -> tuple[Value, Value]:
+    """Queries and keys after the norms of their heads and rope, as far as the model has them."""
+    if d.turned_first:
+        q, k = turned(b, q, k, d, i)
+    if d.head_norms:
+        alone, blk = d.head_norms == "each", f"blk.{i}"
+        heads, kv_heads = (d.attention.n_heads, d.attention.n_kv_heads) if alone else (1, 1)
+        q = blocks.rms_norm(b, q, f"{blk}.attn_q_norm.weight", d.eps, "q", heads, d.own_offset)
+        k = blocks.rms_norm(b, k, f"{blk}.attn_k_norm.weight", d.eps, "k", kv_heads, d.own_offset)
+    return (q, k) if d.turned_first else turned(b, q, k, d, i)
+
+
+def turned(b: GraphBuilder, q: Value, k: Value, d: Decoder, i: int) -> tuple[Value, Value]:
+    """Queries and keys after rope, in layers that have it."""
+    if not (rope := d.ropes[i]):
+        return q, k
+    factors = (d.own_factors or d.factors) if rope is d.rope else ""  # scaling is for all but windows
+    keys = replace(rope, n_heads=d.attention.n_kv_heads)
+    q = blocks.turn(b, q, rope, factors, d.sections, "q")
+    return q, blocks.turn(b, k, keys, factors, d.sections, "k")

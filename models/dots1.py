@@ -5,6 +5,7 @@ from __future__ import annotations
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.glm4moe import MIXING
 from hetrun.models.hf_import import (
     ATTENTION,
     decoder_settings,
@@ -16,7 +17,6 @@ from hetrun.models.hf_import import (
     rope_factors,
     sliding_layers,
 )
-from hetrun.models.glm4moe import MIXING
 from hetrun.models.mixtures import SIGMOID, SOFTMAX, feed_forward, mixture_settings, read_mixtures
 from hetrun.models.rope import rope_from_hf
 

@@ -124,6 +124,17 @@ AFMOE = (
     Row("fused", "afmoe", TRINITY, fused_experts=True),
 )
 
+HUNYUAN = {"head_dim": 32, "num_experts": 8, "moe_topk": 3, "intermediate_size": 64}
+HUNYUAN_MOE = (
+    Row("plain", "hunyuan_v1_moe", HUNYUAN),
+    Row("alpha", "hunyuan_v1_moe", {**HUNYUAN, **rope("dynamic", alpha=1000.0, factor=1.0)}),
+    Row("alpha-v4", "hunyuan_v1_moe", {**HUNYUAN, **rope("dynamic", alpha=1000.0, factor=1.0)}, style=4),
+    Row("for-each-layer", "hunyuan_v1_moe", {**HUNYUAN, "moe_topk": [3, 3], "tie_word_embeddings": True}),
+    Row("attention-bias", "hunyuan_v1_moe", {**HUNYUAN, "attention_bias": True}),
+    Row("fused", "hunyuan_v1_moe", HUNYUAN, fused_experts=True),
+    Row("bf16", "hunyuan_v1_moe", HUNYUAN, dtype=torch.bfloat16),
+)
+
 MINIMAX = {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 64}
 MINIMAX_M2 = (
     Row("plain", "minimax_m2", {**MINIMAX, **rope("default", partial_rotary_factor=0.5)}, seed=2),
@@ -325,6 +336,19 @@ OLMO = (
     Row("windows-v4", "olmo3", OLMO3, style=4),
     Row("layer-types", "olmo3", {**OLMO3, **MIXED, "num_hidden_layers": 3}),
 )
+EXAONE = {"num_hidden_layers": 5, "sliding_window": 8}
+EXAONE4 = (
+    Row("plain", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    Row("windows", "exaone4", EXAONE),
+    Row("windows-v4", "exaone4", {**EXAONE, "sliding_window_pattern": 2}, style=4),
+    Row("layer-types", "exaone4", {**EXAONE, "layer_types": NEAR_FAR, "tie_word_embeddings": True}),
+    Row("of-64-layers", "exaone4",
+        {**EXAONE, "num_hidden_layers": 64, "hidden_size": 64, "intermediate_size": 64}),
+    Row("own-head-dim", "exaone4",
+        {"head_dim": 64, "sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    Row("llama3", "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2, **rope("llama3", **LLAMA3)}),
+)  # fmt: skip
 SEED_OSS = (
     Row("plain", "seed_oss", {"head_dim": 32}),
     Row("own-head-dim", "seed_oss", {"head_dim": 64, "tie_word_embeddings": True}),
@@ -457,10 +481,10 @@ OPT = (
 
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
-OTHERS = (*MUSE_GLIMMER, *SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
+OTHERS = (*MUSE_GLIMMER, *EXAONE4, *SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
 SIGMOIDS = (*AFMOE, *DOTS1, *GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
 # Whose choices of experts flip with the last bits.
-SENSITIVE = (*SIGMOIDS, *GRANITE_MOE, *GPT_OSS, *GEMMA_4)
+SENSITIVE = (*SIGMOIDS, *GRANITE_MOE, *HUNYUAN_MOE, *GPT_OSS, *GEMMA_4)
 ROWS = (
     *DENSE,
     *OTHERS,
@@ -470,6 +494,7 @@ ROWS = (
     *GPT_OSS,
     *GEMMA_4,
     *GRANITE_MOE,
+    *HUNYUAN_MOE,
     *SIGMOIDS,
     *HYBRID,
     *GEMMA3,
@@ -493,6 +518,7 @@ NAMES = {
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
     *("muse_glimmer-plain", "granitemoe-plain", "granitemoeshared-shared", "dots1-plain", "afmoe-plain"),
+    *("exaone4-plain", "exaone4-windows", "hunyuan_v1_moe-plain"),
     *(
         "granite-plain",
         "gpt_oss-plain",

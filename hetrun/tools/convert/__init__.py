@@ -47,7 +47,7 @@ from hetrun.tools.convert.stream import Job, convert, in_order
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 # The architectures, of ours, whose sliding window llama.cpp heeds.
-HEEDS_WINDOWS = ("afmoe", "gemma3", "gpt-oss", "muse-glimmer", "olmo2")
+HEEDS_WINDOWS = ("afmoe", "exaone4", "gemma3", "gpt-oss", "muse-glimmer", "olmo2")
 FLOATS = ("F32", "F16", "BF16")
 MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 bytes
 
