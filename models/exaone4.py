@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
-from hetrun.models import blocks
-from hetrun.models.decoder import build_decoder, by_period, read_decoder, read_pattern
+from hetrun.models.decoder import build_decoder, by_period, plain_ffn, read_decoder, read_pattern
 from hetrun.models.hf_import import (
     decoder_settings,
     decoder_weights,
@@ -37,7 +36,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
         ropes=tuple(d.rope if s or not window else None for s in slides),
         norms="after",
     )
-    return build_decoder(b, d, lambda x, i: blocks.gated_ffn(b, x, f"blk.{i}", d.n_ff))
+    return build_decoder(b, d, plain_ffn(b, d))
 
 
 def from_hf(hf: HfModel) -> Imported:
