@@ -28,6 +28,9 @@ HF_TYPES = {
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
     "afmoe": "afmoe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5_moe",
@@ -53,7 +56,17 @@ HF_TYPES = {
 # Files here that are no architecture.
 SHARED = frozenset(
     (
-        *("blocks", "decoder", "gemma4_import", "hf_import", "hybrid", "hybrid_import", "mixtures", "mtp"),
+        *(
+            "blocks",
+            "decoder",
+            "deepseek2_import",
+            "gemma4_import",
+            "hf_import",
+            "hybrid",
+            "hybrid_import",
+            "mixtures",
+            "mtp",
+        ),
         *("rope", "seeing"),
     )
 )

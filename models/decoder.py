@@ -15,6 +15,7 @@ from hetrun.models import blocks
 from hetrun.models.rope import check_rope, factors, read_rope
 
 FeedForward = Callable[[Value, int], Value]  # the normed stream and the layer's number
+Attend = Callable[[Value, int], Value]  # the stream and the layer's number; the stream, and what it found
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,10 @@ def by_period(n_layers: int, period: int) -> list[bool]:
     return [(i + 1) % period != 0 for i in range(n_layers)]
 
 
-def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Graph:
-    """The forward step."""
+def build_decoder(
+    b: GraphBuilder, d: Decoder, feed_forward: FeedForward, attend: Attend | None = None
+) -> Graph:
+    """The forward step; `attend`: what it has in place of the usual attention."""
     x = blocks.embed(b, "token_embd.weight", d.n_vocab, d.width)
     with b.scope("embed"):
         if d.words_normed:
@@ -125,7 +128,7 @@ def build_decoder(b: GraphBuilder, d: Decoder, feed_forward: FeedForward) -> Gra
         x = blocks.scaled(b, x, d.embedding_scale)
     for i in range(d.n_layers):
         with b.scope(f"blk.{i}.attn"):
-            x = attention(b, x, d, i)
+            x = attend(x, i) if attend else attention(b, x, d, i)
         with b.scope(f"blk.{i}.ffn"):
             h = feed_forward(norm(b, x, f"blk.{i}.{d.ffn_norm}", d, "before"), i)
             h = norm(b, h, f"blk.{i}.post_ffw_norm", d, "after", "down")

@@ -209,9 +209,9 @@ def feed_forward(b: GraphBuilder, x: Value, c: Gemma4, i: int) -> Value:
 
 def experts(b: GraphBuilder, x: Value, moe: Moe, c: Gemma4, blk: str) -> Value:
     """What the mixture makes of the stream; its router has a norm of its own."""
-    looked_at = blocks.rms_norm(b, x, f"{blk}.ffn_gate_inp.scale", c.eps)
-    looked_at = blocks.scaled(b, looked_at, 1 / math.sqrt(c.width), "norm")
-    y = blocks.mixture(b, norm(b, x, f"{blk}.pre_ffw_norm_2", c), blk, moe, looked_at)
+    looked_at = blocks.rms_norm(b, x, f"{blk}.ffn_gate_inp.scale", c.eps, "router")
+    looked_at = blocks.scaled(b, looked_at, 1 / math.sqrt(c.width), "router")
+    y = blocks.mixture(b, norm(b, x, f"{blk}.pre_ffw_norm_2", c, "router"), blk, moe, looked_at)
     return norm(b, y, f"{blk}.post_ffw_norm_2", c, "down")
 
 

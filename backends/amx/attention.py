@@ -173,7 +173,7 @@ def attend(
     place = scratch.place(slots)
     for table, x in zip((keys, values), own, strict=False):
         store(table, slots, place, x)
-    k, v = own or [q.new_empty((0, a.n_kv_heads * a.head_dim))] * 2
+    k, v = (own[0], own[-1]) if own else [q.new_empty((0, a.n_kv_heads * a.head_dim))] * 2
     if own and len(work.parts) == 1 and _begins(op, work.parts[0], group, len(q)):
         return _beginning(a, q, k, v, sinks, scratch)
     out = torch.empty(len(q), a.n_heads * a.head_dim, dtype=q.dtype)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hetrun.backends.amx.bf16_matmul import Scratch
     from hetrun.backends.amx.runner import AmxRunner
 
-PRODUCTS = ("linear", "head", "moe")
+PRODUCTS = ("linear", "head", "moe", "per_head")
 ROUNDING = {"bf16": 2.8e-3, "int8": 1.2e-2}  # the error of a product, in parts of its size
 
 

@@ -47,7 +47,7 @@ class Experts:
 
 
 class Vector:
-    """A gain, a bias or a router as floats [rows, cols]."""
+    """A gain, a bias or a router as floats [rows, cols], or matrices of heads in bf16."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

@@ -31,6 +31,7 @@ from hetrun.graph.ops import (
     Grow,
     LayerNorm,
     Moe,
+    PerHead,
     Positions,
     RmsNorm,
     Rope,
@@ -400,9 +401,26 @@ def _act(e: Emitter, op: Op) -> Call:
     return e.unary(op, lambda x: activate(x, act))
 
 
+def _per_head(e: Emitter, op: Op) -> Call:
+    a, (rows, cols) = op.attrs, op.weights[0].shape
+    assert isinstance(a, PerHead)
+    heads, first, end, passed, width = a.heads, a.first, a.first + cols, a.passed, op.out.width
+    matrices = vector_of(e.buffers(op)[0]).view(heads, rows // heads, cols).transpose(1, 2)
+
+    def multiply(x: Tensor) -> Tensor:
+        each = x.view(len(x), heads, x.shape[1] // heads)
+        made = torch.bmm(each[:, :, first:end].to(BF16).transpose(0, 1), matrices).transpose(0, 1)
+        if passed:
+            made = torch.cat([each[:, :, end:], made.to(x.dtype)], 2)
+        return made.reshape(len(x), width)
+
+    return e.unary(op, multiply)
+
+
 _EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
     "embed": Emitter.lookup,
     "positions": Emitter.lookup,
+    "per_head": _per_head,
     "rms_norm": Emitter.rms_norm,
     "layer_norm": Emitter.layer_norm,
     "attention": Emitter.attention,

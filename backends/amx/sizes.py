@@ -20,6 +20,8 @@ def bytes_of(use: WeightUse, way: Way) -> int:
     rows, cols = use.weight.shape
     if use.use == "vector":
         return FLOAT_BYTES * rows * cols
+    if use.use == "heads":
+        return BF16_BYTES * rows * cols
     if use.use == "lookup" or way == "lean":
         return use.weight.nbytes
     return use.matrices * matrix_bytes(rows // use.matrices, cols, way_of(use, way))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hetrun.backend import Buffer, ReadInto, WeightUse
-from hetrun.backends.amx.bf16_matmul import LeanProduct, PackedProduct, Product, Scratch
+from hetrun.backends.amx.bf16_matmul import BF16, LeanProduct, PackedProduct, Product, Scratch
 from hetrun.backends.amx.buffers import Experts, Vector
 from hetrun.backends.amx.int8_matmul import Int8Product
 from hetrun.backends.amx.sizes import Way, way_of
@@ -19,6 +19,8 @@ def upload(wanted: WeightUse, way: Way, read: ReadInto, scratch: Scratch) -> Buf
     weight = wanted.weight
     if wanted.use == "vector":
         return Vector(torch.from_numpy(floats(weight, read) + np.float32(wanted.offset)))
+    if wanted.use == "heads":
+        return Vector(torch.from_numpy(floats(weight, read)).to(BF16))
     if wanted.use == "lookup":
         return StoredRows(weight, read)
     if wanted.use == "experts":

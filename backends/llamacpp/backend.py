@@ -58,7 +58,7 @@ class LlamacppBackend(Backend):
         self._ask(ggml_api.libc_address("strlen"))
         self._watch: GraphWatch | None = None
         self._has_bf16 = "avx512_bf16" in ggml_api.cpu_features(self.lib)
-        self._memory = WeightMemory(self.lib, self.products, self._leaves_to_ggml)
+        self._memory = WeightMemory(self.lib, self.products, self._leaves_to_ggml, self._as_floats)
         self._mapped = MappedWeights(self.lib, self._memory.resident_bytes)
         self._tiles = amx_check.keeper()
         self._team = Team(ctypes.CDLL(str(self.lib.folder / "libggml-cpu.so")))
@@ -85,14 +85,21 @@ class LlamacppBackend(Backend):
         """Instructions for bf16, for which activations are rounded, multiply by them 1.4 times as fast."""
         return weight.quant.name == "BF16" and self._has_bf16 and not self.exact
 
+    def _as_floats(self, use: WeightUse) -> bool:
+        """Vectors, and matrices of heads for which ggml would round more than is wanted."""
+        rounded = ROUNDING.get(use.weight.quant.name, EIGHT_BITS) > SIXTEEN_BITS
+        return use.use == "vector" or (use.use == "heads" and self.exact and rounded)
+
     def rounding(self, op: Op) -> float:
         """Products round what is multiplied."""
-        if op.kind not in PRODUCTS:
+        if op.kind not in (*PRODUCTS, "per_head"):
             return 0.0
         return max((self._rounds(use) for use in fusion.uses(op) if use.use != "vector"), default=0.0)
 
     def _rounds(self, use: WeightUse) -> float:
         found = ROUNDING.get(use.weight.quant.name, EIGHT_BITS)
+        if self._as_floats(use):
+            return 0.0
         if not self.packs(use):
             return found
         if found < EIGHT_BITS:

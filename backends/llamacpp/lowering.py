@@ -28,7 +28,19 @@ from hetrun.backends.llamacpp.moe import moe
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Rows, Value, Weight
-from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, Moe, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import (
+    EverySecond,
+    Gelu,
+    Grow,
+    LayerNorm,
+    Moe,
+    PerHead,
+    Positions,
+    RmsNorm,
+    Rope,
+    Scale,
+    Softcap,
+)
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -295,9 +307,32 @@ def _every_second(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_reshape_2d(e.ctx, e.lib.ggml_cont(e.ctx, slices), op.out.width, x.rows))
 
 
+def _per_head(e: Emitter, op: Op) -> None:
+    a, (rows, cols) = op.attrs, op.weights[0].shape
+    assert isinstance(a, PerHead)
+    lib, ctx, x = e.lib, e.ctx, e.values[op.inputs[0]]
+    head, n_out = x.width // a.heads, rows // a.heads
+    (weight,) = e.weights(op)
+    matrices = lib.ggml_reshape_3d(ctx, weight, cols, n_out, a.heads)
+
+    def columns(first: int, n: int) -> int:
+        skip = x.offset + first * FLOAT
+        made: int = lib.ggml_view_3d(ctx, x.tensor, n, a.heads, x.rows, head * FLOAT, x.stride, skip)
+        return made
+
+    by_head = lib.ggml_permute(ctx, columns(a.first, cols), 0, 2, 1, 3)
+    made = lib.ggml_permute(ctx, lib.ggml_mul_mat(ctx, matrices, by_head), 0, 2, 1, 3)
+    if a.passed and (left := head - a.first - cols):
+        made = lib.ggml_concat(ctx, columns(a.first + cols, left), made, 0)
+    else:
+        made = lib.ggml_cont(ctx, made)
+    e.define(op, lib.ggml_reshape_2d(ctx, made, op.out.width, x.rows))
+
+
 EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "embed": _embed,
     "positions": _positions,
+    "per_head": _per_head,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "attention": attention,
@@ -321,7 +356,7 @@ KINDS = frozenset(EMIT) | {"linear", "head", "rope"}
 
 # The most tensors, views included, that an op is written as; attention once more for each sequence.
 TENSORS_PER_OP = 6
-MORE_TENSORS = {"attention": 20, "moe": 36}
+MORE_TENSORS = {"attention": 20, "moe": 36, "per_head": 4}
 
 
 def most_tensors(ops: Sequence[Op], shape: PassShape) -> int:

@@ -96,10 +96,17 @@ def _use_huge_pages(start: int, end: int) -> None:
 class WeightMemory:
     """Brings weights in, each in the layout its product wants."""
 
-    def __init__(self, lib: Library, products: Products | None, leaves: Callable[[Weight], bool]) -> None:
-        """`leaves`: whether a weight is left to ggml, although our own products could multiply by it."""
+    def __init__(
+        self,
+        lib: Library,
+        products: Products | None,
+        leaves: Callable[[Weight], bool],
+        as_floats: Callable[[WeightUse], bool],
+    ) -> None:
+        """`leaves`: whether a weight is left to ggml, although our own products could multiply by it;
+        `as_floats`: whether one is made floats."""
         self._lib = lib
-        self._leaves = leaves
+        self._leaves, self._as_floats = leaves, as_floats
         self._products = products
         self._plain = Arena(lib, lib.ggml_backend_cpu_buffer_type())
         self._device = lib.ggml_backend_reg_dev_get(lib.ggml_backend_cpu_reg(), 0)
@@ -119,7 +126,7 @@ class WeightMemory:
         total, plain, packed = 0, set[Weight](), set[Weight]()
         for use in wanted:
             weight = use.weight
-            if use.use == "vector":
+            if self._as_floats(use):
                 total += FLOAT_BYTES * weight.shape[0] * weight.shape[1]
             elif self.packed_by(use):
                 packed.add(weight)
@@ -134,7 +141,7 @@ class WeightMemory:
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Read a weight once, straight into the layout that will be used."""
-        if wanted.use == "vector":
+        if self._as_floats(wanted):
             return self._upload_vector(wanted, read)
         if self.partial and self.partial.has(wanted):
             return self._upload_partial(self.partial, wanted)
@@ -179,7 +186,7 @@ class WeightMemory:
         """A tensor with the type and shape of a weight."""
         rows, cols = use.weight.shape
         tensor: int
-        if use.use == "vector":  # stacked ones are a column
+        if self._as_floats(use):  # stacked ones are a column
             tensor = self._lib.ggml_new_tensor_2d(
                 context, ggml_api.F32, *((cols, rows) if cols > 1 else (rows, 1))
             )

@@ -14,7 +14,7 @@ from hetrun.backends.reference.delta_net import causal_conv, delta_net
 from hetrun.backends.reference.moe import moe
 from hetrun.backends.reference.rope import rope
 from hetrun.graph import Op
-from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, Positions, RmsNorm, Scale, Softcap
+from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, PerHead, Positions, RmsNorm, Scale, Softcap
 from hetrun.memory.kv.cache import KvCache
 
 
@@ -50,6 +50,18 @@ def layer_norm(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache
 def linear(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     y = x[0] @ w[0].T
     return y + w[1] if len(w) == 2 else y
+
+
+def per_head(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    a, (rows, cols) = op.attrs, w[0].shape
+    assert isinstance(a, PerHead)
+    heads = x[0].reshape(len(x[0]), a.heads, x[0].shape[1] // a.heads)
+    end = a.first + cols
+    matrices = w[0].reshape(a.heads, rows // a.heads, cols)
+    out = np.einsum("rhi,hoi->rho", heads[:, :, a.first : end], matrices, optimize=True)
+    if a.passed:
+        out = np.concatenate((heads[:, :, end:], out), axis=2)
+    return np.ascontiguousarray(out, np.float32).reshape(len(x[0]), op.out.width)
 
 
 def add(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
@@ -119,6 +131,7 @@ TABLE: Mapping[str, OpFunction] = {
     "layer_norm": layer_norm,
     "linear": linear,
     "head": linear,
+    "per_head": per_head,
     "rope": rope,
     "attention": attention,
     "causal_conv": causal_conv,

@@ -30,8 +30,9 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Chosen = Callable[[str, NDArray[np.integer[Any]]], None]  # rows of experts' numbers
 FLOAT_BYTES = 4
-# A product, or one whose results are logits; rows of a table; small numbers; the products of a mixture.
-Use = Literal["product", "logits", "lookup", "vector", "experts"]
+# A product, or one whose results are logits; rows of a table; small numbers; the products of a mixture; one
+# product for each head.
+Use = Literal["product", "logits", "lookup", "vector", "experts", "heads"]
 Precision = Literal["exact", "fast"]
 
 
@@ -357,6 +358,8 @@ def use_of(op: Op, index: int) -> WeightUse:
         return WeightUse(weight, "lookup")
     if isinstance(op.attrs, Moe) and 0 < index < MIXTURE:
         return WeightUse(weight, "experts", op.attrs.matrices)
+    if op.kind == "per_head":
+        return WeightUse(weight, "heads")
     return WeightUse(weight, "product" if op.kind in ("linear", "head", "moe") and index == 0 else "vector")
 
 

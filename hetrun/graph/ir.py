@@ -492,11 +492,13 @@ class GraphBuilder:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What a layer keeps of a token, and of how many tokens; a window of 0 keeps all."""
+    """What a layer keeps of a token, and of how many tokens; a window of 0 keeps all. `latent`: keys are the
+    values as well."""
 
     n_heads: int
     head_dim: int
     window: int = 0
+    latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +517,10 @@ def kept_by(ops: Iterable[Op]) -> Mapping[int, KvShape]:
     """What layers keep, for the attention among some ops."""
     attentions = [op.attrs for op in ops if isinstance(op.attrs, Attention)]
     # The last share of a layer's attention ends with the layer's last head.
-    return {a.layer: KvShape(a.first + a.n_kv_heads, a.head_dim, a.window) for a in attentions}
+    return {
+        a.layer: KvShape(a.first + a.n_kv_heads, a.head_dim, a.window, a.sharing == "latent")
+        for a in attentions
+    }
 
 
 def states_of(ops: Iterable[Op]) -> Mapping[int, StateShape]:

@@ -167,6 +167,19 @@ class EverySecond(Attrs):
 
 
 @dataclass(frozen=True, slots=True)
+class PerHead(Attrs):
+    """A matrix of its own for each of `heads` slices of the columns; the weight has one on top of the other.
+
+    Multiplied are as many columns of a slice as the matrices have, from `first` on. With `passed` those after
+    them come out as they are, in front of the slice's product; otherwise they are dropped.
+    """
+
+    heads: int
+    first: int = 0
+    passed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Rope(Attrs):
     """Rotate pairs of the first `n_rot` columns of each head by position / base^(2i / n_rot).
 
@@ -202,7 +215,8 @@ class Attention(Attrs):
     which takes its share of the softmax and adds no value.
 
     Some layers keep no keys and values of their own: they have q only, and `layer` is that of another layer,
-    before them, which lends its own.
+    before them, which lends its own. In others, `latent`, keys are the values as well: inputs are q and k,
+    and the cache keeps one row of a token.
 
     A share of a layer's attention has KV heads of its own, from `first` on among those of the layer: it
     writes and reads their columns of the KV rows only. The shares of a layer together have every head once.
@@ -216,11 +230,16 @@ class Attention(Attrs):
     window: int = 0
     softcap: float = 0.0
     first: int = 0
-    sharing: Literal["", "lends", "borrows"] = ""
+    sharing: Literal["", "lends", "borrows", "latent"] = ""
+
+    @property
+    def n_inputs(self) -> int:
+        """q, and what a layer keeps of its own."""
+        return {"borrows": 1, "latent": 2}.get(self.sharing, 3)
 
     @property
     def variant(self) -> tuple[str, ...]:
-        return ("borrows",) if self.sharing == "borrows" else ()
+        return (self.sharing,) if self.sharing in ("borrows", "latent") else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +340,17 @@ def _linear(f: Form) -> Sizes:
         yield "bias", f.weights[1], (1, f.out)
 
 
+def _per_head(f: Form) -> Sizes:
+    a, (rows, cols), (width,) = f.attrs, f.weights[0], f.inputs
+    assert isinstance(a, PerHead)
+    yield "input", width, width // a.heads * a.heads
+    yield "weight", rows, rows // a.heads * a.heads
+    behind = width // a.heads - a.first - cols
+    yield "columns that are left in a head", behind, max(0, behind)
+    yield "first column", a.first, max(0, a.first)
+    yield "result", f.out, rows + (a.heads * behind if a.passed else 0)
+
+
 def _rms_norm(f: Form) -> Sizes:
     a = f.attrs
     assert isinstance(a, RmsNorm)
@@ -382,7 +412,7 @@ def _attention(f: Form) -> Sizes:
     a = f.attrs
     assert isinstance(a, Attention)
     yield "number of query heads", a.n_heads, a.n_heads // a.n_kv_heads * a.n_kv_heads
-    yield "number of inputs", len(f.inputs), 1 if a.sharing == "borrows" else 3
+    yield "number of inputs", len(f.inputs), a.n_inputs
     for what, width, heads in zip("qkv", f.inputs, (a.n_heads, a.n_kv_heads, a.n_kv_heads), strict=False):
         yield what, width, heads * a.head_dim
     yield "result", f.out, a.n_heads * a.head_dim
@@ -458,6 +488,7 @@ _ROWS = (
     OpSpec("rms_norm", 1, (1,), RmsNorm, _rms_norm, "root mean square normalisation, times the weight"),
     OpSpec("layer_norm", 1, (0, 1, 2), LayerNorm, _layer_norm, "mean 0, variance 1, times weight, plus bias"),
     OpSpec("linear", 1, (1, 2), Attrs, _linear, "x @ weight.T, plus the second weight as a bias"),
+    OpSpec("per_head", 1, (1,), PerHead, _per_head, "for each head x @ matrix.T, with a matrix of its own"),
     OpSpec("rope", 1, (0, 1), Rope, _rope, "rotary position embedding of each head"),
     OpSpec("attention", 1, (0, 1), Attention, _attention, "causal attention; writes K and V", True),
     OpSpec("causal_conv", 1, (1,), CausalConv, _causal_conv, "a short convolution over time, then silu"),
@@ -484,7 +515,7 @@ NONE = Attrs()
 
 def flops(kind: str, attrs: Attrs, weights: Sequence[tuple[int, int]], rows: int) -> int:
     """Multiplications and additions in products; other kinds are bound by memory and count as 0."""
-    if kind not in ("linear", "head", "moe"):
+    if kind not in ("linear", "head", "moe", "per_head"):
         return 0
     first, *others = (n_out * n_in for n_out, n_in in weights)
     if isinstance(attrs, Moe):

@@ -186,7 +186,7 @@ def _around_attention(ops: Sequence[Op], scope: str, share: Share) -> tuple[Op, 
         raise _nothing(scope, share, "no attention")
     attention, a = found[0], found[0].attrs
     if a.sharing:
-        raise _nothing(scope, share, "an attention that shares its keys and values with another layer's")
+        raise _nothing(scope, share, "an attention whose keys and values have more than one use")
     if a.n_kv_heads != share.of:
         raise _nothing(scope, share, f"an attention of {a.n_kv_heads} KV heads")
     makers = {op.out: op for op in ops}

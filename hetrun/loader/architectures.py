@@ -47,12 +47,20 @@ def prediction_block(source: ModelSource) -> PredictionBlock | None:
     return architecture.predicts(GraphBuilder(source), source) if isinstance(architecture, Predicts) else None
 
 
-def is_known(architecture: str) -> bool:
-    """Whether hetrun has an architecture of that name, from a plugin or of its own."""
-    return plugged(architecture) is not None or _is_ours(architecture)
+def is_known(source: ModelSource) -> bool:
+    """Whether hetrun has the model's architecture, from a plugin or of its own, and does not leave files like
+    this one to llama.cpp."""
+    architecture = source.architecture
+    if plugged(architecture) is not None:
+        return True
+    if not is_ours(architecture):
+        return False
+    leaves = getattr(own_model(_file_of(architecture)), "leaves", None)
+    return leaves is None or not leaves(source)
 
 
-def _is_ours(architecture: str) -> bool:
+def is_ours(architecture: str) -> bool:
+    """Whether there is a file for it in `models/`."""
     # The name comes from a file: it must not become a path.
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", architecture):
         return False
@@ -87,14 +95,14 @@ def builds(source: ModelSource) -> bool:
     if plugged(source.architecture) is not None:
         with suppress(PluginError):
             build_graph(source)
-    return is_known(source.architecture)
+    return is_known(source)
 
 
 def architecture_of(source: ModelSource) -> Architecture:
     """A plugin's architecture, or the file of that name in `models/`."""
     if found := plugged(source.architecture):
         return found
-    if not _is_ours(source.architecture):
+    if not is_ours(source.architecture):
         raise ModelFileError(
             source.path, f"its architecture {source.architecture[:40]!r} is not one that hetrun runs yet"
         )

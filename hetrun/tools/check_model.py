@@ -95,7 +95,7 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
 def _check_settings(source: ModelSource) -> tuple[str, ...]:
     """Everything that is decided from settings and the tensors' shapes; what nobody here could judge."""
     _ = source.name, source.temperature  # of a wrong type they would be refused later
-    if is_known(source.architecture):
+    if is_known(source):
         build_graph(source)
         source.require_int("context_length", 1, MOST_CONTEXT)
         return ()

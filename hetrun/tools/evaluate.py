@@ -213,7 +213,7 @@ def least_context(path: Path, tokens: int, context: int) -> int:
     """The shortest context that holds the tokens and makes the same model as a longer one: LongRoPE turns all
     tokens otherwise where sequences may become longer than in training."""
     source = open_model(path)
-    if not is_known(source.architecture):
+    if not is_known(source):
         return tokens
     graph = build_graph(source, context)
     shorter = range(tokens, context)

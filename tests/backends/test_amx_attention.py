@@ -110,7 +110,7 @@ def check(case: Case, spoil: bool = False) -> None:
     sinks = torch.from_numpy(rng.standard_normal((1, a.n_heads), np.float32)) if case.sinks else None
     given = [] if sinks is None else [sinks.numpy()]
     expected = attention(op, numbers, given, work_a, kv_a)
-    found = ours.attend(op, x[0], x[1], x[2], sinks, work_b, kv_b, scratch)
+    found = ours.attend(op, x[0], [x[1], x[2]], sinks, work_b, kv_b, scratch)
     assert found.dtype == x[0].dtype
     for one, other in zip(kv_a.tables[0], kv_b.tables[0], strict=True):
         np.testing.assert_array_equal(one.raw, other.raw)

@@ -204,13 +204,13 @@ def look(source: ModelSource, path: Path) -> None:
 
 def graph(source: ModelSource, path: Path) -> None:
     """The forward step, of those that hetrun has."""
-    if is_known(source.architecture):
+    if is_known(source):
         build_graph(source)
 
 
 def planned(source: ModelSource, path: Path) -> None:
     """What `hetrun plan` shows, with each backend alone and with what hetrun chooses."""
-    alone = [(name,) for name in BACKENDS] if is_known(source.architecture) else []
+    alone = [(name,) for name in BACKENDS] if is_known(source) else []
     for names in (*alone, None):
         models.describe(source, Options(Wishes(threads=1), names))
 
@@ -268,7 +268,7 @@ def repacked(source: ModelSource, path: Path) -> None:
 
 def step(source: ModelSource, path: Path) -> None:
     """Load the weights and take two steps on the reference backend, in this thread."""
-    if not is_known(source.architecture):
+    if not is_known(source):
         return
     model = models.open_planned(source, Options(Wishes(threads=1), ("reference",)))
     try:
@@ -284,13 +284,13 @@ def step(source: ModelSource, path: Path) -> None:
 
 def answer(source: ModelSource, path: Path) -> None:
     """Load the model as users do, and answer tokens and messages."""
-    if is_known(source.architecture):
+    if is_known(source):
         generate(source, LLM(path, backends=["llamacpp"], threads=1))
 
 
 def whole(source: ModelSource, path: Path) -> None:
     """The same by libllama, which runs what hetrun has no file for; it takes a second."""
-    if not is_known(source.architecture):
+    if not is_known(source):
         generate(source, LLM(path, threads=1))
 
 

@@ -98,9 +98,31 @@ GLM4_MOE = (
     Row("fused", "glm4_moe", GLM, fused_experts=True),
 )
 
+LATENT = {
+    **SHARING, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32, "v_head_dim": 32,
+}  # fmt: skip
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+LESS = {"mscale": 0.707, "mscale_all_dim": 0.707}
+LITE = {**LATENT, "q_lora_rank": None, "routed_scaling_factor": 1.0, "n_shared_experts": 2}
+GROUPED = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+DEEPSEEK2 = (
+    Row("plain", "deepseek_v2", LITE),
+    Row("yarn", "deepseek_v2", {**LITE, **rope("yarn", **YARN, **LESS)}),
+    Row("groups", "deepseek_v2", {**LATENT, **GROUPED, "routed_scaling_factor": 16.0}),
+    Row("fused", "deepseek_v2", LITE, fused_experts=True),
+    Row("plain", "deepseek_v3", {**LATENT, "n_group": 1, "topk_group": 1}),
+    Row("groups", "deepseek_v3", {**LATENT, "n_group": 4, "topk_group": 2}),
+    Row("yarn", "deepseek_v3", {**LATENT, "n_group": 4, "topk_group": 2, **rope("yarn", **YARN, **MSCALE)}),
+    Row("yarn-alone", "deepseek_v3", {**LATENT, "n_group": 1, "topk_group": 1, **rope("yarn", **YARN)}),
+    Row("halves", "deepseek_v3", {**LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False}),
+    Row("plain", "glm4_moe_lite", {**LATENT, "qk_nope_head_dim": 48, "v_head_dim": 64}),
+    Row("tied", "glm4_moe_lite", {**LATENT, "tie_word_embeddings": True, "norm_topk_prob": False}),
+)
+
 DOTS = {**SHARING, "num_key_value_heads": 4, "norm_topk_prob": True}
 DOTS1 = (
-    Row("plain", "dots1", DOTS),
+    Row("plain", "dots1", DOTS, seed=1),
     Row("not-normalised", "dots1", {**DOTS, "norm_topk_prob": False, "n_shared_experts": 2}),
     Row("groups", "dots1", {**DOTS, "n_group": 4, "topk_group": 2}),
     Row("gqa", "dots1", {**DOTS, "num_key_value_heads": 2, "tie_word_embeddings": True}),
@@ -482,7 +504,7 @@ OPT = (
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
 OTHERS = (*MUSE_GLIMMER, *EXAONE4, *SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
-SIGMOIDS = (*AFMOE, *DOTS1, *GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
+SIGMOIDS = (*AFMOE, *DEEPSEEK2, *DOTS1, *GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
 # Whose choices of experts flip with the last bits.
 SENSITIVE = (*SIGMOIDS, *GRANITE_MOE, *HUNYUAN_MOE, *GPT_OSS, *GEMMA_4)
 ROWS = (
@@ -519,6 +541,7 @@ NAMES = {
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
     *("muse_glimmer-plain", "granitemoe-plain", "granitemoeshared-shared", "dots1-plain", "afmoe-plain"),
     *("exaone4-plain", "exaone4-windows", "hunyuan_v1_moe-plain"),
+    *("deepseek_v2-yarn", "deepseek_v3-plain", "glm4_moe_lite-plain"),
     *(
         "granite-plain",
         "gpt_oss-plain",

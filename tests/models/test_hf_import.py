@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from hetrun import LLM, UserError
 from hetrun.errors import ModelFileError
 from hetrun.graph import Weight, stack
-from hetrun.loader.architectures import is_known
+from hetrun.loader.architectures import is_ours
 from hetrun.loader.formats.hf_folder import read_folder
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave
 from hetrun.loader.hf_source import find_importer, open_folder
@@ -352,8 +352,8 @@ def test_every_file_is_an_architecture_or_shared() -> None:
         module = import_module(f"hetrun.models.{file}")
         assert module.name.replace("-", "_") == file
         assert callable(module.build)
-        assert is_known(module.name)
-    assert not any(map(is_known, SHARED))
+        assert is_ours(module.name)
+    assert not any(map(is_ours, SHARED))
 
 
 def test_the_first_mixtrals_of_gguf_have_each_expert_by_itself(tmp_path: Path) -> None:

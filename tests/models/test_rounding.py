@@ -33,7 +33,10 @@ def limit(backend: str) -> float:
 
 # Of three experts chosen by sigmoids the last one has nearly as much as the first: where rounding chooses
 # another one the logits are others. The operations of these models are held one by one.
-HASTY = {"afmoe-plain", "dots1-plain", "glm4_moe-plain", "minimax_m2-plain"}  # close choices of experts
+HASTY = {
+    *("afmoe-plain", "deepseek_v3-plain", "dots1-plain", "glm4_moe-plain", "glm4_moe_lite-plain"),
+    "minimax_m2-plain",
+}
 CALM = [row for row in cases_hf.EACH if row.id not in HASTY]
 
 

@@ -46,7 +46,7 @@ def cache(
 
 def tables(kv: KvCache) -> list[tuple[int, Any]]:
     """All tables, each with the number of its group."""
-    return [(kv.group(layer), table) for layer, pair in kv.tables.items() for table in pair]
+    return [(kv.group(layer), table) for layer, kept in kv.kept.items() for table in kept]
 
 
 def write(kv: KvCache, rows: tuple[RowIndex, ...], tokens: list[int]) -> None:

@@ -17,6 +17,7 @@ from hetrun.graph.ops import (
     Grow,
     LayerNorm,
     Moe,
+    PerHead,
     Positions,
     RmsNorm,
     Rope,
@@ -42,6 +43,7 @@ ATTRS = {
     "positions": Positions(offset=2),
     "rms_norm": RmsNorm(1e-5),
     "layer_norm": LayerNorm(1e-5),
+    "per_head": PerHead(heads=2, first=1, passed=True),
     "rope": Rope(n_heads=2, head_dim=4, n_rot=4, base=1e4, interleaved=True),
     "attention": Attention(layer=0, n_heads=2, n_kv_heads=2, head_dim=4, scale=0.5),
     "moe": MOE,
@@ -61,13 +63,14 @@ WEIGHTS = {
     "layer_norm": ((1, 8), (1, 8)),
     "linear": ((8, 8), (1, 8)),
     "head": ((8, 8),),
+    "per_head": ((6, 2),),
     "causal_conv": ((8, 4),),
     "delta_net": ((1, 4), (1, 4)),
     "moe": ((3, 8), (48, 8), (48, 8), (24, 16)),
 }
 
 
-OUT = {"concat": 16, "every_second": 4}
+OUT = {"concat": 16, "every_second": 4, "per_head": 8}
 INPUTS = {"delta_net": (20, 4, 4), "attention": (8, 8, 8)}
 
 
@@ -122,7 +125,8 @@ def test_a_share_of_a_mixture_has_the_weights_of_its_experts() -> None:
 
 def test_only_products_count_as_arithmetic() -> None:
     assert flops("linear", Attrs(), [(20, 5), (1, 20)], 3) == flops("head", Attrs(), [(20, 5)], 3) == 600
-    others = set(OPS) - {"linear", "head", "moe"}
+    assert flops("per_head", ATTRS["per_head"], [(20, 5)], 3) == 600
+    others = set(OPS) - {"linear", "head", "moe", "per_head"}
     assert {flops(kind, ATTRS.get(kind, Attrs()), [(20, 5)], 3) for kind in others} == {0}
 
 

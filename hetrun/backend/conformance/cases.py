@@ -23,6 +23,7 @@ from hetrun.graph.ops import (
     LayerNorm,
     Moe,
     MoreWeight,
+    PerHead,
     Positions,
     RmsNorm,
     Rope,
@@ -127,7 +128,7 @@ class Case:
 
 def limit_of(kind: str, types: Sequence[str], other: float) -> float:
     """What products of weights of these types may cost; `other` is for ops that have none."""
-    if kind in ("linear", "head"):
+    if kind in ("linear", "head", "per_head"):
         return QUANT_LIMITS[types[0]]
     # The errors of three products meet, and fewer numbers average them.
     return 4 * max(QUANT_LIMITS[t] for t in types[1:MIXTURE]) if kind == "moe" else other
@@ -153,6 +154,27 @@ def _products() -> Iterator[Case]:
             for company in SOME_WANTED:
                 table = ((130, 256, quant),)
                 yield Case("positions", (), 256, company, EXACT, Positions(offset), table, note=f"{offset}")
+
+
+def _products_of_heads() -> Iterator[Case]:
+    """Matrices of single heads, with and without what they leave of one."""
+    for quant in ("F32", "F16", "BF16", "Q4_0", "Q8_0"):
+        for n in TOKENS:
+            for note, attrs, left in (
+                ("all", PerHead(3), 0),
+                ("passed", PerHead(3, passed=True), 32),
+                ("dropped", PerHead(3, 16), 16),
+            ):
+                passed = left if attrs.passed else 0
+                yield Case(
+                    "per_head", (3 * (64 + left),), 3 * (40 + passed), single(n), QUANT_LIMITS[quant], attrs,
+                    ((3 * 40, 64, quant),), note=note,
+                )  # fmt: skip
+    wide = ((2 * 40, 256, "Q4_K"),)
+    for company in SOME_WANTED:
+        yield Case(
+            "per_head", (576,), 144, company, QUANT_LIMITS["Q4_K"], PerHead(2, passed=True), wide, "wanted"
+        )
 
 
 def _small_ops() -> Iterator[Case]:
@@ -366,6 +388,7 @@ def _attentions() -> Iterator[Case]:
             yield from _attention(attrs, company, f"softcap-window{window}")
     yield from _attentions_with_sinks()
     yield from _borrowed()
+    yield from _latent()
 
 
 def _attentions_with_sinks() -> Iterator[Case]:
@@ -398,6 +421,21 @@ def _borrowed() -> Iterator[Case]:
             yield from _attention(attrs, company, note)
 
 
+def _latent() -> Iterator[Case]:
+    """Attention whose keys are the values as well: many heads look at one."""
+    companies = (
+        *(single(n) for n in TOKENS),
+        Company(((600, 1, 1),)),
+        Company(((20, 64, 50), (70, 1, 1), (31, 40, 20))),
+        Company(((40, 3, 3), (40, 1, 1)), forked=True),
+        Company(((20, 5, 0),)),
+    )
+    for note, n_heads, dim in (("latent", 5, 96), ("latent-wide", 16, 576)):
+        attrs = Attention(0, n_heads, 1, dim, dim**-0.5, sharing="latent")
+        for company in companies:
+            yield from _attention(attrs, company, note)
+
+
 def _attention(
     attrs: Attention, company: Company, note: str, weights: tuple[tuple[int, int, str], ...] = ()
 ) -> Iterator[Case]:
@@ -405,7 +443,7 @@ def _attention(
     width, kv_width = attrs.n_heads * attrs.head_dim, attrs.n_kv_heads * attrs.head_dim
     rows = "tokens" if all(now == wanted for _, now, wanted in company.parts) else "wanted"
     for kv_type, limit in (("F32", 1e-8), ("F16", HALF), ("Q8_0", ROUNDED)):
-        widths = (width,) if attrs.sharing == "borrows" else (width, kv_width, kv_width)
+        widths = (width, kv_width, kv_width)[: attrs.n_inputs]
         yield Case("attention", widths, width, company, limit, attrs, weights, rows, kv_type, note)
 
 
@@ -447,4 +485,12 @@ def _delta_net(a: DeltaNet, company: Company, note: str) -> Case:
     return Case("delta_net", widths, a.v_width, company, EXACT, a, (vector, vector), note=note)
 
 
-CASES = [*_products(), *_small_ops(), *_ropes(), *_mixtures(), *_attentions(), *_recurrences()]
+CASES = [
+    *_products(),
+    *_products_of_heads(),
+    *_small_ops(),
+    *_ropes(),
+    *_mixtures(),
+    *_attentions(),
+    *_recurrences(),
+]

@@ -81,7 +81,7 @@ def build(case: Case, folder: Path | None = None) -> Op:
 def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
     """A pass in the company that the case asks for, behind what the sequences have seen."""
     attrs = case.attrs if isinstance(case.attrs, Attention) else Attention(0, 1, 1, 32, 1.0)
-    shape = KvShape(attrs.first + attrs.n_kv_heads, attrs.head_dim, attrs.window)
+    shape = KvShape(attrs.first + attrs.n_kv_heads, attrs.head_dim, attrs.window, attrs.sharing == "latent")
     states = {0: StateShape({case.kind: case.attrs.floats})} if isinstance(case.attrs, Stateful) else {}
     kv = KvCache({0: shape}, by_name(case.kv_type), 1024, 4, MOST, states=states)
     parent = kv.alloc()
@@ -121,7 +121,7 @@ def _fill(kv: KvCache, seq: int, n: int, rng: np.random.Generator) -> None:
 
 
 def _write(kv: KvCache, rows: NDArray[np.int64], rng: np.random.Generator) -> None:
-    for table in kv.tables[0]:
+    for table in kv.kept[0]:
         table.write(rows, rng.standard_normal((len(rows), table.n_heads * table.head_dim), dtype=np.float32))
 
 

@@ -282,7 +282,7 @@ class Prober:
         for at in range(0, n, step := min(self._kv.most_at_once, 512)):
             rows = self._kv.extend(seq, min(step, n - at))
             for layer in layers:
-                for table in self._kv.tables[layer]:
+                for table in self._kv.kept[layer]:
                     mine, width = rows[self._kv.group(layer)], table.n_heads * table.head_dim
                     if width not in self._seen:
                         self._seen[width] = table.quant.quantise(self._noise(step, width))

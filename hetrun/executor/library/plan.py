@@ -177,7 +177,7 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepa
     """Refuse what cannot be had from a library that does everything itself, and choose the rest."""
     assert backend.whole is not None
     if not isinstance(source, GGUFModel):
-        known = is_known(source.architecture)
+        known = is_known(source)
         how = "make one with `hetrun convert`" if known else "get one of this model"
         raise ModelFileError(source.path, f"{backend.name} reads GGUF files only; {how}")
     if options.wishes.deterministic:

@@ -1,6 +1,7 @@
 """The key-value cache: host memory for the K and V rows of every sequence, one layout for all backends.
 
-Each layer has two tables of rows (K and V); a row is one token's n_kv_heads x head_dim numbers in one type.
+Each layer has two tables of rows (K and V), or one that is both; a row is one token's n_kv_heads x head_dim
+numbers in one type.
 Address space is reserved for all rows at once and the system gives memory when a row is first written, so a
 table never moves and a backend may keep its address. Which rows a sequence has is said by the groups of
 `paged_allocator`, one for all layers that see equally far; a sequence is one run of rows in each. How
@@ -39,7 +40,17 @@ STEP = 8 << 20  # bytes by which the cache asks for more memory: so seldom that 
 
 def token_bytes(shape: KvShape, quant: QuantType) -> int:
     """Memory of one token's K and V in one layer."""
-    return 2 * quant.row_bytes(shape.n_heads * shape.head_dim)
+    return tables_of(shape) * table_bytes(shape, quant)
+
+
+def table_bytes(shape: KvShape, quant: QuantType) -> int:
+    """Memory of one of its rows."""
+    return quant.row_bytes(shape.n_heads * shape.head_dim)
+
+
+def tables_of(shape: KvShape) -> int:
+    """How many tables a layer has."""
+    return 1 if shape.latent else 2
 
 
 def sequence_bytes(
@@ -91,7 +102,7 @@ class KvCache:
         windows = {layer: s.window if s.window < whole else 0 for layer, s in shapes.items()}
         order = sorted(set(windows.values()))
         self._group_of = {layer: order.index(window) for layer, window in windows.items()}
-        row_bytes = {layer: token_bytes(s, quant) // 2 for layer, s in shapes.items()}
+        row_bytes = {layer: table_bytes(s, quant) for layer, s in shapes.items()}
         unit = unit_rows([row_bytes[layer] for layer, w in windows.items() if not w], mmap.PAGESIZE)
         regions = [region_rows(w, context, most_tokens) if w else -(-whole // unit) * unit for w in order]
         each = {layer: regions[self._group_of[layer]] * row_bytes[layer] for layer in shapes}
@@ -99,7 +110,8 @@ class KvCache:
         fewer = min(max_sequences, max(2, MOST_UNITS // units))  # for texts of millions of tokens
         memory, self.max_sequences = reserve(each.values(), fewer)
         self._memory = memory
-        self.tables: dict[int, tuple[KvTable, KvTable]] = {}
+        self.tables: dict[int, tuple[KvTable, KvTable]] = {}  # K and V of each layer, and
+        self.kept: dict[int, list[KvTable]] = {}  # the same, one where they are one
         self._tables: list[list[KvTable]] = [[] for _ in order]
         self._make_tables(shapes, regions)
         self.arrivals = Arrivals()
@@ -135,14 +147,14 @@ class KvCache:
         at = 0
         for layer, shape in shapes.items():
             rows = self.max_sequences * regions[self._group_of[layer]]
-            size = token_bytes(shape, self.quant) // 2
-            pair = []
-            for _ in range(2):
+            size = table_bytes(shape, self.quant)
+            made = []
+            for _ in range(tables_of(shape)):
                 raw = self._memory.bytes[at : at + rows * size].reshape(rows, size)
-                pair.append(KvTable(raw, self.quant, shape.n_heads, shape.head_dim))
+                made.append(KvTable(raw, self.quant, shape.n_heads, shape.head_dim))
                 at += whole_pages(raw.nbytes)
-            self.tables[layer] = pair[0], pair[1]
-            self._tables[self._group_of[layer]] += pair
+            self.tables[layer], self.kept[layer] = (made[0], made[-1]), made
+            self._tables[self._group_of[layer]] += made
 
     def group(self, layer: int) -> int:
         """The number of a layer's group."""
@@ -209,6 +221,7 @@ class KvCache:
         """What rows are like, in words: those of a cache that says the same can be brought in here."""
         layers = (
             f"{layer}:{keys.n_heads}x{keys.head_dim}/{self.groups[self._group_of[layer]].window}"
+            + (" latent" if len(self.kept[layer]) == 1 else "")
             for layer, (keys, _) in sorted(self.tables.items())
         )
         states = f" states {self.states.layout}" if self.states else ""

@@ -15,8 +15,8 @@ class SavedRows:
         self._tables = [  # in the order in which the cache gives them
             (table, group.window)
             for i, group in enumerate(kv.groups)
-            for layer, pair in kv.tables.items()
-            for table in pair
+            for layer, kept in kv.kept.items()
+            for table in kept
             if kv.group(layer) == i
         ]
 

@@ -137,7 +137,7 @@ def _seen(case: Case) -> float:
 def demands(path: Path, kv_type: str) -> Demands:
     """From the file's header."""
     source = open_model(path)
-    if not is_known(source.architecture):
+    if not is_known(source):
         return Demands(_traffic_of_file(source, kv_type), None)
     graph = build_graph(source)
     return Demands(traffic(graph, kv_type), arithmetic(graph))

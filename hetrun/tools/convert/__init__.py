@@ -49,6 +49,7 @@ QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 # The architectures, of ours, whose sliding window llama.cpp heeds.
 HEEDS_WINDOWS = ("afmoe", "exaone4", "gemma3", "gpt-oss", "muse-glimmer", "olmo2")
 FLOATS = ("F32", "F16", "BF16")
+OF_HEADS = ("attn_k_b.weight", "attn_v_b.weight")  # a matrix for each head
 MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 bytes
 
 
@@ -81,7 +82,7 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
     """Convert a model; the file is complete when this returns, and not there when it raises."""
     begin = perf_counter()
     source = open_model(wish.source)
-    if is_known(source.architecture):
+    if is_known(source):
         build_graph(source)  # settings and tensors that do not fit together make no model of any type
     path = target(wish, source)
     check_target(path, wish.force)
@@ -158,6 +159,9 @@ def _shape(source: ModelSource, weight: Weight) -> Shape:
     rows, cols = weight.shape
     if "_exps.weight" in weight.name:
         n = source.require_int("expert_count", 1, rows)
+        return (n, rows // n, cols)
+    if weight.name.endswith(OF_HEADS):
+        n = source.require_int("attention.head_count", 1, rows)
         return (n, rows // n, cols)
     return (cols,) if rows == 1 else (rows, cols)
 

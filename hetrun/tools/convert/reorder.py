@@ -176,7 +176,7 @@ def is_repacked(file: GGUFFile, tensors: Sequence[Placed]) -> bool:
 
 def layout(source: GGUFModel, merged: bool = False) -> Layout:
     """The tensors in the order in which a pass needs them; those that none needs come last."""
-    if not is_known(source.architecture):
+    if not is_known(source):
         order = sorted(source.file.tensors.values(), key=lambda t: _by_name(t.name))
         arranged = expert_records.together if merged else expert_records.in_records
         return Layout(arranged(order), (_unknown(source.architecture),))
