@@ -98,7 +98,7 @@ GLM4_MOE = (
     Row("fused", "glm4_moe", GLM, fused_experts=True),
 )
 
-LATENT = {
+LATENT: dict[str, Any] = {
     **SHARING, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 32, "v_head_dim": 32,
 }  # fmt: skip

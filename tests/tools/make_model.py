@@ -1,5 +1,5 @@
-"""Write a synthetic GGUF file with the architecture of llama, Qwen 3, Qwen 3.5 or gpt-oss: random weights,
-real quantisation, a real tokenizer.
+"""Write a synthetic GGUF file with the architecture of llama, Qwen, gpt-oss, GLM Flash and others: random
+weights, real quantisation, a real tokenizer.
 
     python -m tests.tools.make_model --shape 1b --quant Q4_0 -o 1b-q4_0.gguf
     python -m tests.tools.make_model --shape qwen35-35b-a3b --quant Q4_K_M --routing real -o a3b.gguf
@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import numpy as np
 from gguf import (
     GGML_QUANT_SIZES,
+    ExpertGatingFuncType,
     GGMLQuantizationType,
     GGUFValueType,
     GGUFWriter,
@@ -101,6 +102,24 @@ class Gemma:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """What DeepSeek 2 has besides: attention through a latent row, an expert that all rows share, and a first
+    layer without a mixture."""
+
+    q_rank: int
+    rank: int
+    rot: int
+    plain: int
+    value: int
+    dense: int
+
+    @property
+    def head_dim(self) -> int:
+        """Columns of the row that is kept."""
+        return self.rank + self.rot
+
+
+@dataclass(frozen=True)
 class Shape:
     """The numbers of a model; embeddings are tied, as in Llama 3.2 1B, unless the head is its own."""
 
@@ -122,12 +141,15 @@ class Shape:
     own_head: bool = False
     gemma: Gemma | None = None  # Gemma 4
     gpt: bool = False  # gpt-oss: sinks, biases everywhere, a window in every second layer
+    latent: Latent | None = None  # DeepSeek 2
 
     @property
     def architecture(self) -> str:
         """As GGUF names it."""
         if self.gpt or self.gemma:
             return "gpt-oss" if self.gpt else "gemma4"
+        if self.latent:
+            return "deepseek2"
         if self.delta is None:
             return ("qwen3moe" if self.experts else "qwen3") if self.qwen3 else "llama"
         return "qwen35moe" if self.experts else "qwen35"
@@ -157,6 +179,14 @@ def _gemma4(name: str, embd: int, layers: int, ffn: int, heads: int, kv_heads: i
     """The published shapes of Gemma 4 for small machines."""
     sizes = (embd, layers, ffn, heads, kv_heads, head_dim, vocab)
     return Shape(name, *sizes, context=131072, rope_base=1e6, gemma=gemma)
+
+
+def _latent(name: str, embd: int, layers: int, ffn: int, heads: int, vocab: int, experts: int, used: int,
+            latent: Latent) -> Shape:  # fmt: skip
+    """The published shapes of GLM 4.7 Flash and others of DeepSeek 2's architecture."""
+    sizes = (embd, layers, ffn, heads, 1, latent.head_dim, vocab)
+    return Shape(name, *sizes, context=131072, rope_base=1e6, experts=experts, used=used, own_head=True,
+                 latent=latent)  # fmt: skip
 
 
 def _gpt_oss(name: str, embd: int, layers: int, heads: int, kv_heads: int, head_dim: int, vocab: int,
@@ -242,6 +272,8 @@ SHAPES = {
         _gpt_oss("gpt-oss-tiny", 256, 2, 4, 2, 64, vocab=4096, experts=8, used=2),
         _gpt_oss("gpt-oss-20b", 2880, 24, 64, 8, 64, vocab=201088, experts=32, used=4),
         _gpt_oss("gpt-oss-120b", 2880, 36, 64, 8, 64, vocab=201088, experts=128, used=4),
+        _latent("glm-flash-tiny", 256, 3, 128, 4, 4096, 8, 2, Latent(96, 64, 32, 64, 64, 512)),
+        _latent("glm-4.7-flash", 2048, 47, 1536, 20, 154880, 64, 4, Latent(768, 512, 64, 192, 256, 10240)),
         _gemma4("gemma4-tiny", 256, 6, 512, 4, 2, 32, vocab=4096, gemma=Gemma(64, 2, 64, 8, 2)),
         _gemma4("gemma4-e2b", 1536, 35, 6144, 8, 1, 256, vocab=262144, gemma=Gemma(256, 20, 512, interval=5)),
         _gemma4("gemma4-e4b", 2560, 42, 10240, 8, 2, 256, vocab=262144, gemma=Gemma(256, 18, 512)),
@@ -373,6 +405,9 @@ def matrices(shape: Shape, mix: Mix) -> Iterator[Matrix]:
     if shape.gemma:
         yield from gemma_matrices(shape, shape.gemma, matrix, norm)
         return
+    if shape.latent:
+        yield from latent_matrices(shape, shape.latent, matrix, norm)
+        return
     # Tied embeddings of this size give logits a deviation of about 2.5: peaked like a real model's, not flat.
     yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
     if shape.own_head:
@@ -445,6 +480,36 @@ def gemma_matrices(
         yield matrix("inp_gate", i, g.own, n)
         yield matrix("proj", i, n, g.own)
         yield Matrix(f"blk.{i}.layer_output_scale.weight", Qt.F32, 1, 1, std=0.0, mean=1.0)
+    yield norm("output_norm")
+
+
+def latent_matrices(
+    shape: Shape, m: Latent, matrix: Callable[..., Matrix], norm: Callable[[str], Matrix]
+) -> Iterator[Matrix]:
+    """The tensors of GLM 4.7 Flash."""
+    n, heads = shape.embd, shape.heads
+    yield matrix("token_embd", -1, shape.vocab, n, scale=2.5)
+    yield matrix("output", -1, shape.vocab, n, scale=2.5)
+    for i in range(shape.layers):
+        yield norm(f"blk.{i}.attn_norm")
+        yield matrix("attn_q_a", i, m.q_rank, n)
+        yield Matrix(f"blk.{i}.attn_q_a_norm.weight", Qt.F32, 1, m.q_rank, std=0.05, mean=1.0)
+        yield matrix("attn_q_b", i, heads * (m.plain + m.rot), m.q_rank)
+        yield matrix("attn_kv_a_mqa", i, m.head_dim, n)
+        yield Matrix(f"blk.{i}.attn_kv_a_norm.weight", Qt.F32, 1, m.rank, std=0.05, mean=1.0)
+        yield replace(matrix("attn_k_b", i, heads * m.rank, m.plain), experts=heads)
+        yield replace(matrix("attn_v_b", i, heads * m.value, m.rank), experts=heads)
+        yield matrix("attn_output", i, n, heads * m.value)
+        yield norm(f"blk.{i}.ffn_norm")
+        width = shape.ffn if i else m.dense
+        for part, rows, cols in (("gate", width, n), ("up", width, n), ("down", n, width)):
+            if i:
+                each = matrix(f"ffn_{part}_exps", i, shape.experts * rows, cols)
+                yield replace(each, experts=shape.experts)
+            yield matrix(f"ffn_{part}_shexp" if i else f"ffn_{part}", i, rows, cols)
+        if i:
+            yield Matrix(f"blk.{i}.ffn_gate_inp.weight", Qt.F32, shape.experts, n, 2 * n**-0.5)
+            yield Matrix(f"blk.{i}.exp_probs_b.bias", Qt.F32, 1, shape.experts, std=0.02)
     yield norm("output_norm")
 
 
@@ -680,23 +745,26 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
         writer.add_nextn_predict_layers(shape.predicting)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.embd)
-    writer.add_feed_forward_length(shape.ffn)
+    writer.add_feed_forward_length(shape.latent.dense if shape.latent else shape.ffn)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     head_dim = shape.gemma.full_dim if shape.gemma else shape.head_dim
     writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim // 4 if shape.delta else head_dim)
+    writer.add_value_length(shape.latent.rank if shape.latent else head_dim)
+    if not shape.latent:
+        writer.add_rope_dimension_count(head_dim // 4 if shape.delta else head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
-        if shape.delta or shape.qwen3 or shape.gpt:
+        if shape.delta or shape.qwen3 or shape.gpt or shape.latent:
             writer.add_expert_feed_forward_length(shape.ffn)
         if shape.delta:
             writer.add_expert_shared_feed_forward_length(shape.ffn)
+    if m := shape.latent:
+        add_latent(writer, m)
     if g := shape.gemma:
         add_gemma(writer, shape, g)
     if shape.gpt:
@@ -713,6 +781,20 @@ def add_metadata(writer: GGUFWriter, shape: Shape, quant: str, tokenizer: Path |
         writer.add_ssm_time_step_rank(d.v_heads)
         writer.add_ssm_inner_size(d.values)
     add_tokenizer(writer, shape.vocab, tokenizer)
+
+
+def add_latent(writer: GGUFWriter, m: Latent) -> None:
+    """What the files of DeepSeek 2 and its relatives say besides."""
+    writer.add_rope_dimension_count(m.rot)
+    writer.add_key_length_mla(m.plain + m.rot)
+    writer.add_value_length_mla(m.value)
+    writer.add_kv_lora_rank(m.rank)
+    writer.add_q_lora_rank(m.q_rank)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(1.8)
 
 
 def add_gemma(writer: GGUFWriter, shape: Shape, g: Gemma) -> None:

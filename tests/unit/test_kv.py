@@ -630,8 +630,9 @@ def test_a_layout_says_all_that_rows_depend_on() -> None:
         KvCache(shapes | {1: KvShape(2, 64)}, by_name("F16"), 512, 2, 8).layout,
         KvCache(shapes | {2: KvShape(2, 64)}, by_name("F16"), 512, 2, 8).layout,
         KvCache(shapes | {0: KvShape(1, 64)}, by_name("F16"), 512, 2, 8).layout,
+        KvCache(shapes | {0: KvShape(2, 64, latent=True)}, by_name("F16"), 512, 2, 8).layout,
     ]
-    assert len(set(layouts)) == 5
+    assert len(set(layouts)) == 6
     assert KvCache(shapes, by_name("F16"), 4096, 3, 16).layout == layouts[0]
 
 

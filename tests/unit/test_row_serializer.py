@@ -23,7 +23,8 @@ LAYERS = st.lists(st.sampled_from((0, 0, 40, 90)), min_size=1, max_size=4)  # ho
 
 
 def cache(windows: list[int], limit: int | None = None) -> KvCache:
-    shapes = {2 * i: KvShape(1 + i % 2, 8, window) for i, window in enumerate(windows)}
+    """Of three layers one has keys that are its values as well."""
+    shapes = {2 * i: KvShape(1 + i % 2, 8, window, i % 3 == 2) for i, window in enumerate(windows)}
     return KvCache(shapes, by_name("F16"), CONTEXT, 6, MOST, limit_bytes=limit)
 
 

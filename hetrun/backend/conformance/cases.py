@@ -49,14 +49,16 @@ QUANT_LIMITS = {"F32": EXACT, "F16": HALF, "BF16": 1e-5, "Q8_0": 8e-5} | dict.fr
 # to both factors and to the result; in attention to the shares of the values as well. Chunks of a delta net
 # are five products that follow each other, and what they leave in the state has the same error.
 # int8 keeps 7 bits of the largest number of a row.
-_BF16 = {"linear": 2e-5, "head": 2e-5, "moe": 6e-5, "attention": 3e-5, "delta_net": 6e-5}
+_BF16 = {
+    "linear": 2e-5, "head": 2e-5, "per_head": 2e-5, "moe": 6e-5, "attention": 3e-5, "delta_net": 6e-5
+}  # fmt: skip
 FLOORS: Mapping[str, Mapping[str, float]] = {
     "": {},
     "bf16": _BF16,
     "int8": _BF16 | {"linear": 3e-4, "head": 3e-4, "moe": 1.2e-3},
 }
 TOKENS = (1, 2, 5, 17, 64)
-# Those whose weights are matrices, of any type. The others have vectors, or none.
+# Those whose weights are matrices, of any type. The others have vectors, matrices of heads, or none.
 MATRICES = ("linear", "head", "embed", "positions", "moe")
 
 
