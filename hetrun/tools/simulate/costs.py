@@ -91,9 +91,14 @@ def part_of(name: str, ops: Sequence[Op]) -> Part:
         tuple(ops),
         *_edges(ops),
         weight_bytes=sum(w.nbytes for op in ops for w in op.weights),
-        kept=tuple((2 * a.n_kv_heads * a.head_dim, a.window) for a in attentions),
+        kept=tuple((kept_width(a), a.window) for a in attentions),
         state=sum(op.attrs.floats for op in ops if isinstance(op.attrs, Stateful)),
     )
+
+
+def kept_width(a: Attention) -> int:
+    """Numbers of a token's keys and values, which may be the same."""
+    return (1 if a.sharing == "latent" else 2) * a.n_kv_heads * a.head_dim
 
 
 @dataclass(frozen=True, slots=True)
