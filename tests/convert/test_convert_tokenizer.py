@@ -115,7 +115,7 @@ def test_every_row_of_the_table_cuts_the_sample_in_its_own_way() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_each_row_is_recognised_and_read_alike(row: Row, write: Write, tmp_path: Path) -> None:
     theirs = byte_level(built(row), row.ignore_merges)
-    converted = tokenizer.convert(write(theirs), N_VOCAB)
+    converted = tokenizer.convert(write(theirs), N_VOCAB, "llama")
     assert converted.keys["tokenizer.ggml.pre"] == row.name
     assert not converted.notes
     ours = open_vocabulary(as_gguf(converted.keys, tmp_path / "x.gguf"))
@@ -141,7 +141,7 @@ def test_other_spellings_of_the_same_rules_are_recognised() -> None:
 def test_rules_that_llama_cpp_does_not_know_get_the_nearest_name_and_a_warning(write: Write) -> None:
     cut = pre_tokenizers.Split(Regex(r"\p{N}{1,2}|\p{L}+|\s+|[^\s\p{L}\p{N}]"), "isolated")
     no_cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    converted = tokenizer.convert(write(byte_level(pre_tokenizers.Sequence([cut, no_cut]))), N_VOCAB)
+    converted = tokenizer.convert(write(byte_level(pre_tokenizers.Sequence([cut, no_cut]))), N_VOCAB, "llama")
     assert converted.keys["tokenizer.ggml.pre"] in {row.name for row in ROWS}
     (note,) = converted.notes
     assert "llama.cpp has no name for the way this tokenizer cuts text" in note
@@ -153,7 +153,7 @@ def test_rules_that_llama_cpp_does_not_know_get_the_nearest_name_and_a_warning(w
 @pytest.mark.parametrize("prefix", [True, False])
 def test_byte_fallback_becomes_llama_with_scores(prefix: bool, write: Write, tmp_path: Path) -> None:
     theirs = add_bos(sentencepiece(prefix))
-    converted = tokenizer.convert(write(theirs, bos_token="<s>", eos_token="</s>"), N_VOCAB)
+    converted = tokenizer.convert(write(theirs, bos_token="<s>", eos_token="</s>"), N_VOCAB, "llama")
     keys = converted.keys
     assert not converted.notes
     assert keys["tokenizer.ggml.model"] == "llama"
@@ -163,10 +163,24 @@ def test_byte_fallback_becomes_llama_with_scores(prefix: bool, write: Write, tmp
     assert keys["tokenizer.ggml.add_bos_token"] is True
     types = list(np.asarray(keys["tokenizer.ggml.token_type"]))
     assert types[:4] == [CONTROL, CONTROL, CONTROL, BYTE]
-    ours = open_vocabulary(as_gguf(keys, tmp_path / "x.gguf"))
+    is_read_alike(keys, theirs, tmp_path / "x.gguf")
+
+
+def is_read_alike(keys: Mapping[str, Any], theirs: Tokenizer, path: Path) -> None:
+    ours = open_vocabulary(as_gguf(keys, path))
     for text in (*SAMPLE.splitlines(keepends=True), "a", "Hello<s>world", "\t\x01日本"):
         assert ours.tokenize(text, False, True) == theirs.encode(text, add_special_tokens=False).ids, text
         assert ours.tokenize(text, True, True) == theirs.encode(text).ids, text
+
+
+def test_gemma_4_is_merged_by_rank_and_shows_its_marks(write: Write, tmp_path: Path) -> None:
+    theirs = add_bos(sentencepiece(False))
+    theirs.add_special_tokens(["<|channel>", "<|turn>"])
+    keys = tokenizer.convert(write(theirs, bos_token="<s>", eos_token="</s>"), N_VOCAB, "gemma4").keys
+    assert keys["tokenizer.ggml.model"] == "gemma4"
+    vocab, types = theirs.get_vocab(), list(np.asarray(keys["tokenizer.ggml.token_type"]))
+    assert (types[vocab["<|channel>"]], types[vocab["<|turn>"]]) == (USER_DEFINED, CONTROL)
+    is_read_alike(keys, theirs, tmp_path / "x.gguf")
 
 
 def test_a_missing_byte_is_refused(write: Write) -> None:
@@ -174,7 +188,7 @@ def test_a_missing_byte_is_refused(write: Write) -> None:
     theirs["model"]["vocab"]["odd"] = theirs["model"]["vocab"].pop("<0x41>")
     folder = write(Tokenizer.from_str(json.dumps(theirs)))
     with pytest.raises(ModelFileError, match="the token <0x41> is missing, which bytes fall back to"):
-        tokenizer.convert(folder, N_VOCAB)
+        tokenizer.convert(folder, N_VOCAB, "llama")
 
 
 def rewritten(folder: Folder, change: Callable[[dict[str, Any]], object]) -> Folder:
@@ -191,7 +205,7 @@ def test_a_token_with_a_number_far_away_is_refused(write: Write) -> None:
     folder = write(sentencepiece(prefix=True))
     folder = rewritten(folder, lambda found: found["model"]["vocab"].update({"<0x41>": 1 << 31}))
     with pytest.raises(ModelFileError, match="has the token '<0x41>' as number 2147483648, and only"):
-        tokenizer.convert(folder, N_VOCAB)
+        tokenizer.convert(folder, N_VOCAB, "llama")
 
 
 def test_a_template_that_names_a_token_that_is_not_there_is_refused(write: Write) -> None:
@@ -199,7 +213,7 @@ def test_a_template_that_names_a_token_that_is_not_there_is_refused(write: Write
     folder = write(add_bos(sentencepiece(prefix=True)))
     folder = rewritten(folder, lambda found: found["post_processor"]["special_tokens"].clear())
     with pytest.raises(ModelFileError, match="cannot tokenise a text: "):
-        tokenizer.convert(folder, N_VOCAB)
+        tokenizer.convert(folder, N_VOCAB, "llama")
 
 
 # --- tokens
@@ -209,9 +223,9 @@ def test_rows_without_a_token_are_filled_and_tokens_without_a_row_left_out(write
     theirs = byte_level(built(ROWS[0]))
     n = theirs.get_vocab_size()
     folder = write(theirs)
-    filled = tokenizer.convert(folder, n + 2)
+    filled = tokenizer.convert(folder, n + 2, "llama")
     assert list(np.asarray(filled.keys["tokenizer.ggml.token_type"])[-3:]) == [NORMAL, UNUSED, UNUSED]
-    cut = tokenizer.convert(folder, n - 5)
+    cut = tokenizer.convert(folder, n - 5, "llama")
     texts = cut.keys["tokenizer.ggml.tokens"]
     assert isinstance(texts, list)
     assert len(texts) == n - 5
@@ -222,7 +236,7 @@ def test_no_two_rows_have_one_text(write: Write) -> None:
     theirs = byte_level(built(ROWS[0]))
     n = theirs.get_vocab_size()
     theirs.add_tokens([f"[PAD{n + 1}]"])
-    texts = tokenizer.convert(write(theirs), n + 3).keys["tokenizer.ggml.tokens"]
+    texts = tokenizer.convert(write(theirs), n + 3, "llama").keys["tokenizer.ggml.tokens"]
     assert isinstance(texts, list)
     assert len(set(texts)) == n + 3
 
@@ -230,7 +244,7 @@ def test_no_two_rows_have_one_text(write: Write) -> None:
 def test_added_tokens(write: Write) -> None:
     theirs = byte_level(built(ROWS[0]))
     theirs.add_tokens([AddedToken("<|tool|>"), AddedToken("▁▁", normalized=False), "<unused7>"])
-    keys = tokenizer.convert(write(theirs), N_VOCAB).keys
+    keys = tokenizer.convert(write(theirs), N_VOCAB, "llama").keys
     n = theirs.get_vocab_size()
     assert list(np.asarray(keys["tokenizer.ggml.token_type"])[n - 3 : n]) == [CONTROL, USER_DEFINED, CONTROL]
     texts = keys["tokenizer.ggml.tokens"]
@@ -243,7 +257,7 @@ def test_an_end_of_a_message_ends_no_answer_where_others_do(write: Write, tmp_pa
     theirs = byte_level(built(ROWS[0]))
     marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"]
     theirs.add_special_tokens(marks)
-    keys = tokenizer.convert(write(theirs, eos_token="<|return|>"), N_VOCAB).keys
+    keys = tokenizer.convert(write(theirs, eos_token="<|return|>"), N_VOCAB, "llama").keys
     ours = open_vocabulary(as_gguf(keys, tmp_path / "x.gguf"))
     tokens = ours.tokenize("".join(marks), False, True)
     assert [ours.piece(token).decode() for token in tokens] == marks
@@ -262,7 +276,7 @@ def test_gemmas_turns_end_answers(write: Write, tmp_path: Path) -> None:
         "<|tool_response>",
     ]
     theirs.add_special_tokens(marks)
-    keys = tokenizer.convert(write(theirs, bos_token="<s>", eos_token="</s>"), N_VOCAB).keys
+    keys = tokenizer.convert(write(theirs, bos_token="<s>", eos_token="</s>"), N_VOCAB, "llama").keys
     ours = open_vocabulary(as_gguf(keys, tmp_path / "x.gguf"))
     tokens = ours.tokenize("".join(marks), False, True)
     assert [ours.piece(token).decode() for token in tokens] == marks
@@ -271,7 +285,9 @@ def test_gemmas_turns_end_answers(write: Write, tmp_path: Path) -> None:
 
 def test_special_ids_as_settings_write_them(write: Write) -> None:
     theirs = byte_level(built(ROWS[0]))
-    keys = tokenizer.convert(write(theirs, bos_token={"content": "<s>"}, eos_token="</s>"), N_VOCAB).keys
+    keys = tokenizer.convert(
+        write(theirs, bos_token={"content": "<s>"}, eos_token="</s>"), N_VOCAB, "llama"
+    ).keys
     assert keys["tokenizer.ggml.bos_token_id"] == theirs.token_to_id("<s>")
     assert keys["tokenizer.ggml.eos_token_id"] == theirs.token_to_id("</s>")
     assert keys["tokenizer.ggml.eot_token_id"] == theirs.token_to_id("<|im_end|>")
@@ -280,14 +296,14 @@ def test_special_ids_as_settings_write_them(write: Write) -> None:
 
 
 def test_special_ids_as_the_model_says_them_where_the_tokenizer_does_not(write: Write) -> None:
-    keys = tokenizer.convert(write(byte_level(built(ROWS[0]))), N_VOCAB).keys
+    keys = tokenizer.convert(write(byte_level(built(ROWS[0]))), N_VOCAB, "llama").keys
     assert keys["tokenizer.ggml.bos_token_id"] == 0
     assert keys["tokenizer.ggml.eos_token_id"] == 1
 
 
 def test_what_is_put_around_a_text_and_is_neither_bos_nor_eos_is_said(write: Write) -> None:
     theirs = add_bos(byte_level(built(ROWS[0])), "<|im_end|>")
-    converted = tokenizer.convert(write(theirs, bos_token="<s>"), N_VOCAB)
+    converted = tokenizer.convert(write(theirs, bos_token="<s>"), N_VOCAB, "llama")
     assert "puts other tokens around a text" in converted.notes[0]
 
 
@@ -295,7 +311,7 @@ def test_what_is_put_around_a_text_and_is_neither_bos_nor_eos_is_said(write: Wri
 
 
 def test_no_tokenizer_gives_no_vocabulary_and_a_warning(write: Write) -> None:
-    converted = tokenizer.convert(write(None), N_VOCAB)
+    converted = tokenizer.convert(write(None), N_VOCAB, "llama")
     assert converted.keys == {"tokenizer.ggml.model": "no_vocab"}
     assert "the folder has no tokenizer.json" in converted.notes[0]
 
@@ -311,21 +327,21 @@ def test_no_tokenizer_gives_no_vocabulary_and_a_warning(write: Write) -> None:
 def test_other_kinds_are_refused(theirs: Tokenizer, said: str, write: Write) -> None:
     folder = write(theirs)
     with pytest.raises(ModelFileError, match=said):
-        tokenizer.convert(folder, N_VOCAB)
+        tokenizer.convert(folder, N_VOCAB, "llama")
 
 
 def test_a_damaged_file_is_one_sentence(write: Write) -> None:
     folder = write(None)
     (folder.path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(ModelFileError, match=r"is not a tokenizer that can be read: .*; download it again"):
-        tokenizer.convert(folder, N_VOCAB)
+        tokenizer.convert(folder, N_VOCAB, "llama")
 
 
 def test_merges_as_texts_and_as_pairs_are_the_same(write: Write) -> None:
     folder = write(byte_level(built(ROWS[0])))
-    pairs = tokenizer.convert(folder, N_VOCAB).keys["tokenizer.ggml.merges"]
+    pairs = tokenizer.convert(folder, N_VOCAB, "llama").keys["tokenizer.ggml.merges"]
     path = folder.path / "tokenizer.json"
     state = json.loads(path.read_text())
     state["model"]["merges"] = [" ".join(m) for m in state["model"]["merges"]]
     path.write_text(json.dumps(state))
-    assert tokenizer.convert(folder, N_VOCAB).keys["tokenizer.ggml.merges"] == pairs
+    assert tokenizer.convert(folder, N_VOCAB, "llama").keys["tokenizer.ggml.merges"] == pairs

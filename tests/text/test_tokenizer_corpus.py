@@ -144,7 +144,7 @@ def test_a_file_and_a_folder_of_one_vocabulary_agree(row: Row, tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     save_file({"w": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
     folder = read_folder(tmp_path)
-    keys = conversion.convert(folder, converting.N_VOCAB).keys
+    keys = conversion.convert(folder, converting.N_VOCAB, "llama").keys
     ours = open_vocabulary(converting.as_gguf(keys, tmp_path / "x.gguf"))
     there = HfVocabulary(folder, converting.N_VOCAB)
     differ = [t for t in corpus() if ours.tokenize(t, False, True) != there.tokenize(t, False, True)]

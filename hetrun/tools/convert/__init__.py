@@ -195,7 +195,8 @@ def describe(source: ModelSource, recipe: Recipe) -> tuple[dict[str, MetaValue],
         note = "from a GGUF file: its metadata is copied, its weights are converted again"
         return {**_copied(source), **kinds}, [note]
     assert isinstance(source, HfSource)
-    vocabulary = tokenizer.convert(source.folder, source.require_int("vocab_size", 1, 1 << 24))
+    n_vocab = source.require_int("vocab_size", 1, 1 << 24)
+    vocabulary = tokenizer.convert(source.folder, n_vocab, source.architecture)
     metadata: dict[str, MetaValue] = {
         "general.architecture": source.architecture,
         "general.type": "model",

@@ -23,6 +23,11 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"  # how SentencePiece writes a space
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endofturn|>", "<turn|>", "[EOT]")
 MESSAGE_END = "<|eom_id|>"
+# Of Gemma 4's special tokens those that llama.cpp writes into its answers.
+SHOWN = (
+    *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+    '<|"|>',
+)
 GGUF_NAMES = {"unk": "unknown", "pad": "padding"}
 
 
@@ -92,7 +97,7 @@ def _flat(step: object) -> Iterable[dict[str, Any]]:
             yield step
 
 
-def convert(folder: Folder, n_vocab: int) -> Converted:
+def convert(folder: Folder, n_vocab: int, architecture: str) -> Converted:
     """The tokenizer of a folder, for a model that knows `n_vocab` tokens."""
     if not folder.has("tokenizer.json"):
         note = "the folder has no tokenizer.json: the file will have no vocabulary, and takes token ids only"
@@ -106,6 +111,8 @@ def convert(folder: Folder, n_vocab: int) -> Converted:
         keys = _byte_level(file, pieces)
     elif file.model.get("byte_fallback"):
         keys = _sentencepiece(file, pieces)
+        if architecture == "gemma4":
+            keys |= _merged(file, pieces)
     else:
         _refuse(file, "is a BPE over characters, without bytes for those it does not know")
     keys |= {
@@ -209,6 +216,15 @@ def _sentencepiece(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
         "tokenizer.ggml.scores": np.array(scores, "<f4"),
         "tokenizer.ggml.add_space_prefix": _adds_space(file),
     }
+
+
+def _merged(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
+    """Gemma 4's: llama.cpp merges by rank, and shows the tokens that thoughts and calls are known by."""
+    for i, text in enumerate(pieces.texts):
+        if text in SHOWN:
+            pieces.types[i] = USER_DEFINED
+    merges = [f"{a} {b}" for a, b in file.merges()]
+    return {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.pre": "gemma4", "tokenizer.ggml.merges": merges}
 
 
 def _adds_space(file: TokenizerFile) -> bool:
