@@ -17,10 +17,12 @@ from hetrun.models.hf_import import (
     decoder_settings,
     experts_apart,
     head_dim_of,
+    layer_windows,
     not_in_gguf,
     sliding_layers,
+    window_of,
 )
-from hetrun.models.mixtures import SIGMOID, feed_forward, mixture_settings, read_mixtures
+from hetrun.models.mixtures import SIGMOID, mixed_ffn, mixture_settings, read_mixtures
 from hetrun.models.rope import rope_from_hf
 
 name = "afmoe"
@@ -54,7 +56,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
         embedding_scale=scale,
     )
     mixtures = read_mixtures(b, meta, SIGMOID, normalise=False)
-    return build_decoder(b, d, lambda x, i: feed_forward(b, mixtures, x, i))
+    return build_decoder(b, d, mixed_ffn(b, mixtures))
 
 
 def from_hf(hf: HfModel) -> Imported:
@@ -73,11 +75,8 @@ def from_hf(hf: HfModel) -> Imported:
     usual = by_period(n, PERIOD)
     slides = sliding_layers(c, n) or by_period(n, c.get_int("global_attn_every_n_layers", PERIOD, 1, 1 << 12))
     settings = decoder_settings(c, head_dim, rope) | mixture
+    settings |= layer_windows(c, window_of(c, 1024), slides)
     settings["attention.sliding_window_pattern"] = tuple(slides)
-    if any(slides) and c.is_null("sliding_window"):
-        c.refuse("layer_types has sliding_attention, but there is no sliding_window")
-    if any(slides):
-        settings["attention.sliding_window"] = c.get_int("sliding_window", 1024, 1, 1 << 31)
     weights = tensors(hf, n)
     scaled = c.get_bool("mup_enabled", False)
     only_here = not_in_gguf(

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from hetrun.graph import GraphBuilder, Value, Weight, constant, stack
 from hetrun.graph.ops import (
     BY_ROUTER,
@@ -56,6 +58,13 @@ def rms_norm(b: GraphBuilder, x: Value, name: str, eps: float, part: str = "norm
     """Root mean square normalisation with a learned gain; with `heads` each of them by itself."""
     weight = b.weight(name, 1, x.width // heads)
     return b.op("rms_norm", [x], [weight], RmsNorm(eps, offset, heads), x.width, part=part)
+
+
+def plain_norm(b: GraphBuilder, x: Value, eps: float, part: str = "", heads: int = 1) -> Value:
+    """The same without a gain."""
+    width = x.width // heads
+    ones = constant(f"ones of {width}", np.ones(width, np.float32))
+    return b.op("rms_norm", [x], [ones], RmsNorm(eps, heads=heads), x.width, part=part)
 
 
 def layer_norm(b: GraphBuilder, x: Value, name: str, eps: float, part: str = "norm") -> Value:
@@ -124,7 +133,14 @@ def attend_borrowed(b: GraphBuilder, q: Value, layer: int, shape: AttentionShape
     return b.op("attention", [q], [], attention_attrs(layer, shape, "borrows"), shape.width, part="score")
 
 
-def attention_attrs(layer: int, shape: AttentionShape, sharing: Literal["", "lends", "borrows"]) -> Attention:
+def attend_latent(b: GraphBuilder, q: Value, k: Value, layer: int, shape: AttentionShape) -> Value:
+    """Attention over keys that are the values as well."""
+    return b.op("attention", [q, k], [], attention_attrs(layer, shape, "latent"), shape.width, part="score")
+
+
+def attention_attrs(
+    layer: int, shape: AttentionShape, sharing: Literal["", "lends", "borrows", "latent"]
+) -> Attention:
     """A block's numbers as the op has them."""
     numbers = (shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.scale, shape.window)
     return Attention(layer, *numbers, sharing=sharing)

@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight, constant
-from hetrun.graph.ops import NONE, Grow, RmsNorm, Rope
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
+from hetrun.graph.ops import NONE, Grow, Rope
 from hetrun.models import blocks
 from hetrun.models.rope import check_rope, factors, read_rope
 
@@ -111,6 +109,13 @@ def read_pattern(meta: ModelMeta, n_layers: int, period: int) -> Sequence[bool]:
     return by_period(n_layers, int(found[0])) if one_number else [slides != 0 for slides in found]
 
 
+def read_softcap(b: GraphBuilder, meta: ModelMeta) -> float:
+    """What logits go through; 0 is nothing."""
+    softcap = meta.get_float("final_logit_softcapping", 0.0)
+    b.check(0 <= softcap < math.inf, f"final_logit_softcapping is {softcap}")
+    return softcap
+
+
 def by_period(n_layers: int, period: int) -> list[bool]:
     """Every layer slides but each period's last."""
     return [(i + 1) % period != 0 for i in range(n_layers)]
@@ -123,8 +128,7 @@ def build_decoder(
     x = blocks.embed(b, "token_embd.weight", d.n_vocab, d.width)
     with b.scope("embed"):
         if d.words_normed:
-            ones = constant(f"ones of {d.width}", np.ones(d.width, np.float32))
-            x = b.op("rms_norm", [x], [ones], RmsNorm(d.eps), d.width)
+            x = blocks.plain_norm(b, x, d.eps)
         x = blocks.scaled(b, x, d.embedding_scale)
     for i in range(d.n_layers):
         with b.scope(f"blk.{i}.attn"):

@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass, replace
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
-from hetrun.graph.ops import NONE, Attention, PerHead
+from hetrun.graph.ops import NONE, PerHead
 from hetrun.models import blocks
 from hetrun.models.decoder import Decoder, build_decoder, norm, read_decoder
 from hetrun.models.deepseek2_import import HALVES, MAGNITUDE, name, read_folder
-from hetrun.models.mixtures import SIGMOID, SOFTMAX, feed_forward, read_mixtures
+from hetrun.models.mixtures import SIGMOID, SOFTMAX, mixed_ffn, read_mixtures
 from hetrun.models.rope import neutral
 
 __all__ = ["build", "from_hf", "leaves", "name"]
@@ -32,7 +32,7 @@ GLM_4_7_FLASH = (
 class Latent:
     """The sizes of such an attention."""
 
-    attention: Attention  # of one latent head, for layer 0
+    attention: blocks.AttentionShape  # of one latent head
     rank: int  # columns of the latent row
     q_rank: int  # the same of queries; 0: they are projected at once
     n_rot: int  # columns that rope turns
@@ -52,9 +52,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     mixtures = read_mixtures(b, meta, SIGMOID if is_glm else SOFTMAX, normalise=is_glm)
     if mixtures.moe.scores == "softmax":  # DeepSeek 2 measures a group by its best expert
         mixtures = replace(mixtures, moe=replace(mixtures.moe, group_best=1))
-    return build_decoder(
-        b, d, lambda x, i: feed_forward(b, mixtures, x, i), lambda x, i: attention(b, x, d, latent, i)
-    )
+    return build_decoder(b, d, mixed_ffn(b, mixtures), lambda x, i: attention(b, x, d, latent, i))
 
 
 def leaves(meta: ModelMeta) -> bool:
@@ -75,7 +73,7 @@ def read_latent(b: GraphBuilder, meta: ModelMeta, d: Decoder) -> Latent:
     b.check(fits, f"a key of {heads.head_dim} columns is not {rank} latent ones and {n_rot} of rope")
     scale = stretch(meta, 1 / d.rope.freq_scale) ** 2 / math.sqrt(head)
     return Latent(
-        Attention(0, heads.n_heads, 1, heads.head_dim, scale, sharing="latent"),
+        replace(heads, scale=scale),
         rank,
         meta.get_int("attention.q_lora_rank", 0, 0, 1 << 16),
         n_rot,
@@ -98,9 +96,9 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, m: Latent, i: int) -> Value
         h, x = blocks.select(b, h), blocks.select(b, x)
     q = queries(b, h, d, m, blk)
     keys = b.weight(f"{blk}.attn_k_b.weight", n * m.rank, m.plain)
-    q = b.op("per_head", [q], [keys], PerHead(n, passed=True), n * m.attention.head_dim, part="q")
+    q = b.op("per_head", [q], [keys], PerHead(n, passed=True), m.attention.width, part="q")
     q = blocks.rope(b, q, d.rope, d.factors, "q")
-    a = b.op("attention", [q, k], [], replace(m.attention, layer=i), q.width, part="score")
+    a = blocks.attend_latent(b, q, k, i, m.attention)
     values = b.weight(f"{blk}.attn_v_b.weight", n * m.value, m.rank)
     a = b.op("per_head", [a], [values], PerHead(n, first=m.n_rot), n * m.value, part="out")
     return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")

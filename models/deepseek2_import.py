@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hetrun.graph import Weight, stack
 from hetrun.graph.remade import turned
@@ -53,20 +54,22 @@ def read_folder(hf: HfModel) -> Imported:
     if by_softmax and method == "greedy":
         c = c.without("n_group")
     heads = latent_settings(c)
-    rope, scaling = latent_rope(c, int(str(heads["rope.dimension_count"])))
+    rope, all_dim, magnitude = latent_rope(c)
     scores = SOFTMAX if by_softmax else SIGMOID
     mixture = mixture_settings(c, "n_routed_experts", scores, normalise=not by_softmax)
     weights = tensors(HfModel(c, hf.tensors), heads)
     dense = c.get_int("first_k_dense_replace", 0, 0, 1 << 12)
-    settings = decoder_settings(c, 1, rope) | heads | mixture | scaling | {"leading_dense_block_count": dense}
+    settings = decoder_settings(c, 1, rope) | heads | mixture | {"leading_dense_block_count": dense}
+    if all_dim:
+        settings[LOG_MULTIPLIER] = 0.1 * all_dim
     halves = not c.get_bool("rope_interleave", True)
-    yarn = rope_settings(c).get_str("rope_type", rope_settings(c).get_str("type", "default")) == "yarn"
-    magnitude = float(str(scaling.pop(MAGNITUDE, 1.0)))
-    settings.pop(MAGNITUDE, None)
     only_here = not_in_gguf(
         rope_factors(rope, name),
         (halves, f"llama.cpp's {name} turns neighbouring columns"),
-        (yarn and not scaling, f"llama.cpp's {name} knows YaRN with mscale_all_dim only"),
+        (
+            is_yarn(rope) and not all_dim,
+            f"llama.cpp's {name} knows YaRN with mscale_all_dim only",
+        ),
         (magnitude != 1, f"llama.cpp's {name} has mscale and mscale_all_dim alike"),
         (by_softmax and method == GROUPED, f"llama.cpp's {name} measures groups by two experts"),
     )
@@ -89,19 +92,25 @@ def latent_settings(c: Config) -> dict[str, Setting]:
     }
 
 
-def latent_rope(c: Config, n_rot: int) -> tuple[HfRope, dict[str, Setting]]:
-    """Rope, and what YaRN does to scores; where it does, rope itself makes nothing larger."""
-    rope, asked = rope_from_hf(c, n_rot), rope_settings(c)
+def latent_rope(c: Config) -> tuple[HfRope, float, float]:
+    """Rope; how much larger YaRN makes scores (`mscale_all_dim`, 0 where it does not); and by what it then
+    multiplies cos and sin, in place of rope's own attention factor."""
+    rope, asked = rope_from_hf(c, c.require_int("qk_rope_head_dim", 2, 1 << 12)), rope_settings(c)
     all_dim = asked.get_float("mscale_all_dim", 0.0)
-    if not all_dim or rope.settings.get("rope.scaling.type") != "yarn":
-        return rope, {}
-    settings = {k: v for k, v in rope.settings.items() if k != "rope.scaling.attn_factor"}
-    factor = float(str(settings["rope.scaling.factor"]))
+    if not all_dim or asked.get_str("rope_type", asked.get_str("type", "default")) == "default":
+        return rope, 0.0, 1.0
+    if not is_yarn(rope):
+        c.refuse("its rope has mscale_all_dim, which hetrun does for YaRN with its usual betas only")
+    factor = rope.settings["rope.scaling.factor"]
+    assert isinstance(factor, float)
+    settings = {key: said for key, said in rope.settings.items() if key != "rope.scaling.attn_factor"}
     magnitude = yarn_attention_factor(asked, factor)
-    said: dict[str, Setting] = {LOG_MULTIPLIER: 0.1 * all_dim}
-    if not math.isclose(magnitude, 1):
-        said[MAGNITUDE] = magnitude
-    return HfRope(settings, rope.weights, rope.layout), said
+    return replace(rope, settings=settings), all_dim, 1.0 if math.isclose(magnitude, 1) else magnitude
+
+
+def is_yarn(rope: HfRope) -> bool:
+    """Whether GGUF's keys say its scaling."""
+    return rope.settings.get("rope.scaling.type") == "yarn"
 
 
 def tensors(hf: HfModel, heads: Mapping[str, Setting]) -> dict[str, Weight]:

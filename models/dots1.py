@@ -16,8 +16,9 @@ from hetrun.models.hf_import import (
     not_in_gguf,
     rope_factors,
     sliding_layers,
+    window_of,
 )
-from hetrun.models.mixtures import SIGMOID, SOFTMAX, feed_forward, mixture_settings, read_mixtures
+from hetrun.models.mixtures import SIGMOID, SOFTMAX, mixed_ffn, mixture_settings, read_mixtures
 from hetrun.models.rope import rope_from_hf
 
 name = "dots1"
@@ -27,7 +28,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = read_decoder(b, meta, interleaved=False, head_norms=True)
     mixtures = read_mixtures(b, meta, SOFTMAX, normalise=False)
-    return build_decoder(b, d, lambda x, i: feed_forward(b, mixtures, x, i))
+    return build_decoder(b, d, mixed_ffn(b, mixtures))
 
 
 def from_hf(hf: HfModel) -> Imported:
@@ -55,7 +56,7 @@ def from_hf(hf: HfModel) -> Imported:
 def sliding(c: Config) -> dict[str, Setting]:
     """Which layers have a window: layer_types says it, else those from max_window_layers on."""
     n = c.require_int("num_hidden_layers", 1, 1 << 12)
-    window = None if c.is_null("sliding_window") else c.get_int("sliding_window", 4096, 1, 1 << 31)
+    window = window_of(c, 4096)
     first = c.get_int("max_window_layers", 62, 0, 1 << 31)
     usual = [window is not None and i >= first for i in range(n)]
     return layer_windows(c, window, sliding_layers(c, n) or usual)

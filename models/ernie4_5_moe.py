@@ -14,7 +14,7 @@ from hetrun.models.hf_import import (
     not_in_gguf,
     rope_factors,
 )
-from hetrun.models.mixtures import SOFTMAX, feed_forward, mixture_settings, read_mixtures
+from hetrun.models.mixtures import SOFTMAX, mixed_ffn, mixture_settings, read_mixtures
 from hetrun.models.rope import rope_from_hf
 
 name = "ernie4_5-moe"
@@ -32,7 +32,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = read_decoder(b, meta, interleaved=True)
     mixtures = read_mixtures(b, meta, SOFTMAX, normalise=True)
-    return build_decoder(b, d, lambda x, i: feed_forward(b, mixtures, x, i))
+    return build_decoder(b, d, mixed_ffn(b, mixtures))
 
 
 def from_hf(hf: HfModel) -> Imported:

@@ -9,7 +9,15 @@ from dataclasses import replace
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Weight
 from hetrun.graph.ops import Rope
 from hetrun.loader.hf_mapping import SEES, AddOne, Config, HfModel, Imported, Setting
-from hetrun.models.decoder import Decoder, build_decoder, by_period, plain_ffn, read_decoder, read_pattern
+from hetrun.models.decoder import (
+    Decoder,
+    build_decoder,
+    by_period,
+    plain_ffn,
+    read_decoder,
+    read_pattern,
+    read_softcap,
+)
 from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
@@ -39,8 +47,6 @@ NORMS = {
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = read_decoder(b, meta, interleaved=False, head_norms=True)
-    softcap = meta.get_float("final_logit_softcapping", 0.0)
-    b.check(softcap >= 0, f"final_logit_softcapping is {softcap}")
     heads, offset = d.attention, meta.get_float("norm.offset", 0.0)
     usual = query_scale(d.n_layers, d.width, heads.n_heads, heads.head_dim)
     windows, ropes = read_windows(b, meta, d)
@@ -53,7 +59,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
         norm_offset=offset,
         own_offset=offset,
         embedding_scale=math.sqrt(d.width),
-        softcap=softcap,
+        softcap=read_softcap(b, meta),
         gate="geglu",
     )
     return build_decoder(b, d, plain_ffn(b, d))

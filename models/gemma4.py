@@ -6,12 +6,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, constant
-from hetrun.graph.ops import NONE, Gelu, Moe, RmsNorm, Rope, Scale
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.graph.ops import NONE, Gelu, Moe, Rope, Scale
 from hetrun.models import blocks, gemma4_import
-from hetrun.models.decoder import count_layers, read_pattern
+from hetrun.models.decoder import count_layers, read_pattern, read_softcap
 from hetrun.models.gemma3 import PERIOD
 from hetrun.models.gemma4_import import shared_source
 from hetrun.models.rope import check_rope, factors, read_rope
@@ -59,7 +57,7 @@ class Rows:
 
     def select(self, b: GraphBuilder, i: int) -> None:
         """Only wanted rows go on, from this layer on."""
-        self.x, self.embedded = blocks.select(b, self.x), self.embedded
+        self.x = blocks.select(b, self.x)
         if self.own:
             self.embedded = blocks.select(b, self.embedded)
             self.own[i:] = [blocks.select(b, value) for value in self.own[i:]]
@@ -68,14 +66,12 @@ class Rows:
 def read_config(b: GraphBuilder, meta: ModelMeta) -> Gemma4:
     """The settings as GGUF names them."""
     eps = meta.get_float("attention.layer_norm_rms_epsilon", 1e-6)
-    softcap = meta.get_float("final_logit_softcapping", 0.0)
     b.check(eps >= 0, f"attention.layer_norm_rms_epsilon is {eps}")
-    b.check(softcap >= 0, f"final_logit_softcapping is {softcap}")
     return Gemma4(
         n_vocab=meta.require_int("vocab_size", 1, 1 << 24),
         width=meta.require_int("embedding_length", 1, 1 << 20),
         eps=eps,
-        softcap=softcap,
+        softcap=read_softcap(b, meta),
         own=meta.get_int("embedding_length_per_layer_input", 0, 0, 1 << 16),
         layers=read_layers(b, meta),
         moe=read_moe(meta),
@@ -192,9 +188,7 @@ def keys_and_values(b: GraphBuilder, h: Value, c: Gemma4, i: int) -> tuple[Value
         both = blocks.qkv(b, h, blk, shape, "v")
     k = norm(b, k, f"{blk}.attn_k_norm", c, "k", shape.n_kv_heads)
     k = blocks.rope(b, k, replace(layer.rope, n_heads=shape.n_kv_heads), layer.factors, "k")
-    ones = constant(f"ones of {shape.head_dim}", np.ones(shape.head_dim, np.float32))
-    attrs = RmsNorm(c.eps, 0.0, shape.n_kv_heads)
-    return k, b.op("rms_norm", [both], [ones], attrs, both.width, part="v")
+    return k, blocks.plain_norm(b, both, c.eps, "v", shape.n_kv_heads)
 
 
 def feed_forward(b: GraphBuilder, x: Value, c: Gemma4, i: int) -> Value:

@@ -17,7 +17,7 @@ from hetrun.models.hf_import import (
     rope_factors,
     without_predicting,
 )
-from hetrun.models.mixtures import SIGMOID, feed_forward, mixture_settings, read_mixtures
+from hetrun.models.mixtures import SIGMOID, mixed_ffn, mixture_settings, read_mixtures
 from hetrun.models.rope import rope_from_hf
 
 name = "glm4moe"
@@ -33,7 +33,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     d = read_decoder(b, meta, interleaved=False, head_norms=normed)
     d = replace(d, ffn_norm="post_attention_norm")
     mixtures = read_mixtures(b, meta, SIGMOID, normalise=True)
-    return build_decoder(b, d, lambda x, i: feed_forward(b, mixtures, x, i))
+    return build_decoder(b, d, mixed_ffn(b, mixtures))
 
 
 def from_hf(hf: HfModel) -> Imported:

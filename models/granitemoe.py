@@ -15,7 +15,7 @@ from hetrun.models.hf_import import (
     head_dim_of,
     interleaves,
 )
-from hetrun.models.mixtures import SOFTMAX, feed_forward, read_mixtures
+from hetrun.models.mixtures import SOFTMAX, mixed_ffn, read_mixtures
 from hetrun.models.rope import rope_from_hf
 
 name = "granitemoe"
@@ -37,7 +37,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = with_factors(b, meta, read_decoder(b, meta, interleaved=not meta.get_bool("rope.halves", False)))
     mixtures = read_mixtures(b, meta, SOFTMAX, normalise=True)
-    return build_decoder(b, d, lambda x, i: feed_forward(b, mixtures, x, i))
+    return build_decoder(b, d, mixed_ffn(b, mixtures))
 
 
 def from_hf(hf: HfModel) -> Imported:

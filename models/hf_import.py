@@ -97,6 +97,11 @@ def layer_windows(c: Config, window: int | None, slides: Sequence[bool]) -> dict
     return out if all(slides) else out | {"attention.sliding_window_pattern": tuple(slides)}
 
 
+def window_of(c: Config, default: int) -> int | None:
+    """How many tokens a layer with a window sees; None: the settings say that there is none."""
+    return None if c.is_null("sliding_window") else c.get_int("sliding_window", default, 1, 1 << 31)
+
+
 def qwen_windows(c: Config) -> dict[str, Setting]:
     """Which layers slide: layer_types says it, else all from max_window_layers on."""
     n = c.require_int("num_hidden_layers", 1, 1 << 12)

@@ -16,7 +16,7 @@ from hetrun.models.hf_import import (
     head_dim_of,
     not_in_gguf,
 )
-from hetrun.models.mixtures import SOFTMAX, feed_forward, read_mixtures
+from hetrun.models.mixtures import SOFTMAX, mixed_ffn, read_mixtures
 from hetrun.models.rope import KINDS, Asked, HfRope, dynamic, rope_from_hf
 
 name = "hunyuan-moe"
@@ -28,7 +28,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = replace(read_decoder(b, meta, interleaved=False, head_norms=True), turned_first=True)
     mixtures = read_mixtures(b, meta, SOFTMAX, normalise=True)
-    return build_decoder(b, d, lambda x, i: feed_forward(b, mixtures, x, i))
+    return build_decoder(b, d, mixed_ffn(b, mixtures))
 
 
 def from_hf(hf: HfModel) -> Imported:

@@ -17,7 +17,7 @@ from hetrun.models.hf_import import (
     rope_factors,
 )
 from hetrun.models.llama import renamed
-from hetrun.models.mixtures import SIGMOID, feed_forward, mixture_settings, read_mixtures
+from hetrun.models.mixtures import SIGMOID, mixed_ffn, mixture_settings, read_mixtures
 from hetrun.models.rope import rope_from_hf
 
 name = "minimax-m2"
@@ -31,7 +31,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
     d = replace(read_decoder(b, meta, interleaved=False), head_norms="all")
     mixtures = read_mixtures(b, meta, SIGMOID, normalise=True)
-    return build_decoder(b, d, lambda x, i: feed_forward(b, mixtures, x, i))
+    return build_decoder(b, d, mixed_ffn(b, mixtures))
 
 
 def from_hf(hf: HfModel) -> Imported:

@@ -9,6 +9,7 @@ from hetrun.graph import GraphBuilder, ModelMeta, Value
 from hetrun.graph.ops import Moe
 from hetrun.loader.hf_mapping import Config, Setting
 from hetrun.models import blocks
+from hetrun.models.decoder import FeedForward
 
 SOFTMAX, SIGMOID = 1, 2  # as GGUF numbers what becomes of a router's scores
 
@@ -54,6 +55,11 @@ def feed_forward(b: GraphBuilder, m: Mixtures, x: Value, i: int) -> Value:
     if not b.has(f"{blk}.ffn_gate_shexp.weight"):
         return y
     return blocks.add(b, y, blocks.gated_ffn(b, x, blk, m.n_ff_shared, suffix="_shexp"), "down")
+
+
+def mixed_ffn(b: GraphBuilder, m: Mixtures) -> FeedForward:
+    """The feed-forward part of each layer."""
+    return lambda x, i: feed_forward(b, m, x, i)
 
 
 def mixture_settings(c: Config, experts: str, scores: int, normalise: bool) -> dict[str, Setting]:

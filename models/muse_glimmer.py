@@ -9,7 +9,14 @@ import numpy as np
 
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Weight, constant
 from hetrun.loader.hf_mapping import SEES, AddOne, Change, Config, HfModel, Imported, Setting
-from hetrun.models.decoder import build_decoder, by_period, plain_ffn, read_decoder, read_pattern
+from hetrun.models.decoder import (
+    build_decoder,
+    by_period,
+    plain_ffn,
+    read_decoder,
+    read_pattern,
+    read_softcap,
+)
 from hetrun.models.gemma3 import NORMS
 from hetrun.models.hf_import import (
     ATTENTION,
@@ -18,8 +25,10 @@ from hetrun.models.hf_import import (
     decoder_settings,
     head_dim_of,
     interleaves,
+    layer_windows,
     not_in_gguf,
     sliding_layers,
+    window_of,
 )
 from hetrun.models.rope import rope_from_hf
 from hetrun.models.seeing import text_model
@@ -39,9 +48,8 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     slides = read_pattern(meta, d.n_layers, PERIOD)
     turns = meta.get_numbers(TURNS, d.n_layers) or slides
     scale = meta.get_float("logit_scale", 1.0)
-    softcap, eps = meta.get_float("final_logit_softcapping", 0.0), meta.get_float(EPS, AFTER_EPS)
+    eps = meta.get_float(EPS, AFTER_EPS)
     b.check(abs(scale) < math.inf, f"logit_scale is {scale}")
-    b.check(0 <= softcap < math.inf, f"final_logit_softcapping is {softcap}")
     b.check(eps >= 0, f"{EPS} is {eps}")
     d = replace(
         d,
@@ -53,7 +61,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
         gated=True,
         words_normed=True,
         logit_scale=scale,
-        softcap=softcap,
+        softcap=read_softcap(b, meta),
     )
     return build_decoder(b, d, plain_ffn(b, d))
 
@@ -73,12 +81,9 @@ def from_hf(hf: HfModel) -> Imported:
     settings = decoder_settings(c.without("final_logit_softcapping"), head_dim, rope) | {
         "final_logit_softcapping": c.get_float("final_logit_softcapping", 20.0),
         "logit_scale": c.get_float("output_multiplier", 0.19611613513818404),
+        **layer_windows(c, window_of(c, 2048), slides),
         "attention.sliding_window_pattern": tuple(slides),
     }
-    if any(slides) and c.is_null("sliding_window"):
-        c.refuse("layer_types has sliding_attention, but there is no sliding_window")
-    if any(slides):
-        settings["attention.sliding_window"] = c.get_int("sliding_window", 2048, 1, 1 << 31)
     eps = c.get_float("post_norm_eps", AFTER_EPS)
     weights = tensors(text, n, head_dim)
     only_here = not_in_gguf(

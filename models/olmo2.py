@@ -18,6 +18,7 @@ from hetrun.models.hf_import import (
     not_in_gguf,
     rope_factors,
     sliding_layers,
+    window_of,
 )
 from hetrun.models.rope import KINDS, HfRope, rope_from_hf, scaling_from_hf
 
@@ -83,5 +84,5 @@ def base_of(c: Config, kind: str, usual: float) -> float:
 def sliding(c: Config) -> dict[str, Setting]:
     """Which layers have a window: layer_types says it, else all but the last of each interval."""
     n = c.require_int("num_hidden_layers", 1, 1 << 12)
-    window = None if c.is_null("sliding_window") else c.get_int("sliding_window", 4096, 1, 1 << 31)
+    window = window_of(c, 4096)
     return layer_windows(c, window, sliding_layers(c, n) or [(i + 1) % INTERVAL != 0 for i in range(n)])

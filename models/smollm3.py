@@ -16,6 +16,7 @@ from hetrun.models.hf_import import (
     layer_windows,
     not_in_gguf,
     sliding_layers,
+    window_of,
 )
 from hetrun.models.rope import rope_from_hf
 
@@ -67,6 +68,6 @@ def sliding(c: Config, turns: tuple[bool, ...]) -> dict[str, Setting]:
     """Windows count only where another setting says so, in the layers named, or in those without rope."""
     if not c.get_bool("use_sliding_window", False):
         return {}
-    window = None if c.is_null("sliding_window") else c.get_int("sliding_window", 0, 1, 1 << 31)
+    window = window_of(c, 0)
     usual = [not turned and window is not None for turned in turns]
     return layer_windows(c, window, sliding_layers(c, len(turns)) or usual)

@@ -22,6 +22,9 @@ from hetrun.graph.ir import (
     KvShape as KvShape,
 )
 from hetrun.graph.ir import (
+    Leaves as Leaves,
+)
+from hetrun.graph.ir import (
     ModelMeta as ModelMeta,
 )
 from hetrun.graph.ir import (

@@ -326,8 +326,7 @@ def _check_op(op: Op) -> None:
     enough = len(op.inputs) == spec.n_inputs or (spec.more_inputs and len(op.inputs) > spec.n_inputs)
     if not enough or len(op.weights) not in spec.n_weights:
         raise ValueError(f"has {len(op.inputs)} inputs and {len(op.weights)} weights")
-    expected: tuple[str, ...] = _expected_rows(op)
-    rows = tuple(v.rows for v in (*op.inputs, op.out))
+    rows, expected = tuple(v.rows for v in (*op.inputs, op.out)), _expected_rows(op)
     if rows != expected:
         raise ValueError(f"goes from {_shown(rows)} rows, but its kind from {_shown(expected)}")
     form = Form(op.attrs, tuple(v.width for v in op.inputs), tuple(w.shape for w in op.weights), op.out.width)
@@ -341,7 +340,8 @@ def _expected_rows(op: Op) -> tuple[Rows, ...]:
     if op.kind == "select":
         return ("tokens", "wanted")
     if op.kind == "attention":
-        return (op.rows, *(v.rows if v.rows == "tokens" else "tokens" for v in op.inputs[1:]), op.rows)
+        tokens: Rows = "tokens"
+        return (op.rows, *(tokens for _ in op.inputs[1:]), op.rows)
     return (op.rows,) * (len(op.inputs) + 1)
 
 
@@ -409,6 +409,15 @@ class Predicts(Protocol):
 
     def predicts(self, builder: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
         """The block; None where a file has none."""
+        ...
+
+
+@runtime_checkable
+class Leaves(Protocol):
+    """An architecture that leaves some files to llama.cpp."""
+
+    def leaves(self, meta: ModelMeta) -> bool:
+        """Whether a file is one of those."""
         ...
 
 
@@ -500,6 +509,11 @@ class KvShape:
     window: int = 0
     latent: bool = False
 
+    @classmethod
+    def of(cls, a: Attention) -> KvShape:
+        """What an attention needs; a layer's last share ends with the layer's last head."""
+        return cls(a.first + a.n_kv_heads, a.head_dim, a.window, a.sharing == "latent")
+
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
@@ -516,11 +530,7 @@ def kv_shapes(graph: Graph) -> Mapping[int, KvShape]:
 def kept_by(ops: Iterable[Op]) -> Mapping[int, KvShape]:
     """What layers keep, for the attention among some ops."""
     attentions = [op.attrs for op in ops if isinstance(op.attrs, Attention)]
-    # The last share of a layer's attention ends with the layer's last head.
-    return {
-        a.layer: KvShape(a.first + a.n_kv_heads, a.head_dim, a.window, a.sharing == "latent")
-        for a in attentions
-    }
+    return {a.layer: KvShape.of(a) for a in attentions}
 
 
 def states_of(ops: Iterable[Op]) -> Mapping[int, StateShape]:

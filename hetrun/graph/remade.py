@@ -135,7 +135,7 @@ def every_second_column(weight: Weight, first: int) -> Weight:
 
 
 def mxfp4(numbers: Weight, scales: Weight, rows: int) -> Weight:
-    """So many rows of two tensors of bytes."""
+    """`rows` rows of two tensors of bytes."""
     (of_numbers, of_scales) = (_as_rows(one_extent(w), w, rows) for w in (numbers, scales))
     if of_numbers.row_bytes != HALF * of_scales.row_bytes:
         raise ValueError(f"{numbers.name} has {of_numbers.row_bytes} bytes for {of_scales.row_bytes} scales")
@@ -144,7 +144,7 @@ def mxfp4(numbers: Weight, scales: Weight, rows: int) -> Weight:
 
 
 def _as_rows(whole: Extent, weight: Weight, rows: int) -> Extent:
-    """Bytes that follow each other, cut into so many rows."""
+    """Bytes that follow each other, cut into `rows` rows."""
     size, rest = divmod(whole.rows * whole.row_bytes, rows)
     if rest:
         raise ValueError(f"{weight.name} cannot be cut into {rows} rows")

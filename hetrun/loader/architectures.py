@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import cast
 
 from hetrun.errors import HetrunError, ModelFileError, PluginError
-from hetrun.graph import Architecture, Graph, GraphBuilder, PredictionBlock, Predicts
+from hetrun.graph import Architecture, Graph, GraphBuilder, Leaves, PredictionBlock, Predicts
 from hetrun.loader.source import ModelSource
 from hetrun.system import entry_points
 
@@ -55,8 +55,8 @@ def is_known(source: ModelSource) -> bool:
         return True
     if not is_ours(architecture):
         return False
-    leaves = getattr(own_model(_file_of(architecture)), "leaves", None)
-    return leaves is None or not leaves(source)
+    found = own_model(_file_of(architecture))
+    return not (isinstance(found, Leaves) and found.leaves(source))
 
 
 def is_ours(architecture: str) -> bool:

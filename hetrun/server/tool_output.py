@@ -112,11 +112,12 @@ def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
     return None
 
 
-def _formed(how: Reading, schema: Any, schemas: Mapping[str, Schema], thought: str) -> str | None:  # noqa: ANN401
+def _formed(how: Reading, schema: Schema | bool, schemas: Mapping[str, Schema], thought: str) -> str | None:
     """An answer by a schema, or a call; None where the schema alone says it."""
-    if schema is False:  # which nothing fits: said where it is compiled by itself
-        return None
-    schema = {} if schema is True else schema
+    if isinstance(schema, bool):
+        if not schema:  # which nothing fits: said where it is compiled by itself
+            return None
+        schema = {}
     if how.thought == harmony.THOUGHT:
         form = forced_calls.final(schema, thought)
     elif how.format:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from hetrun import LLM, SamplingParams
 from hetrun.errors import ModelFileError
 from hetrun.graph import Weight, kv_shapes
+from hetrun.graph.ops import Attention, Rope
 from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.hf_source import open_folder
@@ -83,10 +84,19 @@ def test_yarn_makes_scores_larger_and_not_what_is_turned() -> None:
         }
     )
     graph = deepseek2.build(settings.builder(), settings)
-    (attention, _) = (op.attrs for op in graph.ops if op.kind == "attention")
-    rope = next(op.attrs for op in graph.ops if op.kind == "rope")
-    assert attention.scale == pytest.approx((1 + 0.0707 * np.log(40)) ** 2 / 24**0.5)  # type: ignore[attr-defined]
-    assert rope.attn_factor * (1 + 0.1 * np.log(40)) == pytest.approx(1)  # type: ignore[attr-defined]
+    attention = next(op.attrs for op in graph.ops if isinstance(op.attrs, Attention))
+    rope = next(op.attrs for op in graph.ops if isinstance(op.attrs, Rope))
+    assert attention.scale == pytest.approx((1 + 0.0707 * np.log(40)) ** 2 / 24**0.5)
+    assert rope.attn_factor * (1 + 0.1 * np.log(40)) == pytest.approx(1)
+
+
+def test_larger_scores_with_other_betas_are_refused() -> None:
+    scaled = cases_hf.rope("yarn", **cases_hf.YARN, **cases_hf.MSCALE, **cases_hf.BETAS)
+    row = hf.Row("betas", "deepseek_v3", {**cases_hf.LATENT, "n_group": 1, "topk_group": 1, **scaled})
+    with pytest.raises(
+        ModelFileError, match="mscale_all_dim, which hetrun does for YaRN with its usual betas"
+    ):
+        open_folder(hf.folder(row))
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,8 @@ def build(case: Case, folder: Path | None = None) -> Op:
 def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
     """A pass in the company that the case asks for, behind what the sequences have seen."""
     attrs = case.attrs if isinstance(case.attrs, Attention) else Attention(0, 1, 1, 32, 1.0)
-    shape = KvShape(attrs.first + attrs.n_kv_heads, attrs.head_dim, attrs.window, attrs.sharing == "latent")
     states = {0: StateShape({case.kind: case.attrs.floats})} if isinstance(case.attrs, Stateful) else {}
-    kv = KvCache({0: shape}, by_name(case.kv_type), 1024, 4, MOST, states=states)
+    kv = KvCache({0: KvShape.of(attrs)}, by_name(case.kv_type), 1024, 4, MOST, states=states)
     parent = kv.alloc()
     if case.company.forked:
         _fill(kv, parent, case.company.parts[0][0], rng)

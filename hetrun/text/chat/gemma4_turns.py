@@ -58,7 +58,7 @@ def _result(called: Mapping[str, Any], message: Mapping[str, Any]) -> Json:
     return {"name": name or message.get("name") or "unknown", "response": _read(message.get("content", ""))}
 
 
-def _read(text: str) -> Any:  # noqa: ANN401
+def _read(text: str) -> Json | str:
     """An object where the text is one."""
     try:
         found = json.loads(text)
