@@ -131,16 +131,23 @@ def build_decoder(
             x = blocks.plain_norm(b, x, d.eps)
         x = blocks.scaled(b, x, d.embedding_scale)
     for i in range(d.n_layers):
-        with b.scope(f"blk.{i}.attn"):
-            x = attend(x, i) if attend else attention(b, x, d, i)
-        with b.scope(f"blk.{i}.ffn"):
-            h = feed_forward(norm(b, x, f"blk.{i}.{d.ffn_norm}", d, "before"), i)
-            h = norm(b, h, f"blk.{i}.post_ffw_norm", d, "after", "down")
-            x = blocks.add(b, x, blocks.scaled(b, h, d.residual_scale, "down"), part="down")
+        x = layer(b, x, d, i, feed_forward, attend)
     with b.scope("output"):
         hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps, offset=d.own_offset)
         logits = blocks.head(b, hidden, d.n_vocab, d.softcap, d.logit_scale)
     return b.finish(hidden, logits)
+
+
+def layer(
+    b: GraphBuilder, x: Value, d: Decoder, i: int, feed_forward: FeedForward, attend: Attend | None = None
+) -> Value:
+    """Attention and feed-forward of a layer."""
+    with b.scope(f"blk.{i}.attn"):
+        x = attend(x, i) if attend else attention(b, x, d, i)
+    with b.scope(f"blk.{i}.ffn"):
+        h = feed_forward(norm(b, x, f"blk.{i}.{d.ffn_norm}", d, "before"), i)
+        h = norm(b, h, f"blk.{i}.post_ffw_norm", d, "after", "down")
+        return blocks.add(b, x, blocks.scaled(b, h, d.residual_scale, "down"), part="down")
 
 
 def plain_ffn(b: GraphBuilder, d: Decoder) -> FeedForward:

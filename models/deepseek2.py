@@ -10,22 +10,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock, Value
 from hetrun.graph.ops import NONE, PerHead
 from hetrun.models import blocks
-from hetrun.models.decoder import Decoder, build_decoder, norm, read_decoder
+from hetrun.models.decoder import Decoder, FeedForward, build_decoder, norm, read_decoder
 from hetrun.models.deepseek2_import import HALVES, MAGNITUDE, name, read_folder
 from hetrun.models.mixtures import SIGMOID, SOFTMAX, mixed_ffn, read_mixtures
+from hetrun.models.mtp import decoder_block
 from hetrun.models.rope import neutral
 
-__all__ = ["build", "from_hf", "leaves", "name"]
+__all__ = ["build", "from_hf", "leaves", "name", "predicts"]
 
 from_hf = read_folder
 
-GLM_4_7_FLASH = (
-    47,
-    154880,
-)  # layers and tokens of the model of which some files do not say how it chooses experts
+# Layers and tokens of the model of which some files do not say how it chooses experts.
+GLM_4_7_FLASH = (47, 154880)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,17 @@ class Latent:
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
+    d, latent, feed_forward = _settings(b, meta)
+    return build_decoder(b, d, feed_forward, lambda x, i: attention(b, x, d, latent, i))
+
+
+def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
+    """The block that predicts one more token."""
+    d, latent, feed_forward = _settings(b, meta)
+    return decoder_block(b, d, feed_forward, lambda b, x, own, i: attention(b, x, own, latent, i))
+
+
+def _settings(b: GraphBuilder, meta: ModelMeta) -> tuple[Decoder, Latent, FeedForward]:
     d = read_decoder(b, meta, interleaved=not meta.get_bool(HALVES, False))
     latent = read_latent(b, meta, d)
     magnitude = meta.get_float(MAGNITUDE, 1.0)
@@ -52,7 +62,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     mixtures = read_mixtures(b, meta, SIGMOID if is_glm else SOFTMAX, normalise=is_glm)
     if mixtures.moe.scores == "softmax":  # DeepSeek 2 measures a group by its best expert
         mixtures = replace(mixtures, moe=replace(mixtures.moe, group_best=1))
-    return build_decoder(b, d, mixed_ffn(b, mixtures), lambda x, i: attention(b, x, d, latent, i))
+    return d, latent, mixed_ffn(b, mixtures)
 
 
 def leaves(meta: ModelMeta) -> bool:
@@ -89,16 +99,17 @@ def stretch(meta: ModelMeta, factor: float) -> float:
 
 def attention(b: GraphBuilder, x: Value, d: Decoder, m: Latent, i: int) -> Value:
     """x + attention(norm(x)); only the wanted rows go on after the last layer's keys."""
-    blk, n = f"blk.{i}", m.attention.n_heads
+    blk, shape = f"blk.{i}", replace(m.attention, window=d.windows[i])
+    n = shape.n_heads
     h = norm(b, x, f"{blk}.attn_norm", d, "before")
     k = blocks.rope(b, latent_row(b, h, d, m, blk), replace(d.rope, n_heads=1), d.factors, "k")
     if i == d.n_layers - 1:
         h, x = blocks.select(b, h), blocks.select(b, x)
     q = queries(b, h, d, m, blk)
     keys = b.weight(f"{blk}.attn_k_b.weight", n * m.rank, m.plain)
-    q = b.op("per_head", [q], [keys], PerHead(n, passed=True), m.attention.width, part="q")
+    q = b.op("per_head", [q], [keys], PerHead(n, passed=True), shape.width, part="q")
     q = blocks.rope(b, q, d.rope, d.factors, "q")
-    a = blocks.attend_latent(b, q, k, i, m.attention)
+    a = blocks.attend_latent(b, q, k, i, shape)
     values = b.weight(f"{blk}.attn_v_b.weight", n * m.value, m.rank)
     a = b.op("per_head", [a], [values], PerHead(n, first=m.n_rot), n * m.value, part="out")
     return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")

@@ -17,8 +17,8 @@ from hetrun.models.hf_import import (
     decoder_settings,
     experts_apart,
     not_in_gguf,
+    predicting_last,
     rope_factors,
-    without_predicting,
 )
 from hetrun.models.mixtures import SIGMOID, SOFTMAX, mixture_settings
 from hetrun.models.rope import HfRope, rope_from_hf, rope_settings, yarn_attention_factor
@@ -43,8 +43,8 @@ IN_TWO = {
 
 
 def read_folder(hf: HfModel) -> Imported:
-    """As Hugging Face publishes it, but for the block that predicts one more token."""
-    hf = without_predicting(hf)
+    """As Hugging Face publishes it."""
+    hf, predicting = predicting_last(hf)
     c = hf.config
     if c.get_bool("attention_bias", False):
         c.refuse("attention_bias is true, and biases are not done in models of its type")
@@ -60,6 +60,7 @@ def read_folder(hf: HfModel) -> Imported:
     weights = tensors(HfModel(c, hf.tensors), heads)
     dense = c.get_int("first_k_dense_replace", 0, 0, 1 << 12)
     settings = decoder_settings(c, 1, rope) | heads | mixture | {"leading_dense_block_count": dense}
+    settings |= predicting
     if all_dim:
         settings[LOG_MULTIPLIER] = 0.1 * all_dim
     halves = not c.get_bool("rope_interleave", True)
@@ -130,6 +131,7 @@ def tensors(hf: HfModel, heads: Mapping[str, Setting]) -> dict[str, Weight]:
             found.take_mixing(i, MIXING)
         else:
             found.take_layer(i, FEED_FORWARD, ())
+        found.take_predicting(i)
     return found.finish()
 
 

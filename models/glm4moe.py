@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hetrun.graph import Graph, GraphBuilder, ModelMeta
+from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock
 from hetrun.loader.hf_mapping import HfModel, Imported
-from hetrun.models.decoder import build_decoder, read_decoder
+from hetrun.models.decoder import Decoder, FeedForward, build_decoder, read_decoder
 from hetrun.models.hf_import import (
     Mixing,
     decoder_settings,
@@ -14,10 +14,11 @@ from hetrun.models.hf_import import (
     experts_apart,
     head_dim_of,
     not_in_gguf,
+    predicting_last,
     rope_factors,
-    without_predicting,
 )
 from hetrun.models.mixtures import SIGMOID, mixed_ffn, mixture_settings, read_mixtures
+from hetrun.models.mtp import decoder_block
 from hetrun.models.rope import rope_from_hf
 
 name = "glm4moe"
@@ -29,16 +30,24 @@ MIXING = Mixing("mlp.gate.e_score_correction_bias", "mlp.shared_experts")
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     """The forward step."""
+    return build_decoder(b, *_settings(b, meta))
+
+
+def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
+    """The block that predicts one more token."""
+    return decoder_block(b, *_settings(b, meta))
+
+
+def _settings(b: GraphBuilder, meta: ModelMeta) -> tuple[Decoder, FeedForward]:
     normed = b.has("blk.0.attn_q_norm.weight")
     d = read_decoder(b, meta, interleaved=False, head_norms=normed)
-    d = replace(d, ffn_norm="post_attention_norm")
     mixtures = read_mixtures(b, meta, SIGMOID, normalise=True)
-    return build_decoder(b, d, mixed_ffn(b, mixtures))
+    return replace(d, ffn_norm="post_attention_norm"), mixed_ffn(b, mixtures)
 
 
 def from_hf(hf: HfModel) -> Imported:
-    """As Hugging Face publishes it, but for the block that predicts one more token."""
-    hf = without_predicting(hf)
+    """As Hugging Face publishes it."""
+    hf, predicting = predicting_last(hf)
     c = hf.config
     if not c.section("rope_parameters").has("partial_rotary_factor"):
         c = c.with_defaults({"partial_rotary_factor": ROTARY})
@@ -48,6 +57,7 @@ def from_hf(hf: HfModel) -> Imported:
     mixture = mixture_settings(c, "n_routed_experts", SIGMOID, normalise=True)
     dense = c.get_int("first_k_dense_replace", 1, 0, 1 << 12)
     settings = decoder_settings(c, head_dim, rope) | mixture | {"leading_dense_block_count": dense}
+    settings |= predicting
     norms = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
     weights = decoder_weights(
         experts_apart(HfModel(c, hf.tensors), n_experts),

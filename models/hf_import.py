@@ -20,6 +20,17 @@ NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+NEXTN = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+NEXTN_WORDS = {
+    "nextn.embed_tokens": ("embed_tokens", "token_embd.weight"),
+    "nextn.shared_head_head": ("shared_head.head", "output.weight"),
+}
+FREQUENT = 64  # tokens
 EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 # What other models' configs ask for, with the value that asks for nothing.
@@ -150,18 +161,24 @@ def decoder_weights(
                 tensors.take_mixing(i, mixing)
         else:
             tensors.take_layer(i, FEED_FORWARD, biased)
+        tensors.take_predicting(i)
     return tensors.finish()
 
 
-def without_predicting(hf: HfModel) -> HfModel:
-    """Without the layers after the last, which predict tokens beyond the next."""
+def predicting_last(hf: HfModel) -> tuple[HfModel, dict[str, Setting]]:
+    """A model one of whose layers is the first after its last, which predicts one more token, where it has
+    that, and the setting that says so; without those that predict further ones."""
     n = hf.config.require_int("num_hidden_layers", 1, 1 << 12)
+    more = any(hf.has(f"{root}layers.{n}.{NEXTN['nextn.eh_proj']}.weight") for root in ("", "model."))
     kept = {}
     for theirs, weight in hf.tensors.items():
         layer = LAYER.match(theirs)
-        if not layer or int(layer[1]) < n:
+        if not layer or int(layer[1]) < n + more:
             kept[theirs] = weight
-    return HfModel(hf.config, kept)
+    if not more:
+        return HfModel(hf.config, kept), {}
+    config = hf.config.without("num_hidden_layers").with_defaults({"num_hidden_layers": n + 1})
+    return HfModel(config, kept), {"nextn_predict_layers": 1}
 
 
 def biased(c: Config) -> set[str]:
@@ -262,6 +279,24 @@ class Tensors:
         if mixing.shared and self._hf.has(f"{layer}.{mixing.shared}.gate_proj.weight"):
             parts = ("gate", "up", "down")
             self.take_layer(i, {f"ffn_{p}_shexp": f"{mixing.shared}.{p}_proj" for p in parts}, ())
+
+    def take_predicting(self, i: int) -> None:
+        """What a layer has besides that predicts one more token. Its embeddings and its head are most often
+        the model's, stored once more."""
+        layer = f"{self.root}layers.{i}"
+        if not self._hf.has(f"{layer}.{NEXTN['nextn.eh_proj']}.weight"):
+            return
+        self.take_layer(i, NEXTN, ())
+        for ours, (name, models) in NEXTN_WORDS.items():
+            if not self._hf.has(theirs := f"{layer}.{name}.weight"):
+                continue
+            mine, shared = self._hf.weight(theirs), self._taken.get(models, self._taken["token_embd.weight"])
+            n = min(FREQUENT, mine.shape[0], shared.shape[0])
+            # All of it would be gigabytes; where others than the first differ, some guesses are worse.
+            if same_bytes(mine.rows(0, n), shared.rows(0, n)):
+                self.leave(theirs)
+            else:
+                self.take(f"blk.{i}.{ours}.weight", theirs)
 
     def finish(self) -> dict[str, Weight]:
         """All of them by GGUF name. A tensor that nobody asked for would have changed the result."""

@@ -76,16 +76,21 @@ def read_recurrent(b: GraphBuilder, meta: ModelMeta) -> tuple[bool, ...]:
 def build_hybrid(b: GraphBuilder, c: Hybrid, feed_forward: FeedForward) -> Graph:
     """The forward step."""
     x = blocks.embed(b, "token_embd.weight", c.n_vocab, c.width)
-    for i, recurrent in enumerate(c.recurrent):
-        with b.scope(f"blk.{i}.attn"):
-            x = delta_net(b, x, c, i) if recurrent else gated_attention(b, x, c, i)
-        with b.scope(f"blk.{i}.ffn"):
-            h = norm(b, x, f"blk.{i}.post_attention_norm", c)
-            x = blocks.add(b, x, feed_forward(h, i), part="down")
+    for i in range(len(c.recurrent)):
+        x = layer(b, x, c, i, feed_forward)
     with b.scope("output"):
         hidden = norm(b, x, "output_norm", c)
         logits = blocks.head(b, hidden, c.n_vocab)
     return b.finish(hidden, logits)
+
+
+def layer(b: GraphBuilder, x: Value, c: Hybrid, i: int, feed_forward: FeedForward) -> Value:
+    """A delta net or attention, and feed-forward."""
+    with b.scope(f"blk.{i}.attn"):
+        x = delta_net(b, x, c, i) if c.recurrent[i] else gated_attention(b, x, c, i)
+    with b.scope(f"blk.{i}.ffn"):
+        h = norm(b, x, f"blk.{i}.post_attention_norm", c)
+        return blocks.add(b, x, feed_forward(h, i), part="down")
 
 
 def norm(b: GraphBuilder, x: Value, name: str, c: Hybrid, part: str = "norm", heads: int = 1) -> Value:

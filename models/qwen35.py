@@ -7,7 +7,7 @@ from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid
 from hetrun.models.hybrid_import import SECTIONS, hybrid_from_hf, hybrid_model
-from hetrun.models.mtp import prediction_block
+from hetrun.models.mtp import hybrid_block
 from hetrun.models.seeing import rope_sections
 
 name = "qwen35"
@@ -20,7 +20,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
 
 def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
     """The block that predicts one more token."""
-    return prediction_block(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
+    return hybrid_block(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
 
 
 def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:

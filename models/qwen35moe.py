@@ -6,7 +6,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models.hybrid import FeedForward, build_hybrid, read_hybrid, read_moe, shared_mixture
 from hetrun.models.hybrid_import import SECTIONS, hybrid_model, mixture_from_hf
-from hetrun.models.mtp import prediction_block
+from hetrun.models.mtp import hybrid_block
 from hetrun.models.seeing import rope_sections
 
 name = "qwen35moe"
@@ -19,7 +19,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
 
 def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
     """The block that predicts one more token."""
-    return prediction_block(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
+    return hybrid_block(b, read_hybrid(b, meta, tiled=True), _feed_forward(b, meta))
 
 
 def _feed_forward(b: GraphBuilder, meta: ModelMeta) -> FeedForward:

@@ -63,7 +63,7 @@ def of_best_groups(a: Moe, liked: Floats) -> Floats:
     """How much each expert is liked; those of the other groups never."""
     if a.groups_used == a.groups:
         return liked
-    by_group = liked.reshape(len(liked), a.groups, -1)
+    by_group = liked.reshape(len(liked), a.groups, a.n_experts // a.groups)
     worth = np.sort(by_group, axis=-1)[:, :, -a.group_best :].sum(axis=-1)
     others = np.argsort(-worth, axis=-1, kind="stable")[:, a.groups_used :]
     out = by_group.copy()

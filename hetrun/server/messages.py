@@ -53,8 +53,8 @@ def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
-    """What reasoning_effort says to a template: the same by name, where it knows that, and whether to think
-    at all, where it knows how to leave that out."""
+    """What reasoning_effort says to a template: the same by name, where it knows one (Muse has another name),
+    and whether to think at all, where it knows how to leave that out."""
     field = "reasoning_effort"
     effort = body.get(field)
     if effort is None:
@@ -63,7 +63,7 @@ def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
         raise wrong_type(field, "a text", effort)
     if len(effort) > MOST_EFFORT:
         raise ApiError(f"{field} may have {MOST_EFFORT} characters", field, "invalid_value")
-    return {field: effort, "enable_thinking": effort != "none"}
+    return {field: effort, "reasoning_strength": effort, "enable_thinking": effort != "none"}
 
 
 def messages(body: Mapping[str, object]) -> tuple[Message, ...]:

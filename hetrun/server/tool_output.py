@@ -18,7 +18,8 @@ from hetrun.server.tools import Tools
 from hetrun.text.chat.answer_parser import AnswerReader, Divider
 from hetrun.text.chat.channels import ChannelReader
 from hetrun.text.chat.reasoning import ThoughtSplitter
-from hetrun.text.tool_parsers import forced_calls, gemma4, harmony
+from hetrun.text.tool_parsers import forced_calls, gemma4
+from hetrun.text.tool_parsers.dialects import BY_NAME, BY_THOUGHT
 from hetrun.text.tool_parsers.formats import FORMATS, TEXT_ONLY, with_thoughts
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import MARKS, Arguments, Begin, Piece, Text, Thought
@@ -45,17 +46,18 @@ class Reading:
         """For one choice."""
         found = FORMATS[self.format] if self.format else None
         most = None if self.tools.parallel else 1
-        in_channels = found is not None and found.channels
+        dialect = BY_NAME.get(self.format) or BY_THOUGHT.get(self.thought)
+        in_messages = dialect is not None and self.format == dialect.name
         divider: Divider | None = None
-        if in_channels or self.thought == harmony.THOUGHT:
-            tools = self.tools.schemas if in_channels else None
-            divider = ChannelReader(tools, most, raw=not self.thought)
+        if dialect:
+            tools = self.tools.schemas if in_messages else None
+            divider = ChannelReader(tools, most, raw=not self.thought, dialect=dialect)
         elif self.thought == gemma4.THOUGHT:
             # What is thought stands among calls, and marks of one stand in texts of the other.
             divider = CallReader(with_thoughts(found or TEXT_ONLY), self.tools.schemas, most)
         elif self.thought:
             divider = ThoughtSplitter(self.thought)
-        has_calls = in_channels or isinstance(divider, CallReader)
+        has_calls = (in_messages and dialect and not dialect.tagged) or isinstance(divider, CallReader)
         calls = CallReader(found, self.tools.schemas, most) if found and not has_calls else None
         return ChoiceReader(AnswerReader(divider, calls), bool(found and found.short_ids))
 
@@ -84,12 +86,13 @@ def reading(tools: Tools, info: ModelInfo, service: Service, params: SamplingPar
     if tools.choice == "required" and not format:
         message = "tool_choice cannot be followed: this server was started with --tool-parser none"
         raise ApiError(message, "tool_choice", "unsupported_parameter")
-    mark = {harmony.NAME: harmony.THOUGHT, gemma4.NAME: gemma4.THOUGHT}.get(chosen, info.thought_mark)
+    known = {gemma4.NAME: gemma4.THOUGHT, **{name: dialect.thought for name, dialect in BY_NAME.items()}}
+    mark = known.get(chosen, info.thought_mark)
     if service.reasoning_format == "deepseek" and not mark:
         mark = MARKS[0][0]
-    # What must have a form has it from its first token on: nothing is thought before, unless a channel is
+    # What must have a form has it from its first token on: nothing is thought before, unless a message is
     # there for what has the form.
-    wanted = mark == harmony.THOUGHT or params.structure is None
+    wanted = mark in BY_THOUGHT or params.structure is None
     return Reading(tools, format, mark if wanted and service.reasoning_format != "none" else "")
 
 
@@ -118,8 +121,8 @@ def _formed(how: Reading, schema: Schema | bool, schemas: Mapping[str, Schema], 
         if not schema:  # which nothing fits: said where it is compiled by itself
             return None
         schema = {}
-    if how.thought == harmony.THOUGHT:
-        form = forced_calls.final(schema, thought)
+    if how.thought in BY_THOUGHT:
+        form = forced_calls.final(schema, how.thought, bool(thought))
     elif how.format:
         form, thought = json.dumps({"json": schema}, ensure_ascii=False), ""
     else:

@@ -28,7 +28,7 @@ MAX_WORD, MAX_PIECE = 1000, 1000  # characters, where the time is the product of
 ENDS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
     *("<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
-    *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>"),
+    *("<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "[e~["),
 )
 # Where both of a pair end answers, <|end|> ends no more than a message, whatever else says that it does
 # (gpt-oss, Solar).

@@ -241,6 +241,27 @@ async def test_what_has_a_form_has_a_channel(harmony: httpx.AsyncClient, engine:
     assert await asked() is None
 
 
+async def test_messages_are_apart(engine: FakeEngine) -> None:
+    """Muse's: to itself, to a tool, to the user."""
+    engine.info = replace(engine.info, tool_format="muse", thought_mark=" to=self<|message|>")
+    thought, call = " to=self<|message|>Hm<|eom|><|start|>assistant", '<atem:invoke name="weather">\n'
+    call += '<atem:parameter name="city">Oslo</atem:parameter>\n</atem:invoke>'
+    transport = httpx.ASGITransport(create_app(LocalClient(engine), strict=True))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        answer = await told(http, f"{thought} to=user<|message|>Yes", stream=False)
+        assert (answer["reasoning_content"], answer["content"]) == ("Hm", "Yes")
+        answer = await told(http, f"{thought} to=weather<|message|>{call}", stream=False, tools=TOOLS)
+        assert (answer["reasoning_content"], answer["why"]) == ("Hm", "tool_calls")
+        function = answer["tool_calls"][0]["function"]
+        assert function == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+        await told(http, "x", stream=False, response_format={"type": "json_object"})
+    structure = engine.requests[-1].structure
+    assert structure is not None
+    thought_part, *rest = json.loads(structure.text)
+    assert list(thought_part) == ["maybe"]
+    assert rest == [" to=user", {"mark": "<|message|>"}, {"json": {"type": "object"}}]
+
+
 async def test_a_schema_within_a_channel_is_the_clients(
     harmony: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetrun.text.chat.answer_parser import AnswerReader
-from hetrun.text.chat.channels import MARKS, MOST_HEADER, ChannelReader, Header, header_of
+from hetrun.text.chat.channels import MOST_HEADER, ChannelReader, header_of
+from hetrun.text.tool_parsers.dialect import Header
 from hetrun.text.tool_parsers.formats import FORMATS
+from hetrun.text.tool_parsers.harmony import HARMONY
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
 from tests.support.effort import effort
@@ -116,7 +118,7 @@ def test_pieces_change_nothing(name: str, data: st.DataObject) -> None:
     text = ANSWERS[name][0]
     begin = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(begin, len(text)))
-    odd = data.draw(st.sampled_from(["", "<", "}", "\n", '"', " to=", "<|e", THINK, *MARKS]))
+    odd = data.draw(st.sampled_from(["", "<", "}", "\n", '"', " to=", "<|e", THINK, *HARMONY.marks]))
     text = text[:begin] + odd + text[end:]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -126,7 +128,11 @@ def test_pieces_change_nothing(name: str, data: st.DataObject) -> None:
     assert read(pieces, tools, raw=raw, opened=opened) == found
 
 
-@given(text=st.lists(st.sampled_from([*MARKS, "analysis", " to=", "x", "{", "}", " ", "\n"]), max_size=20))
+@given(
+    text=st.lists(
+        st.sampled_from([*HARMONY.marks, "analysis", " to=", "x", "{", "}", " ", "\n"]), max_size=20
+    )
+)
 def test_raw_text_that_calls_nothing_stays_as_it_is(text: list[str]) -> None:
     assert read(text, None, raw=True) == joined([Text("".join(text))])
 

@@ -13,9 +13,12 @@ import pytest
 from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
 from hetrun.sampling.grammar.token_mask import Grammars
+from hetrun.text.chat.answer_parser import AnswerReader
 from hetrun.text.chat.channels import ChannelReader
 from hetrun.text.chat.reasoning import ThoughtSplitter, within_thought
-from hetrun.text.tool_parsers import forced_calls, gemma4, harmony
+from hetrun.text.tool_parsers import forced_calls, gemma4, harmony, muse
+from hetrun.text.tool_parsers.dialect import MESSAGE, START
+from hetrun.text.tool_parsers.dialects import BY_NAME
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
@@ -37,9 +40,14 @@ CONTROL = (
     *("[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
     *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>", "<|/tool_call|>"),
     *(gemma4.CALL, gemma4.CALL_END, gemma4.QUOTE),
-    *(harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN, harmony.END, "<eos>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    *("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+    *(START, harmony.CHANNEL, MESSAGE, harmony.CONSTRAIN, harmony.END, muse.NEXT, "<eos>"),
 )
-TAGS = [b"<tool_call>", b"</tool_call>", b"<think>", b"</think>"]  # tokens of their own, but text
+TAGS = [  # tokens of their own, but text
+    *(b"<tool_call>", b"</tool_call>", b"<think>", b"</think>"),
+    *(b"<seed:tool_call>", b"</seed:tool_call>", b"<minimax:tool_call>", b"</minimax:tool_call>"),
+]
 PIECES = [*(bytes([i]) for i in range(256)), *TAGS, *(text.encode() for text in CONTROL)]
 END = len(PIECES) - 1
 PLAIN = [i for i in range(END) if i >= 256 or 32 <= i < 127 or i == 10]
@@ -75,16 +83,18 @@ def without_control() -> Grammars:
     return Grammars(PIECES, [], [END])
 
 
-def in_channels(text: str, opened: bool = False) -> list[Piece]:
-    reader = ChannelReader(TOOLS)
+def in_channels(text: str, opened: bool = False, family: str = harmony.NAME) -> list[Piece]:
+    dialect = BY_NAME[family]
+    calls = CallReader(FORMATS[family], TOOLS) if dialect.tagged else None
+    reader = AnswerReader(ChannelReader(TOOLS, dialect=dialect), calls)
     if opened:
         reader.open()
     return joined(reader.push(text) + reader.finish())
 
 
 def read(family: str, text: str, thought: bool = False, opened: bool = False) -> list[Piece]:
-    if family == harmony.NAME:
-        return in_channels(text)
+    if family in BY_NAME:
+        return in_channels(text, family=family)
     reader = CallReader(FORMATS[family], TOOLS)
     if not thought:
         return reader.push(text) + reader.finish()
@@ -143,20 +153,22 @@ def test_a_thought_may_come_first(grammars: Grammars, family: str) -> None:
     assert thoughts
 
 
-def test_a_thought_in_its_channel_may_come_first(grammars: Grammars) -> None:
+@pytest.mark.parametrize("family", BY_NAME)
+def test_a_thought_in_a_message_may_come_first(grammars: Grammars, family: str) -> None:
     """Then a call, or what has the form that is wanted; also where the prompt has begun it."""
-    schema = TOOLS["weather"]
-    forced = forced_calls.calls(harmony.NAME, TOOLS, thought=harmony.THOUGHT)
-    formed = forced_calls.final(schema, harmony.THOUGHT)
+    schema, mark = TOOLS["weather"], BY_NAME[family].thought
+    forced = forced_calls.calls(family, TOOLS, thought=mark)
+    formed = forced_calls.final(schema, mark, thinks=True)
     thoughts = calls = answers = 0
     for seed in range(20):
-        for parts, opened in ((forced, False), (within_thought(harmony.THOUGHT, forced), True)):
+        for parts, opened in ((forced, False), (within_thought(mark, forced), True)):
             text = drawn(grammars, parts, seed)
-            found = in_channels(text, opened) if text else []
+            found = in_channels(text, opened, family) if text else []
             thoughts += any(isinstance(piece, Thought) for piece in found)
             calls += check_calls([piece for piece in found if not isinstance(piece, Thought)])
         text = drawn(grammars, formed, seed)
-        said = [piece.text for piece in in_channels(text) if isinstance(piece, Text)] if text else []
+        found = in_channels(text, family=family) if text else []
+        said = [piece.text for piece in found if isinstance(piece, Text)]
         for answer in said:
             jsonschema.validate(json.loads(answer), schema)
         answers += len(said)

@@ -15,7 +15,37 @@ from tests.models import cases_hf, hf
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- models -->\n", "<!-- end -->\n"
-HEAD = ("models", "GGUF", "folders (`model_type`)", "converted", "variants checked")
+HEAD = (
+    *("models", "GGUF", "folders (`model_type`)", "converted", "variants checked"),
+    *("calls of tools", "thoughts"),
+)
+# How published models of an architecture write calls, and whether some think: what
+# `text.tool_parsers.formats.family` and `text.chat.reasoning.mark_of` say of their chat templates.
+TOLD = "told"  # the template knows no tools: we tell the model of them
+WRITES: dict[str, tuple[str, ...]] = {
+    "deepseek2": ("deepseek", "deepseek_v31", "glm", "kimi_k2", "yes"),
+    "gemma3": (TOLD, "no"),
+    "gemma4": ("gemma4", "yes"),
+    "glm4moe": ("glm", "yes"),
+    "gpt_oss": ("harmony", "yes"),
+    "granite": ("phi", "yes"),
+    "granitemoe": ("phi", "yes"),
+    "llama": ("llama3", "mistral", "hermes", "yes"),
+    "minimax_m2": ("minimax_m2", "yes"),
+    "mistral3": ("mistral_named", "yes"),
+    "muse_glimmer": ("muse", "yes"),
+    "phi3": ("phi", "no"),
+    "qwen2": ("hermes", "yes"),
+    "qwen3": ("hermes", "yes"),
+    "qwen35": ("qwen3_coder", "yes"),
+    "qwen35moe": ("qwen3_coder", "yes"),
+    "qwen3moe": ("hermes", "qwen3_coder", "yes"),
+    "qwen3next": ("hermes", "qwen3_coder", "yes"),
+    "qwen3vl": ("hermes", "yes"),
+    "qwen3vlmoe": ("hermes", "yes"),
+    "seed_oss": ("seed_oss", "yes"),
+    "smollm3": (TOLD, "yes"),
+}
 
 
 class Line(NamedTuple):
@@ -26,6 +56,8 @@ class Line(NamedTuple):
     folders: str
     converted: str
     checked: str
+    calls: str
+    thoughts: str
 
 
 def lines() -> Iterator[Line]:
@@ -38,8 +70,15 @@ def lines() -> Iterator[Line]:
         says = [gguf_says(row) for row in rows]
         converted = "yes" if not any(says) else "most" if not all(says) else "no"
         what = " ".join(str(module.__doc__).split()).partition(":")[0].removesuffix(".")
+        *calls, thoughts = WRITES.get(file, ("", ""))
         yield Line(
-            what, f"`{module.name}`", ", ".join(f"`{t}`" for t in sorted(types)), converted, str(len(rows))
+            what,
+            f"`{module.name}`",
+            ", ".join(f"`{t}`" for t in sorted(types)),
+            converted,
+            str(len(rows)),
+            ", ".join(form if form in ("", TOLD) else f"`{form}`" for form in calls),
+            thoughts,
         )
 
 

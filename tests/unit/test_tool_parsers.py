@@ -58,8 +58,21 @@ FAMILIES = {
     "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "gemma4": '<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>'
     "<|tool_call>call:now{}<tool_call|>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+    f"<|tool_call_argument_begin|>{OSLO}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{{}}"
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
+    '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n"
+    "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n"
+    "</function>\n</seed:tool_call>",
+    "muse": '<atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Oslo'
+    '</atem:parameter>\n<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n'
+    '<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls>',
     "phi": f'functools[{{"name": "weather", "arguments": {OSLO}}}, {{"name": "now", "arguments": {{}}}}]',
 }
+# Whose outer mark says nothing.
+OUTER = ("deepseek", "deepseek_v31", "kimi_k2", "minimax_m2", "seed_oss", "muse")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -107,7 +120,7 @@ def test_half_a_call_is_text_until_its_arguments_begin(name: str) -> None:
             assert found[0] == Begin(0, "weather")
             rest = [piece for piece in found[1:] if isinstance(piece, Arguments) and piece.index == 0]
             assert OSLO.startswith("".join(piece.text for piece in rest))
-        elif not name.startswith("deepseek"):  # whose outer mark says nothing
+        elif name not in OUTER:
             assert found == ([Text(text[:end])] if end else [])
 
 
@@ -239,6 +252,10 @@ TEMPLATES = {
     "deepseek_v31": "{% if tools %}<｜tool▁call▁begin｜>{% endif %}",
     "phi": "{% if tools is defined %}<|tool_call|>{% endif %}",
     "gemma4": "{%- if tools -%}{{ '<|tool_call>call:' }}<|tool_call|>{% endif %}",
+    "kimi_k2": "{%- if tools -%}<|tool_call_begin|>{%- endif -%}",
+    "minimax_m2": "{% set begin = '<minimax:tool_call>' %}{% if tools %}{% endif %}",
+    "seed_oss": "{% set begin = '<seed:tool_call>' %}{% if tools %}<parameter=x>{% endif %}",
+    "muse": "{% if tools %}<atem:function_calls><|eom|><|message|>{% endif %}",
     "harmony": "{% if tools %}{{ '<|channel|>commentary<|message|>' }}<|tool_call|>{% endif %}",
     "generic": "{{ tools | tojson }}",
 }

@@ -10,7 +10,8 @@ from textual.strip import Strip
 from hetrun.system.terminal_text import visible
 from hetrun.text.chat.answer_parser import Divider
 from hetrun.text.chat.channels import ChannelReader
-from hetrun.text.tool_parsers import gemma4, harmony
+from hetrun.text.tool_parsers import gemma4
+from hetrun.text.tool_parsers.dialects import BY_NAME, BY_THOUGHT
 from hetrun.text.tool_parsers.formats import TEXT_ONLY, with_thoughts
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import MARKS, Text, Thought, end_of
@@ -40,8 +41,9 @@ class Divided:
 def divided(text: str, opened: str = "") -> Divided:
     """The thought at the beginning of a text, and all the rest; `opened`: the prompt has begun it."""
     mark, start = opened, text.lstrip()
-    if mark == harmony.THOUGHT or (not mark and start.startswith(harmony.CHANNEL)):
-        return _read(ChannelReader(tools=None), text, bool(opened))
+    begun = (d for d in BY_NAME.values() if start.startswith(d.begins))
+    if dialect := BY_THOUGHT.get(mark) if mark else next(begun, None):
+        return _read(ChannelReader(tools=None, dialect=dialect), text, bool(opened))
     if mark == gemma4.THOUGHT or (not mark and gemma4.THOUGHT in text):
         return _read(CallReader(with_thoughts(TEXT_ONLY)), text, bool(opened))
     if not mark:

@@ -1,54 +1,21 @@
-"""Answers in gpt-oss' harmony: messages in channels, of which one is thoughts and one is for calls of tools.
-
-`analysis` is thought, what is addressed to a tool is a call, everything else is text for people.
-"""
+"""Answers that are messages with headers (gpt-oss' harmony, Muse's): thoughts, text for people, and calls."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
 
 from hetrun.text.detokenizer import StopStrings
-from hetrun.text.tool_parsers.harmony import (
-    ANSWERING,
-    ASSISTANT,
-    CHANNEL,
-    CONSTRAIN,
-    ENDS,
-    FUNCTIONS,
-    MESSAGE,
-    START,
-    THINKING,
-)
+from hetrun.text.tool_parsers.dialect import ASSISTANT, MESSAGE, START, Dialect, Header, Kind
+from hetrun.text.tool_parsers.harmony import CHANNEL, FUNCTIONS, HARMONY
 from hetrun.text.tool_parsers.json_calls import STRAY
 from hetrun.text.tool_parsers.parts import GAP, Piece, Text, Thought, joined
 from hetrun.text.tool_parsers.scanner import Broken, Calls, Reading, value
 
 TO = "to="
-PEOPLE = frozenset(("", ASSISTANT, "user", "all"))  # who is addressed by what is no call
 MOST_HEADER = 512  # characters: a name of 256 and some words
-MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
-BETWEEN_MARKS = re.compile(f"({'|'.join(map(re.escape, MARKS))})")
-
-Kind = Literal["text", "thought", "call"]
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a header says."""
-
-    role: str
-    channel: str
-    recipient: str
-
-    @property
-    def kind(self) -> Kind:
-        """What its message is."""
-        if self.recipient not in PEOPLE:
-            return "call"
-        return "thought" if self.channel == THINKING else "text"
+BETWEEN_MARKS = re.compile(f"({'|'.join(map(re.escape, HARMONY.marks))})")  # others have fewer in headers
 
 
 def header_of(written: str) -> Header:
@@ -56,7 +23,7 @@ def header_of(written: str) -> Header:
     role = channel = recipient = ""
     place = START
     for part in BETWEEN_MARKS.split(written):
-        if part in MARKS:
+        if part in HARMONY.marks:
             place = part
             continue
         words = part.split()
@@ -79,14 +46,19 @@ class ChannelReader:
     """
 
     def __init__(
-        self, tools: Collection[str] | None = (), most: int | None = None, raw: bool = False
+        self,
+        tools: Collection[str] | None = (),
+        most: int | None = None,
+        raw: bool = False,
+        dialect: Dialect = HARMONY,
     ) -> None:
         """`tools`: None where calls stay text. `most` calls are given at most; `raw`: all but calls stays as
         it was written."""
+        self._dialect, self._ends, self._all_marks = dialect, dialect.ends, dialect.marks
         self._calls = Calls(tools or (), most)
         self._looks = tools is not None
         self._raw = raw
-        self._marks = StopStrings(MARKS)
+        self._marks = StopStrings(dialect.marks)
         self._state = 0
         self._held = ""  # may begin a mark
         self._place: Literal["begin", "header", "body", "after"] = "begin"
@@ -129,7 +101,7 @@ class ChannelReader:
                 self._stray(self._lead + held)
             case "body":
                 self._text(held)
-            case "header" if self._raw or not any(part in MARKS for part in self._header):
+            case "header" if self._raw or not any(part in self._all_marks for part in self._header):
                 self._header.append(held)
                 self._no_header()
             case "after" if self._raw:
@@ -239,7 +211,7 @@ class ChannelReader:
             case "header":
                 self._mark_in_header(mark)
             case "body":
-                if mark in ENDS:
+                if mark in self._ends:
                     self._ended(mark)
                 elif mark in (START, CHANNEL) and not self._last:
                     self._open(mark)
@@ -248,13 +220,13 @@ class ChannelReader:
             case "begin" if self._lead:
                 self._stray(self._lead)
                 self._mark(mark)
-            case _ if mark in ENDS:
+            case _ if mark in self._ends:
                 self._end.append(mark)
             case _:
                 self._open(mark)
 
     def _mark_in_header(self, mark: str) -> None:
-        if mark in ENDS or mark == START:
+        if mark in self._ends or mark == START:
             self._no_header()
             self._mark(mark)
             return
@@ -280,16 +252,19 @@ class ChannelReader:
         written, self._header = "".join(self._header), []
         end, self._end = "" if self._kind == "call" else "".join(self._end), []
         found = header_of(written)
+        kind = self._dialect.kind(found)
         self._close()
         ours = found.role == ASSISTANT
-        called = ours and self._looks and found.kind == "call"
+        called = ours and self._looks and kind == "call"
         self._place, self._fresh = "body", True
-        self._last = ours and found.kind == "text" and found.channel == ANSWERING
-        self._written = not called and (self._raw or not ours or found.kind == "call")
-        self._kind = "text" if self._written else found.kind
+        self._last = ours and self._dialect.is_last(found)
+        self._written = not called and (self._raw or not ours or kind == "call")
+        # Where a call stands between tags, who looks for these in texts finds it.
+        tagged = called and self._dialect.tagged
+        self._kind = "text" if self._written or tagged else kind
         if self._raw:
             self._tell("text", end)
-        if called:
+        if called and not tagged:
             self._calls.begin(found.recipient.removeprefix(FUNCTIONS))
         elif self._written:
             self._tell("text", written)

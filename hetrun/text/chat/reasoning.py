@@ -1,8 +1,8 @@
 """What a model thinks before it answers, apart from its answer.
 
 Such models write `<think>`, their thoughts and `</think>`. Some templates write the first mark themselves, at
-the end of the prompt; the answer then begins in the middle of a thought. gpt-oss has a channel for thoughts,
-which `channels` reads, and Gemma 4 thinks anywhere, which the reader of calls sees.
+the end of the prompt; the answer then begins in the middle of a thought. gpt-oss and Muse have messages for
+thoughts, which `channels` reads, and Gemma 4 thinks anywhere, which the reader of calls sees.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from hetrun.text.tool_parsers import harmony
+from hetrun.text.tool_parsers import dialects
 from hetrun.text.tool_parsers.lookahead import Margin
 from hetrun.text.tool_parsers.parts import MARKS, Piece, Text, Thought, end_of, joined
 
@@ -19,10 +19,10 @@ AUTO, NONE, DEEPSEEK = "auto", "none", "deepseek"  # llama-server's names
 
 def mark_of(template: str) -> str:
     """The mark with which a model of this template begins to think; nothing if it does not."""
-    if harmony.is_harmony(template):
-        return harmony.THOUGHT
-    # The mark that ends thoughts in harmony ends other things elsewhere.
-    return next((begin for begin, end in MARKS if end in template and begin != harmony.THOUGHT), "")
+    if dialect := dialects.of_template(template):
+        return dialect.thought
+    # What ends messages there ends other things elsewhere.
+    return next((begin for begin, end in MARKS if end in template and begin not in dialects.BY_THOUGHT), "")
 
 
 def opened_in(prompt: str) -> str:
@@ -33,7 +33,8 @@ def opened_in(prompt: str) -> str:
 
 def within_thought(mark: str, parts: str) -> str:
     """Parts of a structure (`grammar.composed`) for an answer that goes on with a thought."""
-    after = harmony.next_message() if mark == harmony.THOUGHT else [{"space": True}]
+    dialect = dialects.BY_THOUGHT.get(mark)
+    after = dialect.next_message if dialect else [{"space": True}]
     return f"[{json.dumps({'until': end_of(mark)})}, {json.dumps(after)}, {parts}]"
 
 

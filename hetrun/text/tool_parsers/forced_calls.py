@@ -11,21 +11,38 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetrun.text.tool_parsers import gemma4, gemma4_schema, harmony
+from hetrun.text.tool_parsers import gemma4, gemma4_schema, harmony, muse
+from hetrun.text.tool_parsers.dialect import MESSAGE
+from hetrun.text.tool_parsers.dialects import BY_THOUGHT
 from hetrun.text.tool_parsers.formats import CALLS_BEGIN, CALLS_END
-from hetrun.text.tool_parsers.named_calls import CALL_END, SEPARATOR
+from hetrun.text.tool_parsers.named_calls import (
+    CALL_END,
+    KIMI_ARGUMENTS,
+    KIMI_CALL,
+    KIMI_CALL_END,
+    KIMI_CALLS,
+    KIMI_CALLS_END,
+    KIMI_FUNCTIONS,
+    SEPARATOR,
+)
 from hetrun.text.tool_parsers.parts import end_of
-from hetrun.text.tool_parsers.tagged_calls import (
+from hetrun.text.tool_parsers.tagged_calls import kinds
+from hetrun.text.tool_parsers.tags import (
     CLOSE,
     FUNCTION,
     FUNCTION_END,
     KEY,
     KEY_END,
+    MINIMAX_CALLS,
+    MINIMAX_CALLS_END,
+    MINIMAX_TAGS,
     PARAMETER,
     PARAMETER_END,
+    SEED_CALL,
+    SEED_CLOSE,
     VALUE,
     VALUE_END,
-    kinds,
+    Tags,
 )
 
 Part = Any  # a text, or a list or an object of parts
@@ -68,14 +85,38 @@ FRAMES: Mapping[str, Frame] = {
     gemma4.NAME: Frame((gemma4.CALL, gemma4.CALLED + "{}"), (gemma4.CALL_END,)),
     # What ends a call ends the answer.
     harmony.NAME: Frame(
-        (harmony.CHANNEL, "commentary to=functions.{} ", harmony.CONSTRAIN, "json", harmony.MESSAGE),
+        (harmony.CHANNEL, "commentary to=functions.{} ", harmony.CONSTRAIN, "json", MESSAGE),
         (),
+        several=False,
+        lazy=False,
+    ),
+    "kimi_k2": Frame(
+        (KIMI_CALL, KIMI_FUNCTIONS + "{}:"), (KIMI_CALL_END,), "", (KIMI_CALLS,), (KIMI_CALLS_END,)
+    ),
+    "minimax_m2": Frame(
+        (MINIMAX_TAGS.begin + "{}" + MINIMAX_TAGS.close + "\n",),
+        (MINIMAX_TAGS.end + "\n",),
+        "",
+        (MINIMAX_CALLS, "\n"),
+        (MINIMAX_CALLS_END,),
+    ),
+    "seed_oss": Frame((SEED_CALL, "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", SEED_CLOSE), "\n"),
+    muse.NAME: Frame(
+        (" to={}", MESSAGE, muse.CALLS + "\n" + muse.TAGS.begin + "{}" + muse.TAGS.close + "\n"),
+        (muse.TAGS.end + "\n" + muse.CALLS_END,),
         several=False,
         lazy=False,
     ),
 }
 
-ONE_BY_ONE = ("qwen3_coder", "glm", gemma4.NAME)  # arguments stand by themselves
+ONE_BY_ONE = (
+    "qwen3_coder",
+    "seed_oss",
+    "minimax_m2",
+    muse.NAME,
+    "glm",
+    gemma4.NAME,
+)  # arguments by themselves
 
 
 def calls(family: str, tools: Mapping[str, Schema], several: bool = True, thought: str = "") -> str:
@@ -87,9 +128,10 @@ def calls(family: str, tools: Mapping[str, Schema], several: bool = True, though
     return json.dumps([*_thought(thought), *parts], ensure_ascii=False)
 
 
-def final(schema: Schema, thought: str = "") -> str:
-    """The last message of an answer in channels, with a value by this schema."""
-    return json.dumps([*_thought(thought), *harmony.final({"json": schema})], ensure_ascii=False)
+def final(schema: Schema, mark: str, thinks: bool) -> str:
+    """The last message of an answer in messages, with a value by this schema; `mark`: that of thoughts."""
+    thought = _thought(mark) if thinks else []
+    return json.dumps([*thought, *BY_THOUGHT[mark].final({"json": schema})], ensure_ascii=False)
 
 
 def when_begun(family: str, tools: Mapping[str, Schema], several: bool = True) -> str | None:
@@ -121,6 +163,15 @@ def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
     match family:
         case "qwen3_coder":
             arguments = _arguments(schema, (PARAMETER, ">\n"), "\n" + PARAMETER_END + "\n")
+        case "seed_oss":
+            arguments = _arguments(schema, (PARAMETER, ">"), PARAMETER_END + "\n")
+        case "minimax_m2":
+            arguments = _tagged(schema, MINIMAX_TAGS)
+        case muse.NAME:
+            arguments = _tagged(schema, muse.TAGS)
+        case "kimi_k2":
+            numbers = {"any": [str(i) for i in range(10)]}
+            arguments = [numbers, {"mark": KIMI_ARGUMENTS}, {"json": closed(schema)}]
         case "glm":
             arguments = _arguments(schema, (KEY, KEY_END + "\n" + VALUE), VALUE_END + "\n")
         case gemma4.NAME:
@@ -134,11 +185,15 @@ def _thought(mark: str) -> list[Part]:
     """A thought, or none."""
     if not mark:
         return []
-    if mark == harmony.THOUGHT:
-        return [{"maybe": harmony.thought()}]
+    if dialect := BY_THOUGHT.get(mark):
+        return [{"maybe": dialect.thought_message}]
     if mark == gemma4.THOUGHT:
         return [{"maybe": gemma4.thought()}]
     return [{"maybe": [{"mark": mark}, {"until": end_of(mark)}, {"space": True}]}]
+
+
+def _tagged(schema: Schema, tags: Tags) -> list[Part]:
+    return _arguments(schema, (tags.key, tags.close), tags.value_end + "\n")
 
 
 def _arguments(schema: Schema, around: tuple[str, str], end: str) -> list[Part]:

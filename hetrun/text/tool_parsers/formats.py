@@ -6,12 +6,29 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from hetrun.text.tool_parsers import gemma4, harmony
+from hetrun.text.tool_parsers import gemma4, harmony, muse
+from hetrun.text.tool_parsers.dialect import MESSAGE
 from hetrun.text.tool_parsers.gemma4_calls import gemma4_call, gemma4_thought, opened_thought
 from hetrun.text.tool_parsers.json_calls import json_calls
-from hetrun.text.tool_parsers.named_calls import deepseek_call, mistral_calls
+from hetrun.text.tool_parsers.named_calls import (
+    KIMI_CALL,
+    KIMI_CALLS,
+    KIMI_CALLS_END,
+    deepseek_call,
+    kimi_call,
+    mistral_calls,
+)
 from hetrun.text.tool_parsers.scanner import Calls, Reading
-from hetrun.text.tool_parsers.tagged_calls import FUNCTION, Types, function_call, tagged_calls
+from hetrun.text.tool_parsers.tagged_calls import Types, call_in, tagged_calls
+from hetrun.text.tool_parsers.tags import (
+    FUNCTION,
+    FUNCTION_TAGS,
+    MINIMAX_CALLS,
+    MINIMAX_CALLS_END,
+    MINIMAX_TAGS,
+    SEED_CALL,
+    SEED_CLOSE,
+)
 
 Body = Callable[[Calls, Types], Reading[str]]  # what follows a mark
 
@@ -27,7 +44,6 @@ class Format:
     noise: tuple[str, ...] = ()  # marks around calls that say nothing more
     bare: bool = False  # an answer may be a call, with no mark before it
     opened: Body | None = None  # what goes on where a prompt has begun a thought, if thoughts are looked for
-    channels: bool = False  # messages in channels are calls, which `chat.channels` reads
     short_ids: bool = False  # its templates take nine characters as the id of a call, and no others
 
 
@@ -35,10 +51,14 @@ def _json(close: str = "", first: str = "") -> Body:
     return lambda calls, types: json_calls(calls, close, first=first)
 
 
-_TAGGED: Mapping[str, Body] = {"<tool_call>": tagged_calls, FUNCTION: function_call}
+_FUNCTION: Mapping[str, Body] = {FUNCTION: call_in(FUNCTION_TAGS)}
+_TAGGED: Mapping[str, Body] = {"<tool_call>": tagged_calls, **_FUNCTION}
+_MINIMAX: Mapping[str, Body] = {MINIMAX_TAGS.begin: call_in(MINIMAX_TAGS)}
+_MUSE: Mapping[str, Body] = {muse.TAGS.begin: call_in(muse.TAGS)}
 _PYTHON: Mapping[str, Body] = {"<|python_tag|>": _json()}
 _MISTRAL: Mapping[str, Body] = {"[TOOL_CALLS]": lambda calls, types: mistral_calls(calls)}
 _DEEPSEEK: Mapping[str, Body] = {"<｜tool▁call▁begin｜>": lambda calls, types: deepseek_call(calls)}
+_KIMI: Mapping[str, Body] = {KIMI_CALL: lambda calls, types: kimi_call(calls)}
 _GEMMA4: Mapping[str, Body] = {gemma4.CALL: gemma4_call}
 _PHI: Mapping[str, Body] = {"functools[": _json(first="["), "<|tool_call|>": _json("<|/tool_call|>")}
 
@@ -54,12 +74,19 @@ FORMATS: Mapping[str, Format] = {
         Format("deepseek", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("deepseek_v31", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("phi", _PHI),
+        Format("kimi_k2", _KIMI, (KIMI_CALLS, KIMI_CALLS_END)),
+        Format("minimax_m2", _MINIMAX, (MINIMAX_CALLS, MINIMAX_CALLS_END)),
+        Format("seed_oss", _FUNCTION, (SEED_CALL, SEED_CLOSE)),
+        Format(muse.NAME, _MUSE, (muse.CALLS, muse.CALLS_END)),
         Format(gemma4.NAME, _GEMMA4, (gemma4.CALL_END,)),
-        Format(harmony.NAME, {}, channels=True),
+        Format(harmony.NAME, {}),  # whose calls are messages, which `chat.channels` reads
         Format(
             "generic",
-            {**_TAGGED, **_PYTHON, **_MISTRAL, **_DEEPSEEK, **_GEMMA4, **_PHI},
-            (CALLS_BEGIN, CALLS_END),
+            {**_TAGGED, **_MINIMAX, **_MUSE, **_PYTHON, **_MISTRAL, **_DEEPSEEK, **_KIMI, **_GEMMA4, **_PHI},
+            (
+                *(CALLS_BEGIN, CALLS_END, KIMI_CALLS, KIMI_CALLS_END, SEED_CALL, SEED_CLOSE),
+                *(MINIMAX_CALLS, MINIMAX_CALLS_END, muse.CALLS, muse.CALLS_END),
+            ),
             bare=True,
         ),
     )
@@ -70,8 +97,12 @@ UNTOLD = "hermes"  # for one that takes none: then we tell the model of its tool
 
 # What only the templates of one family hold; the first that fits.
 MARKS = (
-    (harmony.NAME, harmony.CHANNEL, harmony.MESSAGE),
+    (harmony.NAME, harmony.CHANNEL, MESSAGE),
+    (muse.NAME, muse.CALLS),
     (gemma4.NAME, gemma4.CALL + gemma4.CALLED),
+    ("kimi_k2", KIMI_CALL),
+    ("minimax_m2", MINIMAX_CALLS),
+    ("seed_oss", SEED_CALL),
     ("deepseek", "<｜tool▁call▁begin｜>", "```json"),
     ("deepseek_v31", "<｜tool▁call▁begin｜>"),
     ("mistral_named", "[TOOL_CALLS]", "[ARGS]"),

@@ -1,25 +1,18 @@
-"""The marks of gpt-oss' harmony, and its messages as parts of a grammar.
-
-An answer is messages, each with a header: who speaks, `<|channel|>` and a channel, perhaps to whom, and
-`<|message|>`. The prompt has written `<|start|>assistant`, so an answer begins in the middle of a header.
-"""
+"""gpt-oss' harmony: messages in channels, of which one is thoughts and one is for calls of tools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-Part = Any  # as in `forced_calls`
+from hetrun.text.tool_parsers.dialect import MESSAGE, PEOPLE, Dialect, Header, Kind, Part
 
 NAME = "harmony"
-START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+CHANNEL, CONSTRAIN = "<|channel|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"  # of a message, an answer and a call
-ENDS = (END, RETURN, CALL)
 
-ASSISTANT = "assistant"
 THINKING, SAYING, ANSWERING = "analysis", "commentary", "final"  # the channels
 FUNCTIONS = "functions."  # before the names of tools that a request has
-THOUGHT = f"{CHANNEL}{THINKING}{MESSAGE}"  # with which a thought begins
+THOUGHT = f"{CHANNEL}{THINKING}{MESSAGE}"
 
 
 def is_harmony(template: str) -> bool:
@@ -27,27 +20,32 @@ def is_harmony(template: str) -> bool:
     return CHANNEL in template and MESSAGE in template
 
 
-def next_message() -> list[Part]:
-    """What stands before the header of another message."""
-    return [{"mark": START}, ASSISTANT]
-
-
-def thought() -> list[Part]:
-    """A message that is thought, and the beginning of another."""
-    return [*_header(THINKING), {"until": END}, *next_message()]
-
-
-def final(form: Part) -> list[Part]:
-    """The last message, of this form."""
-    return [*_header(ANSWERING), form]
-
-
 def any_answer(calls: Sequence[Part]) -> list[Part]:
     """Thoughts and texts in any number, and then one of these calls, or a last message."""
     channel = {"any": [THINKING, SAYING]}
-    before = [{"mark": CHANNEL}, channel, {"mark": MESSAGE}, {"until": END}, *next_message()]
-    return [{"any_times": before}, {"any": [*calls, final({"free": True})]}]
+    before = [{"mark": CHANNEL}, channel, {"mark": MESSAGE}, {"until": END}, *HARMONY.next_message]
+    return [{"any_times": before}, {"any": [*calls, HARMONY.final({"free": True})]}]
 
 
-def _header(channel: str) -> list[Part]:
-    return [{"mark": CHANNEL}, channel, {"mark": MESSAGE}]
+def _kind(header: Header) -> Kind:
+    """`analysis` is thought, what is addressed to a tool is a call, everything else is text for people."""
+    if header.recipient not in PEOPLE:
+        return "call"
+    return "thought" if header.channel == THINKING else "text"
+
+
+def _header(channel: str) -> tuple[Part, ...]:
+    return ({"mark": CHANNEL}, channel, {"mark": MESSAGE})
+
+
+HARMONY = Dialect(
+    NAME,
+    THOUGHT,
+    begins=(CHANNEL,),
+    within=(CHANNEL, CONSTRAIN),
+    ends=(END, RETURN, CALL),
+    kind=_kind,
+    is_last=lambda header: _kind(header) == "text" and header.channel == ANSWERING,
+    thinking=_header(THINKING),
+    answering=_header(ANSWERING),
+)

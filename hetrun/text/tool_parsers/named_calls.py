@@ -1,4 +1,4 @@
-"""Calls with the name in front of the arguments: Mistral's newer ones and DeepSeek's."""
+"""Calls with the name in front of the arguments: Mistral's newer ones, DeepSeek's and Kimi's."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from hetrun.text.tool_parsers.scanner import (
 
 SEPARATOR = "<｜tool▁sep｜>"
 CALL_END = "<｜tool▁call▁end｜>"
+KIMI_CALLS, KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_CALL, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+KIMI_ARGUMENTS, KIMI_FUNCTIONS = "<|tool_call_argument_begin|>", "functions."
 FENCE = "`json" + SPACE  # what may stand between a name and its arguments
 
 
@@ -50,6 +53,16 @@ def deepseek_call(calls: Calls) -> Reading[str]:
         pass
     rest = yield from _named(calls, name.strip(), c)
     return (yield from closing(rest or " ", CALL_END))
+
+
+def kimi_call(calls: Calls) -> Reading[str]:
+    """`functions.name:0<mark>{...}<end>`: the number counts the calls of a conversation."""
+    parts: list[str] = []
+    yield from until(KIMI_ARGUMENTS, parts.append, MOST_NAME)
+    name = "".join(parts).strip().removeprefix(KIMI_FUNCTIONS)
+    before, colon, number = name.rpartition(":")
+    rest = yield from _named(calls, before if colon and number.isdigit() else name, (yield from skip_space()))
+    return (yield from closing(rest or " ", KIMI_CALL_END))
 
 
 def _named(calls: Calls, name: str, c: str) -> Reading[str]:

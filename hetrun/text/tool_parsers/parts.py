@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from hetrun.text.tool_parsers import gemma4, harmony
+from hetrun.text.tool_parsers import gemma4
+from hetrun.text.tool_parsers.dialects import BY_THOUGHT
 
 # Of thoughts.
 MARKS = (
     ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
-    (harmony.THOUGHT, harmony.END),
+    *((mark, dialect.ends[0]) for mark, dialect in BY_THOUGHT.items()),
     (gemma4.THOUGHT, gemma4.CHANNEL_END),
 )
 GAP = "\n\n"  # between two texts of a kind, which clients see as one

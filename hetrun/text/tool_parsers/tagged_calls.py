@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetrun.text.tool_parsers.json_calls import closing, json_calls
@@ -17,12 +17,7 @@ from hetrun.text.tool_parsers.scanner import (
     skip_space,
     until,
 )
-
-CLOSE = "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-KEY, KEY_END = "<arg_key>", "</arg_key>"
-VALUE, VALUE_END = "<arg_value>", "</arg_value>"
+from hetrun.text.tool_parsers.tags import CLOSE, FUNCTION, FUNCTION_TAGS, KEY, KEY_END, VALUE, VALUE_END, Tags
 
 Types = Mapping[str, Mapping[str, frozenset[str]]]  # of the arguments of tools, by their names
 PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -44,28 +39,40 @@ def tagged_calls(calls: Calls, types: Types) -> Reading[str]:
         return (yield from _glm_call(c, calls, types))
     if (yield from expect(FUNCTION, c)):
         raise NotACall
-    rest = yield from function_call(calls, types)
+    rest = yield from named_call(calls, types, FUNCTION_TAGS)
     return rest or (yield from closing(" ", CLOSE))
 
 
-def function_call(calls: Calls, types: Types) -> Reading[str]:
+def call_in(tags: Tags) -> Callable[[Calls, Types], Reading[str]]:
+    """What reads calls between these tags."""
+    return lambda calls, types: named_call(calls, types, tags)
+
+
+def named_call(calls: Calls, types: Types, tags: Tags) -> Reading[str]:
     """`<function=NAME>`, of which the beginning was read, `<parameter=KEY>`s and `</function>`."""
-    name, end = yield from line_until(">\n")
-    arguments = _Object(calls, types.get(name.strip(), {}))
-    arguments.begin(name.strip() if end == ">" else "")
+    name = yield from _name(tags)
+    arguments = _Object(calls, types.get(name, {}))
+    arguments.begin(name)
     while True:
         c = yield from skip_space()
         tag = c + ((yield) if c == "<" else "")
-        if tag != PARAMETER[:2]:
+        if tag != tags.key[:2]:
             arguments.end()
-            return (yield from expect(FUNCTION_END[2:])) if tag == FUNCTION_END[:2] else tag
-        key, end = "", ">"
-        if not (other := (yield from expect(PARAMETER[2:]))):
-            key, end = yield from line_until(">\n")
-        if other or end != ">":
+            return (yield from expect(tags.end[2:])) if tag == tags.end[:2] else tag
+        other = yield from expect(tags.key[2:])
+        key = "" if other else (yield from _name(tags))
+        if not key:
             arguments.end()
             return other
-        yield from arguments.read(key.strip(), PARAMETER_END)
+        yield from arguments.read(key, tags.value_end)
+
+
+def _name(tags: Tags) -> Reading[str]:
+    """A name up to what ends it; nothing where the line ends before that."""
+    name, end = yield from line_until(f"{tags.close[0]}\n")
+    if end != tags.close[0] or (tags.close[1:] and (yield from expect(tags.close[1:]))):
+        return ""
+    return name.strip()
 
 
 def _glm_call(c: str, calls: Calls, types: Types) -> Reading[str]:
