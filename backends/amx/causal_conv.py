@@ -26,7 +26,7 @@ def passing_bytes(a: CausalConv, tokens: int) -> int:
     return 4 * (tokens + a.kernel) * a.width
 
 
-def causal_conv(op: Op, x: Tensor, taps: Tensor, work: Pass, kv: KvCache) -> Tensor:
+def causal_conv(op: Op, x: Tensor, taps: Tensor, bias: Tensor | None, work: Pass, kv: KvCache) -> Tensor:
     """Each row's result, in float32; the last rows of each sequence are written where the pass says."""
     a = op.attrs
     assert isinstance(a, CausalConv)
@@ -35,7 +35,7 @@ def causal_conv(op: Op, x: Tensor, taps: Tensor, work: Pass, kv: KvCache) -> Ten
     for part in work.parts:
         tail = slots.before(part).view(back, a.width)
         rows = torch.cat((tail, x[part.a : part.b].float()))
-        _convolve(rows, taps, out[part.a : part.b])
+        _convolve(a, rows, taps, bias, out[part.a : part.b])
         for _, end in pieces(part):
             kept = slots.after(part, end)
             if kept is not None:
@@ -43,9 +43,12 @@ def causal_conv(op: Op, x: Tensor, taps: Tensor, work: Pass, kv: KvCache) -> Ten
     return out
 
 
-def _convolve(rows: Tensor, taps: Tensor, out: Tensor) -> None:
+def _convolve(a: CausalConv, rows: Tensor, taps: Tensor, bias: Tensor | None, out: Tensor) -> None:
     for lo, hi in spans(len(out), max(1, IN_CACHE // out.shape[1])):
         total = torch.mul(rows[lo:hi], taps[0], out=out[lo:hi])
         for far, tap in enumerate(taps[1:], 1):
             total.addcmul_(rows[lo + far : hi + far], tap)
-        functional.silu(total, inplace=True)
+        if bias is not None:
+            total.add_(bias)
+        if a.silu:
+            functional.silu(total, inplace=True)

@@ -12,6 +12,8 @@ other products are of bf16, summed in float32:
 
     results = exp(G) * Q S' + (D * Q K') U
     S       = exp(G[last]) * S + U' (exp(G[last] - G) * K)
+
+Mamba 2's rule takes nothing off v: there u[i] is beta[i] * v[i].
 """
 
 from __future__ import annotations
@@ -78,8 +80,10 @@ def chunk(a: DeltaNet, rows: Rows, state: Tensor, out: Tensor) -> None:
     mixing, solving = _triangles(a, qk, total, rows.rate)
     q, k, last = _scaled(a, qk, total)
     before = known.to(BF16).transpose(1, 2)
-    missing = torch.baddbmm(_rounded(rows.v.transpose(0, 1)), k, before)
-    new = torch.bmm(solving, missing)
+    if solving is None:
+        new = _rounded((rows.v * rows.rate[:, :, None]).transpose(0, 1))
+    else:
+        new = torch.bmm(solving, torch.baddbmm(_rounded(rows.v.transpose(0, 1)), k, before))
     found = torch.baddbmm(torch.bmm(q, before), mixing, new)
     out.copy_(found.transpose(0, 1)[:n])
     added = torch.bmm(new.transpose(1, 2), last)
@@ -90,14 +94,16 @@ def _rounded(x: Tensor) -> Tensor:
     return x.to(BF16, memory_format=torch.contiguous_format)
 
 
-def _triangles(a: DeltaNet, qk: Tensor, total: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each head what mixes U into the results, and the inverse of I + L, times beta."""
+def _triangles(a: DeltaNet, qk: Tensor, total: Tensor, rate: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Of each head what mixes U into the results, and the inverse of I + L, times beta; for Mamba none."""
     n = qk.shape[2]
     products = torch.bmm(qk.view(-1, 2 * n, a.k_dim), qk[:, 1].transpose(1, 2)).view(-1, 2, n, n)
     # Where a row is after the other, exp may be infinite: it is overwritten, not multiplied.
     seen = (total[:, :, None] - total[:, None]).exp_().tril_()
     grouped, beta = by_k_heads(a, seen), rate.t().contiguous()
     mixing = (grouped * of_k_heads(a, products[:, 0])).view(seen.shape).to(BF16)
+    if a.mamba:
+        return mixing, None
     grouped.mul_(of_k_heads(a, products[:, 1]))
     inverse = unit_inverse(seen.mul_(beta[:, :, None]))
     return mixing, inverse.mul_(beta[:, None]).to(BF16)

@@ -1,4 +1,4 @@
-"""The gated delta rule: few tokens one by one, many in chunks, each sequence by itself.
+"""The gated delta rule, and Mamba 2's: few tokens one by one, many in chunks, each sequence by itself.
 
 So the bits of a sequence's results do not tell which others are in the pass. They tell how its text was cut:
 with --deterministic a pass has one row here, and chunks are never used.
@@ -25,15 +25,21 @@ FORGOTTEN = -60.0  # the least logarithm of a decay: nothing is left, and sums o
 
 
 class Gates:
-    """What the decays of a layer hang on."""
+    """What the decays and rates of a layer hang on; `skips`: how much of v is in the result, if any is."""
 
-    def __init__(self, a: DeltaNet, decays: Tensor, biases: Tensor) -> None:
+    def __init__(self, a: DeltaNet, decays: Tensor, biases: Tensor, skips: Tensor | None = None) -> None:
         self._decays = -decays.exp() if a.log else decays
         self._biases = biases
+        self._mamba = a.mamba
+        self.skips = skips
 
     def of(self, decay: Tensor) -> Tensor:
         """The logarithms of each row's decays."""
         return functional.softplus(decay + self._biases).mul_(self._decays).clamp_min_(FORGOTTEN)
+
+    def rates(self, rate: Tensor) -> Tensor:
+        """How much each row teaches."""
+        return functional.softplus(rate + self._biases) if self._mamba else torch.sigmoid(rate)
 
 
 def delta_net(
@@ -51,7 +57,7 @@ def delta_net(
     slots, shape = Slots.of(kv.state(a.layer, op.kind)), (a.v_heads, a.v_dim, a.row)
     for part in work.parts:
         x, decay, rate = (value[part.a : part.b].float() for value in inputs)
-        rows = _rows(a, x, gates.of(decay), torch.sigmoid(rate))
+        rows = _rows(a, x, gates.of(decay), gates.rates(rate))
         before = slots.before(part).view(shape)
         for lo, hi in pieces(part):
             kept = slots.after(part, hi)
@@ -62,15 +68,22 @@ def delta_net(
             else:
                 _in_chunks(a, own, after.copy_(before), to, check)
             before = after
+        if gates.skips is not None:
+            out[part.a : part.b].addcmul_(rows.v, gates.skips[:, None])
     return out.view(-1, a.v_width)
 
 
 def _rows(a: DeltaNet, x: Tensor, decay: Tensor, rate: Tensor) -> Rows:
+    q_at, k_at, v_at = a.columns
+    v = x[:, v_at : v_at + a.v_width].reshape(len(x), a.v_heads, a.v_dim)
+    if a.mamba:
+        both = (x[:, at : at + a.k_width].reshape(len(x), a.k_heads, a.k_dim) for at in (q_at, k_at))
+        return Rows(torch.stack(tuple(both), 1), v, decay, rate)
     qk = x[:, : 2 * a.k_width].view(len(x), 2, a.k_heads, a.k_dim)
     length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)
     scale = length.square_().add_(a.eps).rsqrt_()
     scale[:, 0] *= a.k_dim**-0.5
-    return Rows(qk * scale, x[:, 2 * a.k_width :].view(len(x), a.v_heads, a.v_dim), decay, rate)
+    return Rows(qk * scale, v, decay, rate)
 
 
 def _in_chunks(a: DeltaNet, rows: Rows, state: Tensor, out: Tensor, check: Callable[[], None]) -> None:
@@ -87,7 +100,7 @@ def _one_by_one(a: DeltaNet, rows: Rows, before: Tensor, after: Tensor, out: Ten
         torch.mul(before, decays[i], out=after)
         before = after
         q, k = (_of_v_heads(a, heads) for heads in rows.qk[i])
-        new = (rows.v[i] - (known * k).sum(-1)) * rows.rate[i][:, None]
+        new = (rows.v[i] if a.mamba else rows.v[i] - (known * k).sum(-1)) * rows.rate[i][:, None]
         known.addcmul_(new[:, :, None], k)
         torch.sum(known * q, -1, out=out[i])
 

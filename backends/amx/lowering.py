@@ -297,6 +297,14 @@ class Emitter:
 
         return call
 
+    def multiply(self, op: Op) -> Call:
+        first, second, target = self.slot(op.inputs[0]), self.slot(op.inputs[1]), self.slot(op.out)
+
+        def call(frame: Frame) -> None:
+            frame.values[target] = frame.get(first).float() * frame.get(second)
+
+        return call
+
     def attention(self, op: Op) -> Call:
         q, *own = (self.slot(value) for value in op.inputs)
         target, kv, scratch = self.slot(op.out), self._kv, self._backend.attention_scratch
@@ -314,19 +322,19 @@ class Emitter:
 
     def causal_conv(self, op: Op) -> Call:
         source, target, kv = self.slot(op.inputs[0]), self.slot(op.out), self._kv
-        taps = taps_of(vector_of(self.buffers(op)[0]))
+        kernel, *more = map(vector_of, self.buffers(op))
+        taps, bias = taps_of(kernel), next((b[:, 0] for b in more), None)
 
         def call(frame: Frame) -> None:
-            frame.values[target] = causal_conv(op, frame.get(source), taps, frame.work, kv)
+            frame.values[target] = causal_conv(op, frame.get(source), taps, bias, frame.work, kv)
 
         return call
 
     def delta_net(self, op: Op) -> Call:
         x, decay, rate = (self.slot(value) for value in op.inputs)
         target, kv, check = self.slot(op.out), self._kv, self._backend.check
-        decays, biases = (vector_of(b)[0] for b in self.buffers(op))
         assert isinstance(op.attrs, DeltaNet)
-        gates = Gates(op.attrs, decays, biases)
+        gates = Gates(op.attrs, *(vector_of(b)[0] for b in self.buffers(op)))
 
         def call(frame: Frame) -> None:
             given = frame.get(x), frame.get(decay), frame.get(rate)
@@ -430,6 +438,7 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
     "swiglu": Emitter.gate,
     "geglu": Emitter.gate,
     "sigmoid_gate": Emitter.sigmoid_gate,
+    "multiply": Emitter.multiply,
     "gelu": _act,
     "relu": _act,
     "scale": _scale,

@@ -357,6 +357,7 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "swiglu": Emitter.binary,
     "geglu": Emitter.binary,
     "sigmoid_gate": Emitter.sigmoid_gate,
+    "multiply": Emitter.binary,
     "gelu": _gelu,
     "relu": Emitter.unary,
     "scale": _scale,

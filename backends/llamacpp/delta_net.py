@@ -50,25 +50,28 @@ def causal_conv(e: Emitter, op: Op) -> None:
     a, lib = op.attrs, e.delta_nets
     assert isinstance(a, CausalConv)
     assert lib is not None
-    x, (kernel,), states = e.values[op.inputs[0]], e.weights(op), e.kv.state(a.layer, op.kind)
+    x, states = e.values[op.inputs[0]], e.kv.state(a.layer, op.kind)
+    weights = dict(zip(("kernel", "bias"), e.weights(op), strict=False))
     call = Convolution(
         **_states(e, states),
         x_stride=x.stride // FLOAT,
         out_stride=a.width,
         width=a.width,
         taps=a.kernel,
+        silu=a.silu,
         level=lib.level,
     )
-    _node(e, op, call, lib.convolve_address, {"x": e.w.plain(x), "kernel": kernel})
+    _node(e, op, call, lib.convolve_address, {"x": e.w.plain(x), **weights})
 
 
 def delta_net(e: Emitter, op: Op) -> None:
-    """The gated delta rule."""
+    """The gated delta rule, or Mamba 2's."""
     a, lib = op.attrs, e.delta_nets
     assert isinstance(a, DeltaNet)
     assert lib is not None
     x, decay, rate = (e.values[value] for value in op.inputs)
-    decays, biases = e.weights(op)
+    weights = dict(zip(("decays", "biases", "skips"), e.weights(op), strict=False))
+    q_at, k_at, v_at = a.columns
     common = e.inputs.states
     common.row, common.slots = max(common.row, a.row), e.slots
     call = Delta(
@@ -81,15 +84,19 @@ def delta_net(e: Emitter, op: Op) -> None:
         v_heads=a.v_heads,
         k_dim=a.k_dim,
         v_dim=a.v_dim,
+        q_at=q_at,
+        k_at=k_at,
+        v_at=v_at,
         row=a.row,
         tiled=a.tiled,
         log=a.log,
+        mamba=a.mamba,
         level=lib.level,
         slots=e.slots,
         eps=a.eps,
     )
     plain = {"x": x, "decay": decay, "rate": rate}
-    tensors = {name: e.w.plain(ref) for name, ref in plain.items()} | {"decays": decays, "biases": biases}
+    tensors = {name: e.w.plain(ref) for name, ref in plain.items()} | weights
     _node(e, op, call, lib.remember_address, tensors)
 
 

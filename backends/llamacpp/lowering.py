@@ -255,6 +255,10 @@ def _sigmoid_gate(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_mul(e.ctx, x, e.lib.ggml_sigmoid(e.ctx, gate)))
 
 
+def _multiply(e: Emitter, op: Op) -> None:
+    e.define(op, e.lib.ggml_mul(e.ctx, *(e.w.plain(e.values[v]) for v in op.inputs)))
+
+
 def _gelu(e: Emitter, op: Op) -> None:
     assert isinstance(op.attrs, Gelu)
     gelu = e.lib.ggml_gelu_erf if op.attrs.exact else e.lib.ggml_gelu
@@ -343,6 +347,7 @@ EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "swiglu": _gated,
     "geglu": _gated,
     "sigmoid_gate": _sigmoid_gate,
+    "multiply": _multiply,
     "gelu": _gelu,
     "relu": _relu,
     "scale": _scale,

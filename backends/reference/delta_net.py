@@ -18,12 +18,16 @@ def causal_conv(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCach
     a = op.attrs
     assert isinstance(a, CausalConv)
     out = np.empty_like(x[0])
+    bias = w[1][:, 0] if len(w) > 1 else None
 
     def convolve(part: SequencePart, tail: Floats) -> Iterator[Floats]:
         rows = tail.reshape(a.kernel - 1, a.width)
         for i in range(part.a, part.b):
             rows = np.concatenate((rows, x[0][i : i + 1]))
-            out[i] = silu(np.einsum("kc,ck->c", rows, w[0]))
+            found = np.einsum("kc,ck->c", rows, w[0])
+            if bias is not None:
+                found += bias
+            out[i] = silu(found) if a.silu else found
             rows = rows[1:]
             yield rows
 
@@ -38,7 +42,7 @@ def delta_net(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache)
     decay = -np.exp(w[0]) if a.log else w[0]
     with np.errstate(over="ignore"):
         g = np.exp(decay * np.logaddexp(np.float32(0), x[1] + w[1]))
-        beta = 1 / (1 + np.exp(-x[2]))
+        beta = np.logaddexp(np.float32(0), x[2] + w[1]) if a.mamba else 1 / (1 + np.exp(-x[2]))
     out = np.empty((len(v), a.v_heads, a.v_dim), np.float32)
 
     def remember(part: SequencePart, before: Floats) -> Iterator[Floats]:
@@ -46,9 +50,11 @@ def delta_net(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache)
         known = state[..., : a.k_dim]
         for i in range(part.a, part.b):
             known *= g[i, :, None, None]
-            missing = (v[i] - np.einsum("hvk,hk->hv", known, k[i])) * beta[i, :, None]
-            known += missing[:, :, None] * k[i][:, None, :]
+            missing = v[i] if a.mamba else v[i] - np.einsum("hvk,hk->hv", known, k[i])
+            known += (missing * beta[i, :, None])[:, :, None] * k[i][:, None, :]
             out[i] = np.einsum("hvk,hk->hv", known, q[i])
+            if a.mamba:
+                out[i] += w[2][0][:, None] * v[i]
             yield state
 
     _go_through(work, kv.state(a.layer, op.kind), remember)
@@ -57,17 +63,21 @@ def delta_net(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache)
 
 def heads(a: DeltaNet, x: Floats) -> tuple[Floats, Floats, Floats]:
     """q, k and v as [rows, heads of v, columns], q and k as they are multiplied."""
-    q, k, v = np.split(x, [a.k_width, 2 * a.k_width], axis=1)
+    widths = (a.k_width, a.k_width, a.v_width)
+    q, k, v = (x[:, at : at + width] for at, width in zip(a.columns, widths, strict=True))
     times = a.v_heads // a.k_heads
     of = np.arange(a.v_heads) % a.k_heads if a.tiled else np.arange(a.v_heads) // times
 
     def normed(rows: Floats) -> Floats:
         each = rows.reshape(len(rows), a.k_heads, a.k_dim)
+        if a.mamba:
+            return each[:, of]
         length = np.sqrt(np.square(each).sum(axis=-1, keepdims=True) + np.float32(a.eps))
         found: Floats = (each / length)[:, of]
         return found
 
-    return normed(q) * np.float32(a.k_dim**-0.5), normed(k), v.reshape(len(v), a.v_heads, a.v_dim)
+    scale = np.float32(1 if a.mamba else a.k_dim**-0.5)
+    return normed(q) * scale, normed(k), v.reshape(len(v), a.v_heads, a.v_dim)
 
 
 def _go_through(work: Pass, table: Floats, step: Callable[[SequencePart, Floats], Iterator[Floats]]) -> None:

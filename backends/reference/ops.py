@@ -111,6 +111,10 @@ def sigmoid_gate(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCac
         return out
 
 
+def multiply(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
+    return x[0] * x[1]
+
+
 def geglu(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Floats:
     return gelu(op, x, w, work, kv) * x[1]
 
@@ -139,6 +143,7 @@ TABLE: Mapping[str, OpFunction] = {
     "moe": moe,
     "swiglu": swiglu,
     "sigmoid_gate": sigmoid_gate,
+    "multiply": multiply,
     "geglu": geglu,
     "gelu": gelu,
     "relu": relu,

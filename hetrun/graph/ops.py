@@ -256,13 +256,15 @@ class Stateful(Attrs, ABC):
 
 @dataclass(frozen=True, slots=True)
 class CausalConv(Stateful):
-    """x * sigmoid(x) of each column's sum of its last `kernel` rows, times the weight's row of that column.
+    """Of each column the sum of its last `kernel` rows, times the weight's row of that column, plus what the
+    second weight has of it, if there is one; with `silu` times the sigmoid of that.
 
     Its state are the last kernel - 1 rows, the oldest one first.
     """
 
     kernel: int
     width: int
+    silu: bool = True
 
     @property
     def floats(self) -> int:
@@ -283,6 +285,13 @@ class DeltaNet(Stateful):
     of a decay without its sign, as Hugging Face stores it. Head j of v goes with head
     j // (v_heads / k_heads) of q and k or, `tiled`, with head j % k_heads.
 
+    With `mamba` it is Mamba 2's scan (x is v, B is k, C is q, and dt both a and b): v, k and q lie in this
+    order, keys and queries are as they are, beta is softplus(b + bias), and nothing is taken off v:
+
+        S = g * S + outer(beta * v, k)
+
+    A third weight, times v, is added to the result.
+
     Its state are the matrices of all heads, each row filled up to a multiple of `ROW` numbers.
     """
 
@@ -293,6 +302,18 @@ class DeltaNet(Stateful):
     tiled: bool = False
     log: bool = False
     eps: float = 1e-6
+    mamba: bool = False
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        return ("mamba",) if self.mamba else ()
+
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """Where q, k and v begin in a row."""
+        if self.mamba:
+            return self.v_width + self.k_width, self.v_width, 0
+        return 0, self.k_width, 2 * self.k_width
 
     @property
     def k_width(self) -> int:
@@ -426,6 +447,8 @@ def _causal_conv(f: Form) -> Sizes:
     yield "input", f.inputs[0], a.width
     yield "result", f.out, a.width
     yield "weight", f.weights[0], (a.width, a.kernel)
+    for bias in f.weights[1:]:
+        yield "bias", bias, (a.width, 1)
 
 
 def _delta_net(f: Form) -> Sizes:
@@ -437,6 +460,7 @@ def _delta_net(f: Form) -> Sizes:
         yield what, found, width
     for weight in f.weights:
         yield "weight", weight, (1, a.v_heads)
+    yield "number of weights", len(f.weights), 3 if a.mamba else 2
     yield "result", f.out, a.v_width
 
 
@@ -491,12 +515,17 @@ _ROWS = (
     OpSpec("per_head", 1, (1,), PerHead, _per_head, "for each head x @ matrix.T, with a matrix of its own"),
     OpSpec("rope", 1, (0, 1), Rope, _rope, "rotary position embedding of each head"),
     OpSpec("attention", 1, (0, 1), Attention, _attention, "causal attention; writes K and V", True),
-    OpSpec("causal_conv", 1, (1,), CausalConv, _causal_conv, "a short convolution over time, then silu"),
-    OpSpec("delta_net", 3, (2,), DeltaNet, _delta_net, "the gated delta rule, over a state for each head"),
+    OpSpec(
+        "causal_conv", 1, (1, 2), CausalConv, _causal_conv, "a short convolution over time, most often silu"
+    ),
+    OpSpec(
+        "delta_net", 3, (2, 3), DeltaNet, _delta_net, "the gated delta rule or Mamba 2's, over a state a head"
+    ),
     OpSpec("moe", 1, range(MIXTURE, MIXTURE + 7), Moe, _moe, "a mixture of experts", True),
     OpSpec("swiglu", 2, (0,), Attrs, _elementwise, "silu(first) * second"),
     OpSpec("geglu", 2, (0,), Gelu, _elementwise, "gelu(first) * second"),
     OpSpec("sigmoid_gate", 2, (0,), Attrs, _sigmoid_gate, "sigmoid(first) * second; first may be one number"),
+    OpSpec("multiply", 2, (0,), Attrs, _elementwise, "first * second"),
     OpSpec("gelu", 1, (0,), Gelu, _elementwise, "x * Phi(x)"),
     OpSpec("relu", 1, (0,), Attrs, _elementwise, "max(x, 0)"),
     OpSpec("scale", 1, (0, 1), Scale, _scale, "x * factor, times the weight if there is one"),

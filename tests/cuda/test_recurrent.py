@@ -45,12 +45,14 @@ NETS = {
     "odd tiled": DeltaNet(0, 3, 6, 24, 45, tiled=True, log=True),
     "usual": DeltaNet(0, 1, 2, 128, 128, log=True),
     "usual tiled": DeltaNet(0, 2, 4, 128, 20, tiled=True),
+    "mamba": DeltaNet(0, 2, 4, 128, 20, log=True, mamba=True),
     "uneven": DeltaNet(0, 1, 2, 150, 20, log=True, eps=1e-5),
     "widest": DeltaNet(0, 1, 1, 500, 9, log=True),
 }
 CONVOLUTIONS = {
     "of two": CausalConv(0, 2, 16),
     "of three": CausalConv(0, 3, 37),
+    "of three, with a bias": CausalConv(0, 3, 37, silu=False),
     "of four": CausalConv(0, 4, 300),
     "of eight": CausalConv(0, 8, 129),
 }

@@ -189,6 +189,7 @@ ONE: dict[str, tuple[tuple[float | ctypes.c_void_p, ...], Callable[[np.ndarray],
 TWO: dict[str, tuple[tuple[float, ...], Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
     "swiglu": ((), lambda x, y: silu(x) * y),
     "sigmoid_gate": ((), lambda x, y: y / (1 + np.exp(-x))),
+    "multiply": ((), lambda x, y: x * y),
     "geglu tanh": ((0,), lambda x, y: gelu(x, False) * y),
     "geglu erf": ((1,), lambda x, y: gelu(x, True) * y),
     "add": ((), lambda x, y: x + y),

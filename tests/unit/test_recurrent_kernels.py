@@ -157,9 +157,12 @@ def computed(
     }
     call: Convolution | Delta
     if isinstance(a, CausalConv):
-        call = Convolution(**shared, kernel=data.w[0].ctypes.data, width=a.width, taps=a.kernel)
+        weights = {name: w.ctypes.data for name, w in zip(("kernel", "bias"), data.w, strict=False)}
+        call = Convolution(**shared, **weights, width=a.width, taps=a.kernel, silu=a.silu)
     else:
-        dims = {name: getattr(a, name) for name in ("k_heads", "v_heads", "k_dim", "v_dim", "row", "tiled")}
+        names = ("k_heads", "v_heads", "k_dim", "v_dim", "row", "tiled", "mamba")
+        dims = {name: getattr(a, name) for name in names}
+        dims |= dict(zip(("q_at", "k_at", "v_at"), a.columns, strict=True))
         call = Delta(
             **shared,
             **dims,
@@ -167,6 +170,7 @@ def computed(
             rate=xs[2].ctypes.data,
             decays=data.w[0].ctypes.data,
             biases=data.w[1].ctypes.data,
+            skips=data.w[2].ctypes.data if a.mamba else None,
             decay_stride=xs[1].shape[1],
             rate_stride=xs[2].shape[1],
             log=a.log,
@@ -198,10 +202,12 @@ def numbers(a: Layer, n: int, seed: int = 1) -> Given:
         return rng.standard_normal(shape, dtype=np.float32)
 
     if isinstance(a, CausalConv):
-        return Given((normal(n, a.width),), (normal(a.width, a.kernel) / np.float32(a.kernel**0.5),))
+        kernel = normal(a.width, a.kernel) / np.float32(a.kernel**0.5)
+        return Given((normal(n, a.width),), (kernel,) if a.silu else (kernel, normal(a.width, 1)))
     decays = 0.5 * normal(1, a.v_heads) if a.log else -rng.uniform(0.05, 1, (1, a.v_heads))
     x = normal(n, 2 * a.k_width + a.v_width), normal(n, a.v_heads), normal(n, a.v_heads)
-    return Given(x, (decays.astype(np.float32), normal(1, a.v_heads)))
+    vectors = normal(2 if a.mamba else 1, 1, a.v_heads)
+    return Given(x, (decays.astype(np.float32), *vectors))
 
 
 def error(found: Floats, right: Floats, least: float = 0.0) -> float:
@@ -237,6 +243,8 @@ NETS = {
     "odd tiled": DeltaNet(0, 3, 6, 24, 16, tiled=True, log=True),
     "usual": DeltaNet(0, 1, 2, 128, 128, log=True),
     "usual tiled": DeltaNet(0, 2, 4, 128, 20, tiled=True),
+    "mamba": DeltaNet(0, 2, 4, 128, 20, log=True, mamba=True),
+    "odd mamba": DeltaNet(0, 1, 3, 24, 16, mamba=True),
     "wide": DeltaNet(0, 1, 1, 128, 16),
     "tall": DeltaNet(0, 1, 3, 32, 128),
     "widest": DeltaNet(0, 1, 1, 4096, 1, log=True),  # that a model may have
@@ -245,6 +253,8 @@ CONVOLUTIONS = {
     "of two": CausalConv(0, 2, 16),
     "of three": CausalConv(0, 3, 37),
     "of four": CausalConv(0, 4, 300),  # more columns than are gone through at once
+    "of three, with a bias": CausalConv(0, 3, 37, silu=False),
+    "of four, with a bias": CausalConv(0, 4, 40, silu=False),
     "of four, odd": CausalConv(0, 4, 5),
     "of seven": CausalConv(0, 7, 129),
     "of most": CausalConv(0, 64, 17),  # that a model may have
@@ -366,16 +376,22 @@ def test_extremes_all_the_time(decay: float, rate: float) -> None:
 def test_of_zeros_come_zeros(name: str, level: int) -> None:
     a, tokens = LAYERS[name], COMPANIES["70"]
     data, kv = numbers(a, 70), states(a)
-    zeros = Given(tuple([np.zeros_like(x) for x in data.x]), data.w)
+    weights = data.w[:1] if isinstance(a, CausalConv) else data.w  # a bias is not to be seen
+    zeros = Given(tuple([np.zeros_like(x) for x in data.x]), weights)
     assert not computed(a, zeros, tokens, kv, level).any()
     assert not kept(a, kv)[list(tokens[0].write.values())].any()
+
+
+def sizes_of(a: Layer) -> Sequence[float]:
+    """Of inputs; Mamba's rule multiplies three of them, which float32 does not hold where they are large."""
+    return (1e-30, 1e-15, 1e10) if isinstance(a, DeltaNet) and a.mamba else (1e-30, 1e-15, 1e15, 1e30)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_inputs_of_any_size_give_numbers(name: str, level: int) -> None:
     a, tokens = LAYERS[name], COMPANIES["33"]
-    for size in (1e-30, 1e-15, 1e15, 1e30):
+    for size in sizes_of(a):
         data, kv = numbers(a, 33), states(a)
         inputs = data.x[0] * np.float32(size), *data.x[1:]
         assert np.isfinite(computed(a, Given(inputs, data.w), tokens, kv, level)).all()

@@ -1,4 +1,4 @@
-// A short convolution over time, then silu, for all sequences of a pass at once.
+// A short convolution over time, then most often silu, for all sequences of a pass at once.
 //
 // A thread has a column and some tokens of a sequence that follow each other: it reads each of their rows
 // once, and the few before them. What it reads is all there when it begins, as nothing waits for its results.
@@ -16,13 +16,14 @@ struct Span {
 // Rows by how many come after them: the newest is the last of `MOST`, of which `taps` count.
 template <int MOST>
 __device__ __forceinline__ void convolve(const float *__restrict__ x, const float *__restrict__ weight,
-                                         float *__restrict__ out, const Part *parts, const Span *spans,
-                                         const uint64 *writes, int64 at, int width, int taps) {
+                                         const float *__restrict__ biases, float *__restrict__ out,
+                                         const Part *parts, const Span *spans, const uint64 *writes, int64 at,
+                                         int width, int taps, int silu) {
     int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= width) return;
     Span span = spans[blockIdx.y];
     Part part = parts[span.part];
-    float kernel[MOST], rows[MOST - 1 + SPAN];
+    float kernel[MOST], rows[MOST - 1 + SPAN], bias = biases ? biases[column] : 0.0f;
     uint64 places[SPAN];
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
@@ -45,11 +46,11 @@ __device__ __forceinline__ void convolve(const float *__restrict__ x, const floa
 #pragma unroll
     for (int t = 0; t < SPAN; t++) {
         if (t >= span.count) break;
-        float sum = 0.0f;
+        float sum = bias;
 #pragma unroll
         for (int i = 0; i < MOST; i++)
             if (i >= MOST - taps) sum = fmaf(rows[t + i], kernel[i], sum);
-        out[(int64)(span.first + t) * width + column] = sum / (1.0f + expf(-sum));
+        out[(int64)(span.first + t) * width + column] = silu ? sum / (1.0f + expf(-sum)) : sum;
         if (!places[t]) continue;
         float *to = part_of(places[t], at);
 #pragma unroll
@@ -60,13 +61,13 @@ __device__ __forceinline__ void convolve(const float *__restrict__ x, const floa
     }
 }
 
-// x and out are [tokens, width], weight is [width, taps]; the state is the last taps - 1 rows. A block has
-// blockDim.x columns (x) of a span (y).
-extern "C" __global__ void causal_conv(const float *x, const float *weight, float *out, const Part *parts,
-                                       const Span *spans, const uint64 *writes, int64 at, int width,
-                                       int taps) {
-    if (taps == 4)  // as all models have it so far
-        convolve<4>(x, weight, out, parts, spans, writes, at, width, 4);
+// x and out are [tokens, width], weight is [width, taps], biases has a number for each column or is null; the
+// state is the last taps - 1 rows. A block has blockDim.x columns (x) of a span (y).
+extern "C" __global__ void causal_conv(const float *x, const float *weight, const float *biases, float *out,
+                                       const Part *parts, const Span *spans, const uint64 *writes, int64 at,
+                                       int width, int taps, int silu) {
+    if (taps == 4)  // as most models have it
+        convolve<4>(x, weight, biases, out, parts, spans, writes, at, width, 4, silu);
     else
-        convolve<MOST_TAPS>(x, weight, out, parts, spans, writes, at, width, taps);
+        convolve<MOST_TAPS>(x, weight, biases, out, parts, spans, writes, at, width, taps, silu);
 }

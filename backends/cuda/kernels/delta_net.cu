@@ -1,4 +1,5 @@
-// The gated delta rule: each head of v has a matrix S [v_dim, k_dim], which every token changes.
+// The gated delta rule: each head of v has a matrix S [v_dim, k_dim], which every token changes. Mamba 2's rule
+// is the same where nothing is taken off, keys and queries are as they are, and some of v is in the result.
 //
 // Rows of S know nothing of each other, so a few lanes keep a row in registers from a sequence's first token
 // of the pass to its last: memory is read and written once, however many tokens there are. Some at a time
@@ -25,13 +26,13 @@ static_assert(VECTORS * WIDE * LANES == COLUMNS, "rows are whole vectors of all 
 // Where what is ready lies.
 struct Ready {
     float *keys, *queries, *values;  // [TOKENS, COLUMNS], the same, [TOKENS, ROWS]
-    float *facts;                    // four of each: what is left of S, how much is learnt, key times query
+    float *facts;  // four of each: what is left of S, how much is learnt, key times query, what is taken off
     uint64 *writes;                  // the place of the state after a token, or 0
 };
 
 struct Net {
     const float *x, *decay, *rate, *decays, *biases;
-    int k_heads, v_heads, k_dim, v_dim, log;
+    int k_heads, v_heads, k_dim, v_dim, q_at, k_at, v_at, log, mamba;
     float eps, scale;  // what is added to squares of lengths, what queries are multiplied by
 };
 
@@ -63,13 +64,13 @@ __device__ __forceinline__ void make_ready(const Net &net, const Ready &ready, c
         for (int j = 0; j < EACH; j++) {
             int column = j * WARP + lane;
             bool there = t < n && column < net.k_dim;
-            q[e][j] = there ? from[column] : 0.0f;
-            k[e][j] = there ? from[k_width + column] : 0.0f;
+            q[e][j] = there ? from[net.q_at + column] : 0.0f;
+            k[e][j] = there ? from[net.k_at + column] : 0.0f;
         }
     }
     for (int i = threadIdx.x; i < n * ROWS; i += THREADS) {
         int t = i / ROWS, r = row + i % ROWS;
-        const float *from = net.x + (begin + t) * stride + 2 * k_width + head * net.v_dim;
+        const float *from = net.x + (begin + t) * stride + net.v_at + head * net.v_dim;
         ready.values[i] = r < net.v_dim ? from[r] : 0.0f;
     }
     if (threadIdx.x < n) {  // a token for each of a few threads
@@ -77,7 +78,8 @@ __device__ __forceinline__ void make_ready(const Net &net, const Ready &ready, c
         float w = net.decays[head], decay = net.log ? -expf(w) : w;
         float *fact = ready.facts + 4 * threadIdx.x;
         fact[0] = expf(decay * softplus(net.decay[at] + net.biases[head]));
-        fact[1] = 1.0f / (1.0f + expf(-net.rate[at]));
+        fact[1] = net.mamba ? softplus(net.rate[at] + net.biases[head]) : 1.0f / (1.0f + expf(-net.rate[at]));
+        fact[3] = net.mamba ? 0.0f : -fact[0];
         ready.writes[threadIdx.x] = writes[begin + threadIdx.x];
     }
     // The sums of all tokens of a warp at once, so that none waits for another.
@@ -104,7 +106,8 @@ __device__ __forceinline__ void make_ready(const Net &net, const Ready &ready, c
 #pragma unroll
     for (int e = 0; e < OF_WARP; e++) {
         int t = e * WARPS + warp;
-        float by_k = rsqrtf(kk[e] + net.eps), by_q = rsqrtf(qq[e] + net.eps) * net.scale;
+        float by_k = net.mamba ? 1.0f : rsqrtf(kk[e] + net.eps);
+        float by_q = net.mamba ? 1.0f : rsqrtf(qq[e] + net.eps) * net.scale;
         if (t < n) {
 #pragma unroll
             for (int j = 0; j < EACH; j++) {
@@ -144,15 +147,18 @@ __device__ __forceinline__ void keep(float *to, const float4 (&s)[OF_LANE][VECTO
         }
 }
 
-// x is [tokens, q and k of k_heads, v of v_heads], decay and rate are [tokens, v_heads], out is
+// x is [tokens, q and k of k_heads and v of v_heads, which begin at *_at], decay and rate are [tokens, v_heads],
+// skips is null or what of each head's v is added to its result, out is
 // [tokens, v_heads * v_dim]. The state is [v_heads, v_dim, k_dim filled up to a multiple of 16]. A block has
 // ROWS rows (x) of a head of v (y) of a sequence (z), and launch.delta_shared bytes of shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
     delta_net(const float *x, const float *decay, const float *rate, const float *decays, const float *biases,
-              float *out, const Part *parts, const uint64 *writes, int64 at, int k_heads, int v_heads,
-              int k_dim, int v_dim, int tiled, int log, float eps) {
+              const float *skips, float *out, const Part *parts, const uint64 *writes, int64 at, int k_heads,
+              int v_heads, int k_dim, int v_dim, int q_at, int k_at, int v_at, int tiled, int log, int mamba,
+              float eps) {
     float scale = rsqrtf((float)k_dim);
-    Net net = {x, decay, rate, decays, biases, k_heads, v_heads, k_dim, v_dim, log, eps, scale};
+    Net net = {x,     decay, rate, decays, biases, k_heads, v_heads, k_dim, v_dim,
+               q_at,  k_at,  v_at, log,    mamba,  eps,     scale};
     Ready ready = shared_ready();
     Part part = parts[blockIdx.z];
     int head = blockIdx.y, of = tiled ? head % k_heads : head / (v_heads / k_heads);
@@ -161,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     int64 begin_of = (int64)(head * v_dim + first + mine) * width;
     bool answers = lane < OF_LANE && lane < rows;  // each of a row's first lanes has the answer of one
     float *to = out + ((int64)part.first * v_heads + head) * v_dim + first + mine + lane;
+    float skip = skips ? skips[head] : 0.0f;
     float4 s[OF_LANE][VECTORS];
 #pragma unroll
     for (int r = 0; r < OF_LANE; r++)
@@ -196,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 #pragma unroll
             for (int r = 0; r < OF_LANE; r++) {
                 float right = ready.values[t * ROWS + mine + r];
-                float missing = fmaf(-fact.x, row_sum(known[r]), right) * fact.y;
-                answer[r] = fmaf(fact.x, row_sum(answer[r]), missing * fact.z);
+                float missing = fmaf(fact.w, row_sum(known[r]), right) * fact.y;
+                answer[r] = fmaf(skip, right, fmaf(fact.x, row_sum(answer[r]), missing * fact.z));
 #pragma unroll
                 for (int i = 0; i < VECTORS; i++) s[r][i] = changed(s[r][i], fact.x, missing, k[i]);
             }

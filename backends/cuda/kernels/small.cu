@@ -150,6 +150,10 @@ extern "C" __global__ void sigmoid_gate(const float *x, const float *y, float *z
     each_of_two(x, y, z, n, [](float a, float b) { return sigmoid(a) * b; });
 }
 
+extern "C" __global__ void multiply(const float *x, const float *y, float *z, int64 n) {
+    each_of_two(x, y, z, n, [](float a, float b) { return a * b; });
+}
+
 extern "C" __global__ void geglu(const float *x, const float *y, float *z, int64 n, int exact) {
     each_of_two(x, y, z, n, [exact](float a, float b) { return gelu_of(a, exact) * b; });
 }

@@ -20,12 +20,14 @@ def causal_conv(e: Emitter, op: Op) -> None:
     assert isinstance(a, CausalConv)
     assert states is not None
     threads = launch.CONVOLVING
-    pointers = at(e.at[op.inputs[0]]), at(e.held(op)[0].address), at(e.make(op.out))
+    weight, *bias = e.held(op)
+    weights = at(weight.address), at(bias[0].address if bias else 0)
+    pointers = at(e.at[op.inputs[0]]), *weights, at(e.make(op.out))
     told = e.told("parts"), e.told("spans"), e.told("writes"), long(states.at[a.layer, op.kind])
     grid = -(-a.width // threads), e.given.spans
     e.do(
         *(launch.CONVOLUTION, op.kind, grid, threads),
-        *(*pointers, *told, number(a.width), number(a.kernel)),
+        *(*pointers, *told, number(a.width), number(a.kernel), number(a.silu)),
     )
 
 
@@ -34,10 +36,19 @@ def delta_net(e: Emitter, op: Op) -> None:
     a, states = op.attrs, e.place.states
     assert isinstance(a, DeltaNet)
     assert states is not None
-    pointers = [at(p) for p in (*[e.at[v] for v in op.inputs], *[w.address for w in e.held(op)])]
+    weights = [w.address for w in e.held(op)]
+    pointers = [at(p) for p in (*[e.at[v] for v in op.inputs], *weights, *([] if a.mamba else [0]))]
     told = e.told("parts"), e.told("writes"), long(states.at[a.layer, op.kind])
     sizes = number(a.k_heads), number(a.v_heads), number(a.k_dim), number(a.v_dim)
-    facts: tuple[Argument, ...] = *sizes, number(a.tiled), number(a.log), real(a.eps)
+    columns = [number(column) for column in a.columns]
+    facts: tuple[Argument, ...] = (
+        *sizes,
+        *columns,
+        number(a.tiled),
+        number(a.log),
+        number(a.mamba),
+        real(a.eps),
+    )
     grid = -(-a.v_dim // launch.delta_rows(a.k_dim)), a.v_heads, len(e.shape.parts)
     e.do(
         *(launch.delta_net(a.k_dim), op.kind, grid, launch.THREADS),

@@ -28,23 +28,26 @@ class Convolution(Structure):
         ("pass_states", POINTER(PassStates)),
         ("states", c_void_p),
         ("stride", c_int64),
-        *((name, c_void_p) for name in ("x", "out", "kernel")),
-        *((name, c_int64) for name in ("x_stride", "out_stride", "width", "taps", "level")),
+        *((name, c_void_p) for name in ("x", "out", "kernel", "bias")),
+        *((name, c_int64) for name in ("x_stride", "out_stride", "width", "taps", "silu", "level")),
     )
 
 
 class Delta(Structure):
-    """struct delta: the delta rule of one layer."""
+    """struct delta: the delta rule of one layer, or Mamba 2's."""
 
     _fields_ = (
         ("pass_states", POINTER(PassStates)),
         ("states", c_void_p),
         ("stride", c_int64),
-        *((name, c_void_p) for name in ("x", "decay", "rate", "decays", "biases", "out")),
+        *((name, c_void_p) for name in ("x", "decay", "rate", "decays", "biases", "skips", "out")),
         *((name, c_int64) for name in ("x_stride", "decay_stride", "rate_stride", "out_stride")),
         *(
             (name, c_int64)
-            for name in ("k_heads", "v_heads", "k_dim", "v_dim", "row", "tiled", "log", "level")
+            for name in (
+                *("k_heads", "v_heads", "k_dim", "v_dim", "q_at", "k_at", "v_at"),
+                *("row", "tiled", "log", "mamba", "level"),
+            )
         ),
         ("scratch", c_void_p),
         *((name, c_int64) for name in ("scratch_size", "slots")),

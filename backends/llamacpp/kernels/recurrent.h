@@ -43,19 +43,22 @@ struct convolution {
     const float *x;
     float *out;
     const float *kernel; /* of each column its taps */
-    int64_t x_stride, out_stride, width, taps, level;
+    const float *bias;   /* of each column a number, or NULL */
+    int64_t x_stride, out_stride, width, taps, silu, level;
 };
 
-/* The delta rule of one layer. */
+/* The delta rule of one layer, or Mamba 2's: nothing is taken off v, keys and queries are as they are, and some
+   of v is added to the result. */
 struct delta {
     const struct pass *pass;
     float *states; /* of each slot the rows of all heads, filled up to whole vectors */
     int64_t stride;
     const float *x; /* q, k and v */
     const float *decay, *rate, *decays, *biases;
+    const float *skips; /* of each head what of its v is added, or NULL */
     float *out;
     int64_t x_stride, decay_stride, rate_stride, out_stride;
-    int64_t k_heads, v_heads, k_dim, v_dim, row, tiled, log, level;
+    int64_t k_heads, v_heads, k_dim, v_dim, q_at, k_at, v_at, row, tiled, log, mamba, level;
     float *scratch;
     int64_t scratch_size; /* floats of each thread */
     int64_t slots;        /* threads that there is scratch memory for */

@@ -35,20 +35,21 @@ INLINE void NAME(keep_rows)(const struct convolution *c, const struct sequence *
 }
 
 /* One row of results: n columns from `from` on, by rows of x of which missing ones are NULL. */
-INLINE void NAME(convolve_row)(const float *const *rows, float (*kernel)[COLUMNS], const int64_t taps, int64_t from,
-                               int64_t n, float *out) {
+INLINE void NAME(convolve_row)(const struct convolution *c, const float *const *rows, float (*kernel)[COLUMNS],
+                               const int64_t taps, const int silu, int64_t from, int64_t n, float *out) {
     int64_t j = 0;
     for (; j + LANES <= n; j += LANES) {
-        vf sum = {0};
+        vf sum = c->bias ? NAME(load)(c->bias + from + j) : (vf){0};
         for (int64_t i = 0; i < taps; i++)
             if (rows[i]) sum += NAME(load)(rows[i] + from + j) * NAME(load)(kernel[i] + j);
-        NAME(store)(out + from + j, sum / (NAME(bounded_power)(-sum) + 1.0f));
+        NAME(store)(out + from + j, silu ? sum / (NAME(bounded_power)(-sum) + 1.0f) : sum);
     }
     for (; j < n; j++) {
         vf sum = {0};
+        if (c->bias) sum[0] = c->bias[from + j];
         for (int64_t i = 0; i < taps; i++)
             if (rows[i]) sum[0] += rows[i][from + j] * kernel[i][j];
-        sum /= NAME(bounded_power)(-sum) + 1.0f;
+        if (silu) sum /= NAME(bounded_power)(-sum) + 1.0f;
         out[from + j] = sum[0];
     }
 }
@@ -75,10 +76,10 @@ static void NAME(convolve_columns)(const struct convolution *c, const struct seq
     for (int64_t t = s->first; t < s->end; t++) {
         for (int64_t i = 0; i < c->taps; i++) rows[i] = NAME(row_of)(c, s, before, t - c->taps + 1 + i);
         float *out = c->out + t * c->out_stride;
-        if (c->taps == 4 && rows[0])
-            NAME(convolve_row)(rows, kernel, 4, from, n, out);
+        if (c->taps == 4 && c->silu && rows[0])
+            NAME(convolve_row)(c, rows, kernel, 4, 1, from, n, out);
         else
-            NAME(convolve_row)(rows, kernel, c->taps, from, n, out);
+            NAME(convolve_row)(c, rows, kernel, c->taps, c->silu != 0, from, n, out);
     }
 }
 
@@ -103,6 +104,7 @@ static void NAME(convolve)(const struct convolution *c, int64_t ith, int64_t nth
 struct NAME(token) {
     const float *k, *q;
     float g, beta, kq; /* what is left of the state, how much is learnt, k times q */
+    float taken, skip; /* how much of what is known is taken off v, and of v is in the result */
 };
 
 INLINE float NAME(total)(vf x) {
@@ -116,6 +118,7 @@ INLINE float NAME(total)(vf x) {
 INLINE void NAME(normed)(const struct delta *d, const float *x, float scale, float *out) {
     memcpy(out, x, d->k_dim * sizeof(float));
     memset(out + d->k_dim, 0, (d->row - d->k_dim) * sizeof(float));
+    if (d->mamba) return;
     vf squares = {0};
     for (int64_t j = 0; j < d->row; j += LANES) squares += NAME(load)(out + j) * NAME(load)(out + j);
     scale /= sqrtf(NAME(total)(squares) + (float)d->eps);
@@ -127,7 +130,7 @@ static inline float NAME(softplus)(float x) { return x > 20 ? x : log1pf(expf(x)
 
 static void NAME(prepare)(const struct delta *d, int64_t head, int64_t token, float *memory, struct NAME(token) *t) {
     const int64_t of = d->tiled ? head % d->k_heads : head / (d->v_heads / d->k_heads);
-    const float *q = d->x + token * d->x_stride + of * d->k_dim, *k = q + d->k_heads * d->k_dim;
+    const float *row = d->x + token * d->x_stride + of * d->k_dim, *q = row + d->q_at, *k = row + d->k_at;
     float *key = memory, *query = memory + d->row;
     NAME(normed)(d, k, 1.0f, key);
     NAME(normed)(d, q, 1.0f / sqrtf((float)d->k_dim), query);
@@ -139,7 +142,10 @@ static void NAME(prepare)(const struct delta *d, int64_t head, int64_t token, fl
     t->q = query;
     t->kq = NAME(total)(both);
     t->g = expf(decay * NAME(softplus)(x));
-    t->beta = 1.0f / (1.0f + expf(-d->rate[token * d->rate_stride + head]));
+    const float rate = d->rate[token * d->rate_stride + head];
+    t->beta = d->mamba ? NAME(softplus)(rate + d->biases[head]) : 1.0f / (1.0f + expf(-rate));
+    t->taken = d->mamba ? 0.0f : t->g;
+    t->skip = d->skips ? d->skips[head] : 0.0f;
 }
 
 typedef float NAME(four) __attribute__((vector_size(16)));
@@ -181,8 +187,8 @@ INLINE void NAME(go_through)(const struct delta *d, const int64_t n, vf *s, cons
         UNROLL for (int r = 0; r < TOGETHER; r += 4) {
             NAME(four) right;
             memcpy(&right, v + r, sizeof(right));
-            NAME(four) missing = (right - known[r / 4] * t->g) * t->beta;
-            answer[r / 4] = answer[r / 4] * t->g + missing * t->kq;
+            NAME(four) missing = (right - known[r / 4] * t->taken) * t->beta;
+            answer[r / 4] = answer[r / 4] * t->g + missing * t->kq + right * t->skip;
             memcpy(out + r, &answer[r / 4], sizeof(right));
             memcpy(learnt + r, &missing, sizeof(missing));
         }
@@ -227,7 +233,7 @@ static void NAME(rows_through)(const struct delta *d, const float *from, float *
                                int is_last) {
     vf s[TOGETHER * MOST_ROW / LANES];
     const int64_t n = d->row / LANES, at = (head * d->v_dim + row) * d->row, column = head * d->v_dim + row;
-    const float *v = d->x + first * d->x_stride + 2 * d->k_heads * d->k_dim + column;
+    const float *v = d->x + first * d->x_stride + d->v_at + column;
     float *out = d->out + first * d->out_stride + column;
     for (int64_t r = 0; r < TOGETHER; r++)
         for (int64_t j = 0; j < n; j++)

@@ -191,6 +191,7 @@ def _small_ops() -> Iterator[Case]:
         yield Case("swiglu", (96, 96), 96, single(n), 1e-6)
         yield Case("sigmoid_gate", (96, 96), 96, single(n), EXACT)
         yield Case("sigmoid_gate", (1, 96), 96, single(n), EXACT, note="one")
+        yield Case("multiply", (96, 96), 96, single(n), EXACT)
         yield Case("relu", (96,), 96, single(n), EXACT)
         yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.7))
         yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.0), ((1, 1, "F32"),), note="weight")
@@ -464,12 +465,19 @@ def _recurrences() -> Iterator[Case]:
         attrs, weights = CausalConv(0, kernel, width), ((width, kernel, "F32"),)
         for company in companies:
             yield Case("causal_conv", (width,), width, company, EXACT, attrs, weights, note=note)
+            biased = (*weights, (width, 1, "F32"))
+            yield Case("causal_conv", (width,), width, company, EXACT, attrs, biased, note=f"{note}-bias")
+            linear = replace(attrs, silu=False)
+            yield Case("causal_conv", (width,), width, company, EXACT, linear, weights, note=f"{note}-linear")
     for note, net in {
         "alike": DeltaNet(0, 4, 4, 32, 32, log=True),
         "neighbours": DeltaNet(0, 2, 4, 32, 16, log=True),
         "tiled": DeltaNet(0, 2, 4, 16, 32, tiled=True, log=True),
         "odd": DeltaNet(0, 1, 3, 32, 20, log=True, eps=1e-5),
         "wide": DeltaNet(0, 1, 2, 128, 128, log=True),
+        "mamba": DeltaNet(0, 2, 4, 32, 16, log=True, mamba=True),
+        "mamba-wide": DeltaNet(0, 1, 4, 128, 64, log=True, mamba=True),
+        "mamba-odd": DeltaNet(0, 1, 3, 32, 20, log=True, mamba=True),
     }.items():
         for company in companies:
             yield _delta_net(net, company, note)
@@ -484,7 +492,8 @@ def _recurrences() -> Iterator[Case]:
 
 def _delta_net(a: DeltaNet, company: Company, note: str) -> Case:
     widths, vector = (2 * a.k_width + a.v_width, a.v_heads, a.v_heads), (1, a.v_heads, "F32")
-    return Case("delta_net", widths, a.v_width, company, EXACT, a, (vector, vector), note=note)
+    weights = (vector,) * (3 if a.mamba else 2)
+    return Case("delta_net", widths, a.v_width, company, EXACT, a, weights, note=note)
 
 
 CASES = [
