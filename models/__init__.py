@@ -41,6 +41,8 @@ HF_TYPES = {
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
     "hunyuan_v1_moe": "hunyuan_moe",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
     "minimax_m2": "minimax_m2",
     "muse_glimmer": "muse_glimmer",
     "muse_glimmer_text": "muse_glimmer",

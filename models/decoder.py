@@ -86,11 +86,31 @@ def read_heads(b: GraphBuilder, meta: ModelMeta) -> blocks.AttentionShape:
     """The heads of every layer, with the usual scale."""
     width = meta.require_int("embedding_length", 1, 1 << 20)
     n_heads = meta.require_int("attention.head_count", 1, 1 << 14)
-    n_kv_heads = meta.get_int("attention.head_count_kv", n_heads, 1, n_heads)
+    n_kv_heads = read_kv_heads(b, meta, n_heads)
     head_dim = meta.get_int("attention.key_length", width // n_heads, 1, 1 << 12)
     b.check(head_dim > 0, f"{n_heads} heads cannot share a width of {width}")
     b.check(n_heads % n_kv_heads == 0, f"{n_heads} heads cannot share {n_kv_heads} KV heads")
     return blocks.AttentionShape(n_heads, n_kv_heads, head_dim, 1 / math.sqrt(head_dim))
+
+
+def read_kv_heads(b: GraphBuilder, meta: ModelMeta, n_heads: int) -> int:
+    """The KV heads of each layer; those of layers without attention are 0."""
+    attends = read_attending(meta)
+    if all(attends):
+        return meta.get_int("attention.head_count_kv", n_heads, 1, n_heads)
+    found = meta.get_numbers("attention.head_count_kv", len(attends)) or ()
+    each = sorted(set(found) - {0})
+    said = ", ".join(f"{k:g}" for k in each[:8])
+    fits = len(each) == 1 and each[0] in range(1, n_heads + 1)
+    b.check(fits, f"attention.head_count_kv is {said}: no number of KV heads for {n_heads} heads")
+    return int(each[0])
+
+
+def read_attending(meta: ModelMeta) -> tuple[bool, ...]:
+    """Which layers have attention: those that have KV heads. Where none would have any, all are meant."""
+    n = meta.require_int("block_count", 1, 1 << 12)
+    found = meta.get_numbers("attention.head_count_kv", n) or ()
+    return tuple(k != 0 for k in found) if any(found) else (True,) * n
 
 
 def read_windows(meta: ModelMeta, n_layers: int) -> tuple[int, ...]:
@@ -133,7 +153,10 @@ def build_decoder(
     for i in range(d.n_layers):
         x = layer(b, x, d, i, feed_forward, attend)
     with b.scope("output"):
-        hidden = blocks.rms_norm(b, x, "output_norm.weight", d.eps, offset=d.own_offset)
+        name = (
+            "output_norm" if b.has("output_norm.weight") else "token_embd_norm"
+        )  # LFM2's, by an old mistake
+        hidden = blocks.rms_norm(b, x, f"{name}.weight", d.eps, offset=d.own_offset)
         logits = blocks.head(b, hidden, d.n_vocab, d.softcap, d.logit_scale)
     return b.finish(hidden, logits)
 

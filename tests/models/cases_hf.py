@@ -120,6 +120,34 @@ DEEPSEEK2 = (
     Row("tied", "glm4_moe_lite", {**LATENT, "tie_word_embeddings": True, "norm_topk_prob": False}),
 )
 
+SHORT = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3}
+NARROW = {"intermediate_size": 96, "block_auto_adjust_ff_dim": False}
+LFM2 = (
+    Row("plain", "lfm2", {**SHORT, **NARROW, "tie_word_embeddings": True}),
+    Row("adjusted", "lfm2", {**SHORT, "intermediate_size": 96, "block_multiple_of": 32}),
+    Row(
+        "attention-last",
+        "lfm2",
+        {**SHORT, **NARROW, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    ),
+    Row("longer", "lfm2", {**SHORT, **NARROW, "conv_L_cache": 5}),
+    Row("bf16", "lfm2", {**SHORT, **NARROW}, dtype=torch.bfloat16),
+)
+SHORT_MOE = {
+    **SHORT,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "num_dense_layers": 1,
+}
+LFM2_MOE = (
+    Row("plain", "lfm2_moe", {**SHORT_MOE, "tie_word_embeddings": True}),
+    Row("scaled", "lfm2_moe", {**SHORT_MOE, "routed_scaling_factor": 2.5}),
+    Row("no-bias", "lfm2_moe", {**SHORT_MOE, "use_expert_bias": False}),
+    Row("not-normalised", "lfm2_moe", {**SHORT_MOE, "norm_topk_prob": False}),
+    Row("fused", "lfm2_moe", SHORT_MOE, fused_experts=True),
+)
+
 DOTS = {**SHARING, "num_key_value_heads": 4, "norm_topk_prob": True}
 DOTS1 = (
     Row("plain", "dots1", DOTS, seed=1),
@@ -504,7 +532,7 @@ OPT = (
 HYBRID = (*QWEN35, *QWEN35_MOE, *QWEN3_NEXT)
 DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
 OTHERS = (*MUSE_GLIMMER, *EXAONE4, *SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
-SIGMOIDS = (*AFMOE, *DEEPSEEK2, *DOTS1, *GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE)
+SIGMOIDS = (*AFMOE, *DEEPSEEK2, *DOTS1, *GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE, *LFM2_MOE)
 # Whose choices of experts flip with the last bits.
 SENSITIVE = (*SIGMOIDS, *GRANITE_MOE, *HUNYUAN_MOE, *GPT_OSS, *GEMMA_4)
 ROWS = (
@@ -518,6 +546,7 @@ ROWS = (
     *GRANITE_MOE,
     *HUNYUAN_MOE,
     *SIGMOIDS,
+    *LFM2,
     *HYBRID,
     *GEMMA3,
     *PHI3,
@@ -540,6 +569,7 @@ NAMES = {
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
     *("muse_glimmer-plain", "granitemoe-plain", "granitemoeshared-shared", "dots1-plain", "afmoe-plain"),
+    *("lfm2-plain", "lfm2_moe-plain"),
     *("exaone4-plain", "exaone4-windows", "hunyuan_v1_moe-plain"),
     *("deepseek_v2-yarn", "deepseek_v3-plain", "glm4_moe_lite-plain"),
     *(
