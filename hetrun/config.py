@@ -53,7 +53,7 @@ STREAMING = (
 TOOL_PARSERS = (
     *("auto", "none", "hermes", "qwen3_coder", "glm", "llama3", "mistral", "mistral_named"),
     *("deepseek", "deepseek_v31", "phi", "gemma4", "harmony", "kimi_k2"),
-    *("minimax_m2", "muse", "seed_oss", "generic"),
+    *("lfm2", "minimax_m2", "muse", "seed_oss", "generic"),
 )
 
 

@@ -41,7 +41,7 @@ CONTROL = (
     *("<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>", "<|/tool_call|>"),
     *(gemma4.CALL, gemma4.CALL_END, gemma4.QUOTE),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
-    *("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_end|>", "<|tool_call_argument_begin|>", "<|tool_call_start|>"),
     *(START, harmony.CHANNEL, MESSAGE, harmony.CONSTRAIN, harmony.END, muse.NEXT, "<eos>"),
 )
 TAGS = [  # tokens of their own, but text

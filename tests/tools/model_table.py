@@ -30,6 +30,8 @@ WRITES: dict[str, tuple[str, ...]] = {
     "gpt_oss": ("harmony", "yes"),
     "granite": ("phi", "yes"),
     "granitemoe": ("phi", "yes"),
+    "lfm2": ("lfm2", "yes"),
+    "lfm2moe": ("lfm2", "yes"),
     "llama": ("llama3", "mistral", "hermes", "yes"),
     "minimax_m2": ("minimax_m2", "yes"),
     "mistral3": ("mistral_named", "yes"),

@@ -63,6 +63,7 @@ FAMILIES = {
     "<|tool_call_end|><|tool_calls_section_end|>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
     '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "lfm2": '<|tool_call_start|>[weather(city="Oslo", days=2), now()]<|tool_call_end|>',
     "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n"
     "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n"
     "</function>\n</seed:tool_call>",
@@ -241,6 +242,48 @@ def test_no_text_takes_long(text: str, times: int, within: Within) -> None:
     assert sum(len(p.name if isinstance(p, Begin) else p.text) for p in found) <= len(text) * times
 
 
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("[now()]", {}),
+        ("now()", {}),
+        ("[now(a=true, b=None, c=[1, 'x', {'y': (2.5,)}], d=-3, )]",
+            {"a": True, "b": None, "c": [1, "x", {"y": [2.5]}], "d": -3}),
+        ('[now(**{"a-b": 1}, c="é")]', {"a-b": 1, "c": "é"}),
+    ],
+)  # fmt: skip
+def test_calls_as_python_writes_them(written: str, arguments: object) -> None:
+    found = read("lfm2", [f"<|tool_call_start|>{written}<|tool_call_end|>"])
+    assert found[0] == Begin(0, "now")
+    assert isinstance(found[1], Arguments)
+    assert json.loads(found[1].text) == arguments
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(
+            "",
+            "[]",
+            "now",
+            "now(1)",
+            "now(a=b)",
+            "now(a=f())",
+            "now(a=1",
+            "now(*[1])",
+            "now(a=1e999)",
+            "now(a=b'x')",
+        ),
+        *("now(a=" + "[" * 200 + "]" * 200 + ")", "now(a=" + "-" * 30_000 + "1)", "a" + ".a" * 20_000 + "()"),
+        *("now(a={1: 2})", "(lambda: 1)()", "now(a=f'{1}')", "\0", "now(a='" + "x" * 70_000 + "')"),
+    ],
+    ids=lambda x: x[:20],
+)
+def test_what_python_would_not_call_is_text(written: str) -> None:
+    text = f"<|tool_call_start|>{written}<|tool_call_end|>"
+    assert read("lfm2", [text]) == [Text(text)]
+
+
 TEMPLATES = {
     "hermes": "{% for tool in tools %}{% endfor %}<tool_call>",
     "qwen3_coder": "{%- if tools %}<tool_call><function=x><parameter=y>{% endif %}",
@@ -253,6 +296,7 @@ TEMPLATES = {
     "phi": "{% if tools is defined %}<|tool_call|>{% endif %}",
     "gemma4": "{%- if tools -%}{{ '<|tool_call>call:' }}<|tool_call|>{% endif %}",
     "kimi_k2": "{%- if tools -%}<|tool_call_begin|>{%- endif -%}",
+    "lfm2": "{%- if tools -%}<|tool_call_start|>{%- endif -%}",
     "minimax_m2": "{% set begin = '<minimax:tool_call>' %}{% if tools %}{% endif %}",
     "seed_oss": "{% set begin = '<seed:tool_call>' %}{% if tools %}<parameter=x>{% endif %}",
     "muse": "{% if tools %}<atem:function_calls><|eom|><|message|>{% endif %}",

@@ -7,11 +7,12 @@ and objects are marks, values of JSON, free texts, choices and repetitions.
 from __future__ import annotations
 
 import json
+import keyword
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetrun.text.tool_parsers import gemma4, gemma4_schema, harmony, muse
+from hetrun.text.tool_parsers import gemma4, gemma4_schema, harmony, muse, python_calls
 from hetrun.text.tool_parsers.dialect import MESSAGE
 from hetrun.text.tool_parsers.dialects import BY_THOUGHT
 from hetrun.text.tool_parsers.formats import CALLS_BEGIN, CALLS_END
@@ -93,6 +94,7 @@ FRAMES: Mapping[str, Frame] = {
     "kimi_k2": Frame(
         (KIMI_CALL, KIMI_FUNCTIONS + "{}:"), (KIMI_CALL_END,), "", (KIMI_CALLS,), (KIMI_CALLS_END,)
     ),
+    python_calls.NAME: Frame(("{}(",), (")",), ", ", (python_calls.BEGIN, "["), ("]", python_calls.END)),
     "minimax_m2": Frame(
         (MINIMAX_TAGS.begin + "{}" + MINIMAX_TAGS.close + "\n",),
         (MINIMAX_TAGS.end + "\n",),
@@ -110,12 +112,8 @@ FRAMES: Mapping[str, Frame] = {
 }
 
 ONE_BY_ONE = (
-    "qwen3_coder",
-    "seed_oss",
-    "minimax_m2",
-    muse.NAME,
-    "glm",
-    gemma4.NAME,
+    *("qwen3_coder", "seed_oss", "minimax_m2", "glm"),
+    *(muse.NAME, gemma4.NAME, python_calls.NAME),
 )  # arguments by themselves
 
 
@@ -167,6 +165,8 @@ def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
             arguments = _arguments(schema, (PARAMETER, ">"), PARAMETER_END + "\n")
         case "minimax_m2":
             arguments = _tagged(schema, MINIMAX_TAGS)
+        case python_calls.NAME:
+            arguments = _keywords(schema)
         case muse.NAME:
             arguments = _tagged(schema, muse.TAGS)
         case "kimi_k2":
@@ -196,23 +196,33 @@ def _tagged(schema: Schema, tags: Tags) -> list[Part]:
     return _arguments(schema, (tags.key, tags.close), tags.value_end + "\n")
 
 
-def _arguments(schema: Schema, around: tuple[str, str], end: str) -> list[Part]:
-    """Arguments one by one, in the order of the schema."""
+def _arguments(schema: Schema, around: tuple[str, str], end: str, quoted: bool = False) -> list[Part]:
+    """Arguments one by one, in the order of the schema; `quoted`: texts as JSON has them, too."""
     properties = schema.get("properties")
     required = schema.get("required")
     parts: list[Part] = []
     for key, inner in properties.items() if isinstance(properties, dict) else ():
-        value = [around[0] + key + around[1], *_value(inner if isinstance(inner, dict) else {}, end, schema)]
+        inner = inner if isinstance(inner, dict) else {}
+        value = [around[0] + key + around[1], *_value(inner, end, schema, quoted)]
         always = isinstance(required, list) and key in required
         parts.append(value if always else {"maybe": value})
     return parts
 
 
-def _value(inner: Schema, end: str, whole: Schema) -> list[Part]:
+def _keywords(schema: Schema) -> list[Part]:
+    """Arguments as Python names them, with JSON's values; a comma may follow the last one."""
+    properties = schema.get("properties")
+    names = properties if isinstance(properties, dict) else {}
+    if not names or not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
+        return ["**", {"json": closed(schema)}]
+    return _arguments(schema, ("", "="), ", ", quoted=True)
+
+
+def _value(inner: Schema, end: str, whole: Schema, quoted: bool) -> list[Part]:
     values = inner.get("enum")
-    if isinstance(values, list) and values and all(isinstance(v, str) for v in values):
+    if not quoted and isinstance(values, list) and values and all(isinstance(v, str) for v in values):
         return [{"any": values}, end]
-    if kinds(inner) == {"string"}:
+    if not quoted and kinds(inner) == {"string"}:
         return [{"until": end}]
     shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     return [{"json": {**shared, **inner}}, end]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from hetrun.text.tool_parsers import gemma4, harmony, muse
+from hetrun.text.tool_parsers import gemma4, harmony, muse, python_calls
 from hetrun.text.tool_parsers.dialect import MESSAGE
 from hetrun.text.tool_parsers.gemma4_calls import gemma4_call, gemma4_thought, opened_thought
 from hetrun.text.tool_parsers.json_calls import json_calls
@@ -59,6 +59,7 @@ _PYTHON: Mapping[str, Body] = {"<|python_tag|>": _json()}
 _MISTRAL: Mapping[str, Body] = {"[TOOL_CALLS]": lambda calls, types: mistral_calls(calls)}
 _DEEPSEEK: Mapping[str, Body] = {"<｜tool▁call▁begin｜>": lambda calls, types: deepseek_call(calls)}
 _KIMI: Mapping[str, Body] = {KIMI_CALL: lambda calls, types: kimi_call(calls)}
+_LFM2: Mapping[str, Body] = {python_calls.BEGIN: lambda calls, types: python_calls.python_calls(calls)}
 _GEMMA4: Mapping[str, Body] = {gemma4.CALL: gemma4_call}
 _PHI: Mapping[str, Body] = {"functools[": _json(first="["), "<|tool_call|>": _json("<|/tool_call|>")}
 
@@ -75,6 +76,7 @@ FORMATS: Mapping[str, Format] = {
         Format("deepseek_v31", _DEEPSEEK, (CALLS_BEGIN, CALLS_END)),
         Format("phi", _PHI),
         Format("kimi_k2", _KIMI, (KIMI_CALLS, KIMI_CALLS_END)),
+        Format(python_calls.NAME, _LFM2),
         Format("minimax_m2", _MINIMAX, (MINIMAX_CALLS, MINIMAX_CALLS_END)),
         Format("seed_oss", _FUNCTION, (SEED_CALL, SEED_CLOSE)),
         Format(muse.NAME, _MUSE, (muse.CALLS, muse.CALLS_END)),
@@ -82,7 +84,18 @@ FORMATS: Mapping[str, Format] = {
         Format(harmony.NAME, {}),  # whose calls are messages, which `chat.channels` reads
         Format(
             "generic",
-            {**_TAGGED, **_MINIMAX, **_MUSE, **_PYTHON, **_MISTRAL, **_DEEPSEEK, **_KIMI, **_GEMMA4, **_PHI},
+            {
+                **_TAGGED,
+                **_MINIMAX,
+                **_MUSE,
+                **_PYTHON,
+                **_MISTRAL,
+                **_DEEPSEEK,
+                **_KIMI,
+                **_LFM2,
+                **_GEMMA4,
+                **_PHI,
+            },
             (
                 *(CALLS_BEGIN, CALLS_END, KIMI_CALLS, KIMI_CALLS_END, SEED_CALL, SEED_CLOSE),
                 *(MINIMAX_CALLS, MINIMAX_CALLS_END, muse.CALLS, muse.CALLS_END),
@@ -101,6 +114,8 @@ MARKS = (
     (muse.NAME, muse.CALLS),
     (gemma4.NAME, gemma4.CALL + gemma4.CALLED),
     ("kimi_k2", KIMI_CALL),
+    (python_calls.NAME, python_calls.BEGIN),
+    (python_calls.NAME, "<|tool_list_start|>"),
     ("minimax_m2", MINIMAX_CALLS),
     ("seed_oss", SEED_CALL),
     ("deepseek", "<｜tool▁call▁begin｜>", "```json"),
