@@ -156,6 +156,20 @@ class Weight:
         )
         return replace(self, shape=(n, 1), parts=(column,))
 
+    @property
+    def lying(self) -> Weight:
+        """A column as a vector: a row of all its numbers."""
+        n = self.shape[0]
+        if self.shape[1] != 1 or self.quant.block != 1 or len(self.parts) != 1:
+            raise ValueError(f"{self.name} is no column of plain numbers")
+        (whole,) = self.parts
+        if isinstance(whole, Remade) or (isinstance(whole, Extent) and whole.stride != whole.row_bytes):
+            raise ValueError(f"{self.name} does not lie in its file as it is")
+        if isinstance(whole, Constant):
+            return replace(self, shape=(1, n), parts=(replace(whole, rows=1),))
+        row = self.quant.row_bytes(n)
+        return replace(self, shape=(1, n), parts=(replace(whole, rows=1, row_bytes=row, stride=row),))
+
     def cols(self, a: int, b: int) -> Weight:
         """Columns a to b; both must lie on the border of a quantisation block."""
         _check_range("columns", self, a, b, self.shape[1])

@@ -148,6 +148,25 @@ LFM2_MOE = (
     Row("fused", "lfm2_moe", SHORT_MOE, fused_experts=True),
 )
 
+SCANS = {
+    "num_hidden_layers": 4, "layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_n_heads": 8,
+    "mamba_d_head": 32, "mamba_d_state": 32, "shared_intermediate_size": 96, "num_local_experts": 8,
+    "num_experts_per_tok": 3, "intermediate_size": 64, "embedding_multiplier": 4.0, "logits_scaling": 2.0,
+    "residual_multiplier": 0.5, "attention_multiplier": 0.25,
+}  # fmt: skip
+GRANITE_HYBRID = (
+    Row("plain", "granitemoehybrid", SCANS),
+    Row("no-experts", "granitemoehybrid", {**SCANS, "num_local_experts": 0, "tie_word_embeddings": True}),
+    Row("rope", "granitemoehybrid", {**SCANS, "position_embedding_type": "rope"}),
+    Row("no-conv-bias", "granitemoehybrid", {**SCANS, "mamba_conv_bias": False}),
+    Row("attention-last", "granitemoehybrid",
+        {**SCANS, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "attention_bias": True}),
+    Row("attention-only", "granitemoehybrid",
+        {**SCANS, "layer_types": ["attention"] * 4, "position_embedding_type": "rope"}),
+    Row("fused", "granitemoehybrid", SCANS, fused_experts=True),
+    Row("bf16", "granitemoehybrid", {**SCANS, "num_local_experts": 0}, dtype=torch.bfloat16),
+)  # fmt: skip
+
 DOTS = {**SHARING, "num_key_value_heads": 4, "norm_topk_prob": True}
 DOTS1 = (
     Row("plain", "dots1", DOTS, seed=1),
@@ -534,7 +553,7 @@ DENSE = (*LLAMA, *MISTRAL, *MINISTRAL3, *MISTRAL3, *QWEN2, *QWEN3, *QWEN3_VL)
 OTHERS = (*MUSE_GLIMMER, *EXAONE4, *SMOLLM3, *SEED_OSS, *GRANITE, *ERNIE45, *GLM4, *OLMO)
 SIGMOIDS = (*AFMOE, *DEEPSEEK2, *DOTS1, *GLM4_MOE, *MINIMAX_M2, *ERNIE4_5_MOE, *LFM2_MOE)
 # Whose choices of experts flip with the last bits.
-SENSITIVE = (*SIGMOIDS, *GRANITE_MOE, *HUNYUAN_MOE, *GPT_OSS, *GEMMA_4)
+SENSITIVE = (*SIGMOIDS, *GRANITE_MOE, *GRANITE_HYBRID, *HUNYUAN_MOE, *GPT_OSS, *GEMMA_4)
 ROWS = (
     *DENSE,
     *OTHERS,
@@ -547,6 +566,7 @@ ROWS = (
     *HUNYUAN_MOE,
     *SIGMOIDS,
     *LFM2,
+    *GRANITE_HYBRID,
     *HYBRID,
     *GEMMA3,
     *PHI3,
@@ -569,7 +589,7 @@ NAMES = {
     *("opt-norm-behind", "opt-narrow-words", "qwen3_5_text-plain", "qwen3_5_moe_text-plain"),
     *("smollm3-plain", "seed_oss-plain", "qwen3_vl-plain", "qwen3_vl_moe-plain", "ministral3-plain"),
     *("muse_glimmer-plain", "granitemoe-plain", "granitemoeshared-shared", "dots1-plain", "afmoe-plain"),
-    *("lfm2-plain", "lfm2_moe-plain"),
+    *("lfm2-plain", "lfm2_moe-plain", "granitemoehybrid-plain"),
     *("exaone4-plain", "exaone4-windows", "hunyuan_v1_moe-plain"),
     *("deepseek_v2-yarn", "deepseek_v3-plain", "glm4_moe_lite-plain"),
     *(
