@@ -30,6 +30,7 @@ HF_TYPES = {
     "afmoe": "afmoe",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "kimi_k2": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",

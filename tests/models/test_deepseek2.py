@@ -3,6 +3,7 @@ llama.cpp."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -158,3 +159,17 @@ def not_apart(path: Path, target: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def test_kimi_k2_is_read_as_deepseek_3(tmp_path: Path) -> None:
+    row = ROWS["deepseek_v3-plain"]
+    for file in hf.folder(row).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "kimi_k2"}))
+    tokens = tiny.random_tokens(20)
+    answers = []
+    for path in (hf.folder(row), tmp_path):
+        with LLM(path, backends=["reference"], kv_type="f32") as llm:
+            answers.append(llm.logits(tokens))
+    assert np.array_equal(*answers)

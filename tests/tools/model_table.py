@@ -29,6 +29,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "glm4moe": ("glm", "yes"),
     "gpt_oss": ("harmony", "yes"),
     "granite": ("phi", "yes"),
+    "granitehybrid": ("hermes", "no"),
     "granitemoe": ("phi", "yes"),
     "lfm2": ("lfm2", "yes"),
     "lfm2moe": ("lfm2", "yes"),
