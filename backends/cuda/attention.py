@@ -1,4 +1,7 @@
-"""Attention: this pass's keys and values are stored, and its rows look at what they see."""
+"""Attention: this pass's keys and values are stored, and its rows look at what they see.
+
+A layer may have the keys and values of one before it, and in others a row is both key and value.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from hetrun.memory.kv.cache import KvCache
 if TYPE_CHECKING:
     from hetrun.backends.cuda.lowering import Emitter
 
-AT_ONCE = 64  # rows whose parts are held at once
+AT_ONCE, PARTS_BYTES = 64, 32 << 20  # rows whose parts are held at once, and memory of these
 WARPS = 4  # of a block of `write_rows`, each with a head
 
 
@@ -33,15 +36,18 @@ def attend(e: Emitter, op: Op) -> None:
     """The kernels of one attention."""
     a, kv = op.attrs, e.place.kv
     assert isinstance(a, Attention)
-    q, k, v = op.inputs
+    q, *own = op.inputs
     group, part = kv.group(a.layer), (a.layer, a.first, a.n_kv_heads)
-    slabs = e.place.slabs[group]
-    keys, values = slabs.planes[part, 0], slabs.planes[part, 1]
+    slabs = e.place.slabs_of(group, part)
+    keys = slabs.planes[part, 0]
+    values = slabs.planes.get((part, 1), keys)
     table = Table(slabs.table, keys.at, values.at, keys.size)
     source = Source("attention", (("KV", kv.quant.name), ("HEAD", str(a.head_dim))))
-    warps, tokens = 2 * a.n_kv_heads * e.shape.tokens, number(e.shape.tokens)
-    written = at(e.at[k]), at(e.at[v]), e.told(f"slots {group}"), table, number(a.n_kv_heads), tokens
-    e.do(source, "write_rows", (-(-warps // WARPS),), 32 * WARPS, *written)
+    if own:
+        warps, tokens = len(own) * a.n_kv_heads * e.shape.tokens, number(e.shape.tokens)
+        given = at(e.at[own[0]]), at(e.at[own[-1]]), e.told(f"slots {group}")
+        written = *given, table, number(a.n_kv_heads), tokens
+        e.do(source, "write_rows", (-(-warps // WARPS),), 32 * WARPS, *written)
     if not e.rows(q):
         return
     target, kind = e.make(op.out), looks(kv, op)
@@ -54,6 +60,7 @@ def attend(e: Emitter, op: Op) -> None:
     if seeing.tiles:
         grid, shared = (seeing.tiles, a.n_kv_heads), attention_launch.many_shared(a.head_dim)
         given = at(e.at[q]), e.told(f"tiles {i}"), table, at(target), sinks, *facts
+        source = Source("attention_tiles", source.defines)
         e.do(source, "attend_many", grid, attention_launch.THREADS, *given, shared=shared)
 
 
@@ -69,11 +76,14 @@ def _one_by_one(
     """Rows that are not in tiles, some at a time: each leaves many parts."""
     (begin, total), (q, table, target), of_kv = rows, where, a.n_heads // a.n_kv_heads
     shared, threads = attention_launch.few_shared(of_kv, a.head_dim), min(256, -(-a.head_dim // 32) * 32)
-    for first in range(0, total, AT_ONCE):
-        n = min(AT_ONCE, total - first)
+    fit = PARTS_BYTES // attention_launch.partial_bytes(1, a.n_heads, a.head_dim)
+    step = max(1, min(AT_ONCE, fit))
+    for first in range(0, total, step):
+        n = min(step, total - first)
         mine = at(begin + attention_launch.ROW.itemsize * first)
         parts = e.arena.take(attention_launch.partial_bytes(n, a.n_heads, a.head_dim), "parts of attention")
-        grid = n * attention_launch.SPLITS, a.n_kv_heads, -(-of_kv // attention_launch.HEADS)
+        groups = -(-of_kv // attention_launch.heads_at_once(a.head_dim))
+        grid = n * attention_launch.SPLITS, a.n_kv_heads, groups
         given = q, mine, table, at(parts), *facts
         e.do(source, "attend_few", grid, attention_launch.THREADS, *given, shared=shared)
         e.do(source, "join", (n * a.n_heads,), threads, at(parts), mine, target, number(a.n_heads), sinks)

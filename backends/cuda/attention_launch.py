@@ -7,12 +7,18 @@ from ctypes import Structure, c_int, c_longlong, c_void_p
 import numpy as np
 
 SPLITS = 32  # parts of what a row sees
-HEADS = 8  # query heads of a KV head that a block takes at once
+TILED = 256  # the widest heads that tiles take
+WIDEST = 640  # the widest that there are kernels for
 THREADS = 128
 LINES = 64  # of a tile: rows times query heads of a KV head
 
 ROW = np.dtype([("q", np.int32), ("first", np.int32), ("length", np.int32), ("unused", np.int32)])
 TILE = np.dtype([(name, np.int32) for name in ("q", "rows", "first", "length", "window")])
+
+
+def heads_at_once(head: int) -> int:
+    """Query heads of a KV head that a block takes at once."""
+    return 8 if head <= TILED else 2
 
 
 class Table(Structure):
@@ -28,8 +34,8 @@ class Table(Structure):
 
 def few_shared(heads_of_kv: int, head: int) -> int:
     """Shared memory of a block of attend_few: what its warps have made, and queries of wide heads."""
-    made = 4 * (THREADS // 32) * min(HEADS, heads_of_kv) * (2 + head)
-    return made if head <= 128 else -(-made // 16) * 16 + 32 * head
+    made = 4 * (THREADS // 32) * min(heads_at_once(head), heads_of_kv) * (2 + head)
+    return made if head <= 128 or head > TILED else -(-made // 16) * 16 + 32 * head
 
 
 def many_shared(head: int) -> int:

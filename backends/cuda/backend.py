@@ -20,8 +20,9 @@ from hetrun.backend import (
 )
 from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
+from hetrun.backends.cuda.attention_launch import WIDEST
 from hetrun.backends.cuda.gpu import Gpu
-from hetrun.backends.cuda.kv_mirror import Part
+from hetrun.backends.cuda.kv_mirror import Part, Parts
 from hetrun.backends.cuda.lowering import KINDS, Place
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
@@ -30,12 +31,11 @@ from hetrun.backends.cuda.states.launch import MOST_COLUMNS, MOST_TAPS
 from hetrun.backends.cuda.weights import Held, OnHost
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
-from hetrun.graph.ops import Attention, CausalConv, DeltaNet, Moe, Rope, Stateful
+from hetrun.graph.ops import Attention, CausalConv, DeltaNet, Moe, PerHead, Rope, Stateful
 from hetrun.memory.kv.cache import KvCache
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
 ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3
-MOST_HEAD = 256
 # The window through which weights cross: so many times what a layer needs at once, so that one part of it is
 # filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
@@ -82,7 +82,10 @@ class CudaBackend(Backend):
         if op.kind not in KINDS or any(not weights.fits(use) for use in fusion.uses(op)):
             return False
         if isinstance(a, Attention):
-            return a.head_dim % 16 == 0 and a.head_dim <= MOST_HEAD and not a.sharing
+            return a.head_dim % 16 == 0 and a.head_dim <= WIDEST
+        if isinstance(a, PerHead):
+            width, cols = op.inputs[0].width // a.heads, op.weights[0].shape[1]
+            return not (width % 4 or a.first % 4 or cols % 8)
         if isinstance(a, CausalConv):
             return a.kernel <= MOST_TAPS
         if isinstance(a, DeltaNet):
@@ -134,16 +137,15 @@ class CudaBackend(Backend):
 
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
         self.start()
-        parts: dict[int, list[Part]] = {}
-        for a in [op.attrs for op in segment.ops if isinstance(op.attrs, Attention)]:
-            parts.setdefault(kv.group(a.layer), []).append((a.layer, a.first, a.n_kv_heads))
         gpu = self.gpu
-        slabs = {group: gpu.slabs_of(kv, group, tuple(sorted(some))) for group, some in parts.items()}
+        own, others = parts_of(segment, kv)
+        slabs = {group: gpu.slabs_of(kv, group, some) for group, some in own.items()}
+        borrowed = {group: gpu.slabs_of(kv, group, some) for group, some in others.items()}
         weights, blocks = laid_out(gpu.ring, segment, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
         scratch = gpu.scratch, gpu.scratch_bytes
-        place = Place(gpu.library, weights, blocks, kv, slabs, states, gpu.rotations, *scratch)
+        place = Place(gpu.library, weights, blocks, kv, slabs, borrowed, states, gpu.rotations, *scratch)
         return CudaRunner(self, segment, shape, place)
 
     # --- ends
@@ -163,6 +165,19 @@ class CudaBackend(Backend):
         if self._leave:
             self._leave()
             self._leave = None
+
+
+def parts_of(segment: Segment, kv: KvCache) -> tuple[Parts, Parts]:
+    """What a segment keeps of tokens, and what it looks at that others keep, by group."""
+    ops = [op.attrs for op in segment.ops if isinstance(op.attrs, Attention)]
+    mine = {(a.layer, a.first, a.n_kv_heads) for a in ops if a.sharing != "borrows"}
+    theirs = {(a.layer, a.first, a.n_kv_heads) for a in ops} - mine
+
+    def by_group(parts: set[Part]) -> Parts:
+        groups = sorted({kv.group(layer) for layer, _, _ in parts})
+        return {g: tuple(sorted(p for p in parts if kv.group(p[0]) == g)) for g in groups}
+
+    return by_group(mine), by_group(theirs)
 
 
 class StreamedBackend(CudaBackend):

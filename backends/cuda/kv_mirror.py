@@ -52,6 +52,7 @@ class Plane:
 
 
 Part = tuple[int, int, int]  # a layer, its first KV head that is meant, and how many
+Parts = Mapping[int, tuple[Part, ...]]  # by group
 
 
 class Slabs:
@@ -68,7 +69,7 @@ class Slabs:
         self.planes: dict[tuple[Part, int], Plane] = {}  # of each part: 0 keys, 1 values
         self.row_bytes = 0  # of all planes together
         for part in parts:
-            for i, table in enumerate(kv.heads(*part)):
+            for i, table in zip(range(len(kv.kept[part[0]])), kv.heads(*part), strict=False):
                 plane = Plane(table, ROWS * self.row_bytes, self.row_bytes)
                 self.planes[part, i] = plane
                 self.row_bytes += plane.size
@@ -99,8 +100,9 @@ class Slabs:
 
     # --- before a pass
 
-    def prepare(self, work: Pass) -> None:
-        """Have slabs for all rows of a pass, and in them what it sees and others wrote."""
+    def prepare(self, work: Pass, written_here: bool = True) -> None:
+        """Have slabs for all rows of a pass, and in them what it sees and others wrote: its own rows, too, if
+        they were not `written_here`."""
         views = [part.kv[self.group] for part in work.parts]
         self._in_use = frozenset(b for v in views for b in range(v.first // ROWS, -(-v.end // ROWS)))
         new = self._in_use.difference(self._slabs)
@@ -109,7 +111,7 @@ class Slabs:
         if new:
             self._add(sorted(new))
         missing = [
-            self._missing(view.first, view.end - (part.b - part.a), new)
+            self._missing(view.first, view.end - (part.b - part.a) * written_here, new)
             for view, part in zip(views, work.parts, strict=True)
         ]
         for rows in missing:

@@ -13,7 +13,7 @@ from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
 from hetrun.backends.cuda.fusion import Gated, Item, Products
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
-from hetrun.backends.cuda.kv_mirror import Slabs
+from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.matmul_launch import Output
 from hetrun.backends.cuda.pass_args import AXES, FEW, Given, Seeing
 from hetrun.backends.cuda.programs import Source
@@ -24,7 +24,18 @@ from hetrun.backends.cuda.states.mirror import StateMirror
 from hetrun.backends.cuda.weight_ring import Block
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
-from hetrun.graph.ops import EverySecond, Gelu, Grow, LayerNorm, Positions, RmsNorm, Rope, Scale, Softcap
+from hetrun.graph.ops import (
+    EverySecond,
+    Gelu,
+    Grow,
+    LayerNorm,
+    PerHead,
+    Positions,
+    RmsNorm,
+    Rope,
+    Scale,
+    Softcap,
+)
 from hetrun.memory.kv.cache import KvCache
 
 SMALL = Source("small")
@@ -43,10 +54,16 @@ class Place:
     blocks: Mapping[int, Sequence[Block]]  # of weights that cross, by the number of the item that needs them
     kv: KvCache
     slabs: Mapping[int, Slabs]  # by group
+    borrowed: Mapping[int, Slabs]  # of layers that are not the segment's
     states: StateMirror | None
     rotations: Rotations
     scratch: Address  # for weights that are unpacked
     scratch_bytes: int
+
+    def slabs_of(self, group: int, part: Part) -> Slabs:
+        """Where some heads of a layer have their rows."""
+        own = self.slabs.get(group)
+        return own if own and (part, 0) in own.planes else self.borrowed[group]
 
 
 class Emitter:
@@ -166,11 +183,36 @@ class Emitter:
 
     def few(self, source: Source, x: Value, outputs: Sequence[Output]) -> None:
         """Products of one input with matrices of one type, three at most, each for few tokens at a time."""
-        n, sizes = self.rows(x), [int(o.rows) for o in outputs]
+        self.few_of(source, (self.at[x], x.width, x.width, self.rows(x)), outputs)
+
+    def few_of(
+        self, source: Source, columns: tuple[Address, int, int, int], outputs: Sequence[Output]
+    ) -> None:
+        """The same for some columns: where they begin, how many, from row to row, and rows."""
+        begin, cols, stride, n = columns
+        sizes = [int(o.rows) for o in outputs]
         first, second, third = (*outputs, Output(), Output())[: fusion.MOST]
         name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes),)
-        facts = at(self.at[x]), number(x.width), number(x.width), number(n)
+        facts = at(begin), number(cols), number(stride), number(n)
         self.do(source, name, grid, matmul_launch.THREADS, first, second, third, *facts)
+
+    def per_head(self, op: Op) -> None:
+        """A product for each head; what is passed on is copied."""
+        a, (weight,) = op.attrs, self.held(op)
+        assert isinstance(a, PerHead)
+        x, (rows, cols) = op.inputs[0], weight.shape
+        n, target, width, made = self.rows(x), self.make(op.out), x.width // a.heads, rows // a.heads
+        passed = width - a.first - cols if a.passed else 0
+        for h in range(a.heads):
+            matrix = weight.address + h * made * weight.quant.row_bytes(cols)
+            to = target + FLOAT_BYTES * (h * (made + passed) + passed)
+            begin = self.at[x] + FLOAT_BYTES * (h * width + a.first)
+            output = Output(matrix, 0, 0, to, made, op.out.width)
+            self.few_of(weight.source, (begin, cols, x.width, n), [output])
+        if passed:
+            count = n * a.heads * passed
+            sizes = number(width), number(a.first + cols), number(made + passed), number(passed)
+            self.each("copy_slices", count, at(self.at[x]), at(target), *sizes, long(count))
 
     def rounded(self, x: Value) -> Address:
         """A value in bf16."""
@@ -351,6 +393,7 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "rms_norm": Emitter.rms_norm,
     "layer_norm": Emitter.layer_norm,
     "rope": Emitter.rope,
+    "per_head": Emitter.per_head,
     "causal_conv": causal_conv,
     "delta_net": delta_net,
     "moe": moe.mixture,

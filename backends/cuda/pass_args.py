@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import Ints, Pass, PassShape
-from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE
+from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE, TILED
 from hetrun.backends.cuda.states.launch import PART, SPAN, SPAN_DTYPE
 from hetrun.backends.cuda.states.mirror import Places
 from hetrun.graph import Rows
@@ -142,4 +142,4 @@ def _sequences(shape: PassShape) -> tuple[NDArray[np.void], NDArray[np.void]]:
 
 def in_tile(heads_of_kv: int, head: int) -> int:
     """Query rows of a tile; 0 where no tile takes such heads."""
-    return 0 if head % 16 or head > 256 else LINES // heads_of_kv
+    return 0 if head % 16 or head > TILED else LINES // heads_of_kv

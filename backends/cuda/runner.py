@@ -30,6 +30,7 @@ class CudaRunner:
     def __init__(self, backend: CudaBackend, segment: Segment, shape: PassShape, place: Place) -> None:
         self._backend, self._memory = backend, backend.gpu.memory
         self._slabs, self._states, self._kv = list(place.slabs.values()), place.states, place.kv
+        self._borrowed = list(place.borrowed.values())
         measured, gpu = Emitter(place, segment, shape, 0, 0), backend.gpu
         base = gpu.workplaces.of(measured.nbytes)
         self._begin = self._memory.take(measured.result_bytes, "results of a pass")
@@ -56,6 +57,8 @@ class CudaRunner:
         driver, stream = self._memory.driver, self._memory.computing
         for slabs in self._slabs:
             slabs.prepare(work)
+        for slabs in self._borrowed:
+            slabs.prepare(work, written_here=False)
         self._kv.arrivals.send()
         places = self._states.prepare(work) if self._states else None
         self._memory.send(self._given_at, self._given.pack(work, places))

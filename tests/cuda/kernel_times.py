@@ -198,7 +198,12 @@ def _tiles(bench: Bench, code: Source, kv: SlabTable, tables: int, facts: Facts,
     told = np.array([(a, min(most, rows - a), 0, begin + a + 1, 0) for a in range(0, rows, most)], TILE)
     bench.tell(tables, told)
     work = bench.library.launch(
-        *(code, "attend_many", (len(told), N_KV), attention_launch.THREADS),
+        *(
+            Source("attention_tiles", code.defines),
+            "attend_many",
+            (len(told), N_KV),
+            attention_launch.THREADS,
+        ),
         *(at(bench.x), at(tables), kv, at(bench.y), at(0), *facts),
         shared=attention_launch.many_shared(HEAD),
     )

@@ -12,13 +12,16 @@ from tests.cuda.emulated.kernels import names
 
 KV_TYPES = "F32", "F16", "BF16", "Q8_0"
 HEADS = 32, 64, 96, 128, 256
+WIDE_HEADS = 512, 576  # Gemma 4's, and latent rows
 WIDEST = 16, 64, 96, 128, 256, 512  # k_dim of delta nets, as 32 columns to 512
 PLAIN = Source("small"), Source("rows"), Source("grouping"), launch.CONVOLUTION
 PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
 TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
 ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
+WIDE = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in WIDE_HEADS)
+ATTENTION_TILES = tuple(Source("attention_tiles", source.defines) for source in ATTENTION)
 DELTA_NETS = tuple(launch.delta_net(k_dim) for k_dim in WIDEST)
-SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION, *DELTA_NETS
+SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION, *ATTENTION_TILES, *WIDE, *DELTA_NETS
 
 
 def kernels_of(source: Source) -> Sequence[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetrun.backends.cuda import attention_launch
-from hetrun.backends.cuda.attention_launch import HEADS, LINES, ROW, SPLITS, THREADS, TILE, Table
+from hetrun.backends.cuda.attention_launch import LINES, ROW, SPLITS, THREADS, TILE, Table
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
@@ -119,6 +119,8 @@ CASES = [
     ("F32", 2, 1, 256, [(0, 70), (0, 71)]),
     ("F16", 16, 2, 256, [(0, 300), (31, 17)]),  # queries lie in shared memory
     ("F16", 24, 2, 96, [(3, 100), (0, 1)]),  # more query heads than a block takes at once, and half a step
+    ("F16", 5, 1, 576, [(0, 90), (3, 40)]),  # latent rows: more of them than a block takes, in registers
+    ("Q8_0", 2, 1, 512, [(0, 40)]),
     ("F16", 4, 2, 80, [(0, 200)]),  # not whole steps: as other types
 ]
 OFTEN = 5  # of them are tried by `make test`: a program for each type and size of heads has to be built
@@ -138,7 +140,7 @@ def few(
     partial = np.full(attention_launch.partial_bytes(n, n_heads, cache.head) // 4, np.nan, np.float32)
     y = np.full(q.shape, np.nan, np.float32)
     of_kv = n_heads // cache.heads
-    grid = (n * SPLITS, cache.heads, -(-of_kv // HEADS))
+    grid = (n * SPLITS, cache.heads, -(-of_kv // attention_launch.heads_at_once(cache.head)))
     shared = attention_launch.few_shared(of_kv, cache.head)
     factors = float(scale), float(softcap)
     run(cache.source, "attend_few", grid, THREADS, q, rows, cache.argument(), partial, *factors,
@@ -211,7 +213,8 @@ def test_many_rows(
     for a in range(0, rows, most):
         tiles.append((a, min(most, rows - a), begins[a], ends[a] - begins[a], window))
     y = np.full(q.shape, np.nan, np.float32)
-    run(cache.source, "attend_many", (len(tiles), kv_heads), THREADS, q, np.array(tiles, TILE).view(np.uint8),
+    tiles_source = Source("attention_tiles", cache.source.defines)
+    run(tiles_source, "attend_many", (len(tiles), kv_heads), THREADS, q, np.array(tiles, TILE).view(np.uint8),
         cache.argument(), y, _or_null(sinks), float(head**-0.5), float(softcap), heads, kv_heads,
         shared=attention_launch.many_shared(head))  # fmt: skip
     seen = [slice(a, b) for a, b in zip(begins, ends, strict=True)]

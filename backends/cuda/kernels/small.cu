@@ -218,6 +218,12 @@ extern "C" __global__ void copy_columns(const float *x, float *y, int width, int
         columns_copied(x, y, width, ldy, n);
 }
 
+// Of slices of `width` columns those from `first` on, in front of slices of `wide` ones.
+extern "C" __global__ void copy_slices(const float *x, float *y, int width, int first, int wide, int count,
+                                       int64 n) {
+    EACH(i, n) y[i / count * wide + i % count] = x[i / count * width + first + i % count];
+}
+
 // Few words from page-locked memory of the host: a read of the GPU's own waits behind no copy of weights.
 extern "C" __global__ void fetch_words(const int *from, int *to, int64 n) {
     EACH(i, n) to[i] = from[i];
