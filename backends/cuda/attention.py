@@ -20,7 +20,7 @@ from hetrun.memory.kv.cache import KvCache
 if TYPE_CHECKING:
     from hetrun.backends.cuda.lowering import Emitter
 
-AT_ONCE, PARTS_BYTES = 64, 32 << 20  # rows whose parts are held at once, and memory of these
+AT_ONCE, PARTS_BYTES = 64, 16 << 20  # rows whose parts are held at once, and memory of these
 WARPS = 4  # of a block of `write_rows`, each with a head
 
 
@@ -45,9 +45,9 @@ def attend(e: Emitter, op: Op) -> None:
     source = Source("attention", (("KV", kv.quant.name), ("HEAD", str(a.head_dim))))
     if own:
         warps, tokens = len(own) * a.n_kv_heads * e.shape.tokens, number(e.shape.tokens)
-        given = at(e.at[own[0]]), at(e.at[own[-1]]), e.told(f"slots {group}")
-        written = *given, table, number(a.n_kv_heads), tokens
-        e.do(source, "write_rows", (-(-warps // WARPS),), 32 * WARPS, *written)
+        kept = at(e.at[own[0]]), at(e.at[own[-1]]), e.told(f"slots {group}")
+        sizes = number(a.n_kv_heads), tokens
+        e.do(source, "write_rows", (-(-warps // WARPS),), 32 * WARPS, *kept, table, *sizes)
     if not e.rows(q):
         return
     target, kind = e.make(op.out), looks(kv, op)
