@@ -153,10 +153,9 @@ def build_decoder(
     for i in range(d.n_layers):
         x = layer(b, x, d, i, feed_forward, attend)
     with b.scope("output"):
-        name = (
-            "output_norm" if b.has("output_norm.weight") else "token_embd_norm"
-        )  # LFM2's, by an old mistake
-        hidden = blocks.rms_norm(b, x, f"{name}.weight", d.eps, offset=d.own_offset)
+        lfm2 = b.has("token_embd_norm.weight") and not b.has("output_norm.weight")  # its name for the same
+        name = "token_embd_norm.weight" if lfm2 else "output_norm.weight"
+        hidden = blocks.rms_norm(b, x, name, d.eps, offset=d.own_offset)
         logits = blocks.head(b, hidden, d.n_vocab, d.softcap, d.logit_scale)
     return b.finish(hidden, logits)
 
