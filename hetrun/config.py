@@ -49,7 +49,7 @@ STREAMING = (
     *("synchronous", "mmap", "off"),
 )
 
-# How a model writes calls of tools: what `chat.toolcalls.formats` has, what the template says, or not at all.
+# How a model writes calls of tools: what `tool_parsers.formats` has, what the template says, or not at all.
 TOOL_PARSERS = (
     *("auto", "none", "hermes", "qwen3_coder", "glm", "llama3", "mistral", "mistral_named"),
     *("deepseek", "deepseek_v31", "phi", "gemma4", "harmony", "kimi_k2"),

@@ -33,6 +33,7 @@ class Decoder:
     ropes: tuple[Rope | None, ...]  # of each layer; None: nothing turns its heads
     norms: Literal["before", "after", "both"] = "before"  # where attention and feed-forward have them
     ffn_norm: str = "ffn_norm"  # its name
+    last_norm: str = "output_norm"  # that of the norm before the head
     grow: Grow | None = None  # what queries do with positions
     own_factors: Weight | None = None  # what divides the angles in place of a tensor
     sinks: bool = False  # whether heads may look away
@@ -153,9 +154,7 @@ def build_decoder(
     for i in range(d.n_layers):
         x = layer(b, x, d, i, feed_forward, attend)
     with b.scope("output"):
-        lfm2 = b.has("token_embd_norm.weight") and not b.has("output_norm.weight")  # its name for the same
-        name = "token_embd_norm.weight" if lfm2 else "output_norm.weight"
-        hidden = blocks.rms_norm(b, x, name, d.eps, offset=d.own_offset)
+        hidden = blocks.rms_norm(b, x, f"{d.last_norm}.weight", d.eps, offset=d.own_offset)
         logits = blocks.head(b, hidden, d.n_vocab, d.softcap, d.logit_scale)
     return b.finish(hidden, logits)
 

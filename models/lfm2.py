@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value, Weight
 from hetrun.graph.ops import NONE, CausalConv
 from hetrun.loader.hf_mapping import Config, HfModel, Imported
@@ -28,6 +30,7 @@ from hetrun.models.rope import rope_from_hf
 
 name = "lfm2"
 
+LAST_NORM = "token_embd_norm"  # as llama.cpp's converter calls it in most files
 BASE = 1e6  # of rope, where the settings say nothing
 WORDS = {
     ".feed_forward.": ".mlp.",
@@ -59,6 +62,8 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
 def build_between_gates(b: GraphBuilder, meta: ModelMeta, d: Decoder, feed_forward: FeedForward) -> Graph:
     """The forward step with any feed-forward part."""
     attends, taps = read_attending(meta), meta.require_int("shortconv.l_cache", 2, 64)
+    if b.has(f"{LAST_NORM}.weight"):
+        d = replace(d, last_norm=LAST_NORM)
 
     def attend(x: Value, i: int) -> Value:
         return attention(b, x, d, i) if attends[i] else short_convolution(b, x, d, i, taps)

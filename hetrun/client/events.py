@@ -155,7 +155,7 @@ class ModelInfo:
     load_s: float
     temperature: float | None = None  # what the file itself recommends
     width: int = 0  # numbers of an embedding; 0: the model gives none
-    tool_format: str = "hermes"  # how it writes calls of tools, by its template (`chat.toolcalls.formats`)
+    tool_format: str = "hermes"  # how it writes calls of tools, by its template (`tool_parsers.formats`)
     pooling: Pooling = "mean"  # what its embeddings are made of
     thought_mark: str = ""  # with which it begins to think, if it does
 

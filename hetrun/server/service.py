@@ -21,7 +21,7 @@ class Service:
     client: ChatClient
     strict: bool = False  # refuse unknown fields and models, and OpenAI's own limits hold
     sampling: Mapping[str, object] = field(default_factory=dict)  # for requests that do not say otherwise
-    tool_parser: str = "auto"  # how calls of tools are written: none, or a name in `chat.toolcalls.formats`
+    tool_parser: str = "auto"  # how calls of tools are written: none, or a name in `tool_parsers.formats`
     reasoning_format: str = "auto"  # where thoughts go: none leaves them in the text
     most_requests: int = MOST_REQUESTS  # held at a time
     traffic: Traffic = field(default_factory=Traffic)

@@ -24,7 +24,7 @@ struct Tile {
     int rows;    // that it has
     int first;   // the row of the cache with the first key that its first row sees
     int length;  // and how many that one sees; each further row sees one more at the end
-    int window;  // and no more than so many; 0: all
+    int window;  // and at most this many tokens back; 0: all
 };
 
 struct Shared {
