@@ -1,6 +1,7 @@
 """hetrun runs language models on one machine, on whatever silicon it has, inside a memory budget.
 
-`LLM("model.gguf")` loads a model in this process; `generate`, `stream` and `chat` answer.
+`LLM("model.gguf")` loads a model in this process; `generate`, `stream` and `chat` answer. `AsyncLLM` does the
+same beside an event loop.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hetrun.api import LLM as LLM
+    from hetrun.api.async_llm import AsyncLLM as AsyncLLM
+    from hetrun.api.llm import LLM as LLM
+    from hetrun.client.completion import ChatChunk as ChatChunk
     from hetrun.client.completion import Completion as Completion
+    from hetrun.client.completion import ToolCall as ToolCall
     from hetrun.client.events import Event as Event
+    from hetrun.client.events import ModelInfo as ModelInfo
     from hetrun.client.sampling_params import SamplingParams as SamplingParams
     from hetrun.errors import HetrunError as HetrunError
     from hetrun.errors import UserError as UserError
@@ -20,15 +25,31 @@ __version__ = "0.1.0"
 
 # Public name -> its module, imported when the name is first asked for: `import hetrun` stays cheap.
 _EXPORTS = {
-    "LLM": "hetrun.api",
+    "AsyncLLM": "hetrun.api.async_llm",
+    "LLM": "hetrun.api.llm",
+    "ChatChunk": "hetrun.client.completion",
     "Completion": "hetrun.client.completion",
     "Event": "hetrun.client.events",
     "HetrunError": "hetrun.errors",
+    "ModelInfo": "hetrun.client.events",
     "SamplingParams": "hetrun.client.sampling_params",
+    "ToolCall": "hetrun.client.completion",
     "UserError": "hetrun.errors",
 }
 
-__all__ = ["LLM", "Completion", "Event", "HetrunError", "SamplingParams", "UserError", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "ChatChunk",
+    "Completion",
+    "Event",
+    "HetrunError",
+    "ModelInfo",
+    "SamplingParams",
+    "ToolCall",
+    "UserError",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -4,6 +4,7 @@ HetrunError
     UserError            the user's input was wrong: exit code 2, one sentence, no traceback
         ModelFileError   a model file is malformed, truncated or not supported
         OptionError      an option or setting is unknown or out of range
+            FieldError   the same of a field inside messages or tools
         TemplateError    a chat template failed, or did something it may not do
         ContextFull      a prompt does not fit into the context
         BudgetError      the memory granted cannot hold what was asked for
@@ -40,6 +41,17 @@ class ModelFileError(UserError):
 
 class OptionError(UserError):
     """An option is unknown, or its value is out of range."""
+
+
+class FieldError(OptionError):
+    """A field of a request is missing or wrong; `field` is its path, `code` a word for programs."""
+
+    def __init__(self, message: str, field: str, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.field, self.code = field, code
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[str, str, str]]:
+        return (type(self), (str(self), self.field, self.code))
 
 
 class TemplateError(UserError):

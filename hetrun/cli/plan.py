@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hetrun.api import make_plan
+from hetrun.api.local_model import make_plan
 from hetrun.backend import Available, Descriptor, registry
 from hetrun.cli import options
 from hetrun.cli.exit_codes import OUR_FAULT

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from hetrun.api import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.cli.output import in_json
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
@@ -51,10 +51,10 @@ def answer(
 
 
 @contextmanager
-def open_llm(settings: Settings, chatting: bool = False) -> Iterator[LLM]:
+def open_llm(settings: Settings, chatting: bool = False) -> Iterator[LocalModel]:
     """The model of the settings, with a progress bar while it loads."""
     with loading(OPENING) as progress:
-        llm = LLM.of(settings, progress, chatting=chatting)
+        llm = LocalModel.of(settings, progress, chatting=chatting)
     with llm:
         yield llm
 
@@ -109,7 +109,7 @@ def shown(events: Iterator[Event], show: bool) -> Iterator[Event]:
             sys.stdout.write("\n")
 
 
-def as_object(llm: LLM, events: list[Event], params: SamplingParams) -> dict[str, object]:
+def as_object(llm: LocalModel, events: list[Event], params: SamplingParams) -> dict[str, object]:
     """What `run --json` prints."""
     done = completion(events)
     found: dict[str, object] = {
@@ -142,7 +142,7 @@ def _scored(token: int, logprob: float, piece: bytes | None) -> dict[str, object
     return {"id": token, "token": text, "bytes": numbers, "logprob": logprob}
 
 
-def described(llm: LLM, request: GenerateRequest) -> str:
+def described(llm: LocalModel, request: GenerateRequest) -> str:
     """What was chosen for a request, and why: the plan, the template, how tokens are drawn."""
     template = "none (--raw)" if request.messages is None else printable(llm.info.template_origin)
     drawn = ", ".join(deviations(request.params, llm.info.temperature))

@@ -6,9 +6,9 @@ One request gives any number of `prompt` and `token` events and then one last ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hetrun.client.sampling_params import SamplingParams, Structure
 
@@ -99,6 +99,16 @@ class TokenLogprob:
     top_pieces: tuple[bytes, ...] = ()  # of `top`, in its order
 
 
+def brief(value: Any) -> str:  # noqa: ANN401 - any dataclass
+    """A dataclass in words, without fields that are at their default."""
+    shown = [
+        f"{f.name}={found!r}"
+        for f in fields(value)
+        if f.repr and ((found := getattr(value, f.name)) != f.default or f.default is MISSING)
+    ]
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that happened to a request.
@@ -123,6 +133,9 @@ class Event:
     echo: tuple[bytes, ...] = ()
     embedding: bytes | None = None
     opened: str = ""  # with the first token: the mark of a thought that the prompt has begun
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def last(self) -> bool:

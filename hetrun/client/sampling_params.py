@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from reprlib import repr as short
 from typing import Any, Literal
@@ -38,46 +38,86 @@ class Structure:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop; names, meanings and defaults are llama.cpp's."""
+    """How tokens are chosen and when to stop; names, meanings and defaults are llama.cpp's.
 
-    # None: until the model ends or the context is full; 0: nothing but the prompt's log-probabilities
+    max_tokens: most tokens of the answer; None: until the model ends or the context is full. 0 with
+        prompt_logprobs: only the log-probabilities of the prompt.
+    temperature: 0 always takes the most likely token, more draws more freely; None: what the model's file
+        says, else 0.8.
+    top_k: draw from so many of the most likely tokens; 0 or -1: off.
+    top_p: draw from the most likely tokens that together have this probability; 1: off.
+    min_p: leave out tokens less likely than this share of the most likely one; 0: off.
+    typical_p: draw from the tokens closest to the expected surprise, up to this probability; 1: off.
+    top_n_sigma: leave out logits further than this many standard deviations below the best; 0 or less: off.
+    xtc_probability: how often to leave out the most likely tokens where several are likely; 0: off.
+    xtc_threshold: the probability from which xtc counts a token as likely; above 0.5: off.
+    min_keep: tokens that top_p, min_p, typical_p and xtc leave at least.
+    dynatemp_range: how far the temperature moves with the entropy of the distribution; 0: off.
+    dynatemp_exponent: how the entropy becomes a temperature within that range.
+    repeat_penalty: divides the logits of tokens that were used; 1: off.
+    frequency_penalty: lowers a token's logit each time that it was used; 0: off.
+    presence_penalty: lowers a token's logit once it was used; 0: off.
+    repeat_last_n: tokens that the three penalties look back; 0: off; -1: the whole context.
+    dry_multiplier: strength of the penalty for repeated sequences; 0: off.
+    dry_base: by how much that penalty grows with each repeated token; below 1: off.
+    dry_allowed_length: the longest repetition without that penalty.
+    dry_penalty_last_n: tokens that it looks back; 0: off; -1: the whole context.
+    dry_sequence_breakers: texts at which a repetition ends.
+    mirostat: 1 or 2: that version of Mirostat instead of all samplers but the temperature; 0: off.
+    mirostat_tau: the surprise that Mirostat aims at.
+    mirostat_eta: how fast Mirostat learns.
+    samplers: the order in which samplers run; one that is not named is off.
+    seed: seed of the random draws; None or -1: a random one.
+    stop: a text or several that end the answer, and are no part of it.
+    ignore_eos: go on when the model would end.
+    logprobs: n: the log-probability of each token, and of the n most likely ones there.
+    prompt_logprobs: the same for every token of the prompt but the first.
+    logit_bias: numbers to be added to logits, by token id; -inf forbids a token.
+    json_schema: a JSON schema that the answer follows, as a dictionary or JSON.
+    regex: a regular expression that the answer matches.
+    grammar: a grammar that the answer follows: GBNF as llama.cpp has it, or Lark.
+    more: parameters of samplers that packages brought, by name.
+
+    At most one of json_schema, regex and grammar can be given.
+    """
+
     max_tokens: int | None = None
-    temperature: float | None = None  # None: the model's own, else 0.8; 0: greedy
-    top_k: int = 40  # 0 or -1: off
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.05  # 0: off
-    typical_p: float = 1.0  # 1: off
-    top_n_sigma: float = -1.0  # 0 or less: off
-    xtc_probability: float = 0.0  # 0: off
-    xtc_threshold: float = 0.1  # above 0.5: off
-    min_keep: int = 0  # what top_p, min_p, typical_p and xtc leave over at least
-    dynatemp_range: float = 0.0  # 0: off
+    temperature: float | None = None
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 0
+    dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
-    repeat_penalty: float = 1.0  # 1: off
-    frequency_penalty: float = 0.0  # 0: off
-    presence_penalty: float = 0.0  # 0: off
-    repeat_last_n: int = 64  # tokens that the three penalties look back; 0: off; -1: the whole context
-    dry_multiplier: float = 0.0  # 0: off
-    dry_base: float = 1.75  # below 1: off
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64  # 0: off; -1: the whole context
+    dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    mirostat: int = 0  # 1 or 2: instead of all samplers but the temperature
+    mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
-    samplers: Sequence[str] = SAMPLERS  # the order; one that is not named is off
-    seed: int | None = None  # None or -1: random
+    samplers: Sequence[str] = SAMPLERS
+    seed: int | None = None
     # A str is a sequence of str for the type checker too: one string or several are taken, a tuple is kept.
     stop: Sequence[str] = ()
-    ignore_eos: bool = False  # a token that ends texts is then one like any other
-    logprobs: int | None = None  # n: the chosen token's log-probability and those of the n best
-    prompt_logprobs: int | None = None  # the same for every token of the prompt but the first
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    # At most one of these; a schema is kept as JSON text.
+    # A schema is kept as JSON text.
     json_schema: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)
     regex: str | None = None
-    grammar: str | None = None  # GBNF as llama.cpp has it, or Lark
-    more: Mapping[str, float] = field(default_factory=dict, hash=False)  # of samplers that packages brought
+    grammar: str | None = None
+    more: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
@@ -102,22 +142,36 @@ class SamplingParams:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
         """From a JSON object; null means "not given", as OpenAI's clients send it."""
-        known = [f.name for f in fields(cls)]
         given = {name: value for name, value in values.items() if value is not None}
-        others = [name for name in values if name not in known]
-        if others:
-            brought = sampler_plugins.parameters()
-            if unknown := [name for name in others if name not in brought]:
-                raise OptionError(_unknown(unknown, [*known, *brought]))
-            more = {name: given.pop(name) for name in others if name in given}
-            given["more"] = {**given.get("more", {}), **more}
-        return cls(**given)
+        return cls(**_with_brought(given, [name for name in values if name not in _names()]))
+
+    def changed(self, values: Mapping[str, object]) -> SamplingParams:
+        """A copy with other values; OptionError names what is unknown."""
+        given = _with_brought(dict(values), [name for name in values if name not in _names()])
+        if "more" in given:
+            given["more"] = {**self.more, **given["more"]}
+        return replace(self, **given)
 
     def check_vocabulary(self, n_vocab: int) -> None:
         """Refuse a bias on a token the model does not have (called where the model is known)."""
         beyond = [token for token in self.logit_bias if token >= n_vocab]
         if beyond:
             raise OptionError(f"logit_bias: token {beyond[0]} does not exist, the model has {n_vocab} tokens")
+
+
+def _names() -> list[str]:
+    return [f.name for f in fields(SamplingParams)]
+
+
+def _with_brought(given: dict[str, Any], others: Sequence[str]) -> dict[str, Any]:
+    """The values, those of samplers that packages brought under `more`."""
+    if not others:
+        return given
+    brought = sampler_plugins.parameters()
+    if unknown := [name for name in others if name not in brought]:
+        raise OptionError(_unknown(unknown, [*_names(), *brought]))
+    more = {name: given.pop(name) for name in others if name in given}
+    return {**given, "more": {**given.get("more", {}), **more}}
 
 
 def _unknown(names: Sequence[object], known: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
-ENGINE, CHAT = "hetrun.api:for_conversations", "hetrun.api:for_a_chat"
+ENGINE, CHAT = "hetrun.api.local_model:for_conversations", "hetrun.api.local_model:for_a_chat"
 # The first token of an answer has some way to go, through the front to whoever asked. If the next step began
 # at once, on all cores, they would wait for one: 8 ms on two cores, 2 with ours left to them for a moment.
 HEAD_START_S = 0.002

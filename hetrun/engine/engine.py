@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from hetrun.engine.counters import Held, Tally
 from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Request
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.loop import Loop
-from hetrun.errors import EngineStopped
+from hetrun.errors import EngineStopped, UserError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Engine:
 
     def __init__(self, load: Callable[[], Loaded], meanwhile: Callable[[], object] = lambda: None) -> None:
         """`load` runs on the new thread, and `meanwhile` on this one, which would only wait."""
+        self._pid = os.getpid()
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._ids = count(1)
         self._ready = threading.Event()
@@ -62,6 +64,24 @@ class Engine:
         return self._thread.ident
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process is a fork of the one that opened the model, without the engine's thread."""
+        return os.getpid() != self._pid
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more work."""
+        return self._gate.stopped
+
+    def check_here(self) -> None:
+        """Raise UserError in a fork of the process that opened the model, where nothing would ever answer."""
+        if self.is_elsewhere:
+            raise UserError(
+                f"the model was opened in another process (PID {self._pid}), and a fork of it has no engine: "
+                "open it here, after the fork"
+            )
+
+    @property
     def busy(self) -> bool:
         """Whether the model computes now."""
         return self._gate.busy
@@ -80,6 +100,7 @@ class Engine:
     @property
     def held(self) -> Held:
         """What there is to do, and what was done; from any thread, at once."""
+        self.check_here()
         loaded, loop = self._loaded, self._loop
         if loaded is None:
             raise EngineStopped(CLOSED)
@@ -94,6 +115,8 @@ class Engine:
 
     def cancel(self, request_id: int) -> None:
         """End a request, also in the middle of a step. One that is over already is left alone."""
+        if self.is_elsewhere:  # whose lock may have been held at the fork, for ever
+            return
         with self._gate.lock:
             if not self._gate.stopped:
                 self._inbox.put(Cancel(request_id))
@@ -119,13 +142,16 @@ class Engine:
         return job.result  # type: ignore[return-value]  # set when there is no error
 
     def close(self) -> None:
-        """Stop; running requests get an error event."""
+        """Stop; running requests get an error event. A fork leaves the engine of its parent alone."""
+        if self.is_elsewhere:
+            return
         self._stop()
         atexit.unregister(self.close)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _put(self, item: Job[Any] | Request) -> None:
+        self.check_here()
         with self._gate.lock:  # so that nothing comes in behind the thread's last look
             if self._gate.stopped:
                 raise EngineStopped(CLOSED)

@@ -3,5 +3,5 @@
 `app` lists the routes, `listen` binds an address and runs the app. `routes/` has one file per group of
 endpoints, `responses/` those under /v1/responses, `middleware/` what every request passes first,
 `openapi/` their description. The rest is what endpoints share: a request's fields in (`request`,
-`messages`, `sampling`, `tools`), its answer out (`response_driver`, `tool_output`, `sse`, `usage`).
+`messages`, `sampling`, `tools`), its answer out (`response_driver`, `sse`, `usage`).
 """

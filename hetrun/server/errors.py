@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hetrun.errors import ContextFull, DeadlineExceeded, EngineStopped, Overloaded, UserError
+from hetrun.errors import ContextFull, DeadlineExceeded, EngineStopped, FieldError, Overloaded, UserError
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
             limit = f"This model's maximum context length is {context} tokens. " if context else ""
             said = f"{limit}The prompt is too long: {error}"
             return ApiError(said, prompt, "context_length_exceeded")
+        case FieldError():
+            return ApiError(str(error), error.field, error.code)
         case UserError():
             return ApiError(str(error))
         case Overloaded():
@@ -66,6 +69,15 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
             return ApiError(str(error), code="engine_stopped", status=503, kind=kind, headers=FINAL)
     log.error("a request failed", exc_info=error)
     return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=FINAL)
+
+
+@contextmanager
+def api_errors() -> Iterator[None]:
+    """Raise errors of fields as answers."""
+    try:
+        yield
+    except FieldError as error:
+        raise api_error(error) from None
 
 
 def overloaded(

@@ -16,7 +16,7 @@ from hetrun.server.errors import ApiError, api_error
 from hetrun.server.fields import Body, count, flag
 from hetrun.server.logprobs import Wanted
 from hetrun.server.service import Service
-from hetrun.server.tool_output import PLAIN, Reading
+from hetrun.text.answers.reading import PLAIN, Reading
 
 MOST_CHOICES = 128  # for one prompt, as OpenAI has it
 MOST_TOGETHER = 512  # for all prompts
@@ -54,7 +54,7 @@ class Order:
         """The answer to a request that ends with this error."""
         structure = self.prompts[0].structure
         if isinstance(error, OptionError) and (fault := self.reading.fault(str(error))):
-            return fault
+            return api_error(fault)
         if self.form and structure and isinstance(error, OptionError):
             # A schema or grammar is looked at where the vocabulary is: the client called it by another name.
             message = IN_PARTS.sub(lambda found: "parts at " if found[1] else "parts", str(error))

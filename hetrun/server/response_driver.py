@@ -22,8 +22,8 @@ from hetrun.server.parallel_sampling import Numbered
 from hetrun.server.request import Order
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
-from hetrun.server.tool_output import ChoiceReader
 from hetrun.server.usage import Counts
+from hetrun.text.answers.reading import ChoiceReader
 from hetrun.text.tool_parsers.parts import Piece
 
 LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
@@ -79,7 +79,7 @@ class Choice:
             self.prompt.saw(event)
             return
         if self.reader:
-            self.pieces += self.reader.saw(event)
+            self.pieces += pieces_of(self.reader, event)
         else:
             self.texts.append(event.text)
         if event.kind == "done":
@@ -188,6 +188,11 @@ async def gathered(order: Order, events: Events) -> Whole:
     finally:
         await events.aclose()
     return found
+
+
+def pieces_of(reader: ChoiceReader, event: Event) -> list[Piece]:
+    """What became certain with an event."""
+    return reader.push(event.text, opened=bool(event.opened), last=event.kind == "done")
 
 
 def finish_reason(event: Event) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.api import LLM, model_path
+from hetrun.api.local_model import LocalModel, model_path
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.engine.loaded_model import Loaded
@@ -140,7 +140,7 @@ def evaluate(
     against: str = REFERENCE,
     tokens: int = TOKENS,
     vs: str | None = None,
-    **options: Any,  # noqa: ANN401 - those of `LLM`: ubatch, backends, kv_type, ...
+    **options: Any,  # noqa: ANN401 - those of `LocalModel`: ubatch, backends, kv_type, ...
 ) -> Report:
     """Run the first tokens of a text through a model, and through another program (`vs`)."""
     settings = Settings.resolve(model=None if path is None else str(path), **options)
@@ -205,7 +205,7 @@ def oracle_logits(settings: Settings, against: str, tokens: Sequence[int], conte
         return
     path = model_path(settings)
     context = least_context(path, len(tokens), context)
-    with LLM(path, backends=[REFERENCE], kv_type="f32", ctx=context) as llm:
+    with LocalModel(path, backends=[REFERENCE], kv_type="f32", ctx=context) as llm:
         yield from logits(llm, tokens)
 
 
@@ -220,7 +220,7 @@ def least_context(path: Path, tokens: int, context: int) -> int:
     return tokens + bisect_left(shorter, True, key=lambda ctx: build_graph(source, ctx) == graph)
 
 
-def logits(llm: LLM, tokens: Sequence[int]) -> Generator[Floats]:
+def logits(llm: LocalModel, tokens: Sequence[int]) -> Generator[Floats]:
     """The logits behind each token of a text, piece by piece, cut where the model itself cuts its steps."""
     ubatch = llm.plan.ubatch
     size = max(ubatch, MANY_ROWS // ubatch * ubatch)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Event
 from hetrun.config import Settings
 from hetrun.errors import BackendError, HetrunError, OptionError, UserError
@@ -236,7 +236,7 @@ def test_an_error_or_a_short_answer_ends_the_measurement() -> None:
     "case", [Case("prefill", 24, 0, 1), Case("decode", 6, 8, 1), Case("decode", 6, 8, 3)]
 )
 def test_the_engine_is_measured(path: Path, case: Case) -> None:
-    with LLM(path, backends=["reference"], ubatch=16) as llm:
+    with LocalModel(path, backends=["reference"], ubatch=16) as llm:
         ours = Ours(llm)
         ours.check(case)
         ours.prepare(case)
@@ -259,7 +259,7 @@ def test_the_engine_is_measured(path: Path, case: Case) -> None:
 
 
 def test_what_does_not_fit_is_refused(path: Path) -> None:
-    with LLM(path, backends=["reference"], ctx=64) as llm:
+    with LocalModel(path, backends=["reference"], ctx=64) as llm:
         ours = Ours(llm)
         ours.check(Case("decode", 31, 32))
         with pytest.raises(OptionError, match="pp64 needs a context of 65 tokens and the model has 64"):
@@ -366,7 +366,7 @@ def test_llama_cpp_is_measured_and_says_what_we_say(path: Path) -> None:
             assert peer.threads(case) >= 1
             assert all(0 < peer.sample(case, seed) < 1e6 for seed in (1, 2))
         theirs = np.concatenate(list(peer.logits(tokens)))
-        with LLM(path, backends=["reference"]) as llm:
+        with LocalModel(path, backends=["reference"]) as llm:
             assert peer.n_vocab == llm.n_vocab
             assert np.abs(theirs - llm.logits(tokens)).max() < 0.05
     with pytest.raises(HetrunError, match=r"the process of llama\.cpp ended"):

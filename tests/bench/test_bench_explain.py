@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Backend, Unavailable, registry
 from hetrun.backend.op_profile import ACTIVITIES, Activity, Spent, activity
 from hetrun.backends.llamacpp.profiler import book, fused, question_seconds
@@ -277,7 +277,7 @@ def test_the_peak_is_measured_on_what_makes_the_products(
 ) -> None:
     monkeypatch.setattr(peak_module, "WIDTH", 256)
     monkeypatch.setattr(peak_module, "TOKENS", 16)
-    with LLM(path, backends=[backend], threads=1) as llm:
+    with LocalModel(path, backends=[backend], threads=1) as llm:
         most = multiplier(llm.plan.plan(1).segments)
         assert most is not None
         assert (most.backend, most.weight.quant.name) == (backend, "F32")
@@ -331,7 +331,7 @@ def test_attention_grows_with_depth_and_products_do_not(backend: str, path: Path
         assert isinstance(loaded.model, PlannedModel)
         return looked_at(loaded.model, backend, 4), looked_at(loaded.model, backend, DEEP)
 
-    with LLM(path, backends=[backend], threads=1) as llm:
+    with LocalModel(path, backends=[backend], threads=1) as llm:
         shallow, deep = llm.call(work)
     assert all(s > 0 for s in shallow.seconds.values())
     growth = {a: deep.seconds[a] / shallow.seconds[a] for a in ACTIVITIES}
@@ -357,7 +357,7 @@ def test_a_run_that_is_looked_at_can_be_cancelled(path: Path) -> None:
         assert found.total == total > 0.0
         return found
 
-    with LLM(path, backends=["llamacpp"], threads=1) as llm:
+    with LocalModel(path, backends=["llamacpp"], threads=1) as llm:
         llm.call(work)
 
 
@@ -375,7 +375,7 @@ def test_a_run_that_is_looked_at_can_be_cancelled(path: Path) -> None:
     ],
 )
 def test_the_parts_are_the_whole_time(backend: str, case: Case, path: Path) -> None:
-    with LLM(path, backends=[backend], ctx=64, ubatch=16, threads=1) as llm:
+    with LocalModel(path, backends=[backend], ctx=64, ubatch=16, threads=1) as llm:
         ours = Ours(llm, look=True)
         ours.prepare(case)
         rates = [ours.sample(case, seed) for seed in (1, 2)]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
@@ -111,7 +111,7 @@ def test_a_text_that_is_too_short_is_refused() -> None:
 
 
 def test_a_text_is_opened_with_the_models_tokenizer(path: Path, words: Path, text: Text) -> None:
-    with LLM(path, backends=["reference"]) as llm:
+    with LocalModel(path, backends=["reference"]) as llm:
         assert llm.tokenize(WORDS)[-len(text.ids) :] == text.ids.tolist()
     digest = hashlib.sha256(words.read_bytes()).hexdigest()
     assert text.about.to_json() == {"name": "words.txt", "sha256": digest, "tokens": len(text.ids)}
@@ -124,7 +124,7 @@ def test_a_text_is_opened_with_the_models_tokenizer(path: Path, words: Path, tex
 # --- our side
 
 
-def forced(llm: LLM, script: list[int], **sampling: Any) -> list[int]:  # noqa: ANN401 - those of SamplingParams
+def forced(llm: LocalModel, script: list[int], **sampling: Any) -> list[int]:  # noqa: ANN401 - those of SamplingParams
     """The tokens of an answer that is to begin with these."""
     found: list[int] = []
 
@@ -141,7 +141,7 @@ def forced(llm: LLM, script: list[int], **sampling: Any) -> list[int]:  # noqa: 
 
 @pytest.mark.parametrize("spec", ["off", "lookup"])
 def test_an_answer_is_forced_and_goes_on_by_itself(path: Path, spec: str) -> None:
-    with LLM(path, backends=["reference"], spec=spec) as llm:
+    with LocalModel(path, backends=["reference"], spec=spec) as llm:
         greedy: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
         script = [7, 8, 9, 7, 8, 9]
         assert forced(llm, script, **greedy) == script
@@ -158,9 +158,9 @@ def test_our_side_reads_and_writes_the_text(
     path: Path, text: Text, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
     case, asked, said = Case("decode", 6, 8, batch), [], []
-    real = LLM.submit
+    real = LocalModel.submit
 
-    def submit(llm: LLM, request: GenerateRequest, on_event: Callable[[Event], None]) -> int:
+    def submit(llm: LocalModel, request: GenerateRequest, on_event: Callable[[Event], None]) -> int:
         mine: list[int] = []
         asked.append(request.tokens)
         said.append(mine)
@@ -172,8 +172,8 @@ def test_our_side_reads_and_writes_the_text(
 
         return real(llm, request, noted)
 
-    monkeypatch.setattr(LLM, "submit", submit)
-    with LLM(path, backends=["reference"], ubatch=16) as llm:
+    monkeypatch.setattr(LocalModel, "submit", submit)
+    with LocalModel(path, backends=["reference"], ubatch=16) as llm:
         ours = Ours(llm, text=text)
         ours.prepare(case)
         asked.clear()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
@@ -117,14 +117,14 @@ def test_adding_in_pieces_changes_nothing() -> None:
 @pytest.mark.parametrize("ubatch", [None, 1, 7, 100])
 def test_logits_come_in_pieces(path: Path, ubatch: int | None) -> None:
     tokens = tiny.random_tokens(150)
-    with LLM(path, backends=["reference"], ubatch=ubatch, kv_type="f32") as llm:
+    with LocalModel(path, backends=["reference"], ubatch=ubatch, kv_type="f32") as llm:
         found = np.concatenate(list(logits(llm, tokens)))
         assert np.abs(found - llm.logits(tokens)).max() < 1e-4
 
 
 def test_logits_that_nobody_reads_to_the_end_leave_nothing_behind(path: Path) -> None:
     tokens = tiny.random_tokens(64)
-    with LLM(path, backends=["reference"], ctx=64) as llm:
+    with LocalModel(path, backends=["reference"], ctx=64) as llm:
         for _ in range(MAX_SEQUENCES + 2):  # one more than there is room for
             with closing(logits(llm, tokens)) as pieces:
                 assert len(next(pieces)) == 64
@@ -135,7 +135,7 @@ def test_evaluate_gives_a_report(path: Path, against: str) -> None:
     found = evaluate.evaluate(path, TEXT, against, tokens=96, backends=["reference"], kv_type="f32")
     assert isinstance(found, Report)
     assert (found.tokens, found.against) == (96, against)
-    with LLM(path, backends=["reference"], kv_type="f32") as llm:
+    with LocalModel(path, backends=["reference"], kv_type="f32") as llm:
         tokens = llm.tokenize(TEXT)[:96]
         assert found.ppl == pytest.approx(perplexity([llm.logits(tokens)], tokens), rel=1e-6)
     if against == "reference":

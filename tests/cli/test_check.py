@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hetrun import cli
-from hetrun.api import LLM
+from hetrun import LLM, cli
 from hetrun.errors import BackendUnavailable, ModelFileError
 from hetrun.system import subprocesses
 from hetrun.tools import check_model

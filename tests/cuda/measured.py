@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import registry
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.memory import Memory
@@ -53,7 +53,7 @@ class Measured:
 
 def measured(path: Path, case: Case, rounds: int, **options: object) -> Measured:
     """Run a case so often on a model that is opened for it."""
-    with LLM(path, eager=True, spec="off", ctx=case.context + 64, **options) as llm:  # type: ignore[arg-type]
+    with LocalModel(path, eager=True, spec="off", ctx=case.context + 64, **options) as llm:  # type: ignore[arg-type]
         duel = measure(case, rounds, Ours(llm), None, lambda what, over: None)
         found: Measured = llm.call(partial(_looked, case=case, tok_s=duel.ours))
         return found

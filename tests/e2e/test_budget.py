@@ -34,7 +34,8 @@ PARTS = ("weights", "KV of one full sequence", "interpreter", "libraries", "rese
 # own: a test's has in memory whatever was imported before.
 ANSWERS = """
 import json, sys, threading
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.memory.ledger import kernel_figures
 from hetrun.client.events import GenerateRequest
 
@@ -55,7 +56,7 @@ def collector(i):
     return on_event
 
 options = {"ram": ram} if ram else {}
-with LLM(path, ctx=256, deterministic=True, backends=["llamacpp"], **options) as llm:
+with LocalModel(path, ctx=256, deterministic=True, backends=["llamacpp"], **options) as llm:
     greedy = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True)
     for i, prompt in enumerate(prompts):
         llm.submit(GenerateRequest(greedy, tokens=tuple(prompt)), collector(i))

@@ -14,7 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import ModelFileError
@@ -53,7 +54,7 @@ def decide(deciding: Deciding) -> Prepared | None:
 
 
 @contextmanager
-def opened(path: Path, share: float, disk: Disk | None = None, **options: Any) -> Iterator[LLM]:  # noqa: ANN401
+def opened(path: Path, share: float, disk: Disk | None = None, **options: Any) -> Iterator[LocalModel]:  # noqa: ANN401
     """A model of whose experts such a share has slots."""
     cache = partial(ExpertCache, read=disk.function if disk else None)
 
@@ -65,10 +66,10 @@ def opened(path: Path, share: float, disk: Disk | None = None, **options: Any) -
         patched.enter_context(mock.patch.object(cached_experts, "divided", divided))
         patched.enter_context(mock.patch.object(cached_experts, "ExpertCache", cache))
         patched.enter_context(mock.patch.object(Deciding, "decide", decide))
-        yield patched.enter_context(LLM(path, **OPTIONS | options))
+        yield patched.enter_context(LocalModel(path, **OPTIONS | options))
 
 
-def experts_of(llm: LLM) -> FromExperts:
+def experts_of(llm: LocalModel) -> FromExperts:
     def found(loaded: Loaded) -> FromExperts:
         assert isinstance(loaded.model, PlannedModel)
         assert loaded.model._experts is not None
@@ -77,14 +78,14 @@ def experts_of(llm: LLM) -> FromExperts:
     return llm.call(found)
 
 
-def tokens(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def tokens(llm: LocalModel, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(out.tokens) for out in llm.generate([list(p) for p in prompts], GREEDY)]
 
 
 def test_experts_from_slots_give_the_same_bits(model: Path) -> None:
     """Whatever has a slot: through evictions, prompts, several sequences and shared beginnings."""
     prompts = [TEXT[:8], TEXT[:20], TEXT, TEXT[5:30]]
-    with LLM(model, **OPTIONS, deterministic=True) as llm:
+    with LocalModel(model, **OPTIONS, deterministic=True) as llm:
         held, logits = tokens(llm, prompts), llm.logits(TEXT)
     for share in (0.0, 0.4, 1.0):
         with opened(model, share, deterministic=True) as llm:
@@ -99,7 +100,7 @@ def test_experts_from_slots_give_the_same_bits(model: Path) -> None:
 def test_experts_as_records_give_the_same_bits(model: Path, tmp_path: Path) -> None:
     """A file that was repacked: each expert is one read."""
     records = Path(repack_model(RepackWish(model, tmp_path / "records.gguf", force=False)).path)
-    with LLM(model, **OPTIONS, deterministic=True) as llm:
+    with LocalModel(model, **OPTIONS, deterministic=True) as llm:
         held = tokens(llm, [TEXT, TEXT[:9]])
     with opened(model, 0.2, deterministic=True) as llm:
         assert tokens(llm, [TEXT, TEXT[:9]]) == held
@@ -114,7 +115,7 @@ def test_experts_as_records_give_the_same_bits(model: Path, tmp_path: Path) -> N
 def test_texts_that_part_share_what_is_read(model: Path) -> None:
     """Several sequences of a step choose together, with beginnings that they share."""
     prompts = [[*TEXT[:20], i] for i in range(5)]
-    with LLM(model, **OPTIONS, deterministic=True) as llm:
+    with LocalModel(model, **OPTIONS, deterministic=True) as llm:
         held = tokens(llm, prompts)
     with opened(model, 0.3, deterministic=True) as llm:
         assert [tokens(llm, [p])[0] for p in prompts] == held
@@ -133,7 +134,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def right(mixtral: Path) -> list[int]:
     """What it says with everything in memory."""
-    with LLM(mixtral, **OPTIONS, deterministic=True) as llm:
+    with LocalModel(mixtral, **OPTIONS, deterministic=True) as llm:
         return tokens(llm, [TEXT])[0]
 
 

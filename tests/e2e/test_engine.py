@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 
 from hetrun import LLM, Event, SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.client.events import GenerateRequest
@@ -67,7 +68,7 @@ def test_a_cancel_ends_a_native_call_and_leaves_the_cache_as_it_was(
         return statuses[-1]
 
     tokens = tuple(i * 7919 % 4000 for i in range(512))
-    with LLM(model, ctx=1024, backends=["llamacpp"]) as llm:
+    with LocalModel(model, ctx=1024, backends=["llamacpp"]) as llm:
         monkeypatch.setattr(LlamacppBackend, "_run", run)
         over = threading.Event()
         events: list[Event] = []

@@ -20,9 +20,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hetrun import LLM, SamplingParams, cli
+from hetrun import SamplingParams, cli
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Floats, Unavailable
 from hetrun.backend.registry import backends
+from hetrun.client.events import GenerateRequest
 from hetrun.config import dirs
 from hetrun.errors import Cancelled, ModelFileError, OptionError
 from hetrun.executor.library.model import WholeModel
@@ -86,7 +88,7 @@ def close(a: Floats, b: Floats) -> bool:
 
 def test_gpt2_gives_transformers_logits(files: Files) -> None:
     tokens = tiny.random_tokens(48, seed=3)
-    with LLM(files(foreign.GPT2), kv_type="f32", threads=1) as llm:
+    with LocalModel(files(foreign.GPT2), kv_type="f32", threads=1) as llm:
         ours = llm.logits(tokens)
     oracle = transformers_gpt2()
     with torch.no_grad():
@@ -134,17 +136,17 @@ def transformers_gpt2() -> Any:  # noqa: ANN401
 @MODELS
 def test_the_same_logits_as_llama_cpp_by_itself(files: Files, model: Foreign) -> None:
     tokens = tiny.random_tokens(60, seed=1)
-    with LLM(files(model), threads=1) as llm, Peer(files(model)) as peer:
+    with LocalModel(files(model), threads=1) as llm, Peer(files(model)) as peer:
         theirs = np.concatenate(list(peer.logits(tokens)))
         assert close(theirs, llm.logits(tokens))
 
 
 def test_asked_for_by_name_it_also_runs_what_hetrun_knows() -> None:
     path, tokens = model_file(cases.GQA), tiny.random_tokens(40)
-    with LLM(path, backends=["libllama"], kv_type="f32") as llm:
+    with LocalModel(path, backends=["libllama"], kv_type="f32") as llm:
         assert llm.plan.backends == ["libllama"]
         found = llm.logits(tokens)
-    with LLM(path, backends=["reference"], kv_type="f32") as llm:
+    with LocalModel(path, backends=["reference"], kv_type="f32") as llm:
         assert close(llm.logits(tokens), found)
 
 
@@ -224,19 +226,19 @@ def test_a_cancel_in_the_middle_leaves_every_sequence_as_it_was(
 
 def test_kv_of_a_wanted_type_or_a_refusal(files: Files, tmp_path: Path) -> None:
     tokens = tiny.random_tokens(30)
-    with LLM(files(foreign.GPT2), kv_type="q8_0") as eight, LLM(files(foreign.GPT2)) as half:
+    with LocalModel(files(foreign.GPT2), kv_type="q8_0") as eight, LocalModel(files(foreign.GPT2)) as half:
         a, b = eight.logits(tokens), half.logits(tokens)
         assert 0 < np.mean((a - b) ** 2) < 1e-2 * np.var(b)
     narrow = foreign.write(foreign.GPT2, tmp_path / "narrow.gguf", {"attention.head_count": 4})
     with pytest.raises(OptionError, match=r"does not run narrow\.gguf with --kv-type q8_0; leave it away"):
-        LLM(narrow, kv_type="q8_0")
+        LocalModel(narrow, kv_type="q8_0")
 
 
 # --- the engine
 
 
 def test_the_engine_does_not_notice(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), LLM(files(foreign.GPT2)) as llm:
+    with caplog.at_level(logging.WARNING), LocalModel(files(foreign.GPT2)) as llm:
         assert [r.getMessage() for r in caplog.records] == [
             f"{files(foreign.GPT2)}: hetrun has no architecture 'gpt2', so libllama runs it as a whole; "
             "`hetrun plan` says more"
@@ -247,7 +249,8 @@ def test_the_engine_does_not_notice(files: Files, caplog: pytest.LogCaptureFixtu
         assert llm.generate(prompts[0], GREEDY)[0].tokens == together[0].tokens
         streamed = [e.token for e in llm.stream(prompts[0], GREEDY) if e.kind == "token"]
         assert streamed == together[0].tokens
-        assert llm.chat([{"role": "user", "content": "hello"}], GREEDY).usage.completion_tokens == 8
+        said = ({"role": "user", "content": "hello"},)
+        assert llm.collect([GenerateRequest(GREEDY, messages=said)])[0][-1].usage.completion_tokens == 8
         assert {k.segment for k, _ in llm.stats} == {"everything"}
         assert llm.stats.native_seconds > 0
         llm.call(lambda loaded: loaded.prefixes.clear())  # type: ignore[union-attr]
@@ -255,7 +258,7 @@ def test_the_engine_does_not_notice(files: Files, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_request_is_cancelled_and_the_next_one_runs(files: Files) -> None:
-    with LLM(files(foreign.JAMBA)) as llm:
+    with LocalModel(files(foreign.JAMBA)) as llm:
         expected = llm.generate("Hello", GREEDY)[0].tokens
         for event in llm.stream("Hello", SamplingParams(ignore_eos=True)):
             if event.kind == "token":
@@ -277,7 +280,7 @@ def test_only_the_engine_thread_calls_llama_cpp(files: Files, monkeypatch: pytes
 
     for name in libllama_api.PROTOTYPES:
         monkeypatch.setattr(libllama_api.library(), name, noted(name, getattr(libllama_api.library(), name)))
-    with LLM(files(foreign.GEMMA2)) as llm:
+    with LocalModel(files(foreign.GEMMA2)) as llm:
         engine = llm._engine.thread_id
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda i: llm.generate([f"one {i}", "two"], GREEDY), range(3)))
@@ -291,7 +294,7 @@ def test_only_the_engine_thread_calls_llama_cpp(files: Files, monkeypatch: pytes
 
 def refusal(path: Path) -> str:
     with pytest.raises(ModelFileError) as refused:
-        LLM(path)
+        LocalModel(path)
     sentence = str(refused.value)
     assert sentence.startswith(f"{path}: ")
     assert "\n" not in sentence
@@ -313,10 +316,10 @@ def test_a_file_that_passed_is_not_tried_again(
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(files(foreign.GPT2).read_bytes())
     for _ in range(2):
-        LLM(copy).close()
+        LocalModel(copy).close()
         assert len(started) == 1
     os.utime(copy, (1, 1))
-    LLM(copy).close()
+    LocalModel(copy).close()
     assert len(started) == 2
     assert len(list((dirs().cache / "opened").iterdir())) == 2
 
@@ -346,7 +349,7 @@ def test_a_model_that_continues_no_text_is_one_sentence(
 ) -> None:
     from hetrun.backends.llamacpp import libllama_api
 
-    LLM(files(foreign.GPT2)).close()  # it passed, so the next one is opened here
+    LocalModel(files(foreign.GPT2)).close()  # it passed, so the next one is opened here
     monkeypatch.setattr(libllama_api.library(), "llama_model_has_encoder", lambda model: True)
     assert refusal(files(foreign.GPT2)).endswith("it is no model that continues a text, token by token")
 

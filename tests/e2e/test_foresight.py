@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Available, Descriptor, Floats, Pass, registry
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.ops import TABLE
@@ -138,7 +138,7 @@ def assert_predicted(now: Foreseen, longer: Foreseen) -> None:
 
 def test_speeds_are_predicted_by_what_was_measured(host: str, tmp_path: Path) -> None:
     path = write_gguf(TinyLlama("foreseen", context=8192), tmp_path / "m.gguf")
-    with LLM(path, ctx=1024, backends=[host], planner="measured", eager=True) as llm:
+    with LocalModel(path, ctx=1024, backends=[host], planner="measured", eager=True) as llm:
         assert_predicted(llm.ask(WhatIf()), llm.ask(WhatIf({"ctx": "8192"})))
 
 

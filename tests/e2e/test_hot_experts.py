@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import (
     Available,
     Buffer,
@@ -161,7 +161,7 @@ def missed(loaded: Loaded) -> float:
     return 1 - now / best if best else 1.0
 
 
-def talk_of(llm: LLM, timeline: Simulated, token: int) -> dict[str, tuple[int, ...]]:
+def talk_of(llm: LocalModel, timeline: Simulated, token: int) -> dict[str, tuple[int, ...]]:
     """Passes of one token again and again, with idle moments, until the experts that it chooses lie on the
     device."""
 
@@ -185,9 +185,9 @@ def talk_of(llm: LLM, timeline: Simulated, token: int) -> dict[str, tuple[int, .
 
 def test_experts_follow_what_tokens_choose(near: Near, timeline: Simulated) -> None:
     text = tiny.random_tokens(40, seed=11)
-    with LLM(str(model_file(MODEL)), backends=["reference"], planner="static", kv_type="f32") as llm:
+    with LocalModel(str(model_file(MODEL)), backends=["reference"], planner="static", kv_type="f32") as llm:
         expected = llm.logits(text)
-    with LLM(
+    with LocalModel(
         str(model_file(MODEL)), backends=["host", "near"], vram=ROOM, threads=1, kv_type="f32", eager=True,
         planner="measured", ctx=256, ubatch=64,
     ) as llm:  # fmt: skip

@@ -10,7 +10,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp.kernels.paging import pager
 from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
@@ -50,11 +51,11 @@ def mapped(deciding: Deciding) -> Prepared | None:
 
 def test_mapped_experts_say_what_those_in_memory_say(model: Path) -> None:
     """In memory products are our own, of mapped ones ggml's: both round to 8 bits, and are as exact."""
-    with LLM(model, **OPTIONS | {"backends": ["reference"]}) as llm:
+    with LocalModel(model, **OPTIONS | {"backends": ["reference"]}) as llm:
         exact = llm.logits(TEXT)
-    with LLM(model, **OPTIONS) as llm:
+    with LocalModel(model, **OPTIONS) as llm:
         held = compare([exact], [llm.logits(TEXT)]).mean_kl
-    with mock.patch.object(Deciding, "decide", mapped), LLM(model, **OPTIONS) as llm:
+    with mock.patch.object(Deciding, "decide", mapped), LocalModel(model, **OPTIONS) as llm:
         assert compare([exact], [llm.logits(TEXT)]).mean_kl < 1.05 * held
         found = llm.generate([TEXT[:8]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0]
         assert len(found.tokens) == 12
@@ -64,7 +65,7 @@ def test_mapped_experts_say_what_those_in_memory_say(model: Path) -> None:
 
 def test_a_file_that_is_cut_is_an_error_and_the_process_lives(model: Path) -> None:
     data = model.read_bytes()
-    with mock.patch.object(Deciding, "decide", mapped), LLM(model, **OPTIONS) as llm:
+    with mock.patch.object(Deciding, "decide", mapped), LocalModel(model, **OPTIONS) as llm:
         try:
             with model.open("r+b") as file:
                 file.truncate(len(data) // 2)

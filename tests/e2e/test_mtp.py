@@ -12,7 +12,8 @@ from typing import cast
 
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Event
 from hetrun.engine.speculation.combined import Combined
 from hetrun.engine.speculation.mtp import Predicted, Rates
@@ -43,7 +44,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(file: Path) -> list[list[int]]:
     """The answers without guesses."""
-    with LLM(file, backends=["llamacpp"], spec="off", ctx=512, deterministic=True) as llm:
+    with LocalModel(file, backends=["llamacpp"], spec="off", ctx=512, deterministic=True) as llm:
         return [llm.generate([prompt], PARAMS)[0].tokens for prompt in PROMPTS]
 
 
@@ -79,13 +80,13 @@ def knowing(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @contextmanager
-def in_memory(file: Path) -> Iterator[LLM]:
-    with LLM(file, backends=["llamacpp"], spec="mtp", ctx=512, deterministic=True) as llm:
+def in_memory(file: Path) -> Iterator[LocalModel]:
+    with LocalModel(file, backends=["llamacpp"], spec="mtp", ctx=512, deterministic=True) as llm:
         yield llm
 
 
 @contextmanager
-def from_disk(file: Path) -> Iterator[LLM]:
+def from_disk(file: Path) -> Iterator[LocalModel]:
     with streamed.opened(file, 4 * streamed.MIB, spec="mtp", ctx=512, planner="static") as (llm, _, _):
         yield llm
 
@@ -95,7 +96,7 @@ def test_together_and_one_after_the_other(
     file: Path,
     plain: list[list[int]],
     knowing: Knowing,
-    opened: Callable[[Path], AbstractContextManager[LLM]],
+    opened: Callable[[Path], AbstractContextManager[LocalModel]],
 ) -> None:
     with opened(file) as llm:
         assert [c.tokens for c in llm.generate(PROMPTS, PARAMS)] == plain
@@ -109,7 +110,7 @@ def test_together_and_one_after_the_other(
 def test_an_answer_that_is_cancelled_leaves_the_others(
     file: Path, plain: list[list[int]], knowing: Knowing
 ) -> None:
-    with LLM(file, backends=["llamacpp"], spec="mtp", ctx=512, deterministic=True) as llm:
+    with LocalModel(file, backends=["llamacpp"], spec="mtp", ctx=512, deterministic=True) as llm:
         for prompt, answer in zip(PROMPTS[:3], plain, strict=False):
             with closing(cast(Generator[Event], llm.stream(prompt, PARAMS))) as events:
                 assert [next(events).token for _ in range(5)] == answer[:5]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Floats
 from hetrun.config import DEMO_PACKAGE, default_model
 from hetrun.tools.bench.peer import Peer
@@ -54,7 +54,7 @@ def oracle(
 ) -> Iterator[Oracle]:
     length = int(request.param)
     file = tmp_path_factory.mktemp("oracle") / "logits.npy"
-    with LLM(model, backends=["reference"], kv_type="f32", ctx=length) as llm:
+    with LocalModel(model, backends=["reference"], kv_type="f32", ctx=length) as llm:
         tokens = llm.tokenize(TEXT.read_text(encoding="utf-8"))[:length]
         assert len(tokens) == length
         stored = np.lib.format.open_memmap(file, "w+", np.float32, (length, llm.n_vocab))
@@ -91,7 +91,7 @@ def test_as_close_to_float32_as_llama_cpp(
     llama_cpp: Closeness,
     record_property: Callable[[str, object], None],
 ) -> None:
-    with LLM(model, ubatch=ubatch, ctx=len(oracle.tokens)) as llm:
+    with LocalModel(model, ubatch=ubatch, ctx=len(oracle.tokens)) as llm:
         found = compare(oracle.rows(), logits(llm, oracle.tokens))
     for name, value in (("mean_kl", found.mean_kl), ("bar", llama_cpp.mean_kl), ("top1", found.top1)):
         record_property(name, value)

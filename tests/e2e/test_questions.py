@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest
 from hetrun.client.queries import Detokenize, PlanNow, Render, SetRam, State, Tokenize, TokenizerInfo
@@ -92,7 +92,7 @@ async def test_requests_are_seen_while_they_run_and_counted_when_they_end() -> N
 def test_a_text_cut_in_parts_has_the_tokens_of_the_whole() -> None:
     draw = random.Random(7)
     words = ["the", " ", "fox", ", ", "12", "\n\n", "ü", "  ", "<|im_end|>", "don't", " a", " B", "中文", "."]
-    with LLM(default_model({}), ctx=256, backends=["llamacpp"]) as llm:
+    with LocalModel(default_model({}), ctx=256, backends=["llamacpp"]) as llm:
         for _ in range(5):
             text = "".join(draw.choice(words) for _ in range(20 * 1024))
             assert len(list(parts(text, cuts_at_spaces=True))) > 1

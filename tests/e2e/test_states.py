@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.client.completion import Completion
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.planned_model import PlannedModel
@@ -20,28 +21,28 @@ SYSTEM = tiny.random_tokens(100, seed=1)
 QUESTIONS = [tiny.random_tokens(24, seed=n) for n in (2, 3, 4)]
 
 
-def opened() -> LLM:
-    return LLM(hf.folder(ROW), backends=["llamacpp"], deterministic=True, spec="off")
+def opened() -> LocalModel:
+    return LocalModel(hf.folder(ROW), backends=["llamacpp"], deterministic=True, spec="off")
 
 
-def ask(llm: LLM, tokens: Sequence[int]) -> Completion:
+def ask(llm: LocalModel, tokens: Sequence[int]) -> Completion:
     return llm.generate([list(tokens)], PARAMS)[0]
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[LLM]:
+def alone() -> Iterator[LocalModel]:
     """One that keeps nothing from one prompt to the next: what each text's answer is."""
     with opened() as llm:
         yield llm
 
 
-def fresh(llm: LLM, tokens: Sequence[int]) -> list[int]:
+def fresh(llm: LocalModel, tokens: Sequence[int]) -> list[int]:
     """The answer, computed from the first token on: such a prompt shares nothing."""
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, prompt_logprobs=0)
     return llm.generate([list(tokens)], params)[0].tokens
 
 
-def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(alone: LLM) -> None:
+def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(alone: LocalModel) -> None:
     with opened() as llm:
         text = [*SYSTEM, *QUESTIONS[0]]
         for question in QUESTIONS:
@@ -53,7 +54,7 @@ def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(alone: LLM) -> 
     assert last.tokens == fresh(alone, text)
 
 
-def test_an_answer_that_is_written_anew_begins_just_before_it(alone: LLM) -> None:
+def test_an_answer_that_is_written_anew_begins_just_before_it(alone: LocalModel) -> None:
     with opened() as llm:
         text = [*SYSTEM, *QUESTIONS[0]]
         ask(llm, text)
@@ -63,21 +64,21 @@ def test_an_answer_that_is_written_anew_begins_just_before_it(alone: LLM) -> Non
     assert found.tokens == fresh(alone, other)
 
 
-def test_a_beginning_that_several_share_is_computed_twice_at_most(alone: LLM) -> None:
+def test_a_beginning_that_several_share_is_computed_twice_at_most(alone: LocalModel) -> None:
     with opened() as llm:
         found = [ask(llm, [*SYSTEM, *question]) for question in QUESTIONS]
     assert [c.usage.cached_tokens for c in found] == [0, 0, len(SYSTEM)]
     assert [c.tokens for c in found] == [fresh(alone, [*SYSTEM, *question]) for question in QUESTIONS]
 
 
-def test_several_at_once_are_each_alone(alone: LLM) -> None:
+def test_several_at_once_are_each_alone(alone: LocalModel) -> None:
     texts = [[*SYSTEM[: 40 * n], *question] for n, question in enumerate(QUESTIONS)]
     with opened() as llm:
         found = [c.tokens for c in llm.generate(texts, PARAMS)]
     assert found == [fresh(alone, text) for text in texts]
 
 
-def test_prompts_come_back_from_a_file(alone: LLM, tmp_path: Path) -> None:
+def test_prompts_come_back_from_a_file(alone: LocalModel, tmp_path: Path) -> None:
     file, text = tmp_path / "prompts", [*SYSTEM, *QUESTIONS[0]]
     with opened() as llm:
         first = ask(llm, text)
@@ -90,7 +91,7 @@ def test_prompts_come_back_from_a_file(alone: LLM, tmp_path: Path) -> None:
     assert found.tokens == fresh(alone, again)
 
 
-def test_memory_that_runs_out_changes_no_token(alone: LLM) -> None:
+def test_memory_that_runs_out_changes_no_token(alone: LocalModel) -> None:
     """Checkpoints and cached prompts go, requests give their places up and come back; drafts have no room."""
     texts = [[*SYSTEM[: 11 * n], *tiny.random_tokens(9 * n, seed=n)] for n in range(1, 9)]
     expected = [fresh(alone, text) for text in texts]

@@ -12,7 +12,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Floats
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.engine.loaded_model import Loaded
@@ -43,7 +44,7 @@ MADE = Shape("m", embd=512, layers=3, ffn=1536, heads=8, kv_heads=4, head_dim=64
 ROWS = ("qwen2-plain", "qwen2-tied", "qwen3-plain", "phi3-plain", "gemma3_text-pattern", "llama-all-biases")
 
 
-def answers(llm: LLM, n: int) -> list[list[int]]:
+def answers(llm: LocalModel, n: int) -> list[list[int]]:
     """Of all prompts together, and of the first alone."""
     params = SamplingParams(max_tokens=n, temperature=0, ignore_eos=True)
     together = llm.generate([list(p) for p in PROMPTS], params)
@@ -66,7 +67,7 @@ def tokens(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def in_memory(model: Path, tokens: int) -> list[list[int]]:
-    with LLM(model, backends=["llamacpp"], planner="static", deterministic=True, ctx=512) as llm:
+    with LocalModel(model, backends=["llamacpp"], planner="static", deterministic=True, ctx=512) as llm:
         return answers(llm, tokens)
 
 
@@ -88,7 +89,7 @@ def of_a_type(
     """A model of a type of weights, and what it says behind each token of the text."""
     quant = str(request.param)
     path = write_gguf(replace(LLAMA, quant=quant), tmp_path_factory.mktemp("types") / f"{quant}.gguf")
-    with LLM(path, backends=["llamacpp"], planner="static", deterministic=True) as llm:
+    with LocalModel(path, backends=["llamacpp"], planner="static", deterministic=True) as llm:
         return path, llm.logits(TEXT)
 
 
@@ -108,7 +109,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("room", [0, 900 * KIB])
 def test_embeddings_are_the_same_bits_and_read_nothing_of_the_head(room: int, tiny: Path) -> None:
     texts = [list(p) for p in PROMPTS]
-    with LLM(tiny, backends=["llamacpp"], planner="static", deterministic=True) as llm:
+    with LocalModel(tiny, backends=["llamacpp"], planner="static", deterministic=True) as llm:
         vectors, logits = llm.embed(texts), llm.logits(texts[0])
     with opened(tiny, room, planner="static") as (llm, _, _):
         assert np.array_equal(llm.embed(texts), vectors)
@@ -122,7 +123,7 @@ def test_embeddings_are_the_same_bits_and_read_nothing_of_the_head(room: int, ti
             assert of_pass(llm) - without >= head.weights[0].nbytes > 0
 
 
-def of_pass(llm: LLM) -> int:
+def of_pass(llm: LocalModel) -> int:
     """Bytes that the last pass took from disk."""
 
     def stats(loaded: Loaded) -> StreamStats:
@@ -138,7 +139,7 @@ def test_architectures(name: str, tmp_path: Path) -> None:
     """In the order in which their graphs take weights."""
     row = next(row for row in cases_hf.ROWS if str(row) == name)
     path = convert_model(Wish(hf.folder(row), by_option("q8_0"), tmp_path / "m.gguf", threads=1)).path
-    with LLM(path, backends=["llamacpp"], planner="static", deterministic=True, ctx=128) as llm:
+    with LocalModel(path, backends=["llamacpp"], planner="static", deterministic=True, ctx=128) as llm:
         expected = answers(llm, 12)
     # So small a model would fit anywhere.
     with mock.patch.object(Deciding, "decide", Deciding._not_in_memory):
@@ -149,7 +150,7 @@ def test_architectures(name: str, tmp_path: Path) -> None:
             "ctx": 128,
         }
         for way in ("none", "balanced"):
-            with LLM(path, streaming=way, **options) as llm:
+            with LocalModel(path, streaming=way, **options) as llm:
                 assert answers(llm, 12) == expected
                 assert (seen(llm).streamed_bytes > 0) == (way == "none")
 
@@ -164,7 +165,7 @@ def test_keys_and_values_take_the_room_of_weights_and_give_it_back(tiny: Path) -
 
 def test_a_budget_that_cannot_work_is_refused_with_one_that_does(tiny: Path) -> None:
     with pytest.raises(BudgetError, match=r"--ram 2 MiB is too little: this model needs at least \d+ MiB"):
-        LLM(tiny, ram="2MiB", backends=["llamacpp"], planner="static")
+        LocalModel(tiny, ram="2MiB", backends=["llamacpp"], planner="static")
 
 
 def test_where_nothing_may_come_from_disk_a_model_needs_all_of_its_weights(tmp_path: Path) -> None:
@@ -173,6 +174,6 @@ def test_where_nothing_may_come_from_disk_a_model_needs_all_of_its_weights(tmp_p
     options: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 256}
     with made_small():
         ram = least(path, **options)
-        LLM(path, ram=ram, **options).close()
+        LocalModel(path, ram=ram, **options).close()
         with pytest.raises(BudgetError, match="too little"):
-            LLM(path, ram=ram, streaming="off", **options)
+            LocalModel(path, ram=ram, streaming="off", **options)

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest
 from hetrun.config import Settings
@@ -80,21 +81,21 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def right(model: Path) -> tuple[list[int], bytes]:
     """What the model says with all weights in memory."""
-    with LLM(model, **OPTIONS) as llm:
+    with LocalModel(model, **OPTIONS) as llm:
         return said(llm)
 
 
-def said(llm: LLM) -> tuple[list[int], bytes]:
+def said(llm: LocalModel) -> tuple[list[int], bytes]:
     """An answer, and logits of every token of a text."""
     logits = llm.logits([*PROMPT, 9, 11, 13])
     return tokens_of(llm), logits.tobytes()
 
 
-def tokens_of(llm: LLM) -> list[int]:
+def tokens_of(llm: LocalModel) -> list[int]:
     return list(llm.generate([list(PROMPT)], TEN)[0].tokens)
 
 
-def submit(llm: LLM, params: SamplingParams = TEN, prompt: Sequence[int] = PROMPT) -> Answer:
+def submit(llm: LocalModel, params: SamplingParams = TEN, prompt: Sequence[int] = PROMPT) -> Answer:
     answer = Answer()
     answer.id = llm.submit(GenerateRequest(params, tokens=tuple(prompt)), answer)
     return answer
@@ -107,7 +108,7 @@ def refusal(answer: Answer) -> str:
     return str(answer.last.error)
 
 
-def reads_of(llm: LLM, disk: Disk) -> int:
+def reads_of(llm: LocalModel, disk: Disk) -> int:
     """How many reads an answer takes."""
     disk.arm(None)
     tokens_of(llm)

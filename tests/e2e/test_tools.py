@@ -13,7 +13,7 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.engine_client import LocalClient
 from hetrun.config import default_model
 from hetrun.server.app import create_app
@@ -35,13 +35,13 @@ ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is th
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(default_model(), ctx=2048) as model:
+def llm() -> Iterator[LocalModel]:
+    with LocalModel(default_model(), ctx=2048) as model:
         yield model
 
 
 @pytest.fixture
-async def sdk(llm: LLM) -> AsyncIterator[openai.AsyncOpenAI]:
+async def sdk(llm: LocalModel) -> AsyncIterator[openai.AsyncOpenAI]:
     http = cast("Any", httpx.AsyncClient(transport=httpx.ASGITransport(create_app(LocalClient(llm)))))
     async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http) as client:
         yield client

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, registry
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.ops import TABLE
@@ -217,8 +218,8 @@ def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
     assert_those_of_the_reference(answers)
 
 
-def opened(threads: int | None = None) -> LLM:
-    return LLM(
+def opened(threads: int | None = None) -> LocalModel:
+    return LocalModel(
         str(model_file(MODEL)),
         backends=NAMES,
         planner="measured",
@@ -232,7 +233,7 @@ def opened(threads: int | None = None) -> LLM:
 
 def assert_those_of_the_reference(answers: list[list[int]]) -> None:
     """Every token is what the reference alone would have said there, as far as numbers tell."""
-    with LLM(str(model_file(MODEL)), backends=["reference"], planner="static", ctx=256) as llm:
+    with LocalModel(str(model_file(MODEL)), backends=["reference"], planner="static", ctx=256) as llm:
         for prompt, answer in zip(prompts(), answers, strict=True):
             assert len(answer) == GREEDY.max_tokens
             logits = llm.logits([*prompt, *answer])[LENGTH - 1 : -1]

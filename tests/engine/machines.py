@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import FLOAT_BYTES, Pass, Segment, WeightUse
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.planned_model import PlannedModel
@@ -361,7 +361,7 @@ def fly(
         changes = [(c.at - world.began, c.reason) for c in model.pilot.changes]
         return Flight(seconds, changes), model.graph
 
-    with LLM(model, backends=world.machine.names, ctx=CONTEXT, planner="measured", eager=True) as llm:
+    with LocalModel(model, backends=world.machine.names, ctx=CONTEXT, planner="measured", eager=True) as llm:
         return llm.call(steps)
 
 

@@ -13,7 +13,8 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import (
     Available,
     Buffer,
@@ -116,7 +117,7 @@ def users(plans: PlanSet, tokens: int, scope: str) -> set[str]:
     return {s.backend for s in plans.plan(tokens).segments for op in s.ops if scope in op.scope}
 
 
-def run_for(llm: LLM, seconds: float, until: Sequence[str], scope: str) -> None:
+def run_for(llm: LocalModel, seconds: float, until: Sequence[str], scope: str) -> None:
     """Steps of one token until the scope is run by one of these, or the time is over."""
 
     def steps(loaded: Loaded) -> None:
@@ -142,7 +143,7 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
 ) -> None:
     caplog.set_level("INFO", "hetrun.executor.autotune")
     Plugin.slow = ".ffn"
-    with LLM(
+    with LocalModel(
         small_model, backends=["plugin", "reference"], ctx=512, threads=1, planner="measured", eager=True
     ) as llm:
         assert users(llm.plan, 1, "blk.0.ffn") == {"reference"}, "it should be avoided where it is slow"
@@ -178,7 +179,7 @@ def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytes
 
     def start() -> int:
         measured.clear()
-        with LLM(small_model, backends=["llamacpp"], ctx=256, planner="measured") as llm:
+        with LocalModel(small_model, backends=["llamacpp"], ctx=256, planner="measured") as llm:
             assert llm.plan.expected["1"].segments, "what it was planned from is part of the plan"
         return len(measured)
 
@@ -197,7 +198,7 @@ def test_an_eager_model_brings_in_what_pays_after_a_change_when_nobody_waits(
         asked.append((cause, eager))
         return False
 
-    with LLM(small_model, backends=["llamacpp"], ctx=256, planner="measured", eager=True) as llm:
+    with LocalModel(small_model, backends=["llamacpp"], ctx=256, planner="measured", eager=True) as llm:
         monkeypatch.setattr(Pilot, "replan", replan)
         monkeypatch.setattr("hetrun.executor.autotune.drift.Watcher.drifted", lambda self: "it became slow")
         monkeypatch.setattr("hetrun.executor.autotune.autotuner.perf_counter", lambda: perf_counter() + 1000)
@@ -210,13 +211,13 @@ def test_an_eager_model_brings_in_what_pays_after_a_change_when_nobody_waits(
 
 
 def test_tiny_models_are_not_measured(tmp_path: Path) -> None:
-    with LLM(tiny.write_gguf(TinyLlama("tiny"), tmp_path / "tiny.gguf"), planner="measured") as llm:
+    with LocalModel(tiny.write_gguf(TinyLlama("tiny"), tmp_path / "tiny.gguf"), planner="measured") as llm:
         assert not llm.plan.expected
 
 
 @pytest.mark.slow
 def test_static_is_an_option(small_model: Path) -> None:
-    with LLM(small_model, backends=["llamacpp"], planner="static", ctx=256) as llm:
+    with LocalModel(small_model, backends=["llamacpp"], planner="static", ctx=256) as llm:
         assert not llm.plan.expected
         assert llm.plan.plan(1).segments[0].why.startswith(("first in the fixed order", "the only backend"))
 
@@ -228,7 +229,9 @@ def test_a_backend_that_is_told_to_stop_has_not_failed(
         raise Cancelled("the computation was stopped")
 
     monkeypatch.setattr(Explorer, "step", stopped)
-    with LLM(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured", eager=True) as llm:
+    with LocalModel(
+        small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured", eager=True
+    ) as llm:
 
         def look(loaded: Loaded) -> set[str]:
             pilot = pilot_of(loaded)
@@ -256,9 +259,9 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
     small_model: Path, second: None
 ) -> None:
     prompt, names = list(range(20, 60)), ["llamacpp", "plugin"]
-    with LLM(small_model, backends=["llamacpp"], ctx=256, threads=1) as llm:
+    with LocalModel(small_model, backends=["llamacpp"], ctx=256, threads=1) as llm:
         right = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0))[0].tokens
-    with LLM(small_model, backends=names, ctx=256, threads=1, planner="measured") as llm:
+    with LocalModel(small_model, backends=names, ctx=256, threads=1, planner="measured") as llm:
 
         def place(loaded: Loaded) -> set[str]:
             """The second layer on the plugin, whatever is faster."""
@@ -288,7 +291,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what ran meanwhile is not counted as time that loading took."""
-    with LLM(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured") as llm:
+    with LocalModel(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured") as llm:
 
         def load(loaded: Loaded) -> None:
             pilot, calls = pilot_of(loaded), 0

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import LLM
-from hetrun.api import make_plan
+from hetrun.api.local_model import LocalModel, make_plan
 from hetrun.backend import Segment
 from hetrun.config import Settings, dirs
 from hetrun.engine.loaded_model import Loaded
@@ -79,7 +78,7 @@ def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
 
     clock.speed = speed
     clock.began = 1e9
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
         return llm.call(steps)
 
 
@@ -132,7 +131,7 @@ def test_what_fails_when_it_is_tried_is_left_at_once(
         assert all("inf" not in change.reason for change in model.pilot.changes)
 
     clock.speed = lambda at, name, segment: 1.0 if name == "two" else 2.0
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
         llm.call(work)
     assert "two is left out: no more" in caplog.text
 
@@ -161,7 +160,7 @@ def test_only_what_failed_in_this_step_is_left(
         assert model.plans.backends == ["two"]
 
     clock.speed = lambda at, name, segment: 1.0 if name == "two" else 2.0
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
         llm.call(work)
 
 
@@ -173,7 +172,7 @@ def test_others_on_cores_that_are_not_used_here_disturb_nobody(
 ) -> None:
     monkeypatch.setattr("hetrun.executor.autotune.measuring.cpu_count", lambda: cores)
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: others)
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True):
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True):
         pass
     (kept,) = (dirs().cache / "times").glob("*.json")
     works, _ = read(kept)
@@ -218,7 +217,7 @@ def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
         assert any("measured again" in why for why in reasons_of(loaded))
 
     clock.speed = lambda at, name, segment: 1.0 if name == "two" else 9.0
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
         llm.call(look)
 
 
@@ -303,7 +302,7 @@ def test_what_pays_only_for_prompts_comes_once_they_have_lost_as_much_without_it
     model: Path, late: Clock
 ) -> None:
     """A pass of 256 tokens takes 0.06 s, so no single one is worth the second that the other one costs."""
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
         assert llm.call(lambda loaded: read_prompts(loaded, 40, 20, late)) == {"one"}
         assert llm.call(lambda loaded: read_prompts(loaded, 256, 10, late)) == {"one"}
         assert llm.call(lambda loaded: read_prompts(loaded, 256, 200, late)) == {"one", "two"}
@@ -320,7 +319,7 @@ def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, l
         assert model.pilot is not None
         return model.pilot._state.hesitation
 
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
         assert llm.call(lambda loaded: read_prompts(loaded, 256, 210, late)) == {"one", "two"}
         assert llm.call(hesitation) == 1.0
         late.speed = lambda at, name, segment: 0.1 if name == "one" else 2.0
@@ -360,5 +359,5 @@ def test_what_was_measured_wrongly_and_is_not_held_is_found_all_the_same(model: 
         assert not held[0]
 
     clock.speed = speed
-    with LLM(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
         llm.call(work)

@@ -25,7 +25,9 @@ PARTS = (INTERPRETER, LIBRARIES, WEIGHTS, WORK)
 # In a process of its own: a test's has in memory whatever was imported before.
 RUN = """
 import json, sys
-from hetrun import LLM, SamplingParams; from hetrun.executor.loading import resident_budget as inmemory
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
+from hetrun.executor.loading import resident_budget as inmemory
 from hetrun.memory.ledger import KINDS, kernel_figures
 from hetrun.prefetch import streamed_weights as fromdisk
 
@@ -37,7 +39,7 @@ now = [1000.0]
 inmemory.perf_counter = fromdisk.perf_counter = lambda: now[0]
 # No guesses: how many tokens they are goes by how long steps took, and each number is another graph.
 fixed = {"planner": "static", "spec": "off", "ctx": 1024, "threads": 1}
-with LLM(path, backends=[backend], **fixed, **options) as llm:
+with LocalModel(path, backends=[backend], **fixed, **options) as llm:
     def compare(when):
         def look(loaded):
             books, figures = loaded.model.books, kernel_figures()
@@ -76,7 +78,7 @@ print(json.dumps(found))
 CHAT = """
 import json, sys
 from hetrun import SamplingParams
-from hetrun.api import for_conversations
+from hetrun.api.local_model import for_conversations
 from hetrun.client.queries import State
 from hetrun.memory.ledger import kernel_figures
 from tests.tools.chat_memory import PROMPTS

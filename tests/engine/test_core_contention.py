@@ -14,7 +14,7 @@ from time import perf_counter, sleep
 
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.autotune.decisions import SPARE
@@ -99,7 +99,7 @@ def test_threads_follow_what_others_take(
         assert any(f"instead of {CORES}" in why for why in reasons)
         assert all(why in caplog.text for why in reasons)
 
-    with LLM(
+    with LocalModel(
         tiny.write_gguf(MODEL, tmp_path / "crowded.gguf"),
         backends=["llamacpp"],
         ctx=256,
@@ -116,7 +116,7 @@ def test_threads_that_the_user_named_stay(tmp_path: Path) -> None:
             run_until(loaded, lambda: perf_counter() > end)
             assert {p.threads for p in loaded.model.plans.plans.values()} == {CORES}
 
-    with LLM(
+    with LocalModel(
         tiny.write_gguf(MODEL, tmp_path / "named.gguf"),
         backends=["llamacpp"],
         threads=CORES,

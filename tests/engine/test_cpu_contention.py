@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Segment
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.autotune.autotuner import Pilot
@@ -133,7 +133,7 @@ def test_threads_follow_what_others_take(
         assert all(c.reason in caplog.text for c in pilot.changes)
 
     path = tiny.write_gguf(simulated.MODEL, tmp_path / "crowded.gguf")
-    with LLM(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
+    with LocalModel(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
         llm.call(watch)
 
 
@@ -157,7 +157,7 @@ def test_what_others_did_while_nothing_ran_says_nothing_about_now(
         assert fly(loaded, clock, 3, lambda: threads(model) == {1})
 
     path = tiny.write_gguf(simulated.MODEL, tmp_path / "rested.gguf")
-    with LLM(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
+    with LocalModel(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
         llm.call(watch)
 
 
@@ -168,5 +168,5 @@ def test_threads_that_the_user_named_stay(tmp_path: Path, crowd: Crowd, clock: C
         assert {p.threads for p in loaded.model.plans.plans.values()} == {CORES}
 
     path = tiny.write_gguf(simulated.MODEL, tmp_path / "named.gguf")
-    with LLM(path, backends=["one"], threads=CORES, ctx=256, planner="measured") as llm:
+    with LocalModel(path, backends=["one"], threads=CORES, ctx=256, planner="measured") as llm:
         llm.call(watch)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.engine import slot_manager
 from hetrun.engine.loaded_model import Loaded
@@ -66,7 +67,7 @@ WISHES = st.builds(
 class Receiver:
     """Collects an answer, and leaves where it is told to."""
 
-    llm: LLM
+    llm: LocalModel
     wish: Wish
     events: list[Event] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
@@ -86,8 +87,8 @@ class Receiver:
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(model_file(GQA), backends=["llamacpp"], ctx=CTX, deterministic=True) as llm:
+def llm() -> Iterator[LocalModel]:
+    with LocalModel(model_file(GQA), backends=["llamacpp"], ctx=CTX, deterministic=True) as llm:
         yield llm
 
 
@@ -98,15 +99,15 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[LLM]:
-    with LLM(model_file(GQA), backends=["llamacpp"], ctx=CTX, deterministic=True) as llm:
+def alone() -> Iterator[LocalModel]:
+    with LocalModel(model_file(GQA), backends=["llamacpp"], ctx=CTX, deterministic=True) as llm:
         yield llm
 
 
 @settings(max_examples=15, deadline=None)
 @given(wishes=st.lists(WISHES, min_size=1, max_size=24), room=st.floats(1, 4), together=st.booleans())
 def test_each_answer_is_the_one_it_has_alone(
-    llm: LLM, alone: LLM, wishes: list[Wish], room: float, together: bool
+    llm: LocalModel, alone: LocalModel, wishes: list[Wish], room: float, together: bool
 ) -> None:
     @cache
     def reference(wish: Wish) -> list[int]:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Available, Descriptor, registry
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.engine.loaded_model import Loaded
@@ -38,7 +39,7 @@ def counted(prompt: list[int], n: int) -> list[int]:
 
 
 def test_an_answer_counts_upwards(device: NullDevice) -> None:
-    with LLM(model_file(GQA), backends=["null"]) as llm:
+    with LocalModel(model_file(GQA), backends=["null"]) as llm:
         (done,) = llm.generate([40, 50], SamplingParams(max_tokens=20, **GREEDY))
         assert done.tokens == counted([50], 20)
         assert llm.plan.backends == ["null"]
@@ -71,7 +72,7 @@ def test_whatever_runs_together_each_answer_is_its_own(
     """More prompts than places, prompts longer than a step, answers of different lengths."""
     options: dict[str, Any] = {"ubatch": ubatch, "deterministic": deterministic, "ctx": 128}
     device.passes.clear()
-    with LLM(model_file(GQA), backends=["null"], **options) as llm:
+    with LocalModel(model_file(GQA), backends=["null"], **options) as llm:
         params = [SamplingParams(max_tokens=n, **GREEDY) for _, n in prompts]
         answers = generate_each(llm, [p for p, _ in prompts], params)
         assert answers == [counted(prompt, n) for prompt, n in prompts]
@@ -79,7 +80,7 @@ def test_whatever_runs_together_each_answer_is_its_own(
     assert max(len(work.tokens) for work in device.passes) <= ubatch
 
 
-def generate_each(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+def generate_each(llm: LocalModel, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
     """All at once, each with parameters of its own."""
     events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
     requests = [GenerateRequest(p, tokens=tuple(t)) for t, p in zip(prompts, params, strict=True)]
@@ -103,4 +104,4 @@ def generate_each(llm: LLM, prompts: list[list[int]], params: list[SamplingParam
 
 def test_a_budget_that_cannot_hold_the_model() -> None:
     with pytest.raises(BudgetError, match="this model needs at least"):
-        LLM(model_file(GQA), backends=["null"], ram="1MiB")
+        LocalModel(model_file(GQA), backends=["null"], ram="1MiB")

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Unavailable
 from hetrun.backend.registry import backends
+from hetrun.client.events import GenerateRequest
 from tests.models import cases, tiny
 
 pytestmark = pytest.mark.skipif(
@@ -47,7 +49,7 @@ def test_only_the_engine_thread_calls_ggml_and_llama(tmp_path: Path, monkeypatch
     recorder.watch(libllama_api.library(), list(libllama_api.PROTOTYPES))
     path = tiny.write_gguf(cases.GQA, tmp_path / "tiny.gguf")
 
-    with LLM(path) as llm:
+    with LocalModel(path) as llm:
         engine = llm._engine.thread_id
 
         def work(i: int) -> str:
@@ -61,7 +63,8 @@ def test_only_the_engine_thread_calls_ggml_and_llama(tmp_path: Path, monkeypatch
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(work, range(3)))
-        llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=2))
+        said = ({"role": "user", "content": "hello"},)
+        llm.collect([GenerateRequest(SamplingParams(max_tokens=2), messages=said)])
 
     for needed in (
         "ggml_backend_graph_compute",

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hetrun import LLM, SamplingParams, UserError
+from hetrun import SamplingParams, UserError
+from hetrun.api.local_model import LocalModel
 from hetrun.client.events import GenerateRequest
 from hetrun.engine import factory
 from hetrun.engine.loaded_model import Loaded
@@ -28,10 +29,10 @@ ANSWER = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[..., LLM]:
+def opened(tmp_path: Path) -> Callable[..., LocalModel]:
     """A model with a file of prompts; deterministic, so that answers are the same to the last bit."""
 
-    def open_(case: TinyLlama = GQA, **options: object) -> LLM:
+    def open_(case: TinyLlama = GQA, **options: object) -> LocalModel:
         given: dict[str, Any] = {
             "ctx": 128,
             "backends": ["reference"],
@@ -39,7 +40,7 @@ def opened(tmp_path: Path) -> Callable[..., LLM]:
             "precision": "fast",
         }
         given |= {"prompt_cache": tmp_path / "prompts"} | options
-        return LLM(model_file(case), **given)
+        return LocalModel(model_file(case), **given)
 
     return open_
 
@@ -49,7 +50,7 @@ def entries(loaded: Loaded) -> list[list[int]]:
     return [e.tokens.tolist() for e in loaded.prefixes.entries()]
 
 
-def test_the_next_request_begins_where_the_last_one_was(opened: Callable[..., LLM]) -> None:
+def test_the_next_request_begins_where_the_last_one_was(opened: Callable[..., LocalModel]) -> None:
     with opened() as llm:
         first = llm.generate([PROMPT], ANSWER)[0]
         assert first.usage.cached_tokens == 0
@@ -61,7 +62,9 @@ def test_the_next_request_begins_where_the_last_one_was(opened: Callable[..., LL
         assert llm.generate([[*PROMPT, *first.tokens, 3]], ANSWER)[0].tokens == longer.tokens
 
 
-def test_the_next_process_begins_where_the_last_one_was(opened: Callable[..., LLM], tmp_path: Path) -> None:
+def test_the_next_process_begins_where_the_last_one_was(
+    opened: Callable[..., LocalModel], tmp_path: Path
+) -> None:
     with opened() as llm:
         first = [llm.generate([[*PROMPT[:n], n]], ANSWER)[0] for n in (60, 40, 20)]
         kept = llm.call(entries)
@@ -73,7 +76,7 @@ def test_the_next_process_begins_where_the_last_one_was(opened: Callable[..., LL
         assert [c.tokens for c in again] == [c.tokens for c in first]
 
 
-def test_who_still_runs_at_the_end_is_kept_as_well(opened: Callable[..., LLM]) -> None:
+def test_who_still_runs_at_the_end_is_kept_as_well(opened: Callable[..., LocalModel]) -> None:
     """It may have begun with an entry, and taken it."""
     begun = threading.Event()
     with opened() as llm:
@@ -89,7 +92,10 @@ def test_who_still_runs_at_the_end_is_kept_as_well(opened: Callable[..., LLM]) -
     "other", [{"case": WIDE}, {"kv_type": "f32"}, {"deterministic": False}, {"precision": "exact"}]
 )
 def test_prompts_of_another_model_or_of_other_options_are_not_used(
-    opened: Callable[..., LLM], caplog: pytest.LogCaptureFixture, tmp_path: Path, other: dict[str, object]
+    opened: Callable[..., LocalModel],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    other: dict[str, object],
 ) -> None:
     with opened() as llm:
         llm.generate([PROMPT], ANSWER)
@@ -105,7 +111,7 @@ def test_prompts_of_another_model_or_of_other_options_are_not_used(
 
 
 def test_a_damaged_file_is_a_fresh_start(
-    opened: Callable[..., LLM], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    opened: Callable[..., LocalModel], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with opened() as llm:
         llm.generate([PROMPT], ANSWER)
@@ -121,7 +127,7 @@ def test_a_damaged_file_is_a_fresh_start(
 
 
 def test_a_file_of_something_else_stays(
-    opened: Callable[..., LLM], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    opened: Callable[..., LocalModel], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "prompts").write_text("a shopping list")
     with opened() as llm:
@@ -133,7 +139,7 @@ def test_a_file_of_something_else_stays(
     assert "there is a file of that name which holds something else; give another name" in caplog.text
 
 
-def test_prompts_are_saved_when_somebody_wants_it(opened: Callable[..., LLM], tmp_path: Path) -> None:
+def test_prompts_are_saved_when_somebody_wants_it(opened: Callable[..., LocalModel], tmp_path: Path) -> None:
     path = tmp_path / "mine"
     with opened(prompt_cache=None) as llm:
         assert llm.save_prompts(path) == 0
@@ -150,7 +156,7 @@ def test_prompts_are_saved_when_somebody_wants_it(opened: Callable[..., LLM], tm
 
 def test_a_file_without_a_folder_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"^--prompt-cache .*none/p: there is no folder .*none; make it$"):
-        LLM(model_file(GQA), backends=["reference"], prompt_cache=tmp_path / "none" / "p")
+        LocalModel(model_file(GQA), backends=["reference"], prompt_cache=tmp_path / "none" / "p")
 
 
 def test_what_a_library_runs_as_a_whole_cannot_be_saved(tmp_path: Path) -> None:
@@ -160,7 +166,7 @@ def test_what_a_library_runs_as_a_whole_cannot_be_saved(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_the_probabilities_of_a_prompt_are_computed_whole(opened: Callable[..., LLM]) -> None:
+def test_the_probabilities_of_a_prompt_are_computed_whole(opened: Callable[..., LocalModel]) -> None:
     with opened() as llm:
         scored = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         first, again = (llm.generate([PROMPT], scored)[0] for _ in range(2))
@@ -171,7 +177,7 @@ def test_the_probabilities_of_a_prompt_are_computed_whole(opened: Callable[..., 
         assert llm.generate([PROMPT], ANSWER)[0].usage.cached_tokens == len(PROMPT) - 1
 
 
-def test_short_prompts_are_not_kept(opened: Callable[..., LLM]) -> None:
+def test_short_prompts_are_not_kept(opened: Callable[..., LocalModel]) -> None:
     with opened() as llm:
         llm.generate([PROMPT[: LEAST - 5]], ANSWER)
         assert llm.call(entries) == []

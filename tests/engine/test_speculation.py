@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Floats
+from hetrun.client.completion import completion
 from hetrun.client.events import GenerateRequest, Timings
 from hetrun.engine import factory
 from hetrun.engine.engine import Engine
@@ -240,7 +242,7 @@ MODELS = [
 ]
 
 
-def answers_of(llm: LLM, params: SamplingParams) -> dict[tuple[int, ...], list[int]]:
+def answers_of(llm: LocalModel, params: SamplingParams) -> dict[tuple[int, ...], list[int]]:
     """Each prompt's alone."""
     return {tuple(p): llm.generate([p], params)[0].tokens for p in PROMPTS}
 
@@ -251,11 +253,11 @@ def test_greedy_answers_are_the_same(case: Case, backend: str, monkeypatch: pyte
     file, params = model_file(case), SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     own = case in OWN and backend == "llamacpp"
     options: dict[str, Any] = {"backends": [backend], "deterministic": own}
-    with LLM(file, **options, spec="off") as llm:
+    with LocalModel(file, **options, spec="off") as llm:
         expected = answers_of(llm, params)
     for how in (RIGHT, WRONG, PARTLY):
         monkeypatch.setattr(factory, "speculation_of", lambda *_, how=how: guessing(expected, how))
-        with LLM(file, **options) as llm:
+        with LocalModel(file, **options) as llm:
             assert answers_of(llm, params) == expected
             together = llm.generate(PROMPTS, params)
             assert sum(c.timings.drafted for c in together) > 0
@@ -264,9 +266,11 @@ def test_greedy_answers_are_the_same(case: Case, backend: str, monkeypatch: pyte
 
 
 @pytest.fixture(scope="module")
-def expected_of() -> Iterator[Callable[[SamplingParams], tuple[LLM, dict[tuple[int, ...], list[int]]]]]:
+def expected_of() -> Iterator[
+    Callable[[SamplingParams], tuple[LocalModel, dict[tuple[int, ...], list[int]]]]
+]:
     """Answers without speculation, of one model."""
-    with LLM(model_file(OWN[0]), deterministic=True, spec="off") as llm:
+    with LocalModel(model_file(OWN[0]), deterministic=True, spec="off") as llm:
         yield lambda params: (llm, answers_of(llm, params))
 
 
@@ -296,7 +300,7 @@ def test_whatever_follows_the_text_follows_it_token_by_token(
     params = SamplingParams(**{"max_tokens": 40, "temperature": 1.0, "seed": 3, "ignore_eos": True, **more})
     plain, answers = expected_of(params)
     monkeypatch.setattr(factory, "speculation_of", lambda *_: guessing(answers, how))
-    with LLM(model_file(OWN[0]), deterministic=True) as llm:
+    with LocalModel(model_file(OWN[0]), deterministic=True) as llm:
         for prompt in PROMPTS:
             mine, its = llm.generate([prompt], params)[0], plain.generate([prompt], params)[0]
             assert (mine.tokens, mine.text, mine.finish_reason) == (its.tokens, its.text, its.finish_reason)
@@ -316,10 +320,10 @@ def test_draws_are_distributed_as_without(monkeypatch: pytest.MonkeyPatch) -> No
     guesses = {tuple(prompt): [3, 1, 2, 0, 4, 5]}
 
     def drawn(seeds: Sequence[SamplingParams]) -> np.ndarray:
-        with LLM(model_file(OWN[0]), deterministic=True) as llm:
+        with LocalModel(model_file(OWN[0]), deterministic=True) as llm:
             requests = [GenerateRequest(p, tokens=tuple(prompt)) for p in seeds]
             # One by one: how long drafts are, and so what is drawn, would depend on who else is in a step.
-            found = [llm._complete([request])[0].tokens for request in requests]
+            found = [completion(llm.collect([request])[0]).tokens for request in requests]
         return np.array(
             [np.bincount([t[i] for t in found if len(t) > i], minlength=6)[:6] for i in range(1, 6)]
         )
@@ -338,16 +342,16 @@ def test_what_was_tried_and_taken_back_is_not_kept_for_the_next_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
-    with LLM(model_file(OWN[0]), deterministic=True, spec="off") as llm:
+    with LocalModel(model_file(OWN[0]), deterministic=True, spec="off") as llm:
         answers = answers_of(llm, params)
     monkeypatch.setattr(factory, "speculation_of", lambda *_: guessing(answers, PARTLY))
-    with LLM(model_file(OWN[0]), deterministic=True) as llm:
+    with LocalModel(model_file(OWN[0]), deterministic=True) as llm:
         for prompt in PROMPTS:
             first = llm.generate([prompt], params)[0]
             longer = [*prompt, *first.tokens, 5]
             again = llm.generate([longer], params)[0]
             assert again.usage.cached_tokens > len(prompt)
-            with LLM(model_file(OWN[0]), deterministic=True, spec="off") as plain:
+            with LocalModel(model_file(OWN[0]), deterministic=True, spec="off") as plain:
                 assert plain.generate([longer], params)[0].tokens == again.tokens
 
 
@@ -358,10 +362,10 @@ def test_what_was_tried_and_taken_back_is_not_kept_for_the_next_prompt(
 def test_answers_are_the_same_with_a_draft_model() -> None:
     file, other = model_file(OWN[0]), model_file(replace(OWN[0], name="another", seed=9))
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-    with LLM(file, deterministic=True, spec="off") as llm:
+    with LocalModel(file, deterministic=True, spec="off") as llm:
         expected = answers_of(llm, params)
     for draft, least, most in ((file, 0.9, 1.0), (other, 0.0, 0.5)):
-        with LLM(file, deterministic=True, spec=f"draft:{draft}") as llm:
+        with LocalModel(file, deterministic=True, spec=f"draft:{draft}") as llm:
             together = llm.generate(PROMPTS, params)
             assert [c.tokens for c in together] == list(expected.values())
             timings = llm.generate(PROMPTS[:1], params)[0].timings
@@ -371,8 +375,8 @@ def test_answers_are_the_same_with_a_draft_model() -> None:
 def test_a_draft_model_that_cannot_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = model_file(OWN[0])
     with pytest.raises(UserError, match="does not exist; --spec draft:MODEL takes a"):
-        LLM(file, spec=f"draft:{tmp_path / 'none.gguf'}")
+        LocalModel(file, spec=f"draft:{tmp_path / 'none.gguf'}")
     vocabularies = count()
     monkeypatch.setattr(Tokenizer, "pieces", lambda _: [b"%d" % next(vocabularies)])
     with pytest.raises(UserError, match="cannot be the draft model: its vocabulary is another one"):
-        LLM(file, spec=f"draft:{file}")
+        LocalModel(file, spec=f"draft:{file}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun.api import as_options
+from hetrun.api.local_model import as_options
 from hetrun.backend import Available
 from hetrun.backends import libllama
 from hetrun.backends.libllama import crash_probe

@@ -298,7 +298,7 @@ def generate(source: ModelSource, llm: LLM) -> None:
     """Two tokens behind some others, and two behind messages."""
     with llm:
         two = SamplingParams(max_tokens=2, temperature=0)
-        llm.generate([[t % llm.n_vocab for t in (2, 40, 77)]], two)
+        llm.generate([[t % llm.info.n_vocab for t in (2, 40, 77)]], two)
         if source.vocabulary:
             llm.chat(MESSAGES, SamplingParams(max_tokens=2, seed=1))
 

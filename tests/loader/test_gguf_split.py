@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from hetrun.api import LLM
+from hetrun import LLM
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import ModelFileError
 from hetrun.loader.formats.gguf import read_gguf

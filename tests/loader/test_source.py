@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hetrun.api import LLM
+from hetrun import LLM
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.factory import open_tokenizer
 from hetrun.errors import ModelFileError, OptionError, UserError
@@ -267,7 +267,7 @@ def test_a_padded_table(folder: Path) -> None:
         bias = {tiny.VOCAB - 1: 1000.0}
         found = llm.generate(PROMPT, SamplingParams(max_tokens=3, temperature=0, logit_bias=bias))[0]
         assert (found.tokens, found.text) == ([tiny.VOCAB - 1] * 3, "")
-        assert llm.n_vocab == tiny.VOCAB
+        assert llm.info.n_vocab == tiny.VOCAB
 
 
 def test_a_path_that_is_not_there() -> None:
@@ -279,7 +279,7 @@ def test_a_model_that_cannot_be_described_is_closed(folder: Path, monkeypatch: p
     def fail(*_: object) -> NoReturn:
         raise OptionError("no")
 
-    monkeypatch.setattr("hetrun.api.describe", fail)
+    monkeypatch.setattr("hetrun.api.local_model.describe", fail)
     with pytest.raises(OptionError, match="no"):
         LLM(folder, threads=1)
     assert not [t for t in threading.enumerate() if t.name == "hetrun-engine" and t.is_alive()]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.tools.evaluate import compare
 from tests.models import cases_hf, hf, tiny
 from tests.models.cases_hf import MANY, only
@@ -46,5 +46,5 @@ def test_what_is_special_about_a_row_matters(row: Row) -> None:
 
 
 def hetrun_logits(row: Row, backend: str, kv_type: str) -> F32:
-    with LLM(hf.folder(row), backends=[backend], kv_type=kv_type, ctx=row.ctx) as llm:
+    with LocalModel(hf.folder(row), backends=[backend], kv_type=kv_type, ctx=row.ctx) as llm:
         return llm.logits(TOKENS)

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import ContextFull, OptionError
 from hetrun.executor.planned_model import PlannedModel
@@ -39,7 +40,7 @@ def unit(vectors: F32) -> F32:
 
 @pytest.mark.parametrize("row", only(FEW, cases_hf.representative(cases_hf.ROWS)))
 def test_the_reference_backend_agrees_with_transformers(row: Row) -> None:
-    with LLM(hf.folder(row), backends=["reference"], kv_type="f32", ctx=row.ctx) as llm:
+    with LocalModel(hf.folder(row), backends=["reference"], kv_type="f32", ctx=row.ctx) as llm:
         for pooling in get_args(Pooling):
             (found,) = llm.embed(TEXTS[0], pooling=pooling)
             expected = unit(POOLED[pooling](hf.hidden(hf.folder(row), TEXTS[0])))
@@ -49,9 +50,9 @@ def test_the_reference_backend_agrees_with_transformers(row: Row) -> None:
 
 @pytest.mark.parametrize(("case", "backend"), EACH)
 def test_together_as_alone_and_as_the_reference(case: Case, backend: str) -> None:
-    with LLM(model_file(case), backends=["reference"], kv_type="f32") as llm:
+    with LocalModel(model_file(case), backends=["reference"], kv_type="f32") as llm:
         reference = llm.embed(TEXTS)
-    with LLM(model_file(case), backends=[backend]) as llm:
+    with LocalModel(model_file(case), backends=[backend]) as llm:
         together = llm.embed(TEXTS)
         alone = np.concatenate([llm.embed([text]) for text in TEXTS])
     assert np.abs(together - alone).max() < 5e-3
@@ -62,7 +63,7 @@ def test_together_as_alone_and_as_the_reference(case: Case, backend: str) -> Non
 def test_the_same_bits_with_deterministic(case: Case, backend: str) -> None:
     found = []
     for ubatch in (None, 5):
-        with LLM(model_file(case), backends=[backend], deterministic=True, ubatch=ubatch) as llm:
+        with LocalModel(model_file(case), backends=[backend], deterministic=True, ubatch=ubatch) as llm:
             found.append(llm.embed(TEXTS))
             found.append(np.concatenate([llm.embed([text]) for text in reversed(TEXTS)])[::-1])
     assert all(np.array_equal(found[0], other) for other in found[1:])
@@ -88,7 +89,7 @@ def test_any_placement_gives_them(seed: int) -> None:
 
 
 def test_the_output_matrix_is_not_multiplied() -> None:
-    with LLM(model_file(cases.GQA), backends=["reference"]) as llm:
+    with LocalModel(model_file(cases.GQA), backends=["reference"]) as llm:
         llm.embed(TEXTS)
         ran = {key.segment for key, record in llm.stats if record.runs}
         assert ran == {"model (hidden)"}
@@ -97,7 +98,7 @@ def test_the_output_matrix_is_not_multiplied() -> None:
 
 
 def test_keys_and_values_are_given_back_and_nothing_is_kept() -> None:
-    with LLM(model_file(cases.GQA), backends=["reference"]) as llm:
+    with LocalModel(model_file(cases.GQA), backends=["reference"]) as llm:
         llm.embed(TEXTS)
 
         def held(loaded: Loaded) -> tuple[int, int, int]:
@@ -112,7 +113,7 @@ def test_keys_and_values_are_given_back_and_nothing_is_kept() -> None:
 def test_beside_answers() -> None:
     """Neither says anything else for it."""
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
-    with LLM(model_file(cases.GQA), backends=["reference"], deterministic=True) as llm:
+    with LocalModel(model_file(cases.GQA), backends=["reference"], deterministic=True) as llm:
         answer, vectors = llm.generate([TEXTS[2]], params)[0], llm.embed(TEXTS)
         stream = llm.stream(TEXTS[2], params)
         next(stream)
@@ -126,7 +127,7 @@ SAID = [(1, "mean"), (2, "cls"), (3, "last"), (0, "mean"), (99, "mean")]
 @pytest.mark.parametrize(("said", "pooling"), SAID)
 def test_a_file_says_what_its_embeddings_are_made_of(tmp_path: Path, said: int, pooling: Pooling) -> None:
     path = tiny.write_gguf(replace(cases.GQA, pooling=said), tmp_path / "tiny.gguf")
-    with LLM(path, backends=["reference"]) as llm:
+    with LocalModel(path, backends=["reference"]) as llm:
         assert llm.info.pooling == pooling
         assert np.array_equal(llm.embed("some words"), llm.embed("some words", pooling=pooling))
         others = [llm.embed("some words", pooling=kind) for kind in get_args(Pooling) if kind != pooling]
@@ -139,12 +140,12 @@ def test_a_folder_says_what_its_embeddings_are_made_of(tmp_path: Path) -> None:
     (folder / "1_Pooling").mkdir()
     modes = {"pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
-    with LLM(folder, backends=["reference"]) as llm:
+    with LocalModel(folder, backends=["reference"]) as llm:
         assert llm.info.pooling == "last"
 
 
 def test_texts_strings_and_what_is_refused() -> None:
-    with LLM(model_file(cases.GQA), backends=["reference"], ctx=32) as llm:
+    with LocalModel(model_file(cases.GQA), backends=["reference"], ctx=32) as llm:
         assert np.array_equal(llm.embed("some words")[0], llm.embed([llm.tokenize("some words")])[0])
         raw = llm.embed(TEXTS[2], normalise=False)
         assert np.allclose(unit(raw), llm.embed(TEXTS[2]), atol=1e-6)

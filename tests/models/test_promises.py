@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from hetrun import LLM, SamplingParams, cli
+from hetrun import SamplingParams, cli
+from hetrun.api.local_model import LocalModel
 from hetrun.backend import Segment, registry
 from hetrun.client.completion import prompt_request
 from hetrun.errors import Cancelled, ContextFull, OptionError
@@ -123,7 +124,7 @@ def test_as_much_as_the_slack_is_taken_back(row: Row, name: str) -> None:
 def test_types_of_keys_and_values(row: Row, kv_type: str) -> None:
     expected = hf.logits(hf.folder(row), TEXT[:120])
     for name in backends():
-        with LLM(hf.folder(row), backends=[name], kv_type=kv_type, ubatch=16) as llm:
+        with LocalModel(hf.folder(row), backends=[name], kv_type=kv_type, ubatch=16) as llm:
             closeness = compare([expected], [llm.logits(TEXT[:120])])
         assert closeness.mean_kl < {"f32": 1e-4, "f16": 1e-4, "q8_0": 0.02}[kv_type]
 
@@ -131,7 +132,7 @@ def test_types_of_keys_and_values(row: Row, kv_type: str) -> None:
 def test_heads_that_are_no_whole_blocks() -> None:
     row = Row("heads-of-48", "llama", {"head_dim": 48})
     with pytest.raises(OptionError, match="--kv-type q8_0 needs heads of a multiple of 32, not 48"):
-        LLM(hf.folder(row), kv_type="q8_0")
+        LocalModel(hf.folder(row), kv_type="q8_0")
 
 
 # --- long texts and long answers
@@ -142,7 +143,7 @@ def test_heads_that_are_no_whole_blocks() -> None:
 def test_texts_far_beyond_a_pass_and_a_window(row: Row) -> None:
     expected = hf.logits(hf.folder(row), TEXT)
     for name in backends():
-        with LLM(hf.folder(row), backends=[name], kv_type="f32", ubatch=16) as llm:
+        with LocalModel(hf.folder(row), backends=[name], kv_type="f32", ubatch=16) as llm:
             found = llm.logits(TEXT)
         if name == "reference":
             assert np.abs(found - expected).max() < 1e-3
@@ -156,7 +157,7 @@ def test_greedy_answers_are_those_of_transformers(row: Row) -> None:
     """More than three windows long, and with a window of 8 in small passes, so that it moves."""
     prompts = [TEXT[:60], TEXT[100:135]]  # longer than where LongRoPE changes its factors
     expected = [generated(row, prompt, 80) for prompt in prompts]
-    with LLM(hf.folder(row), backends=["reference"], kv_type="f32", ubatch=4) as llm:
+    with LocalModel(hf.folder(row), backends=["reference"], kv_type="f32", ubatch=4) as llm:
         assert [c.tokens for c in llm.generate(prompts, greedy(80))] == expected
 
 
@@ -175,7 +176,7 @@ def generated(row: Row, prompt: Sequence[int], n: int) -> list[int]:
 )
 def test_logits_while_as_many_answers_as_can_be_are_on_their_way(case: Case, deterministic: bool) -> None:
     events: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with LLM(model_file(case), backends=["reference"], deterministic=deterministic) as llm:
+    with LocalModel(model_file(case), backends=["reference"], deterministic=deterministic) as llm:
         expected = llm.logits(TEXT[:20])
         request = prompt_request(TEXT[:3], greedy(200))
         ids = [llm.submit(request, lambda event, i=i: events.put(i)) for i in range(MAX_SEQUENCES)]  # type: ignore[misc]
@@ -201,7 +202,7 @@ def test_logits_while_as_many_answers_as_can_be_are_on_their_way(case: Case, det
 def test_an_answer_ends_where_the_context_does(row: Row, ctx: int) -> None:
     """The factors of LongRoPE change beyond 32 tokens, windows are of 8."""
     for name in backends():
-        with LLM(hf.folder(row), backends=[name], kv_type="f32", ctx=ctx, ubatch=8) as llm:
+        with LocalModel(hf.folder(row), backends=[name], kv_type="f32", ctx=ctx, ubatch=8) as llm:
             answers = llm.generate(
                 [TEXT[:20], TEXT[: ctx - 1]], SamplingParams(temperature=0, ignore_eos=True)
             )
@@ -240,7 +241,7 @@ def test_a_plan_that_was_printed_and_edited(
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(data))
     expected = hf.logits(hf.folder(row), TEXT[:50])
-    with LLM(hf.folder(row), kv_type="f32", plan=file) as llm:
+    with LocalModel(hf.folder(row), kv_type="f32", plan=file) as llm:
         plans, segments = llm.plan.to_json()["plans"], llm.plan.plans["1"].segments
         assert {s.backend for s in segments} == set(backends())
         assert "by hand" in {s.why for s in segments}

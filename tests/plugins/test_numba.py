@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun.api import LLM
+from hetrun import LLM
 from hetrun.backend import Backend, Descriptor, Unavailable
 from hetrun.backend.conformance.cases import CASES, Case, single
 from hetrun.backend.conformance.runner import brought_in, build, outcome, reference, threads_for, tried

@@ -187,7 +187,17 @@ def test_import_hetrun_loads_next_to_nothing() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    public = {"LLM", "Completion", "Event", "HetrunError", "SamplingParams", "UserError", "__version__"}
+    public = {
+        "LLM",
+        "AsyncLLM",
+        "SamplingParams",
+        "Completion",
+        "ChatChunk",
+        "ToolCall",
+        "Event",
+        "ModelInfo",
+    }
+    public |= {"HetrunError", "UserError", "__version__"}
     assert set(hetrun.__all__) == public
     assert public <= set(dir(hetrun))
     with pytest.raises(AttributeError, match="no attribute 'Lllm'"):

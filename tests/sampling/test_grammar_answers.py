@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.api import LLM
+from hetrun import LLM
 from tests.support.schemas import catalogue
 from tests.support.tiers import first
 from tests.tools.make_model import smollm2_file

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from hetrun.api import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
@@ -24,21 +24,21 @@ PATH = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
     path = tmp_path_factory.mktemp("server") / "tiny.gguf"
     model = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2)
-    with LLM(write_gguf(model, path), backends=["reference"]) as opened:
+    with LocalModel(write_gguf(model, path), backends=["reference"]) as opened:
         yield opened
 
 
 @pytest.fixture
-async def real(llm: LLM) -> AsyncIterator[httpx.AsyncClient]:
+async def real(llm: LocalModel) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(LocalClient(llm)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield http
 
 
-def expected(llm: LLM, tokens: list[int]) -> np.ndarray:
+def expected(llm: LocalModel, tokens: list[int]) -> np.ndarray:
     """The log-probability of each token from the second on, by the logits before it."""
     logits = llm.logits(tokens).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
@@ -55,7 +55,7 @@ async def scored(http: httpx.AsyncClient, **fields: object) -> list[dict[str, An
 
 @pytest.mark.parametrize("as_tokens", [False, True])
 async def test_scores_of_a_prompt_are_those_of_the_logits(
-    llm: LLM, real: httpx.AsyncClient, as_tokens: bool
+    llm: LocalModel, real: httpx.AsyncClient, as_tokens: bool
 ) -> None:
     tokens = llm.tokenize(TEXT)
     prompt = tokens if as_tokens else TEXT
@@ -69,7 +69,7 @@ async def test_scores_of_a_prompt_are_those_of_the_logits(
 
 
 async def test_a_continuation_is_the_same_in_one_prompt_or_behind_it(
-    llm: LLM, real: httpx.AsyncClient
+    llm: LocalModel, real: httpx.AsyncClient
 ) -> None:
     """What harnesses ask for, one token of an answer with it, and several at a time."""
     tokens = llm.tokenize(TEXT)
@@ -84,7 +84,7 @@ async def test_a_continuation_is_the_same_in_one_prompt_or_behind_it(
             assert max(best.values()) >= mine
 
 
-async def test_a_model_that_ends_at_once_has_a_score_too(llm: LLM, real: httpx.AsyncClient) -> None:
+async def test_a_model_that_ends_at_once_has_a_score_too(llm: LocalModel, real: httpx.AsyncClient) -> None:
     tokens = llm.tokenize(TEXT)
     ends = llm.call(lambda loaded: loaded.tokenizer.ends if loaded.tokenizer else frozenset())
     bias = {str(token): 1000 for token in ends}
@@ -95,7 +95,7 @@ async def test_a_model_that_ends_at_once_has_a_score_too(llm: LLM, real: httpx.A
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_what_choices_begin_with_is_read_once(llm: LLM, whole: bool) -> None:
+async def test_what_choices_begin_with_is_read_once(llm: LocalModel, whole: bool) -> None:
     tokens = tuple(5 + (i * 7919 + whole) % 200 for i in range(llm.info.context - 8))
     params = SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
     request = GenerateRequest(params, tokens=tokens, whole=whole)
@@ -106,7 +106,7 @@ async def test_what_choices_begin_with_is_read_once(llm: LLM, whole: bool) -> No
     assert all(ends[i].usage.cached_tokens > len(tokens) - 16 for i in range(1, 5))
 
 
-async def test_seeded_answers_differ_and_come_again(llm: LLM, real: httpx.AsyncClient) -> None:
+async def test_seeded_answers_differ_and_come_again(llm: LocalModel, real: httpx.AsyncClient) -> None:
     body: dict[str, object] = {"prompt": TEXT, "seed": 7, "max_tokens": 8, "temperature": 2, "n": 3}
     first, again = [(await real.post(PATH, json=body)).json()["choices"] for _ in range(2)]
     assert [choice["text"] for choice in first] == [choice["text"] for choice in again]

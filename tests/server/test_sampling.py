@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.api import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.sampling_params import CHECKS, SamplingParams, Structure
 from hetrun.server.app import create_app
@@ -264,10 +264,10 @@ async def test_what_cannot_be_compiled_is_refused_before_anything_is_sent(
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalModel]:
     path = tmp_path_factory.mktemp("server") / "tiny.gguf"
     model = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2)
-    with LLM(write_gguf(model, path), backends=["reference"]) as llm:
+    with LocalModel(write_gguf(model, path), backends=["reference"]) as llm:
         yield llm
 
 
@@ -283,7 +283,9 @@ BAD_SCHEMAS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("schema", BAD_SCHEMAS, ids=lambda x: str(x)[:50])
-async def test_a_schema_that_no_answer_can_follow(tiny: LLM, schema: dict[str, object], stream: bool) -> None:
+async def test_a_schema_that_no_answer_can_follow(
+    tiny: LocalModel, schema: dict[str, object], stream: bool
+) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     app = create_app(LocalClient(tiny))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
@@ -293,7 +295,7 @@ async def test_a_schema_that_no_answer_can_follow(tiny: LLM, schema: dict[str, o
     assert error_of(response)["message"].startswith("response_format")
 
 
-async def test_an_answer_follows_its_schema(tiny: LLM) -> None:
+async def test_an_answer_follows_its_schema(tiny: LocalModel) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     app = create_app(LocalClient(tiny))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hetrun import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Streaming
 from hetrun.errors import BudgetError
 from hetrun.memory import breakdown
@@ -160,7 +160,7 @@ def made_small() -> Iterator[None]:
 def least(path: Path, **options: Any) -> int:  # noqa: ANN401
     """The least memory that a model can run in, as hetrun says."""
     try:
-        LLM(path, ram=1 * MIB, **options).close()
+        LocalModel(path, ram=1 * MIB, **options).close()
     except BudgetError as e:
         if found := re.search(r"at least (\d+) MiB", str(e)):
             return int(found[1]) * MIB
@@ -174,7 +174,7 @@ def opened(
     room: int = 0,
     disk: Disk | None = None,
     **options: Any,  # noqa: ANN401
-) -> Iterator[tuple[LLM, Disk, Memory]]:
+) -> Iterator[tuple[LocalModel, Disk, Memory]]:
     """A model for whose weights there is so much room."""
     disk = disk or Disk()
     # When drafts are tried depends on time, and each length of them makes a graph that takes memory.
@@ -187,7 +187,7 @@ def opened(
         stack.enter_context(
             mock.patch.object(streamed_weights, "Streamer", partial(Streamer, read=disk.function))
         )
-        llm = stack.enter_context(LLM(path, ram=memory.ram, **options))
+        llm = stack.enter_context(LocalModel(path, ram=memory.ram, **options))
         seen(llm)
         try:
             yield llm, disk, memory
@@ -195,7 +195,7 @@ def opened(
             disk.arm(None)
 
 
-def seen(llm: LLM) -> Streaming:
+def seen(llm: LocalModel) -> Streaming:
     """What passes are like, which must come from disk."""
     found: Streaming | None = llm.call(lambda loaded: loaded.model.streaming())
     assert found is not None, "all weights are in memory"
@@ -205,9 +205,9 @@ def seen(llm: LLM) -> Streaming:
 _always = ExitStack()
 
 
-def engine(**options: Any) -> LLM:  # noqa: ANN401
+def engine(**options: Any) -> LocalModel:  # noqa: ANN401
     """What a worker is told to build: everything stays small until it ends."""
-    from hetrun.api import for_conversations
+    from hetrun.api.local_model import for_conversations
 
     _always.enter_context(made_small())
     return for_conversations(**options)

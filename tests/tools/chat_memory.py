@@ -66,10 +66,11 @@ FILES = (
 )
 IN_A_PROGRAM = """
 import json, sys
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
 from hetrun.client.queries import State
 options = json.loads(sys.argv[1])
-with LLM(**options) as llm:
+with LocalModel(**options) as llm:
     print(json.dumps({}), flush=True)
     for line in sys.stdin:
         if line.strip() == "state":

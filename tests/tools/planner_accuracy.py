@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hetrun.api import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.config import Settings
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -227,7 +227,7 @@ def main() -> None:
     options.setdefault("ctx", max(c.depth + c.tokens for c in cases))
     load = load_average()
     out = sys.stderr if args.json else sys.stdout
-    with LLM.of(Settings.resolve(environ=None, model=args.model, **options), eager=args.eager) as llm:
+    with LocalModel.of(Settings.resolve(environ=None, model=args.model, **options), eager=args.eager) as llm:
         print(HEAD, file=out)
 
         def tell(f: Found) -> Found:

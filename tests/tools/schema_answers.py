@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jsonschema import Draft202012Validator
 
-from hetrun.api import LLM
+from hetrun import LLM
 from hetrun.client.completion import Completion
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.sampling.grammar import token_mask

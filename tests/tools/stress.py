@@ -26,7 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetrun import LLM, SamplingParams
+from hetrun import SamplingParams
+from hetrun.api.local_model import LocalModel
+from hetrun.client.completion import completion
+from hetrun.client.events import GenerateRequest
 from hetrun.config import Settings
 from hetrun.engine.loop import REST_S
 from hetrun.tools.bench.serving.http_load import Endpoint, Gone, Refused
@@ -133,11 +136,12 @@ def wishes(count: int, leaving: float, rng: random.Random) -> list[Wish]:
     return [wish(n) for n in range(count)]
 
 
-def references(llm: LLM, asked: Sequence[Wish]) -> list[Said]:
+def references(llm: LocalModel, asked: Sequence[Wish]) -> list[Said]:
     """Each request alone."""
     found = []
     for wish in asked:
-        alone = llm.chat(wish.messages, SamplingParams(**wish.sampling))
+        request = GenerateRequest(SamplingParams(**wish.sampling), messages=tuple(wish.messages))
+        alone = completion(llm.collect([request])[0])
         found.append(Said(alone.text, alone.finish_reason, len(alone.tokens)))
     return found
 
@@ -248,7 +252,7 @@ def run(settings: Settings, count: int, at_once: int, leaving: float, seed: int 
     """The whole of it, with a model and settings."""
     asked = wishes(count, leaving, random.Random(seed))
     warm = wishes(min(WARM, count), leaving, random.Random(seed + 1))
-    with LLM.of(settings, chatting=True) as llm:
+    with LocalModel.of(settings, chatting=True) as llm:
         alone = references(llm, asked)
     with tempfile.TemporaryDirectory(prefix="hetrun-stress-") as folder:
         server = hetrun_serve(settings, Path(folder))

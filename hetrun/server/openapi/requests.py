@@ -45,7 +45,7 @@ from hetrun.server.responses import routes
 from hetrun.server.routes import embeddings, tokenize
 from hetrun.server.routes.completions import MOST_TOKENS, PROMPT
 from hetrun.server.sampling import LIMITS, UNLIMITED
-from hetrun.server.tools import CHOICES, MOST_TOOLS
+from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
 
 MOST_TOKEN = 2**31 - 1
 # What a field may say that asks for nothing.

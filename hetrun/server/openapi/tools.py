@@ -15,7 +15,7 @@ from hetrun.server.openapi.schemas import (
     string,
     struct,
 )
-from hetrun.server.tools import CHOICES, MOST_TOOLS, NAME
+from hetrun.text.answers.tools import CHOICES, MOST_TOOLS, NAME
 
 _NAME: Json = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _FUNCTION = struct(

@@ -14,7 +14,7 @@ from hetrun.server import logprobs
 from hetrun.server.errors import ApiError
 from hetrun.server.json_stream import json_text
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, Json, finish_reason
+from hetrun.server.response_driver import Events, Json, finish_reason, pieces_of
 from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
 from hetrun.server.usage import Counts
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
@@ -99,7 +99,7 @@ class Output:
 
     def _pieces(self, event: Event) -> list[Piece]:
         if self._reader:
-            return self._reader.saw(event)
+            return pieces_of(self._reader, event)
         return [Text(event.text)] if event.text else []
 
     def _take(self, piece: Piece) -> None:

@@ -17,7 +17,7 @@ from hetrun.server import request as orders
 from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
-from hetrun.server.errors import ApiError
+from hetrun.server.errors import ApiError, api_errors
 from hetrun.server.json_stream import Long, json_text
 from hetrun.server.logprobs import Wanted
 from hetrun.server.messages import messages, template_options
@@ -31,13 +31,14 @@ from hetrun.server.response_driver import (
     Template,
     Whole,
     finish_reason,
+    pieces_of,
     respond,
 )
 from hetrun.server.routes.models import meant
 from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.service import Service
-from hetrun.server.tool_output import ChoiceReader, Reading, parts, reading
 from hetrun.server.usage import Counts
+from hetrun.text.answers.reading import ChoiceReader, Reading, ReadingOptions, parts, reading
 
 KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
 
@@ -74,13 +75,19 @@ def asked(
         message = f"{form} and tools are both given: an answer cannot follow both"
         raise ApiError(message, form, "invalid_value")
     options = template_options(body)
-    how = reading(tools, info, service, params)
+    reads = ReadingOptions(service.tool_parser, service.reasoning_format, info.tool_format, info.thought_mark)
+    has_form = params.structure is not None
+    with api_errors():
+        how = reading(tools, reads, has_form=has_form)
+    thinks = options.get("enable_thinking") is not False
+    # `SamplingParams` keeps a schema as JSON text.
+    schema = None if params.json_schema is None else str(params.json_schema)
     prompt = GenerateRequest(
         params,
         messages=said,
         template_options=options,
         tools=tuple(tool.given for tool in tools.all),
-        parts=parts(how, params, thinks=options.get("enable_thinking") is not False),
+        parts=parts(how, schema, has_form=has_form, thinks=thinks),
     )
     return prompt, how
 
@@ -116,7 +123,7 @@ def _reason(reason: str, reader: ChoiceReader | None) -> str:
 def _read(reader: ChoiceReader, event: Event) -> Iterator[tuple[Json, Json | None]]:
     """What an event adds to a choice, as deltas; the first has the token's log-probability."""
     logprobs = None if event.kind != "token" or event.logprob is None else _content([event.logprob])
-    deltas = [reader.delta(piece) for piece in reader.saw(event)]
+    deltas = [reader.delta(piece) for piece in pieces_of(reader, event)]
     for delta in deltas or ([{}] if logprobs else []):
         yield delta, logprobs
         logprobs = None

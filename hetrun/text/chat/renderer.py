@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -29,6 +30,7 @@ class TemplateWorker:
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
+        self._owner = os.getpid()
         self._all = [template, *([template.for_tools] if template.for_tools else [])]
         self._lock = threading.Lock()
         self._process: Process | None = None
@@ -80,7 +82,9 @@ class TemplateWorker:
         return gemma4_turns.ready(source, text) if add_generation_prompt else text
 
     def close(self) -> None:
-        """End the process, also while it renders."""
+        """End the process, also while it renders. A fork leaves the process of its parent alone."""
+        if os.getpid() != self._owner:
+            return
         self._closed = True
         if process := self._process:
             process.kill()

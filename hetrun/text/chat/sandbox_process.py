@@ -39,7 +39,7 @@ class Process:
             self._popen, self._socket = subprocesses.begin(CHILD, subprocess.DEVNULL, seen, own_session=True)
         except OSError as error:
             raise HetrunError(f"no process for chat templates: {error.strerror}") from error
-        self.end = weakref.finalize(self, _end, self._popen, self._socket)
+        self.end = weakref.finalize(self, _end, self._popen, self._socket, os.getpid())
         self._began = monotonic()
         with suppress(OSError):  # who waits for it to be ready hears what happened
             self._send(framed(sources), self._began + limits.START_S)
@@ -116,9 +116,10 @@ def _left(end: float) -> float:
     return left
 
 
-def _end(popen: subprocess.Popen[bytes], ours: socket.socket) -> None:
-    popen.kill()
-    popen.wait()
+def _end(popen: subprocess.Popen[bytes], ours: socket.socket, owner: int) -> None:
+    if os.getpid() == owner:  # a fork that ends leaves its parent's process alone
+        popen.kill()
+        popen.wait()
     ours.close()
 
 

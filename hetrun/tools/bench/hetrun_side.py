@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from hetrun.api import LLM, model_path, reason_of
+from hetrun.api.local_model import LocalModel, model_path, reason_of
 from hetrun.backend import Backend
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
@@ -57,10 +57,10 @@ class Mark:
     native_seconds: float
 
 
-def open_llm(settings: Settings, progress: Progress | None = None, **forced: object) -> LLM:
+def open_llm(settings: Settings, progress: Progress | None = None, **forced: object) -> LocalModel:
     """The model by settings that were already resolved; what is forced counts more."""
     given = {name: getattr(settings, name) for name in settings.origins if name != "model"}
-    return LLM(model_path(settings), progress=progress, **(given | forced))
+    return LocalModel(model_path(settings), progress=progress, **(given | forced))
 
 
 def spec_of(settings: Settings) -> str:
@@ -73,7 +73,7 @@ class Ours:
 
     name = "hetrun"
 
-    def __init__(self, llm: LLM, look: bool = False, text: Text | None = None) -> None:
+    def __init__(self, llm: LocalModel, look: bool = False, text: Text | None = None) -> None:
         """With `look` the unmeasured runs show what the time inside backends goes into; with a text its
         tokens are read and written."""
         self._llm = llm
@@ -220,7 +220,7 @@ class Ours:
         return median(self._shares) if self._shares else None
 
 
-def answer(llm: LLM, case: Case, seed: int, watch: Watch, text: Passage | None = None) -> None:
+def answer(llm: LocalModel, case: Case, seed: int, watch: Watch, text: Passage | None = None) -> None:
     """Have the requests of a case answered, until the watch has seen enough of each; those of a text by its
     own tokens."""
     # Sequences begin one after the other; those that began early go on until the last one is done.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from hetrun.api import LLM
+from hetrun.api.local_model import LocalModel
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.executor.stats import Stats
@@ -113,7 +113,7 @@ Order = Open | Begin | Run | Look | Complete
 class Noting:
     """Counts when it begins and when it ends; both on the engine's thread."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LocalModel) -> None:
         self._loaded = llm.call(lambda loaded: loaded)
         self.first, self.last = Counters(), Counters()
 
@@ -132,7 +132,7 @@ class Measured:
     def __init__(self, path: str, options: Mapping[str, object], weights: int) -> None:
         begin = perf_counter()
         self._weights = weights
-        self._llm = LLM(path, progress=None, eager=False, **options)
+        self._llm = LocalModel(path, progress=None, eager=False, **options)
         self.opened = Opened(self._llm.info.context, perf_counter() - begin)
 
     def begin(self, case: Case, text: Passage | None = None) -> float:

@@ -1,4 +1,4 @@
-"""`LLM`: a model in this process, for programs and for the command line."""
+"""`LocalModel`: a model in this process, over which `LLM`, the command line and workers stand."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hetrun.client.completion import (
     embedding_request,
     prompt_request,
 )
-from hetrun.client.events import Doing, Event, GenerateRequest, Message, OnEvent, Streaming
+from hetrun.client.events import Doing, Event, GenerateRequest, OnEvent, Streaming
 from hetrun.client.hook_dispatcher import heard
 from hetrun.client.queries import Foreseen, Question
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine.counters import Held
-from hetrun.engine.engine import Engine
+from hetrun.engine.engine import CLOSED, Engine
 from hetrun.engine.factory import describe, load, prompts_of, template_of
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import Loaded, tokenizer_of
 from hetrun.engine.query_handlers import answered
-from hetrun.errors import OptionError
+from hetrun.errors import EngineStopped, OptionError
 from hetrun.executor import planned_model as models
 from hetrun.executor.interface import look, set_ram
 from hetrun.executor.stats import Stats
@@ -53,7 +53,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class LLM:
+class LocalModel:
     """A loaded model. Every native call is made by one thread; methods may be called from any."""
 
     def __init__(
@@ -79,7 +79,7 @@ class LLM:
         chatting: bool = False,
         eager: bool | None = False,
         most_waiting: int | None = None,
-    ) -> LLM:
+    ) -> LocalModel:
         """The model of settings that were resolved already.
 
         `chatting` says that messages will come soon; `most_waiting` bounds the requests that wait.
@@ -140,11 +140,8 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
     ) -> list[Completion]:
         """Continue one or several prompts, which run together. A prompt is a text or a list of token ids."""
-        return self._complete([prompt_request(p, self._params(params)) for p in as_prompts(prompts)])
-
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
-        """Answer a conversation, through the model's chat template."""
-        return self._complete([GenerateRequest(self._params(params), messages=tuple(messages))])[0]
+        found = self.collect([prompt_request(p, params or self.defaults) for p in as_prompts(prompts)])
+        return [completion(events) for events in found]
 
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalise: bool = True
@@ -152,13 +149,19 @@ class LLM:
         """A vector for each text or list of token ids, float32 [n_texts, width]: of the hidden states of its
         tokens the "mean", the "last" or the first ("cls"), where nothing is given what the model's file says;
         of length 1 unless `normalise` is off."""
+        found = self.collect(self.embedding_requests(texts, pooling))
+        return vectors(found, normalise)
+
+    def embedding_requests(
+        self, texts: Prompt | Sequence[Prompt], pooling: Pooling | None
+    ) -> list[GenerateRequest]:
+        """What the engine is asked for vectors."""
         kind = self.info.pooling if pooling is None else pooling
-        found = self._collect([embedding_request(text, kind) for text in as_prompts(texts)])
-        return np.stack([read_vector(vector_of(events[-1]), normalise) for events in found])
+        return [embedding_request(text, kind) for text in as_prompts(texts)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
         """The events of one prompt as they come; leaving the loop stops the model."""
-        return self.stream_request(prompt_request(prompt, self._params(params)))
+        return self.stream_request(prompt_request(prompt, params or self.defaults))
 
     def stream_request(self, request: GenerateRequest) -> Iterator[Event]:
         """The events of a request as they come; an error is raised."""
@@ -242,6 +245,17 @@ class LLM:
         return self.aside(look)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it answers no more."""
+        return self._engine.is_closed
+
+    def check_open(self) -> None:
+        """Raise why it cannot be used: it was closed, or this process is a fork of the one that opened it."""
+        self._engine.check_here()
+        if self.is_closed:
+            raise EngineStopped(CLOSED)
+
+    @property
     def held(self) -> Held:
         """What the engine has to do, and what it has done; from any thread, at once."""
         return self._engine.held
@@ -277,7 +291,8 @@ class LLM:
         self._templates.close()
         self._engine.close()
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> LocalModel:
+        self.check_open()
         return self
 
     def __exit__(
@@ -285,57 +300,87 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _params(self, params: SamplingParams | None) -> SamplingParams:
+    @property
+    def defaults(self) -> SamplingParams:
+        """How tokens are chosen where nothing else is said."""
         s = self.settings
-        return params or SamplingParams(max_tokens=s.max_tokens, temperature=s.temperature, seed=s.seed)
+        return SamplingParams(max_tokens=s.max_tokens, temperature=s.temperature, seed=s.seed)
 
-    def _complete(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        return [completion(events) for events in self._collect(requests)]
-
-    def _collect(self, requests: Sequence[GenerateRequest]) -> list[list[Event]]:
-        """Run requests together. The caller is woken once for each, not for each token: that costs speed."""
-        collected: list[list[Event]] = [[] for _ in requests]
+    def collect(self, requests: Sequence[GenerateRequest]) -> list[list[Event]]:
+        """Run requests together, and return the events of each. An error of one ends all, and is raised."""
         over: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-        def collector(i: int) -> OnEvent:
-            hearing = heard(requests[i], lambda: self.info)
-
-            def on_event(event: Event) -> None:
-                collected[i].append(event)
-                if event.last:
-                    if hearing:
-                        hearing.event(event)
-                    over.put(i)
-
-            return on_event
-
-        ids = [self.submit(request, collector(i)) for i, request in enumerate(requests)]
-        try:
+        with Collector(self, requests, over.put) as collector:
             for _ in requests:
-                last = collected[over.get()][-1]
-                if last.kind == "error":
-                    raise reason_of(last)
-        finally:
-            for request_id in ids:
-                self.cancel(request_id)
-        return collected
+                collector.check(over.get())
+        return collector.events
 
 
-def for_conversations(*, progress: Progress | None = None, **options: object) -> LLM:
+class Collector:
+    """Runs requests together and keeps their events; leaving it cancels what still runs.
+
+    The caller hears of the end of each request, not of each token: that would cost speed.
+    """
+
+    def __init__(
+        self, model: LocalModel, requests: Sequence[GenerateRequest], when_over: Callable[[int], None]
+    ) -> None:
+        """`when_over` is called on the engine thread with the number of a request that has ended."""
+        self.events: list[list[Event]] = [[] for _ in requests]
+        self._model, self._when_over = model, when_over
+        self._ids: list[int] = []
+        with ExitStack() as undo:
+            undo.callback(self.cancel)
+            for i, request in enumerate(requests):
+                self._ids.append(model.submit(request, self._hearer(i, request)))
+            undo.pop_all()
+
+    def check(self, number: int) -> None:
+        """Raise the error of a request that has ended with one."""
+        last = self.events[number][-1]
+        if last.kind == "error":
+            raise reason_of(last)
+
+    def cancel(self) -> None:
+        """Stop what still runs."""
+        for request_id in self._ids:
+            self._model.cancel(request_id)
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _hearer(self, i: int, request: GenerateRequest) -> OnEvent:
+        hearing = heard(request, lambda: self._model.info)
+
+        def on_event(event: Event) -> None:
+            self.events[i].append(event)
+            if event.last:
+                if hearing:
+                    hearing.event(event)
+                self._when_over(i)
+
+        return on_event
+
+
+def for_conversations(*, progress: Progress | None = None, **options: object) -> LocalModel:
     """A model whose first message must not wait: what a server runs in a process of its own."""
     return _conversing(progress, options, eager=True)
 
 
-def for_a_chat(*, progress: Progress | None = None, **options: object) -> LLM:
+def for_a_chat(*, progress: Progress | None = None, **options: object) -> LocalModel:
     """The same for one person, who mostly reads: what would only make long prompts faster takes no memory
     before there are any."""
     return _conversing(progress, options, eager=None)
 
 
-def _conversing(progress: Progress | None, options: Mapping[str, object], eager: bool | None) -> LLM:
+def _conversing(progress: Progress | None, options: Mapping[str, object], eager: bool | None) -> LocalModel:
     settings = Settings.resolve(environ=None, **options)
     # Only here: others who ask too much do not know of each other, and must be told.
-    llm = LLM.of(settings, progress, chatting=True, eager=eager, most_waiting=settings.queue)
+    llm = LocalModel.of(settings, progress, chatting=True, eager=eager, most_waiting=settings.queue)
     try:
         llm.check_template()
     except BaseException:
@@ -347,6 +392,11 @@ def _conversing(progress: Progress | None, options: Mapping[str, object], eager:
 def reason_of(event: Event) -> Exception:
     """The error of an error event."""
     return event.error or RuntimeError("the engine gave no reason")
+
+
+def vectors(found: Sequence[Sequence[Event]], normalise: bool) -> Floats:
+    """The vectors of finished embeddings, float32 [n, width]."""
+    return np.stack([read_vector(vector_of(events[-1]), normalise) for events in found])
 
 
 def vector_of(event: Event) -> bytes:

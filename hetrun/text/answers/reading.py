@@ -1,4 +1,4 @@
-"""Calls of tools and thoughts: how answers are made to hold them, and how they are told of."""
+"""Tool calls and thoughts: how an answer is made to hold them, and how its text is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetrun.client.events import Event, ModelInfo
-from hetrun.client.sampling_params import SamplingParams
-from hetrun.server.errors import ApiError
-from hetrun.server.service import Service
-from hetrun.server.tools import Tools
+from hetrun.errors import FieldError
+from hetrun.text.answers.tools import Tools
 from hetrun.text.chat.answer_parser import AnswerReader, Divider
 from hetrun.text.chat.channels import ChannelReader
 from hetrun.text.chat.reasoning import ThoughtSplitter
@@ -61,7 +58,7 @@ class Reading:
         calls = CallReader(found, self.tools.schemas, most) if found and not has_calls else None
         return ChoiceReader(AnswerReader(divider, calls), bool(found and found.short_ids))
 
-    def fault(self, message: str) -> ApiError | None:
+    def fault(self, message: str) -> FieldError | None:
         """The answer to a request whose calls cannot be forced, if the engine says that with this message."""
         found = FAULT.fullmatch(message)
         if not found or not self.format:
@@ -73,30 +70,40 @@ class Reading:
                 return None
             where = f"{wanted[int(place)].place}.function.parameters"
         said = f"{where}.{inner}" if inner and where != "tools" else where
-        return ApiError(f"{said}: {reason}", where, "invalid_function_parameters")
+        return FieldError(f"{said}: {reason}", where, "invalid_function_parameters")
 
 
 PLAIN = Reading()
 
 
-def reading(tools: Tools, info: ModelInfo, service: Service, params: SamplingParams) -> Reading:
-    """How the answers to a request are read."""
-    chosen = info.tool_format if service.tool_parser == "auto" else service.tool_parser
+@dataclass(frozen=True)
+class ReadingOptions:
+    """What a model writes and what is wanted of it; the first two are the options of these names."""
+
+    tool_parser: str  # none, auto or a name in `tool_parsers.formats`
+    reasoning_format: str  # none leaves thoughts in the text
+    tool_format: str  # of calls, by the model's template
+    thought_mark: str  # of thoughts, by the model's template
+
+
+def reading(tools: Tools, options: ReadingOptions, *, has_form: bool) -> Reading:
+    """How the answers to a request are read; `has_form`: they follow a schema, an expression or a grammar."""
+    chosen = options.tool_format if options.tool_parser == "auto" else options.tool_parser
     format = chosen if tools.all and chosen != "none" else ""
     if tools.choice == "required" and not format:
-        message = "tool_choice cannot be followed: this server was started with --tool-parser none"
-        raise ApiError(message, "tool_choice", "unsupported_parameter")
+        message = "tool_choice cannot be followed: the option tool_parser is none, and no calls are read"
+        raise FieldError(message, "tool_choice", "unsupported_parameter")
     known = {gemma4.NAME: gemma4.THOUGHT, **{name: dialect.thought for name, dialect in BY_NAME.items()}}
-    mark = known.get(chosen, info.thought_mark)
-    if service.reasoning_format == "deepseek" and not mark:
+    mark = known.get(chosen, options.thought_mark)
+    if options.reasoning_format == "deepseek" and not mark:
         mark = MARKS[0][0]
     # What must have a form has it from its first token on: nothing is thought before, unless a message is
     # there for what has the form.
-    wanted = mark in BY_THOUGHT or params.structure is None
-    return Reading(tools, format, mark if wanted and service.reasoning_format != "none" else "")
+    wanted = mark in BY_THOUGHT or not has_form
+    return Reading(tools, format, mark if wanted and options.reasoning_format != "none" else "")
 
 
-def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
+def parts(how: Reading, json_schema: str | None, *, has_form: bool, thinks: bool) -> str | None:
     """What the answer must look like for the sake of its calls and channels; None where it need not.
 
     Where calls are not required, an answer may be a call or have the form that is asked for; and the calls of
@@ -106,9 +113,9 @@ def parts(how: Reading, params: SamplingParams, thinks: bool) -> str | None:
     schemas = {tool.name: tool.parameters for tool in tools.wanted}
     if how.format and tools.choice == "required":
         return forced_calls.calls(how.format, schemas, tools.parallel, thought)
-    if params.json_schema is not None:
-        return _formed(how, json.loads(str(params.json_schema)), schemas, thought)
-    if how.format and params.structure is None and any(tool.strict for tool in tools.all):
+    if json_schema is not None:
+        return _formed(how, json.loads(json_schema), schemas, thought)
+    if how.format and not has_form and any(tool.strict for tool in tools.all):
         loose: Mapping[str, Any] = {"additionalProperties": True}
         checked = {tool.name: tool.parameters if tool.strict else loose for tool in tools.all}
         return forced_calls.when_begun(how.format, checked, tools.parallel)
@@ -145,12 +152,12 @@ class ChoiceReader:
         """Calls so far."""
         return self._answer.calls
 
-    def saw(self, event: Event) -> list[Piece]:
-        """What became certain with an event."""
-        if event.opened:
+    def push(self, text: str, *, opened: bool = False, last: bool = False) -> list[Piece]:
+        """Take more text and return what is certain now; `opened`: the prompt has begun a thought."""
+        if opened:
             self._answer.open()
-        pieces = self._answer.push(event.text)
-        return pieces + self._answer.finish() if event.kind == "done" else pieces
+        pieces = self._answer.push(text)
+        return pieces + self._answer.finish() if last else pieces
 
     def new_id(self) -> str:
         """An id for a call; some templates refuse to render others than theirs."""

@@ -1,0 +1,320 @@
+"""`AsyncLLM`: the same for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
+
+from hetrun.api.conversation import ChatReader, ToolOptions, chat_messages, read_chat
+from hetrun.api.keywords import ModelOptions, SamplingKeywords
+from hetrun.api.llm import (
+    NOT_PICKLED,
+    asked,
+    described,
+    loading_bar,
+    model_settings,
+    render_options,
+    sampling_params,
+)
+from hetrun.api.local_model import Collector, LocalModel, reason_of, vectors
+from hetrun.api.wording import in_python
+from hetrun.backend import Floats
+from hetrun.client.completion import (
+    ChatChunk,
+    Completion,
+    Prompt,
+    as_prompts,
+    completion,
+    prompt_request,
+)
+from hetrun.client.engine_client import LocalClient
+from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
+from hetrun.client.queries import Render
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.engine.engine import CLOSED
+from hetrun.errors import EngineStopped
+from hetrun.executor.stats import Stats
+from hetrun.graph.pooling import Pooling
+from hetrun.planner.plan import PlanSet
+from hetrun.system.progress import Progress
+
+R = TypeVar("R")
+
+
+class AsyncLLM:
+    """A model in this process, for programs with an event loop.
+
+        async with AsyncLLM("model.gguf", ram="4GiB") as llm:
+            print((await llm.chat("Name three colours.", temperature=0)).text)
+            async for chunk in llm.chat("Name three more.", stream=True):
+                print(chunk.text, end="")
+
+    Methods are those of `LLM`, with the same arguments, to be awaited; `stream`, and `chat` with stream=True,
+    are async generators. What is a property there is a method here. A task that is cancelled cancels its
+    requests.
+
+    The model loads beside the event loop, with `async with` or when it is first used. Arguments are those of
+    `LLM`; a mistake in them is told at once.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        progress: Progress | None = None,
+        eager: bool = False,
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        """Read the options; nothing is loaded yet. `progress` is called on another thread."""
+        with in_python():
+            settings = model_settings(model, options)
+        self._load: Callable[[], LocalModel] = lambda: LocalModel.of(
+            settings, progress or loading_bar(), eager=eager
+        )
+        self._loading: Future[LocalModel] | None = None
+        self._client: LocalClient | None = None
+        self._closed = False
+
+    # --- answers
+
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[Completion]:
+        """Continue one or several prompts, which run together; see `LLM.generate`."""
+        model = await self._opened()
+        with in_python():
+            chosen = sampling_params(model, params, sampling)
+            found = await _collected(model, [prompt_request(p, chosen) for p in as_prompts(prompts)])
+        return [completion(events) for events in found]
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+    ) -> AsyncGenerator[Event, None]:
+        """Continue one prompt, and give events as they come; see `LLM.stream`."""
+        model = await self._opened()
+        with in_python():
+            request = prompt_request(prompt, sampling_params(model, params, sampling))
+            async with aclosing(self._events(model, request)) as events:
+                async for event in events:
+                    yield event
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Coroutine[Any, Any, Completion]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> AsyncGenerator[ChatChunk, None]: ...
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Coroutine[Any, Any, Completion] | AsyncGenerator[ChatChunk, None]:
+        """Answer a conversation; see `LLM.chat`.
+
+        `await` it for a completion. With stream=True it is an async generator of chunks, for `async for`.
+        """
+        about_tools = ToolOptions(tools, tool_choice, parallel_tool_calls)
+        answer = self._chunks if stream else self._chat
+        return answer(messages, params, sampling, about_tools, template_options)
+
+    async def _chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None,
+        sampling: SamplingKeywords,
+        about_tools: ToolOptions,
+        template_options: Mapping[str, object] | None,
+    ) -> Completion:
+        model = await self._opened()
+        with in_python():
+            chosen = sampling_params(model, params, sampling)
+            request, how = asked(model, messages, chosen, about_tools, template_options)
+            return read_chat((await _collected(model, [request]))[0], how)
+
+    async def _chunks(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None,
+        sampling: SamplingKeywords,
+        about_tools: ToolOptions,
+        template_options: Mapping[str, object] | None,
+    ) -> AsyncGenerator[ChatChunk, None]:
+        model = await self._opened()
+        with in_python():
+            chosen = sampling_params(model, params, sampling)
+            request, how = asked(model, messages, chosen, about_tools, template_options)
+            reader = ChatReader(how)
+            async with aclosing(self._events(model, request)) as events:
+                async for event in events:
+                    if chunk := reader.read(event):
+                        yield chunk
+
+    async def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalise: bool = True
+    ) -> Floats:
+        """Vectors for texts, float32 of the shape [number of texts, width]; see `LLM.embed`."""
+        model = await self._opened()
+        with in_python():
+            return vectors(await _collected(model, model.embedding_requests(texts, pooling)), normalise)
+
+    # --- texts and tokens
+
+    async def render(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, object] | None = None,
+    ) -> str:
+        """The text that the model would see for these messages; see `LLM.render`."""
+        with in_python():
+            question = Render(chat_messages(messages), render_options(tools, template_options))
+        return await self._aside(lambda model: model.ask(question))
+
+    async def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text, as `generate` would see it."""
+        return await self._aside(lambda model: model.tokenize(text))
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+        return await self._aside(lambda model: model.detokenize(tokens))
+
+    async def logits(self, tokens: Sequence[int]) -> Floats:
+        """The logits after each token of a text; see `LLM.logits`."""
+        return await self._aside(lambda model: model.logits(tokens))
+
+    # --- the model
+
+    async def info(self) -> ModelInfo:
+        """Name, path, architecture, context, vocabulary and more of the model."""
+        return (await self._opened()).info
+
+    async def plan(self) -> PlanSet:
+        """What runs where, and why."""
+        return await self._aside(lambda model: model.plan)
+
+    async def stats(self) -> Stats:
+        """What was measured so far."""
+        return await self._aside(lambda model: model.stats)
+
+    async def memory(self) -> Mapping[str, int]:
+        """What takes how much memory now, in bytes by name; also `limit` and `left`."""
+        return await self._aside(lambda model: model.memory)
+
+    async def set_ram(self, ram: int | str) -> PlanSet:
+        """Use at most this much memory from now on; see `LLM.set_ram`."""
+        return await self._aside(lambda model: model.set_ram(ram))
+
+    async def save_prompts(self, path: str | PathLike[str]) -> int:
+        """Write the prompts that were computed to a file; see `LLM.save_prompts`."""
+        return await self._aside(lambda model: model.save_prompts(path))
+
+    async def load_prompts(self, path: str | PathLike[str]) -> int:
+        """Read prompts that were saved; see `LLM.load_prompts`."""
+        return await self._aside(lambda model: model.load_prompts(path))
+
+    async def close(self) -> None:
+        """Stop what runs and give the memory back; a model that still loads is waited for."""
+        self._closed = True
+        if self._loading is None:
+            return
+        with suppress(Exception):  # whoever used it has heard why it does not load
+            model = await asyncio.wrap_future(self._loading)
+            await asyncio.to_thread(model.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self._opened()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        done = self._loading is not None and self._loading.done() and not self._loading.exception()
+        return described(type(self).__name__, self._loading.result() if done and self._loading else None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_PICKLED.format(type(self).__name__))
+
+    async def _opened(self) -> LocalModel:
+        """The model, when it is loaded."""
+        if self._closed:
+            raise EngineStopped(CLOSED.replace("LLM(", "AsyncLLM("))
+        if self._loading is None:
+            pool = ThreadPoolExecutor(1, "hetrun-load")
+            self._loading = pool.submit(self._load)
+            pool.shutdown(wait=False)
+        with in_python():
+            # A task that is cancelled meanwhile does not take the model from others.
+            model = await asyncio.shield(asyncio.wrap_future(self._loading))
+            model.check_open()
+        return model
+
+    async def _aside(self, work: Callable[[LocalModel], R]) -> R:
+        """What waits for the engine's thread, on a thread that may wait."""
+        model = await self._opened()
+        with in_python():
+            return await asyncio.to_thread(work, model)
+
+    async def _events(self, model: LocalModel, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        if self._client is None:
+            self._client = LocalClient(model)
+        async with aclosing(self._client.stream(request)) as events:
+            async for event in events:
+                if event.kind == "error":
+                    raise reason_of(event)
+                yield event
+
+
+async def _collected(model: LocalModel, requests: Sequence[GenerateRequest]) -> list[list[Event]]:
+    """The events of requests that run together; one wake-up for each request."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Queue[int] = asyncio.Queue()
+
+    def when_over(number: int) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(over.put_nowait, number)
+
+    with Collector(model, requests, when_over) as collector:
+        for _ in requests:
+            collector.check(await over.get())
+    return collector.events

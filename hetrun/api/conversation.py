@@ -1,0 +1,152 @@
+"""Chats: what is asked becomes a request, and the events of its answer become chunks and a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetrun.client.completion import ChatChunk, Completion, EndReason, ToolCall, completion
+from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.config import Settings
+from hetrun.errors import OptionError
+from hetrun.text.answers.reading import Reading, ReadingOptions, parts, reading
+from hetrun.text.answers.tools import read_tools
+from hetrun.text.chat import checked_messages
+from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+
+# "developer" is OpenAI's newer word for "system", and no template knows it.
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """What a chat says of tools, in OpenAI's words."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel: bool = True
+
+
+def chat_messages(messages: str | Sequence[Message]) -> tuple[dict[str, Any], ...]:
+    """The messages, checked; a text is a message of the user."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return tuple(_with_known_role(i, message) for i, message in enumerate(checked_messages(messages)))
+
+
+def _with_known_role(i: int, message: dict[str, Any]) -> dict[str, Any]:
+    role = message["role"]
+    if role not in ROLES:
+        raise OptionError(f"messages[{i}].role must be one of {', '.join(ROLES)}, not {role!r}")
+    return {**message, "role": ROLES[role]}
+
+
+def chat_request(
+    messages: str | Sequence[Message],
+    params: SamplingParams,
+    *,
+    about_tools: ToolOptions,
+    template_options: Mapping[str, object] | None,
+    info: ModelInfo,
+    settings: Settings,
+) -> tuple[GenerateRequest, Reading]:
+    """What the engine is asked, and how its answer is read."""
+    tools = read_tools(about_tools.tools, about_tools.tool_choice, parallel=about_tools.parallel)
+    structure = params.structure
+    if tools.all and structure and structure.kind != "json_schema":
+        raise OptionError(f"{structure.kind} and tools are both given: an answer cannot follow both")
+    reads = ReadingOptions(
+        settings.tool_parser, settings.reasoning_format, info.tool_format, info.thought_mark
+    )
+    how = reading(tools, reads, has_form=structure is not None)
+    options = dict(template_options or {})
+    schema = structure.text if structure and structure.kind == "json_schema" else None
+    thinks = options.get("enable_thinking") is not False
+    request = GenerateRequest(
+        params,
+        messages=chat_messages(messages),
+        template_options=options,
+        tools=tuple(tool.given for tool in tools.all),
+        parts=parts(how, schema, has_form=structure is not None, thinks=thinks),
+    )
+    return request, how
+
+
+class ChatReader:
+    """Reads the events of one answer."""
+
+    def __init__(self, how: Reading) -> None:
+        self._reader = how.reader()
+        self._events: list[Event] = []
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._begun: tuple[str, list[str]] | None = None  # a call's name, and its arguments so far
+
+    def read(self, event: Event) -> ChatChunk | None:
+        """What an event adds to the answer; None: nothing yet."""
+        self._events.append(event)
+        pieces = self._reader.push(event.text, opened=bool(event.opened), last=event.kind == "done")
+        chunk = self._chunk(pieces)
+        if event.kind == "done":
+            if self._begun:
+                chunk = replace(chunk, tool_calls=(*chunk.tool_calls, self._complete()))
+            whole = self._completion()
+            return replace(chunk, finish_reason=whole.finish_reason, usage=whole.usage, completion=whole)
+        return chunk if chunk.text or chunk.reasoning or chunk.tool_calls else None
+
+    def _chunk(self, pieces: Iterable[Piece]) -> ChatChunk:
+        texts: list[str] = []
+        reasoning: list[str] = []
+        calls: list[ToolCall] = []
+        for piece in pieces:
+            if self._begun and not isinstance(piece, Arguments):
+                calls.append(self._complete())
+            match piece:
+                case Text(text):
+                    texts.append(text)
+                case Thought(text):
+                    reasoning.append(text)
+                case Begin(_, name):
+                    self._begun = (name, [])
+                case Arguments(_, text) if self._begun:
+                    self._begun[1].append(text)
+        self._texts += texts
+        self._reasoning += reasoning
+        return ChatChunk("".join(texts), "".join(reasoning), tuple(calls))
+
+    def _complete(self) -> ToolCall:
+        """The call that has begun: nothing more of it comes."""
+        assert self._begun is not None
+        name, arguments = self._begun
+        self._begun = None
+        self._calls.append(ToolCall(self._reader.new_id(), name, "".join(arguments)))
+        return self._calls[-1]
+
+    def _completion(self) -> Completion:
+        whole = completion(self._events)
+        # An answer that was cut off says so, whatever calls it has.
+        calls_end_it = whole.finish_reason == "stop" and self._calls
+        reason: EndReason = "tool_calls" if calls_end_it else whole.finish_reason
+        return replace(
+            whole,
+            text="".join(self._texts),
+            reasoning="".join(self._reasoning),
+            tool_calls=list(self._calls),
+            finish_reason=reason,
+        )
+
+
+def read_chat(events: Iterable[Event], how: Reading) -> Completion:
+    """The events of a finished answer as one object."""
+    reader = ChatReader(how)
+    found = [chunk.completion for event in events if (chunk := reader.read(event)) and chunk.completion]
+    return found[-1]

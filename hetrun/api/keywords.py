@@ -1,0 +1,172 @@
+"""Keywords of `LLM` and of its answers, for type checkers and editors.
+
+Generated from the table of options and from `SamplingParams`: python -m tests.tools.keywords
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+
+class ModelOptions(TypedDict, total=False):
+    """Options of `LLM`, as on the command line; None: not given."""
+
+    offline: bool | None
+    """Download nothing."""
+    ctx: int | None
+    """Tokens per sequence (default: as trained, less where memory is)."""
+    ram: int | str | None
+    """Most memory, as 2GiB (default: what is free minus a margin)."""
+    vram: int | str | None
+    """Most memory on each GPU, as 8GiB; 0: use none (default: what is free minus a margin)."""
+    threads: int | None
+    """Compute threads (default: planned)."""
+    backends: Sequence[str] | str | None
+    """Use only this backend (default: all)."""
+    precision: Literal["exact", "fast"] | None
+    """Exact: close to the model; fast: activations of 8 bits, as others have them (default: exact with AMX,
+    else fast)."""
+    spec: str | None
+    """Guess several tokens and verify them at once: off, lookup (from the text itself), mtp (by the block
+    inside the file), draft:MODEL, or auto: where that is faster and gives the same text."""
+    ubatch: int | None
+    """Most tokens in one step (default: planned)."""
+    kv_type: Literal["f16", "q8_0", "f32"] | None
+    """Type of keys and values: f16, q8_0, f32."""
+    deterministic: bool | None
+    """One numeric path."""
+    planner: str | None
+    """How plans are made: measured, static: by a fixed order, or a package's."""
+    streaming: (
+        Literal[
+            "balanced",
+            "unbalanced",
+            "attention-first",
+            "ffn-first",
+            "none",
+            "synchronous",
+            "mmap",
+            "off",
+        ]
+        | None
+    )
+    """For experiments: how weights that do not fit come from disk: balanced, unbalanced, attention-first,
+    ffn-first, none, synchronous, mmap, off."""
+    plan: str | PathLike[str] | None
+    """A saved plan (default: planned)."""
+    prompt_cache: str | PathLike[str] | None
+    """File that keeps computed prompts for the next time (default: none)."""
+    max_tokens: int | None
+    """Most tokens of an answer (default: until the model ends)."""
+    temperature: float | None
+    """0 is greedy (default: the model's own, else 0.8 (server 1))."""
+    seed: int | None
+    """Of the random draws (default: random, printed)."""
+    chat_template: str | PathLike[str] | None
+    """File with a Jinja template, or chatml (default: the model's own)."""
+    tool_parser: (
+        Literal[
+            "auto",
+            "none",
+            "hermes",
+            "qwen3_coder",
+            "glm",
+            "llama3",
+            "mistral",
+            "mistral_named",
+            "deepseek",
+            "deepseek_v31",
+            "phi",
+            "gemma4",
+            "harmony",
+            "kimi_k2",
+            "lfm2",
+            "minimax_m2",
+            "muse",
+            "seed_oss",
+            "generic",
+        ]
+        | None
+    )
+    """How the model writes calls of tools: none, auto or a name (default: auto: as its template says)."""
+    reasoning_format: Literal["auto", "none", "deepseek"] | None
+    """Where thoughts go: auto, none (the text), deepseek (reasoning_content)."""
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """Fields of `SamplingParams`, given by themselves."""
+
+    max_tokens: int | None
+    """Most tokens of the answer; None: until the model ends or the context is full. 0 with prompt_logprobs:
+    only the log-probabilities of the prompt."""
+    temperature: float | None
+    """0 always takes the most likely token, more draws more freely; None: what the model's file says, else
+    0.8."""
+    top_k: int
+    """Draw from so many of the most likely tokens; 0 or -1: off."""
+    top_p: float
+    """Draw from the most likely tokens that together have this probability; 1: off."""
+    min_p: float
+    """Leave out tokens less likely than this share of the most likely one; 0: off."""
+    typical_p: float
+    """Draw from the tokens closest to the expected surprise, up to this probability; 1: off."""
+    top_n_sigma: float
+    """Leave out logits further than this many standard deviations below the best; 0 or less: off."""
+    xtc_probability: float
+    """How often to leave out the most likely tokens where several are likely; 0: off."""
+    xtc_threshold: float
+    """The probability from which xtc counts a token as likely; above 0.5: off."""
+    min_keep: int
+    """Tokens that top_p, min_p, typical_p and xtc leave at least."""
+    dynatemp_range: float
+    """How far the temperature moves with the entropy of the distribution; 0: off."""
+    dynatemp_exponent: float
+    """How the entropy becomes a temperature within that range."""
+    repeat_penalty: float
+    """Divides the logits of tokens that were used; 1: off."""
+    frequency_penalty: float
+    """Lowers a token's logit each time that it was used; 0: off."""
+    presence_penalty: float
+    """Lowers a token's logit once it was used; 0: off."""
+    repeat_last_n: int
+    """Tokens that the three penalties look back; 0: off; -1: the whole context."""
+    dry_multiplier: float
+    """Strength of the penalty for repeated sequences; 0: off."""
+    dry_base: float
+    """By how much that penalty grows with each repeated token; below 1: off."""
+    dry_allowed_length: int
+    """The longest repetition without that penalty."""
+    dry_penalty_last_n: int
+    """Tokens that it looks back; 0: off; -1: the whole context."""
+    dry_sequence_breakers: Sequence[str]
+    """Texts at which a repetition ends."""
+    mirostat: int
+    """1 or 2: that version of Mirostat instead of all samplers but the temperature; 0: off."""
+    mirostat_tau: float
+    """The surprise that Mirostat aims at."""
+    mirostat_eta: float
+    """How fast Mirostat learns."""
+    samplers: Sequence[str]
+    """The order in which samplers run; one that is not named is off."""
+    seed: int | None
+    """Seed of the random draws; None or -1: a random one."""
+    stop: Sequence[str]
+    """A text or several that end the answer, and are no part of it."""
+    ignore_eos: bool
+    """Go on when the model would end."""
+    logprobs: int | None
+    """N: the log-probability of each token, and of the n most likely ones there."""
+    prompt_logprobs: int | None
+    """The same for every token of the prompt but the first."""
+    logit_bias: Mapping[int, float]
+    """Numbers to be added to logits, by token id; -inf forbids a token."""
+    json_schema: Mapping[str, Any] | bool | str | None
+    """A JSON schema that the answer follows, as a dictionary or JSON."""
+    regex: str | None
+    """A regular expression that the answer matches."""
+    grammar: str | None
+    """A grammar that the answer follows: GBNF as llama.cpp has it, or Lark."""
+    more: Mapping[str, float]
+    """Parameters of samplers that packages brought, by name."""

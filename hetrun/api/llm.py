@@ -1,0 +1,342 @@
+"""`LLM`: a model in this process, as programs use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Unpack, overload
+
+from hetrun.api.conversation import ChatReader, ToolOptions, chat_messages, chat_request, read_chat
+from hetrun.api.keywords import ModelOptions, SamplingKeywords
+from hetrun.api.local_model import LocalModel
+from hetrun.api.notebook import notebook_progress
+from hetrun.api.wording import in_python
+from hetrun.backend import Floats
+from hetrun.client.completion import ChatChunk, Completion, Prompt
+from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
+from hetrun.client.queries import Render
+from hetrun.client.sampling_params import SamplingParams
+from hetrun.config import OPTIONS, Settings
+from hetrun.errors import OptionError
+from hetrun.executor.stats import Stats
+from hetrun.graph.pooling import Pooling
+from hetrun.planner.plan import PlanSet
+from hetrun.system.progress import Progress
+from hetrun.text.answers.reading import Reading
+
+NOT_PICKLED = (
+    "a model cannot be pickled: open it in each process with {}(path), or let one process answer all of them "
+    "(hetrun serve)"
+)
+
+
+class LLM:
+    """A model in this process.
+
+        with LLM("model.gguf", ram="4GiB") as llm:
+            print(llm.chat("Name three colours.", temperature=0).text)
+
+    Methods may be called from any thread; requests that run at the same time are computed together. After
+    `os.fork()` only the process that opened the model can use it.
+
+    model: a .gguf file, a folder with safetensors, `hf:user/repo`, or a name that `hetrun list` shows; the
+        demonstration model if nothing is named.
+    progress: is called with the part that is loaded, from 0 to 1; a notebook shows a bar without it.
+    eager: load now what otherwise comes with the first long prompt.
+    options: those of the command line, with `_` for `-`: ctx, ram, threads, backends, kv_type, ...;
+        `hetrun.api.keywords.ModelOptions` lists all of them. The environment (HETRUN_CTX) and the
+        configuration file count where nothing is given.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        progress: Progress | None = None,
+        eager: bool = False,
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        """Load a model; UserError says what cannot be used, and what to do."""
+        with in_python():
+            settings = model_settings(model, options)
+            self._model = LocalModel.of(settings, progress or loading_bar(), eager=eager)
+
+    # --- answers
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[Completion]:
+        """Continue one or several prompts, which run together; a list with one completion for each.
+
+        prompts: a text, a list of token ids, or a list of these. No chat template is applied.
+        params: how tokens are chosen.
+        sampling: fields of `SamplingParams` by themselves, such as temperature=0; beside `params` they change
+            a copy of it.
+        """
+        with in_python():
+            return self._model.generate(prompts, sampling_params(self._model, params, sampling))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+    ) -> Iterator[Event]:
+        """Continue one prompt, and give events as they come: `event.text` is more of the answer.
+
+        The last event has the kind "done", with finish_reason, usage and timings. Leaving the loop stops the
+        model. Arguments are those of `generate`.
+        """
+        with in_python():
+            chosen = sampling_params(self._model, params, sampling)
+            self._model.check_open()
+        return self._events(prompt, chosen)
+
+    def _events(self, prompt: Prompt, params: SamplingParams) -> Iterator[Event]:
+        with in_python():
+            yield from self._model.stream(prompt, params)
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Iterator[ChatChunk]: ...
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Completion | Iterator[ChatChunk]:
+        """Answer a conversation, through the model's chat template.
+
+        messages: `{"role": ..., "content": ...}` each, with the role system, user, assistant or tool; a text
+            is one message of the user. The `message` of a completion can be appended to them.
+        params: how tokens are chosen.
+        stream: give chunks as they come instead of one completion; leaving the loop stops the model.
+        tools: functions that the model may call, as OpenAI has them:
+            `{"type": "function", "function": {"name": ..., "description": ..., "parameters": SCHEMA}}`.
+        tool_choice: "auto" (the model decides), "none", "required", or
+            `{"type": "function", "function": {"name": ...}}` for one function.
+        parallel_tool_calls: whether an answer may hold several calls.
+        template_options: variables of the chat template, such as `{"enable_thinking": False}`.
+        sampling: fields of `SamplingParams` by themselves, such as temperature=0; beside `params` they change
+            a copy of it.
+        """
+        with in_python():
+            about_tools = ToolOptions(tools, tool_choice, parallel_tool_calls)
+            chosen = sampling_params(self._model, params, sampling)
+            request, how = asked(self._model, messages, chosen, about_tools, template_options)
+            self._model.check_open()
+            return self._chunks(request, how) if stream else read_chat(self._model.collect([request])[0], how)
+
+    def _chunks(self, request: GenerateRequest, how: Reading) -> Iterator[ChatChunk]:
+        reader = ChatReader(how)
+        with in_python():
+            for event in self._model.stream_request(request):
+                if chunk := reader.read(event):
+                    yield chunk
+
+    def embed(
+        self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalise: bool = True
+    ) -> Floats:
+        """Vectors for texts: float32 of the shape [number of texts, width], so (1, width) for one text.
+
+        texts: a text, a list of token ids, or a list of these.
+        pooling: what becomes the vector: the "mean" of the hidden states, that of the "last" or of the first
+            token ("cls"); None: what the model's file says.
+        normalise: scale vectors to the length 1.
+        """
+        with in_python():
+            return self._model.embed(texts, pooling=pooling, normalise=normalise)
+
+    # --- texts and tokens
+
+    def render(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, object] | None = None,
+    ) -> str:
+        """The text that the model would see for these messages: what its chat template makes of them.
+
+        messages, tools, template_options: as for `chat`; `{"add_generation_prompt": False}` among the options
+            leaves out the beginning of the answer.
+        """
+        with in_python():
+            return self._model.ask(Render(chat_messages(messages), render_options(tools, template_options)))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text, as `generate` would see it."""
+        with in_python():
+            return self._model.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+        with in_python():
+            return self._model.detokenize(tokens)
+
+    def logits(self, tokens: Sequence[int]) -> Floats:
+        """The logits after each token of a text, float32 of the shape [number of tokens, vocabulary]."""
+        with in_python():
+            return self._model.logits(tokens)
+
+    # --- the model
+
+    @property
+    def info(self) -> ModelInfo:
+        """Name, path, architecture, context, vocabulary and more of the model."""
+        return self._model.info
+
+    @property
+    def plan(self) -> PlanSet:
+        """What runs where, and why."""
+        with in_python():
+            return self._model.plan
+
+    @property
+    def stats(self) -> Stats:
+        """What was measured so far."""
+        with in_python():
+            return self._model.stats
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """What takes how much memory now, in bytes by name; also `limit` and `left`."""
+        with in_python():
+            return self._model.memory
+
+    def set_ram(self, ram: int | str) -> PlanSet:
+        """Use at most this much memory from now on, and return what runs where then.
+
+        ram: bytes, or a text such as "1.5GiB".
+
+        It happens between two steps; running answers go on. BudgetError says how much is needed at least, and
+        nothing has changed then.
+        """
+        with in_python():
+            return self._model.set_ram(ram)
+
+    def save_prompts(self, path: str | PathLike[str]) -> int:
+        """Write the prompts that were computed to a file, and return how many those were.
+
+        path: the file, for `load_prompts` or the option prompt_cache of another process.
+        """
+        with in_python():
+            return self._model.save_prompts(path)
+
+    def load_prompts(self, path: str | PathLike[str]) -> int:
+        """Read prompts that were saved, and return how many those were.
+
+        path: the file. UserError if it is damaged, or of another model or other options.
+        """
+        with in_python():
+            return self._model.load_prompts(path)
+
+    def close(self) -> None:
+        """Stop what runs and give the memory back. In a fork this does nothing."""
+        self._model.close()
+
+    def __enter__(self) -> LLM:
+        self._model.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return described(type(self).__name__, self._model)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_PICKLED.format(type(self).__name__))
+
+
+# --- what `AsyncLLM` shares
+
+
+def model_settings(model: str | PathLike[str] | None, options: ModelOptions) -> Settings:
+    """The options of a model, looked up everywhere."""
+    for name in options:
+        if name in OPTIONS and name not in ModelOptions.__optional_keys__:
+            flag = OPTIONS[name].flags[-1]
+            raise OptionError(f"{name} is an option of commands only (their {flag.lstrip('-')})")
+    return Settings.resolve(environ=None, model=None if model is None else str(model), **options)
+
+
+def loading_bar() -> Progress | None:
+    """A progress bar in a notebook."""
+    return notebook_progress("loading the model")
+
+
+def sampling_params(
+    model: LocalModel, params: SamplingParams | None, keywords: SamplingKeywords
+) -> SamplingParams:
+    """What was given, else the model's usual parameters, changed by keywords."""
+    base = params or model.defaults
+    return base.changed(keywords) if keywords else base
+
+
+def asked(
+    model: LocalModel,
+    messages: str | Sequence[Message],
+    params: SamplingParams,
+    about_tools: ToolOptions,
+    template_options: Mapping[str, object] | None,
+) -> tuple[GenerateRequest, Reading]:
+    """A chat as a request to this model, and how the answer is read."""
+    return chat_request(
+        messages,
+        params,
+        about_tools=about_tools,
+        template_options=template_options,
+        info=model.info,
+        settings=model.settings,
+    )
+
+
+def render_options(
+    tools: Sequence[Mapping[str, Any]] | None, template_options: Mapping[str, object] | None
+) -> dict[str, object]:
+    """The variables of a template."""
+    options = dict(template_options or {})
+    return {**options, "tools": list(tools)} if tools else options
+
+
+def described(kind: str, model: LocalModel | None) -> str:
+    """How an object with a model shows itself."""
+    if model is None:
+        return f"<{kind}, not loaded>"
+    state = ", closed" if model.is_closed else ""
+    return f"<{kind} {model.info.id}, context {model.info.context}{state}>"
