@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Unpack, overload
@@ -82,7 +82,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
-    ) -> Iterator[Event]:
+    ) -> Generator[Event, None, None]:
         """Continue one prompt, and give events as they come: `event.text` is more of the answer.
 
         The last event has the kind "done", with finish_reason, usage and timings. Leaving the loop stops the
@@ -93,7 +93,7 @@ class LLM:
             self._model.check_open()
         return self._events(prompt, chosen)
 
-    def _events(self, prompt: Prompt, params: SamplingParams) -> Iterator[Event]:
+    def _events(self, prompt: Prompt, params: SamplingParams) -> Generator[Event, None, None]:
         with in_python():
             yield from self._model.stream(prompt, params)
 
@@ -123,7 +123,7 @@ class LLM:
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, object] | None = None,
         **sampling: Unpack[SamplingKeywords],
-    ) -> Iterator[ChatChunk]: ...
+    ) -> Generator[ChatChunk, None, None]: ...
 
     def chat(
         self,
@@ -136,7 +136,7 @@ class LLM:
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, object] | None = None,
         **sampling: Unpack[SamplingKeywords],
-    ) -> Completion | Iterator[ChatChunk]:
+    ) -> Completion | Generator[ChatChunk, None, None]:
         """Answer a conversation, through the model's chat template.
 
         messages: `{"role": ..., "content": ...}` each, with the role system, user, assistant or tool; a text
@@ -159,7 +159,7 @@ class LLM:
             self._model.check_open()
             return self._chunks(request, how) if stream else read_chat(self._model.collect([request])[0], how)
 
-    def _chunks(self, request: GenerateRequest, how: Reading) -> Iterator[ChatChunk]:
+    def _chunks(self, request: GenerateRequest, how: Reading) -> Generator[ChatChunk, None, None]:
         reader = ChatReader(how)
         with in_python():
             for event in self._model.stream_request(request):

@@ -267,6 +267,7 @@ class LocalModel:
 
     def ask(self, question: Question[A]) -> A:
         """The answer to a question about the model that runs; waits for it."""
+        self._engine.check_here()  # a fork shares the pipe to the process of templates, and must not use it
         return cast("A", answered(self, question))
 
     def aside(self, work: Callable[[Loaded], R]) -> R:

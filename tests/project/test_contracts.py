@@ -167,7 +167,7 @@ def test_no_library_has_the_name_of_a_module() -> None:
 
 
 def test_a_folder_has_no_more_modules_than_one_can_look_through() -> None:
-    most = {"hetrun": 8, "hetrun/backends/cuda": 27, "hetrun/backends/llamacpp": 28}
+    most = {"hetrun": 7, "hetrun/backends/cuda": 27, "hetrun/backends/llamacpp": 28}
     # An architecture is a file, found by its name: they are rows of a table, and more come all the time.
     most["hetrun/models"] = 64
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources().values())
@@ -175,7 +175,7 @@ def test_a_folder_has_no_more_modules_than_one_can_look_through() -> None:
     packages = [
         p for p in (ROOT / "hetrun").iterdir() if (p / "__init__.py").is_file() and not p.is_symlink()
     ]
-    assert len(packages) <= 15
+    assert len(packages) <= 16
 
 
 def test_import_hetrun_loads_next_to_nothing() -> None:
