@@ -20,6 +20,7 @@ from hetrun.api.llm import (
     model_settings,
     render_options,
     sampling_params,
+    with_options,
 )
 from hetrun.api.local_model import Collector, LocalModel, reason_of, vectors
 from hetrun.api.wording import in_python
@@ -41,7 +42,6 @@ from hetrun.errors import EngineStopped
 from hetrun.executor.stats import Stats
 from hetrun.graph.pooling import Pooling
 from hetrun.planner.plan import PlanSet
-from hetrun.system.progress import Progress
 
 R = TypeVar("R")
 
@@ -62,11 +62,12 @@ class AsyncLLM:
     `LLM`; a mistake in them is told at once.
     """
 
+    @with_options
     def __init__(
         self,
         model: str | PathLike[str] | None = None,
         *,
-        progress: Progress | None = None,
+        progress: Callable[[float], None] | None = None,
         eager: bool = False,
         **options: Unpack[ModelOptions],
     ) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Unpack, overload
+from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
 from hetrun.api.conversation import ChatReader, ToolOptions, chat_messages, chat_request, read_chat
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
@@ -22,13 +22,27 @@ from hetrun.errors import OptionError
 from hetrun.executor.stats import Stats
 from hetrun.graph.pooling import Pooling
 from hetrun.planner.plan import PlanSet
-from hetrun.system.progress import Progress
 from hetrun.text.answers.reading import Reading
 
 NOT_PICKLED = (
     "a model cannot be pickled: open it in each process with {}(path), or let one process answer all of them "
     "(hetrun serve)"
 )
+
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def with_options(function: F) -> F:
+    """Add the options of a model to a docstring, so that `help` lists them."""
+    rows = [
+        f"{name}: {option.help}{f' (default: {option.shows})' if option.shows else ''}"
+        for name, option in OPTIONS.items()
+        if name in ModelOptions.__optional_keys__
+    ]
+    if function.__doc__:  # python -OO has none
+        function.__doc__ += "\n\n" + "\n".join(f"        {row}" for row in rows) + "\n"
+    return function
 
 
 class LLM:
@@ -45,15 +59,16 @@ class LLM:
     progress: is called with the part that is loaded, from 0 to 1; a notebook shows a bar without it.
     eager: load now what otherwise comes with the first long prompt.
     options: those of the command line, with `_` for `-`: ctx, ram, threads, backends, kv_type, ...;
-        `hetrun.api.keywords.ModelOptions` lists all of them. The environment (HETRUN_CTX) and the
-        configuration file count where nothing is given.
+        `help(LLM.__init__)` lists all of them. The environment (HETRUN_CTX) and the configuration file count
+        where nothing is given.
     """
 
+    @with_options
     def __init__(
         self,
         model: str | PathLike[str] | None = None,
         *,
-        progress: Progress | None = None,
+        progress: Callable[[float], None] | None = None,
         eager: bool = False,
         **options: Unpack[ModelOptions],
     ) -> None:
@@ -295,7 +310,7 @@ def model_settings(model: str | PathLike[str] | None, options: ModelOptions) -> 
     return Settings.resolve(environ=None, model=None if model is None else str(model), **options)
 
 
-def loading_bar() -> Progress | None:
+def loading_bar() -> Callable[[float], None] | None:
     """A progress bar in a notebook."""
     return notebook_progress("loading the model")
 

@@ -92,6 +92,9 @@ class Completion:
             message["tool_calls"] = [call.to_json() for call in self.tool_calls]
         return message
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatChunk:

@@ -6,7 +6,7 @@ One request gives any number of `prompt` and `token` events and then one last ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,12 +99,16 @@ class TokenLogprob:
     top_pieces: tuple[bytes, ...] = ()  # of `top`, in its order
 
 
+def _default(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 def brief(value: Any) -> str:  # noqa: ANN401 - any dataclass
     """A dataclass in words, without fields that are at their default."""
     shown = [
         f"{f.name}={found!r}"
         for f in fields(value)
-        if f.repr and ((found := getattr(value, f.name)) != f.default or f.default is MISSING)
+        if f.repr and (found := getattr(value, f.name)) != _default(f)
     ]
     return f"{type(value).__name__}({', '.join(shown)})"
 

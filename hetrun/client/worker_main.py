@@ -49,7 +49,7 @@ HEAD_START_S = 0.002
 
 
 class Answerer(Protocol):
-    """The part of `LLM` that fronts use. `on_event` is called on the engine's thread and must be quick."""
+    """The part of `LocalModel` that fronts use. `on_event` runs on the engine thread and must be quick."""
 
     @property
     def info(self) -> ModelInfo: ...

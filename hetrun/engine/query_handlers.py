@@ -52,7 +52,7 @@ _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 
 
 class Asked(Protocol):
-    """The part of `LLM` that answers are made of."""
+    """The part of `LocalModel` that answers are made of."""
 
     @property
     def template(self) -> ChatTemplate: ...

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hetrun import LLM, ChatChunk, Event, SamplingParams, ToolCall, UserError
+from hetrun import LLM, AsyncLLM, ChatChunk, Event, SamplingParams, ToolCall, UserError
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.wording import python_words
 from hetrun.errors import ContextFull, EngineStopped, FieldError, OptionError
@@ -196,12 +198,28 @@ def test_every_parameter_has_a_meaning() -> None:
 # --- what it shows
 
 
+def public(kind: type) -> list[str]:
+    return [name for name in dir(kind) if not name.startswith("_")]
+
+
 def test_dir_lists_the_interface_only() -> None:
-    assert [name for name in dir(LLM) if not name.startswith("_")] == [
+    assert public(LLM) == [
         *("chat", "close", "detokenize", "embed", "generate", "info", "load_prompts", "logits", "memory"),
         *("plan", "render", "save_prompts", "set_ram", "stats", "stream", "tokenize"),
     ]
-    assert all(getattr(LLM, name).__doc__ for name in dir(LLM) if not name.startswith("_"))
+    assert public(AsyncLLM) == public(LLM)
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_every_parameter_is_documented(kind: type[LLM] | type[AsyncLLM]) -> None:
+    constructor = kind.__init__.__doc__ or ""
+    assert all(f"        {name}: " in constructor for name in ModelOptions.__optional_keys__)
+    for name in public(kind):
+        assert getattr(kind, name).__doc__, name
+    for name in ("generate", "chat", "embed", "render", "set_ram", "save_prompts", "load_prompts"):
+        method = getattr(LLM, name)
+        parameters = set(inspect.signature(method).parameters) - {"self"}
+        assert parameters <= set(re.findall(r"\b\w+\b(?=[\w, ]*:)", method.__doc__)), name
 
 
 def test_it_shows_its_model_and_context(tiny_llm: LLM) -> None:
