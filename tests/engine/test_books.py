@@ -79,6 +79,8 @@ CHAT = """
 import json, sys
 from hetrun import SamplingParams
 from hetrun.api.local_model import for_conversations
+from hetrun.client.completion import completion
+from hetrun.client.events import GenerateRequest
 from hetrun.client.queries import State
 from hetrun.memory.ledger import kernel_figures
 from tests.tools.chat_memory import PROMPTS
@@ -87,7 +89,8 @@ llm, messages, found = for_conversations(backends=("llamacpp",), threads=1), [],
 try:
     for prompt in PROMPTS:
         messages.append({"role": "user", "content": prompt})
-        said = llm.chat(messages, SamplingParams(max_tokens=90, temperature=0, ignore_eos=True))
+        params = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
+        said = completion(llm.collect([GenerateRequest(params, messages=tuple(messages))])[0])
         messages.append({"role": "assistant", "content": said.text})
     found["busy"] = kernel_figures().anonymous
     llm.call(lambda loaded: loaded.model.rest())

@@ -68,6 +68,8 @@ IN_A_PROGRAM = """
 import json, sys
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
+from hetrun.client.completion import completion
+from hetrun.client.events import GenerateRequest
 from hetrun.client.queries import State
 options = json.loads(sys.argv[1])
 with LocalModel(**options) as llm:
@@ -80,7 +82,8 @@ with LocalModel(**options) as llm:
         else:
             wish = json.loads(line)
             params = SamplingParams(max_tokens=wish["n"], temperature=0, ignore_eos=True)
-            said = {"text": llm.chat(wish["messages"], params).text}
+            asked = GenerateRequest(params, messages=tuple(wish["messages"]))
+            said = {"text": completion(llm.collect([asked])[0]).text}
         print(json.dumps(said), flush=True)
 """
 
