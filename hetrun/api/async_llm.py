@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
@@ -37,7 +38,7 @@ from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
 from hetrun.client.queries import Render
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.engine.engine import CLOSED
+from hetrun.engine.engine import CLOSED, opened_elsewhere
 from hetrun.errors import EngineStopped
 from hetrun.executor.stats import Stats
 from hetrun.graph.pooling import Pooling
@@ -78,6 +79,7 @@ class AsyncLLM:
             settings, progress or loading_bar(), eager=eager
         )
         self._loading: Future[LocalModel] | None = None
+        self._pid = os.getpid()
         self._client: LocalClient | None = None
         self._closed = False
 
@@ -254,7 +256,7 @@ class AsyncLLM:
     async def close(self) -> None:
         """Stop what runs and give the memory back; a model that still loads is waited for."""
         self._closed = True
-        if self._loading is None:
+        if self._loading is None or os.getpid() != self._pid:
             return
         with suppress(Exception):  # whoever used it has heard why it does not load
             model = await asyncio.wrap_future(self._loading)
@@ -281,9 +283,12 @@ class AsyncLLM:
         if self._closed:
             raise EngineStopped(CLOSED.replace("LLM(", "AsyncLLM("))
         if self._loading is None:
+            self._pid = os.getpid()
             pool = ThreadPoolExecutor(1, "hetrun-load")
             self._loading = pool.submit(self._load)
             pool.shutdown(wait=False)
+        if os.getpid() != self._pid:  # a fork has no thread that goes on loading
+            raise opened_elsewhere(self._pid)
         with in_python():
             # A task that is cancelled meanwhile does not take the model from others.
             model = await asyncio.shield(asyncio.wrap_future(self._loading))

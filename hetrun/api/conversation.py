@@ -13,17 +13,8 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.text.answers.reading import Reading, ReadingOptions, parts, reading
 from hetrun.text.answers.tools import read_tools
-from hetrun.text.chat import checked_messages
+from hetrun.text.chat.messages import ROLES, checked_messages
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
-
-# "developer" is OpenAI's newer word for "system", and no template knows it.
-ROLES: Mapping[str, str] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,14 @@ R = TypeVar("R")
 CLOSED = "the model was closed; open it again with LLM(...)"
 
 
+def opened_elsewhere(pid: int) -> UserError:
+    """The error for a fork of the process that opened the model."""
+    return UserError(
+        f"the model was opened in another process (PID {pid}), and a fork of it has no engine: open it here, "
+        "after the fork"
+    )
+
+
 class Engine:
     """Starts the thread, gives it work, and stops it."""
 
@@ -76,10 +84,7 @@ class Engine:
     def check_here(self) -> None:
         """Raise UserError in a fork of the process that opened the model, where nothing would ever answer."""
         if self.is_elsewhere:
-            raise UserError(
-                f"the model was opened in another process (PID {self._pid}), and a fork of it has no engine: "
-                "open it here, after the fork"
-            )
+            raise opened_elsewhere(self._pid)
 
     @property
     def busy(self) -> bool:

@@ -8,8 +8,8 @@ from reprlib import repr as short
 
 from hetrun.client.events import Message
 from hetrun.server.errors import ApiError, wrong_type
+from hetrun.text.chat.messages import ROLES
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 THOUGHTS = ("reasoning_content", "reasoning")  # what an assistant thought before
 MOST_ID = 256  # characters of a call's id
 # Parts that are no text, each as people call it.
@@ -87,10 +87,9 @@ def _message(message: object, where: str) -> Message:
         raise ApiError(text, where, "unsupported_parameter")
     if role is None:
         raise ApiError(f"{where}.role is missing", f"{where}.role", "missing_required_parameter")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role", "invalid_value")
-    # "developer" is OpenAI's newer word for the same thing, and no template knows it.
-    read: dict[str, object] = {"role": "system" if role == "developer" else role}
+    read: dict[str, object] = {"role": ROLES[role]}
     if role == "tool":
         read["tool_call_id"] = required_text(message, "tool_call_id", where, MOST_ID)
     content = message.get("content")

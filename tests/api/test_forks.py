@@ -13,7 +13,7 @@ from tests.models.cases import GQA
 from tests.support.rig import model_file
 
 SCRIPT = """
-import asyncio, json, multiprocessing, os, signal, sys, tempfile, warnings
+import asyncio, json, multiprocessing, os, signal, sys, tempfile, threading, warnings
 warnings.simplefilter("ignore")  # newer Pythons warn of forks beside threads
 from hetrun import LLM, AsyncLLM
 
@@ -21,6 +21,13 @@ llm = LLM(sys.argv[1], backends=["reference"], planner="static")
 before = llm.chat("hi", temperature=0, max_tokens=3).tokens  # its template's process runs now
 waiting = AsyncLLM(sys.argv[1], backends=["reference"], planner="static")
 asyncio.run(waiting.generate("a", max_tokens=1))
+
+begun, goes_on = threading.Event(), threading.Event()
+held = lambda part: begun.set() or goes_on.wait()
+slow = AsyncLLM(sys.argv[1], backends=["reference"], planner="static", progress=held)
+loader = threading.Thread(target=lambda: asyncio.run(slow.tokenize("a")))
+loader.start()
+begun.wait()
 
 METHODS = {
     "generate": lambda: llm.generate("a"),
@@ -40,6 +47,7 @@ METHODS = {
     "load_prompts": lambda: llm.load_prompts("/nowhere"),
     "with": llm.__enter__,
     "async": lambda: asyncio.run(waiting.generate("a")),
+    "async, loading": lambda: asyncio.run(slow.generate("a")),
     "async, streamed": lambda: asyncio.run(anext(waiting.stream("a"))),
 }
 
@@ -60,6 +68,7 @@ with tempfile.TemporaryFile("w+") as told:
         told.flush()
         llm.close()
         asyncio.run(waiting.close())
+        asyncio.run(slow.close())
         sys.exit(0)  # with everything that Python does at the end
     status = os.waitpid(child, 0)[1]
     told.seek(0)
@@ -68,8 +77,11 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
     answers["pool"] = said(lambda: pool.map_async(in_pool, ["a"]).get(40))
 after = llm.chat("hi", temperature=0, max_tokens=3).tokens
 print(json.dumps({"status": status, "answers": answers, "same": before == after, "render": llm.render("a")}))
+goes_on.set()
+loader.join()
 llm.close()
 asyncio.run(waiting.close())
+asyncio.run(slow.close())
 """
 
 
@@ -83,7 +95,7 @@ def told() -> Any:  # noqa: ANN401
 
 
 def test_every_method_says_that_the_model_is_elsewhere(told: Any) -> None:  # noqa: ANN401
-    assert len(told["answers"]) == 19
+    assert len(told["answers"]) == 20
     wrong = {
         name: answer
         for name, answer in told["answers"].items()

@@ -21,7 +21,7 @@ from hetrun.client.sampling_params import (
 )
 from hetrun.server import fields
 from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
-from hetrun.server.messages import MOST_EFFORT, MOST_ID, ROLES, THOUGHTS
+from hetrun.server.messages import MOST_EFFORT, MOST_ID, THOUGHTS
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,
@@ -46,6 +46,7 @@ from hetrun.server.routes import embeddings, tokenize
 from hetrun.server.routes.completions import MOST_TOKENS, PROMPT
 from hetrun.server.sampling import LIMITS, UNLIMITED
 from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
+from hetrun.text.chat.messages import ROLES
 
 MOST_TOKEN = 2**31 - 1
 # What a field may say that asks for nothing.

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from reprlib import repr as short
 
 from hetrun.client.events import Message
-from hetrun.server import messages as chat
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.messages import MOST_ID, SENSES, required_text
+from hetrun.text.chat.messages import ROLES as CHAT_ROLES
 
 FIELD = "input"
-ROLES = tuple(role for role in chat.ROLES if role != "tool")  # whose answers are items
+ROLES = tuple(role for role in CHAT_ROLES if role != "tool")  # whose answers are items
 TEXTS = ("input_text", "output_text", "text", "refusal")  # parts of messages that hold a text
 
 

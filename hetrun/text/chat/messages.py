@@ -13,6 +13,14 @@ Json = dict[str, Any]
 
 MOST_DEPTH = 64  # of lists and objects in messages and tools
 MOST_BITS = 8192  # of an integer: Python writes no longer ones as text
+# What a message's role may be, and what templates call it: "developer" is OpenAI's newer word for "system".
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # what an assistant thought; the first is the usual
 
 
