@@ -234,16 +234,17 @@ class FromExperts:
         """Memory that may still be taken, once keys and values take so much: by the books, and by the plan,
         which they keep to where a process takes less than it might."""
         self.look()
-        part, promised = self._part, self._kv.promised_bytes
-        fixed = part.fixed - part.work + (part.work and part.work_of(self._longest)) + self._more_bytes_now
+        promised = self._kv.promised_bytes
         wanted = max(promised, kv_bytes)
-        planned = self.granted.nbytes - fixed - self.cache.promised_bytes
-        return min(self._books.free - (wanted - promised), planned - max(wanted, part.short))
+        return min(self._books.free - (wanted - promised), self._planned(wanted))
 
-    @property
-    def _more_bytes_now(self) -> int:
-        """What the buffers take beside those that were planned."""
-        return (self.cache.buffers - self._part.buffers) * self._part.records.buffer_bytes
+    def _planned(self, kv_bytes: int) -> int:
+        """What the plan leaves beside experts, keys and values, with the passes and buffers of now."""
+        part = self._part
+        work = part.work_of(self._longest) - part.work if part.work else 0
+        buffers = (self.cache.buffers - part.buffers) * part.records.buffer_bytes
+        others = part.fixed + work + buffers + max(kv_bytes, part.short)
+        return self.granted.nbytes - others - self.cache.promised_bytes
 
     def _room(self) -> int:
         """What slots may take."""

@@ -213,10 +213,15 @@ class FromDisk:
         """Memory that may still be taken, once keys and values take so much: by the books, and by the plan,
         which they keep to where a process takes less than it might."""
         self.look()
-        streamed, promised = self._streamed, self._kv.promised_bytes
-        planned = self.granted.nbytes - streamed.fixed - self._kept.locked_bytes
+        promised = self._kv.promised_bytes
         wanted = max(promised, kv_bytes)
-        return min(self._books.free - (wanted - promised), planned - max(wanted, streamed.short))
+        return min(self._books.free - (wanted - promised), self._planned(wanted))
+
+    def _planned(self, kv_bytes: int) -> int:
+        """What the plan leaves beside weights, keys and values."""
+        streamed = self._streamed
+        others = streamed.fixed + max(kv_bytes, streamed.short)
+        return self.granted.nbytes - others - self._kept.locked_bytes
 
     def _room(self) -> int:
         """What pieces may take."""

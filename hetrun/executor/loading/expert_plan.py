@@ -69,7 +69,7 @@ class ExpertPlan:
     def billed(self, one: int, short: int, granted: Granted) -> PlanSet:
         """The plan within a budget: what it takes beside keys and values of one sequence, and why. Experts
         have the room that a `short` text leaves, until a longer one comes."""
-        records, room = self.records, granted.nbytes - self.fixed - one
+        records, room = self.records, granted.nbytes - self.fixed - max(short, one)
         first = self.expected(granted.nbytes - self.fixed + self.work - self.work_of(FEW) - short)
         expected = self.expected(room)
         size = int(expected.share * records.packed_bytes)

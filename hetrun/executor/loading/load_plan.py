@@ -43,7 +43,7 @@ from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_mapping import SEES
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown
-from hetrun.memory.kv.cache import STEP, checkpoint_distance, sequence_bytes, token_bytes
+from hetrun.memory.kv.cache import checkpoint_distance, promised_for, sequence_bytes, token_bytes
 from hetrun.memory.kv.paged_allocator import BLOCK
 from hetrun.memory.kv.states import MOST_CHECKPOINTS, state_bytes
 from hetrun.memory.ledger import Granted, granted
@@ -432,9 +432,8 @@ class Deciding:
         return self._kv_bytes(plans)(self._options.ctx or BLOCK)
 
     def _short_kv(self, plans: PlanSet, context: Context) -> int:
-        """As the cache takes it."""
-        kv_bytes = self._kv_bytes(plans)
-        return min(-(-kv_bytes(min(SHORT, context.tokens)) // STEP) * STEP, kv_bytes(context.tokens))
+        tokens, shapes = min(SHORT, context.tokens), kept_by(self._graph.ops)
+        return promised_for(shapes, self._quant, tokens, self._kv_bytes(plans))
 
     def _usual_kv(self, plans: PlanSet) -> int:
         return self._kv_bytes(plans)(usual(self._source, self._options))
@@ -554,8 +553,9 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
     """The plan of a model in pieces within a budget: what it takes beside what is `paid` anyway, and why.
     Weights have the room that a `short` text leaves, until a longer one comes."""
     room = granted.nbytes - found.fixed
-    kept = choose_pieces(found.cut, max(0, room - paid[breakdown.KV_ONE]), policy)
-    first = choose_pieces(found.cut, max(0, room - short), policy)
+    short = min(short, room)  # one text must fit whatever becomes of the weights
+    kept = choose_pieces(found.cut, max(0, room - max(short, paid[breakdown.KV_ONE])), policy)
+    first = choose_pieces(found.cut, room - short, policy)
     memory = {**paid, breakdown.WEIGHTS: found.whole + kept.locked_bytes}
     total = sum(piece.kept_bytes for piece in found.cut.pieces)
     outlook = predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate)
@@ -575,9 +575,9 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
         streamed_bytes=kept.streamed_bytes,
         pass_s=outlook.seconds,
         weights=Residence(
-            found.whole + total,
-            found.whole + first.locked_bytes,
-            found.whole + kept.locked_bytes,
+            total,
+            first.locked_bytes,
+            kept.locked_bytes,
             first.streamed_bytes,
             kept.streamed_bytes,
         ),
