@@ -162,7 +162,10 @@ class PlanSet:
 
     def to_text(self) -> str:
         """For people."""
-        lines = [f"{'tokens':>7}  {'segment':<22} {'backend':<10} threads  why"]
+        lines: list[str] = []
+        for promise in self._promises():
+            lines += wrap(promise, 80, subsequent_indent="  ", break_on_hyphens=False)
+        lines.append(f"{'tokens':>7}  {'segment':<22} {'backend':<10} threads  why")
         for names, p in _grouped(self.plans):
             lines += [
                 f"{names:>7}  {name:<22} {backend:<10} {p.threads:>7}  {why}"
@@ -172,8 +175,6 @@ class PlanSet:
             lines.append(f"last change: {self.reason}")
         if self.precision:
             lines.append(f"precision {self.precision}: {IN_FORCE[self.precision]}")
-        for promise in self._promises():
-            lines += wrap(promise, 80, subsequent_indent="  ", break_on_hyphens=False)
         lines += [f"a step of more than {self.ubatch} tokens is cut: {self.ubatch_why}", *table(self.memory)]
         for name, bill in self.devices.items():
             lines += table(bill, name)

@@ -105,8 +105,8 @@ def rows(model: str) -> Iterator[Row]:
     for share, others in product(SHARES, SETS):
         options = {"model": model, **({"ram": f"{int(share * whole) >> 20}MiB"} if share else {}), **others}
         try:
-            _child(RUN, [options, PROMPT, ANSWER])
-            yield Row(options, planned(options), _child(RUN, [options, PROMPT, ANSWER]))
+            ran(options)
+            yield Row(options, planned(options), ran(options))
         except RuntimeError as e:
             print(f"{options}: {e}", flush=True)
 
@@ -114,6 +114,11 @@ def rows(model: str) -> Iterator[Row]:
 def planned(options: Mapping[str, object]) -> dict[str, Any]:
     """What `hetrun plan --json` says."""
     return _child(PLAN, options)
+
+
+def ran(options: Mapping[str, object], tokens: int = ANSWER) -> dict[str, Any]:
+    """What a run of one prompt did."""
+    return _child(RUN, [options, PROMPT, tokens])
 
 
 def sum_of(plan: Mapping[str, Any]) -> int:

@@ -22,6 +22,14 @@ STEP = 1024  # longer contexts that memory bounds are multiples of it: what othe
 KvBytes = Callable[[int], int]  # of one sequence of so many tokens
 
 
+class TooLittle(BudgetError):
+    """A budget that is `short` of what the shortest of texts needs."""
+
+    def __init__(self, message: str, short: int) -> None:
+        super().__init__(message)
+        self.short = short
+
+
 class Context(NamedTuple):
     """How long sequences may become, and by which rule."""
 
@@ -72,9 +80,10 @@ def _room(options: Options, held: int, kv_bytes: KvBytes) -> int:
         return int(KV_SHARE * max(0, available_memory() - held))
     least = held + kv_bytes(options.ctx or BLOCK)
     if least > options.ram:
-        raise BudgetError(
+        raise TooLittle(
             f"--ram {options.ram / 2**20:.0f} MiB is too little: "
-            f"this model needs at least {-(-least >> 20)} MiB"
+            f"this model needs at least {-(-least >> 20)} MiB",
+            least - options.ram,
         )
     return options.ram - held
 

@@ -8,17 +8,18 @@ pieces, and those that do not fit come from disk for every pass (`hetrun.prefetc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from hetrun.backend import Backend, Segment, WeightUse
 from hetrun.backend.weight_streaming import Cut, Mixture
-from hetrun.errors import BudgetError
 from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.executor.loading.context_length import (
     Context,
     KvBytes,
+    TooLittle,
     choose_context,
     kv_quant,
     longest,
@@ -28,6 +29,7 @@ from hetrun.executor.loading.context_length import (
 from hetrun.executor.loading.device_memory import Own, Places, bills, granted_to, with_streaming
 from hetrun.executor.loading.expert_plan import ExpertPlan
 from hetrun.executor.loading.memory_estimates import (
+    HELPER,
     LIBRARIES,
     MAX_SEQUENCES,
     besides,
@@ -166,15 +168,18 @@ class Deciding:
         own = granted_to(backends, options.vram)
         self._own = with_streaming(graph, backends, own, self._rows_of)
         self._homes: tuple[Placement, ...] = ()  # on devices, because RAM has no room for all
-        self._spared = ""  # what has no room of its own in the bill
+        self._spared = 0  # bytes of the process that writes templates that come out of the reserve
 
     def decide(self) -> Prepared:
         """In the smallest of budgets the process that writes templates takes its memory from the reserve."""
         try:
             return self._decide()
-        except BudgetError:
-            self._homes, self._spared = (), breakdown.HELPERS
-            return self._decide()
+        except TooLittle as e:
+            self._homes, self._spared = (), min(HELPER, e.short)
+            with suppress(TooLittle):
+                return self._decide()
+        self._homes, self._spared = (), HELPER
+        return self._decide()
 
     def _decide(self) -> Prepared:
         """All in memory, if that is possible: in RAM or in that of one device; else in both together."""
@@ -223,7 +228,9 @@ class Deciding:
     def _parts(self) -> Mapping[str, int]:
         """What is held besides weights, keys and values."""
         parts = self._options.besides or in_parts(besides(self._to_come))
-        parts = {name: size for name, size in parts.items() if name != self._spared}
+        if self._spared:
+            parts = {**parts, breakdown.HELPERS: parts.get(breakdown.HELPERS, 0) - self._spared}
+            parts = {name: size for name, size in parts.items() if size > 0}
         return {**parts, breakdown.MTP: self._block.nbytes} if self._block else parts
 
     def _rows_of(self, ops: Sequence[Op]) -> int:
