@@ -441,7 +441,7 @@ def as_options(settings: Settings, eager: bool | None = False) -> Options:
 
 def make_plan(settings: Settings) -> PlanSet:
     """The plan for the settings' model, without reading its weights."""
-    return models.describe(open_model(model_path(settings)), as_options(settings, eager=None))
+    return models.foreseen(open_model(model_path(settings)), as_options(settings, eager=None))
 
 
 def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:

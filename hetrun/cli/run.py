@@ -179,7 +179,7 @@ def summary(last: Event, params: SamplingParams) -> str:
 def from_disk(s: Streaming) -> str:
     """One line on what passes were like that read weights from disk."""
     whole = s.locked_bytes + s.streamed_bytes
-    kept = f"{s.locked_bytes / unit(whole)[0]:.3g} of {amount(whole)} stay in memory"
+    kept = f"{s.locked_bytes / 2**20:,.0f} of {whole / 2**20:,.0f} MiB of the weights in memory"
     if not s.passes or not s.streamed_bytes:
         return f"[{kept}]"
     if s.experts:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
 from hetrun.client.events import Streaming
@@ -39,8 +39,10 @@ from hetrun.memory.ledger import Books, Granted, granted
 from hetrun.planner.costmodel import Forecast, path_of_machine
 from hetrun.planner.expert_stats import known_choices
 from hetrun.planner.layer_map import places_of
+from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.options import Options, this_machine
 from hetrun.planner.plan import PlanSet
+from hetrun.planner.rates import SHORT, Rates
 from hetrun.prefetch.cached_experts import FromExperts
 from hetrun.prefetch.expert_trace import Kept
 from hetrun.prefetch.mapped_weights import FromMaps
@@ -419,42 +421,34 @@ def open_planned(source: ModelSource, options: Options, progress: Progress | Non
     return PlannedModel(source, options, progress)
 
 
-def describe(source: ModelSource, options: Options) -> PlanSet:
-    """The plan for a model, without reading its weights."""
-    return foreseen(source, options).plans
-
-
-class Outlook(NamedTuple):
-    """What a model would be like."""
-
-    plans: PlanSet
-    context: int
-    one_s: float | None = None  # of a pass of one token, behind as many as is usual; None: nobody knows
-    full_s: float | None = None  # the same behind a full context
-
-
-def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> Outlook:
-    """The plan for a model, without reading its weights; by times that are known, or else those that were
-    kept."""
+def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> PlanSet:
+    """The plan for a model and what it promises, without reading its weights; by times that are known, or
+    else those that were kept."""
     if whole := backend_for(source, options.backends):
-        library = prepare_whole(source, whole, options)
-        return Outlook(library.plans, library.setup.context)
+        return prepare_whole(source, whole, options).plans
     prepared = prepare(source, options)
     try:
         setup = _setup(prepared, options)
         if setup is None or setup.memory is None:
-            return Outlook(prepared.plans, prepared.context)
+            return prepared.plans
         forecast = known or Forecast.load(setup.memory)
         if known is None:
             recall_seats(forecast, setup)  # what runs has taken its seats
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         planner.listen(known_choices(prepared.graph).likely)
-        plans, context = planned(planner, prepared.plans, setup), prepared.context
-        one = plans.plan(1)
-        usual = min(plans.expected[one.bucket].depth, context) if one.bucket in plans.expected else 1
-        return Outlook(
-            plans, context, planner.pass_seconds(one, 1, usual), planner.pass_seconds(one, 1, context)
-        )
+        plans = planned(planner, prepared.plans, setup)
+        return replace(plans, rates=_rates(planner, plans))
     finally:
         for backend in prepared.backends.values():
             backend.close()
+
+
+def _rates(planner: OnlinePlanner, plans: PlanSet) -> Rates:
+    """What passes of an answer and of a long prompt take."""
+    one, many, most = plans.plan(1), plans.plan(plans.ubatch), min(plans.ubatch, plans.context)
+    short = planner.pass_seconds(one, 1, min(SHORT, plans.context))
+    full = planner.pass_seconds(one, 1, plans.context)
+    prompt = planner.pass_seconds(many, most, most / 2)
+    if short is None:
+        return Rates()
+    return Rates(most / prompt if prompt else None, 1 / short, 1 / full if full else None, "measured")

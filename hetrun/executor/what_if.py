@@ -14,9 +14,9 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
 from hetrun.planner.costmodel import Forecast
 from hetrun.planner.options import Options
-from hetrun.planner.plan import BUCKETS, PlanSet
+from hetrun.planner.rates import Rates
 
-BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.RESERVE)
+BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.HELPERS, bill.RESERVE)
 
 
 def changed(settings: Settings, changes: Mapping[str, object]) -> Settings:
@@ -32,25 +32,21 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
     which everything native is for."""
     # What this process has now is the model that runs, too.
     held = {name: n for name in BESIDES if (n := model.plans.memory.get(name))}
-    plans, context, one_s, full_s = foreseen(source, replace(options, besides=held or None), _known(model))
-    one, many = (1 / one_s if one_s else _rate(plans, BUCKETS[0])), _rate(plans, BUCKETS[-1])
-    full, notes = 1 / full_s if full_s else None, plans.notes
-    if plans.pass_s:  # the disk, whatever is computed meanwhile
-        most = 1 / plans.pass_s
-        one, full = min(one or most, most), min(full or most, most)
-    elif one is None:
+    plans = foreseen(source, replace(options, besides=held or None), _known(model))
+    rates, notes = plans.rates or Rates(), plans.notes
+    if rates.answers is None:
         notes = ("speeds are unknown: nothing was measured for this", *notes)
     if options.kv_type != kv_type:
         notes = (f"speeds are those with {kv_type} keys and values, as long texts were measured", *notes)
     return Foreseen(
-        context,
-        one,
-        full,
-        many,
+        plans.context,
+        rates.answers,
+        rates.full,
+        rates.prompts,
         dict(plans.memory),
         {name: dict(bill) for name, bill in plans.devices.items()},
         plans.streamed_bytes,
-        bool(plans.expected),
+        rates.basis == "measured",
         plans.plan(1).threads,
         options.kv_type,
         notes,
@@ -59,16 +55,3 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
 
 def _known(model: Model) -> Forecast | None:
     return model.pilot.forecast if isinstance(model, PlannedModel) and model.pilot else None
-
-
-def _rate(plans: PlanSet, bucket: str) -> float | None:
-    """Tokens per second of typical passes, as they are predicted."""
-    if (e := plans.expected.get(bucket)) is None:
-        return None
-    seconds = 0.0
-    for stage in plans.plans[bucket].stages:
-        times = [e.segments[s.name][0] for s in stage if s.name in e.segments]
-        if not times:
-            return None
-        seconds += max(times)  # those of a stage run side by side
-    return e.tokens / seconds if seconds else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from textwrap import wrap
@@ -14,6 +14,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, Value, in_scope
 from hetrun.graph.sharding import Share, divide
 from hetrun.memory.breakdown import settled, table
+from hetrun.planner.rates import Rates, Residence
 
 BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-32", "33-64", "65-256", "257+")
 _ENDS = (1, 4, 8, 16, 32, 64, 256)
@@ -99,6 +100,10 @@ class PlanSet:
     notes: tuple[str, ...] = ()  # what else was decided and why: of weights that come from disk
     streamed_bytes: int = 0  # of weights that every pass reads from disk
     pass_s: float | None = None  # of one token, where weights come from disk: no pass is faster
+    context: int = 0  # tokens of the longest text; 0: nobody has said
+    context_why: str = ""  # by which rule
+    weights: Residence | None = None
+    rates: Rates | None = None  # of a plan that does not run yet
 
     def plan(self, tokens: int) -> Plan:
         """The plan for a pass of so many tokens."""
@@ -132,6 +137,10 @@ class PlanSet:
             "format": FORMAT,
             "ubatch": self.ubatch,
             "ubatch_why": self.ubatch_why,
+            "context": self.context,
+            "context_why": self.context_why,
+            "weights": self.weights and asdict(self.weights),
+            "rates": self.rates and asdict(self.rates),
             "memory": settled(self.memory),
             "device_memory": {name: settled(bill) for name, bill in self.devices.items()},
             "promises_off": list(self.promises_off),
@@ -153,7 +162,10 @@ class PlanSet:
 
     def to_text(self) -> str:
         """For people."""
-        lines = [f"{'tokens':>7}  {'segment':<22} {'backend':<10} threads  why"]
+        lines: list[str] = []
+        for promise in self._promises():
+            lines += wrap(promise, 80, subsequent_indent="  ", break_on_hyphens=False)
+        lines.append(f"{'tokens':>7}  {'segment':<22} {'backend':<10} threads  why")
         for names, p in _grouped(self.plans):
             lines += [
                 f"{names:>7}  {name:<22} {backend:<10} {p.threads:>7}  {why}"
@@ -169,6 +181,15 @@ class PlanSet:
         for x in (*self.notes, *[f"not promised: {x}" for x in self.promises_off]):
             lines += wrap(x, 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(lines)
+
+    def _promises(self) -> Iterator[str]:
+        """What people want to know first."""
+        if self.context:
+            yield f"context: {self.context:,} tokens, {self.context_why}"
+        if self.weights:
+            yield f"weights: {self.weights.words}"
+        if self.rates:
+            yield f"speed: {self.rates.words}"
 
 
 def _placement_json(p: Placement) -> dict[str, Any]:

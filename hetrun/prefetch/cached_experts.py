@@ -29,7 +29,8 @@ from hetrun.prefetch.expert_cache import ExpertCache, Reading
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.expert_trace import Kept, judge
 from hetrun.prefetch.hint_trial import HintTrial
-from hetrun.prefetch.streamed_weights import GROWTH, LOOK_S, SMOOTHING, WORTH, Compute, Late
+from hetrun.prefetch.pass_times import learn
+from hetrun.prefetch.streamed_weights import GROWTH, LEAST_ALIKE, LOOK_S, SMOOTHING, WORTH, Compute, Late
 from hetrun.system.address_space import HUGE_PAGE
 from hetrun.system.ema import smoothed
 
@@ -57,6 +58,9 @@ class ExpertPart:
     buffers: int  # that experts are read to
     learns: bool  # what the disk gives is kept for the next start
     within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
+    short: int = 0  # bytes of keys and values that experts leave room for from the beginning
+    key: str = ""  # by which times of passes are kept
+    work: int = 0  # of `fixed` what the longest passes work in
 
 
 def readers_of(records: Records, way: Way) -> int:
@@ -149,7 +153,7 @@ class FromExperts:
 
     def _make_room(self, kv_bytes: int) -> None:
         """Keys and values may take so much from now on."""
-        missing = kv_bytes - self._kv.promised_bytes - self._slack()
+        missing = -self._slack(kv_bytes)
         if missing > 0:
             self._resize(self.cache.promised_bytes - missing)
         self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, kv_bytes)
@@ -226,10 +230,21 @@ class FromExperts:
         self._books.promise(breakdown.WORK, max(0, work - self._backend.overhead_bytes))
         self._books.reconcile()
 
-    def _slack(self) -> int:
-        """Memory that may still be taken."""
+    def _slack(self, kv_bytes: int = 0) -> int:
+        """Memory that may still be taken, once keys and values take so much: by the books, and by the plan,
+        which they keep to where a process takes less than it might."""
         self.look()
-        return self._books.free
+        promised = self._kv.promised_bytes
+        wanted = max(promised, kv_bytes)
+        return min(self._books.free - (wanted - promised), self._planned(wanted))
+
+    def _planned(self, kv_bytes: int) -> int:
+        """What the plan leaves beside experts, keys and values, with the passes and buffers of now."""
+        part = self._part
+        work = part.work_of(self._longest) - part.work if part.work else 0
+        buffers = (self.cache.buffers - part.buffers) * part.records.buffer_bytes
+        others = part.fixed + work + buffers + max(kv_bytes, part.short)
+        return self.granted.nbytes - others - self.cache.promised_bytes
 
     def _room(self) -> int:
         """What slots may take."""
@@ -290,12 +305,21 @@ class FromExperts:
             guessed=self._last.hits_of_hints / self._last.hinted if self._last.hinted else 0.0,
         )
 
+    def _keep_times(self) -> None:
+        """What passes took, for the next plan; a run of a few passes tells too little."""
+        if self._late.alike < LEAST_ALIKE:
+            return
+        if times := self._compute.times(self._late, self._rate, self._found.get(False, 0.0)):
+            learn(self._part.key, self.cache.held_bytes / self._part.records.packed_bytes, times)
+
     def kept(self) -> Kept | None:
         """How well experts were kept lately; None: too little was chosen yet."""
         return judge(self._part.records, self.cache.counts_of_kinds, self.cache.trace)
 
     def close(self) -> None:
         """Give everything back, and keep what was learnt of the disk."""
+        if self._part.learns:
+            self._keep_times()
         if self._part.learns and self._last.bytes > LEAST_LEARNT:
             with suppress(OSError):  # a file that is gone
                 remember(max(self.cache.files, key=os.path.getsize), self._part.disk.way, self._rate)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hetrun.prefetch.cached_experts import divided
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.lookahead import Outlook, predict
+from hetrun.prefetch.pass_times import PassTimes
 from hetrun.system.units import size_in_words
 
 # Where a share s of the experts has slots, tokens find about s ** SKEW of those that they choose there: three
@@ -24,6 +25,7 @@ class Expected:
     room: int
     rate: float  # bytes a second
     compute_s: float  # of a token, with everything in memory
+    seen: PassTimes | None = None  # passes of this model, if it has run
 
     @property
     def slots(self) -> int:
@@ -44,7 +46,7 @@ class Expected:
     @property
     def found(self) -> float:
         """The share of the chosen ones that is there."""
-        return float(self.share**SKEW)
+        return self.seen.found if self.seen and self.share < 1 else float(self.share**SKEW)
 
     @property
     def missing_bytes(self) -> int:
@@ -55,6 +57,14 @@ class Expected:
     def token(self) -> Outlook:
         """How it should go."""
         return predict(self.compute_s, self.missing_bytes, self.rate)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of an answer."""
+        if self.seen is None:
+            return self.token.tokens_per_s
+        seconds = self.seen.seconds(1, self.missing_bytes / self.rate)
+        return 1 / seconds if seconds else None
 
     @property
     def notes(self) -> tuple[str, ...]:

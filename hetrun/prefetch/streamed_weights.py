@@ -24,6 +24,7 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.ledger import Books, Granted
 from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk, DiskRate, remember
+from hetrun.prefetch.pass_times import MOST_OFF, PassTimes, learn
 from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, resize, switch
 from hetrun.prefetch.streamer import Streamer
 from hetrun.system.estimate import Tracked
@@ -35,6 +36,7 @@ WORTH = 2 * GROWTH  # so much must be free before pieces are read again
 LOOK_S = 0.25  # between looks at what the kernel counts
 SMOOTHING = 0.2
 FEW = 4  # tokens that a pass takes along for almost nothing
+LEAST_ALIKE = 4  # passes of answers that are worth keeping as what they take
 
 Progress = Callable[[float], None]
 
@@ -87,6 +89,14 @@ class Compute:
         least, each = self._least.value, self._each.value
         return least + (each * tokens if tokens > FEW else 0.0) if least or each else None
 
+    def times(self, late: Late, rate: float, found: float = 0.0) -> PassTimes | None:
+        """What is worth keeping of the passes of answers; None: there were none."""
+        least = self._least.value
+        reckoned = max(least, late.bytes_read / rate)
+        if not least or not late.answering or not reckoned:
+            return None
+        return PassTimes(least, self._each.value, min(MOST_OFF, late.seconds / reckoned), found)
+
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
@@ -103,6 +113,8 @@ class Streamed:
     streaming: str  # what the user calls the way it is done
     learns: bool  # what the disk gives is kept for the next start
     within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
+    short: int = 0  # bytes of keys and values that weights leave room for from the beginning
+    key: str = ""  # by which times of passes are kept
 
 
 class FromDisk:
@@ -154,7 +166,7 @@ class FromDisk:
 
     def _make_room(self, kv_bytes: int) -> None:
         """Keys and values may take so much from now on."""
-        missing = kv_bytes - self._kv.promised_bytes - self._slack()
+        missing = -self._slack(kv_bytes)
         if missing > 0:
             self._hold(resize(self._kept, self._kept.locked_bytes - missing))
         self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, kv_bytes)
@@ -197,10 +209,19 @@ class FromDisk:
         self._books.promise(breakdown.WORK, max(0, self._streamed.work - self._backend.overhead_bytes))
         self._books.reconcile()
 
-    def _slack(self) -> int:
-        """Memory that may still be taken."""
+    def _slack(self, kv_bytes: int = 0) -> int:
+        """Memory that may still be taken, once keys and values take so much: by the books, and by the plan,
+        which they keep to where a process takes less than it might."""
         self.look()
-        return self._books.free
+        promised = self._kv.promised_bytes
+        wanted = max(promised, kv_bytes)
+        return min(self._books.free - (wanted - promised), self._planned(wanted))
+
+    def _planned(self, kv_bytes: int) -> int:
+        """What the plan leaves beside weights, keys and values."""
+        streamed = self._streamed
+        others = streamed.fixed + max(kv_bytes, streamed.short)
+        return self.granted.nbytes - others - self._kept.locked_bytes
 
     def _room(self) -> int:
         """What pieces may take."""
@@ -256,6 +277,13 @@ class FromDisk:
         compute = self._compute.seconds(tokens)
         return None if compute is None else max(compute, self._kept.streamed_bytes / self._rate.rate)
 
+    def _keep_times(self) -> None:
+        """What passes took, for the next plan; a run of a few passes tells too little."""
+        kept = self._kept
+        whole = kept.locked_bytes + kept.streamed_bytes
+        if self._late.alike >= LEAST_ALIKE and (times := self._compute.times(self._late, self._rate.rate)):
+            learn(self._streamed.key, kept.locked_bytes / whole, times)
+
     def report(self) -> Streaming:
         """What passes are like."""
         late = self._late
@@ -274,6 +302,7 @@ class FromDisk:
     def close(self) -> None:
         """Give everything back, and keep what was learnt of the disk."""
         if self._late.passes and self._streamed.learns:
+            self._keep_times()
             with suppress(OSError):  # a file that is gone
                 remember(
                     max(self._streamer.files, key=os.path.getsize), self._streamed.disk.way, self._rate.rate

@@ -269,7 +269,8 @@ def test_run_says_what_came_from_disk(answer: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(PlannedModel, "streaming", lambda model: found)
     assert json.loads(answer("hello", "-n", "2", "--json").out)["streaming"] == asdict(found)
     assert answer("hello", "-n", "2", "-v").err.splitlines()[-1] == (
-        "[from disk: 1.72 GB a token at 3.1 GB/s, 83 % of the time waiting; 2.31 of 4.1 GB stay in memory]"
+        "[from disk: 1.72 GB a token at 3.1 GB/s, 83 % of the time waiting; "
+        "2,203 of 3,910 MiB of the weights in memory]"
     )
     assert answer("hello", "-n", "2").err == ""
 

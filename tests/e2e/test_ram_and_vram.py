@@ -80,8 +80,8 @@ def needed(path: Path) -> tuple[int, int]:
     """RAM for the whole model, and what of it are weights."""
     with decided(path, options(names=("llamacpp",))) as found:
         memory = found.plans.memory
-        parts = ("weights", "KV of one full sequence", "interpreter", "libraries", "reserve")
-        return sum(memory.get(part, 0) for part in parts), memory["weights"]
+        others = ("KV of all, at most", "limit", "left")
+        return sum(size for part, size in memory.items() if part not in others), memory["weights"]
 
 
 def room_for(path: Path, nbytes: int) -> int:

@@ -212,7 +212,7 @@ def planned(source: ModelSource, path: Path) -> None:
     """What `hetrun plan` shows, with each backend alone and with what hetrun chooses."""
     alone = [(name,) for name in BACKENDS] if is_known(source) else []
     for names in (*alone, None):
-        models.describe(source, Options(Wishes(threads=1), names))
+        models.foreseen(source, Options(Wishes(threads=1), names))
 
 
 def vocabulary(source: ModelSource, path: Path) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
 from hetrun.errors import BudgetError
 from hetrun.executor.loading import context_length as lengths
 from hetrun.executor.loading import load_plan
-from hetrun.executor.loading.context_length import choose_context
+from hetrun.executor.loading.context_length import USUAL_CONTEXT, choose_context
 from hetrun.executor.loading.load_plan import prepare
-from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, kv_of_all
+from hetrun.executor.loading.memory_estimates import HELPER, MAX_SEQUENCES, kv_of_all
 from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import build_graph
@@ -34,7 +35,7 @@ def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choose(weights: int = 1000, **options: int) -> int:
-    return choose_context(SOURCE, Options(Wishes(), **options), weights, BYTES)  # type: ignore[arg-type]
+    return choose_context(SOURCE, Options(Wishes(), **options), weights, BYTES).tokens  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tokens", [32, 64, 95, 96, 97, 200, 255, 256])
@@ -94,7 +95,36 @@ def test_memory_of_all_sequences() -> None:
     bill = prepared.plans.memory
     weights, one = bill["weights"], bill["KV of one full sequence"]
     assert prepared.kv_bytes == bill["KV of all, at most"] == MAX_SEQUENCES * one
-    assert prepared.room == (1 << 40) - RESERVE - prepared.kv_bytes
-    prepared = prepare(SOURCE, Options(Wishes(), ("reference",), ctx=64, ram=weights + 8 * one + RESERVE))
+    assert prepared.room == (1 << 40) - RESERVE - HELPER - prepared.kv_bytes
+    held = weights + bill["graphs and scratch"] + RESERVE + HELPER
+    prepared = prepare(SOURCE, Options(Wishes(), ("reference",), ctx=64, ram=held + 8 * one))
     assert prepared.kv_bytes == 2 * one
-    assert prepared.room == weights + 6 * one
+    assert prepared.room == weights + bill["graphs and scratch"] + 6 * one
+
+
+def rule(trained: int, room: int, whole: bool = True, ctx: int | None = None) -> tuple[int, str]:
+    """The context of a model with a byte for each token, in so much memory for keys and values."""
+    source = Mock(require_int=lambda *_: trained)
+    options = Options(Wishes(), ram=1000 + room, ctx=ctx)
+    return choose_context(source, options, 1000, lambda tokens: tokens, whole)
+
+
+def test_the_rule_by_which_a_context_is_chosen() -> None:
+    assert rule(8192, 1 << 20) == (8192, "what the model was trained for")
+    assert rule(131072, 50_000) == (48 * 1024, "what memory has room for; the model was trained for 131,072")
+    # Weights come from disk: first the usual length, then weights.
+    tokens, why = rule(131072, 50_000, whole=False)
+    assert tokens == USUAL_CONTEXT
+    assert "more would leave less memory for weights" in why
+    assert rule(131072, 700, whole=False) == (
+        700,
+        "what memory has room for; the model was trained for 131,072",
+    )
+    assert rule(2048, 50_000, whole=False) == (2048, "what the model was trained for")
+    assert rule(2048, 50_000, ctx=4000) == (4000, "as asked for; the model was trained for 2,048")
+    assert rule(2048, 50_000, ctx=1000) == (1000, "as asked for")
+
+
+def test_more_memory_never_means_a_shorter_context() -> None:
+    found = [rule(131072, room)[0] for room in range(100, 200_000, 777)]
+    assert found == sorted(found)

@@ -19,7 +19,7 @@ from hetrun import LLM, SamplingParams
 from hetrun.engine.speculation.mtp import REACH, Predicted
 from hetrun.errors import HetrunError, ModelFileError, OptionError
 from hetrun.executor.mtp import Guess, Predictor
-from hetrun.executor.planned_model import PlannedModel, describe
+from hetrun.executor.planned_model import PlannedModel, foreseen
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Graph
 from hetrun.loader.architectures import prediction_block
@@ -77,6 +77,7 @@ def after_the_last(layers: int) -> dict[str, str]:
 
 
 QWEN = Family(PLAIN, "qwen3_5", "Qwen3_5TextRotaryEmbedding", "Qwen3_5", axes=3)
+FLIPS = 1  # rows of 40 whose choice of an expert may be another one in llama.cpp
 FAMILIES = {
     "qwen35": QWEN,
     **{
@@ -215,7 +216,10 @@ def test_the_model_is_the_same_with_and_without_it(family: str) -> None:
         with LLM(path, backends=["llamacpp"], kv_type="f32", spec="mtp") as llm:
             assert np.abs(llm.logits(TOKENS) - plain).max() <= most
     with LLM(file, backends=["libllama"], kv_type="f32") as llm:
-        assert compare([plain], [llm.logits(TOKENS)]).mean_kl < 1e-4
+        theirs = llm.logits(TOKENS)
+    off = sorted(compare([ours[None]], [row[None]]).mean_kl for ours, row in zip(plain, theirs, strict=True))
+    # Its products round otherwise on each CPU, which may flip a choice between experts that are liked alike.
+    assert off[-1 - FLIPS] < 1e-4
 
 
 def right(every: int) -> tuple[Callable[[Predicted, int], list[int]], list[Asked]]:
@@ -333,14 +337,15 @@ def test_asked_for_by_name_and_not_there() -> None:
 def test_the_bill_has_it_and_auto_goes_without_where_memory_is_short(folder: Path) -> None:
     def bill(mtp: Literal["off", "auto", "on"], ram: int | None = None) -> dict[str, int]:
         options = Options(Wishes(), backends=("llamacpp",), ctx=128, ram=ram, mtp=mtp, besides={"x": 0})
-        return dict(describe(open_model(folder), options).memory)
+        return dict(foreseen(open_model(folder), options).memory)
 
     without, with_it = bill("off"), bill("auto")
     assert "MTP block" not in without
     size = with_it["MTP block"]
     weights = sum(w.nbytes for w in prediction_graph(folder).weights().values())
     assert size >= weights
-    enough = without["weights"] + without["KV of one full sequence"] + 1000
+    parts = ("weights", "KV of one full sequence", "graphs and scratch")
+    enough = sum(without[part] for part in parts) + 1000
     assert "MTP block" not in bill("auto", enough)
     assert bill("on", enough + size)["MTP block"] == size
 

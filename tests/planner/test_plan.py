@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Op, Value
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, bucket_of, cut, make_plans, place
 from hetrun.planner.plan_file import load_plan
+from hetrun.planner.rates import Rates, Residence
 from tests.models.cases import GQA
 from tests.support.rig import graph_of, placements, plan_set
 
@@ -231,6 +234,29 @@ def test_one_plan_for_all_buckets_is_one_row() -> None:
     ]
 
 
+def test_what_a_plan_promises() -> None:
+    plans = plan_set(GRAPH, {"": "a"}, ubatch=64)
+    some = Residence(400 << 20, 300 << 20, 100 << 20, 100_000_000, 300_000_000)
+    rates = Rates(prompts=812.4, answers=53.26, full=9.876, basis="measured")
+    assert promised(replace(plans, context=4096, context_why="a test", weights=some, rates=rates)) == (
+        "context: 4,096 tokens, a test "
+        "weights: 300 MiB of 400 MiB in memory, 100.0 MB read for a token; "
+        "in a full context 100 MiB and 300.0 MB "
+        "speed: prompts 812 tokens/s, answers 53.3, in a full context 9.88 "
+        "(from times measured on this machine) "
+    )
+    every = Residence(9 << 20, 9 << 20, 9 << 20)
+    assert promised(replace(plans, weights=every, rates=Rates())) == (
+        "weights: all 9 MiB in memory speed: unknown until it has been measured: the first run does that "
+    )
+
+
+def promised(plans: PlanSet) -> str:
+    """What stands above the table of segments."""
+    text = plans.to_text().partition(" tokens  segment")[0]
+    return re.sub(r"\s+", " ", text)
+
+
 def segment(name: str, backend: str, ops: int, why: str) -> dict[str, Any]:
     """As JSON, of which nothing was measured."""
     return {
@@ -245,6 +271,10 @@ def test_a_plan_as_json() -> None:
         "format",
         "ubatch",
         "ubatch_why",
+        "context",
+        "context_why",
+        "weights",
+        "rates",
         "memory",
         "device_memory",
         "promises_off",

@@ -129,6 +129,7 @@ class Memory:
 
     def from_disk(self, *arguments: Any, **options: Any) -> FromDisk:  # noqa: ANN401
         made = self.made = FromDisk(*arguments, **options)
+        made._planned = lambda kv_bytes: self.ram  # type: ignore[method-assign] # what is free decides
         self.others += made._room() - self.room
         return made
 

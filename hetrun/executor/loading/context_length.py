@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from typing import NamedTuple
 
 from hetrun.errors import BudgetError, OptionError
 from hetrun.graph import Graph, kv_shapes
@@ -14,27 +15,77 @@ from hetrun.planner.options import Options
 from hetrun.system.memory_info import available_memory, free_memory
 
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
+# Tokens that have room before weights have, where nobody said how many: most texts are shorter.
+USUAL_CONTEXT = 4096
+STEP = 1024  # longer contexts that memory bounds are multiples of it: what others take changes little then
 
 KvBytes = Callable[[int], int]  # of one sequence of so many tokens
 
 
-def choose_context(source: ModelSource, options: Options, weights: int, kv_bytes: KvBytes) -> int:
-    """Tokens per sequence: what was asked for, or what the model was trained for, or what memory holds."""
-    trained = source.require_int("context_length", 1, 1 << 31)
-    if options.ram is not None:
-        room = options.ram - weights
-        least = weights + kv_bytes(options.ctx or BLOCK)
-        if least > options.ram:
-            raise BudgetError(
-                f"--ram {options.ram / 2**20:.0f} MiB is too little: "
-                f"this model needs at least {-(-least >> 20)} MiB"
-            )
-    else:
-        room = int(KV_SHARE * max(0, available_memory() - weights))
+class TooLittle(BudgetError):
+    """A budget that is `short` of what the shortest of texts needs."""
+
+    def __init__(self, message: str, short: int) -> None:
+        super().__init__(message)
+        self.short = short
+
+
+class Context(NamedTuple):
+    """How long sequences may become, and by which rule."""
+
+    tokens: int
+    why: str
+
+
+def trained_for(source: ModelSource) -> int:
+    """Tokens of the longest texts that the model has learnt from."""
+    return source.require_int("context_length", 1, 1 << 31)
+
+
+def usual(source: ModelSource, options: Options) -> int:
+    """Tokens that have room before weights have."""
+    return options.ctx or min(trained_for(source), USUAL_CONTEXT)
+
+
+def choose_context(
+    source: ModelSource, options: Options, held: int, kv_bytes: KvBytes, whole: bool = True
+) -> Context:
+    """What was asked for; or what the model was trained for, if there is memory for that beside all weights;
+    else the usual number first, then weights, then more tokens.
+
+    `held` is everything besides keys and values, with the `whole` of the weights or the least of them.
+    """
+    room = _room(options, held, kv_bytes)
+    trained = trained_for(source)
     if options.ctx is not None:
         _check_context(options.ctx, kv_bytes)
-        return options.ctx
-    return min(trained, max(BLOCK, longest(trained, kv_bytes, room)))
+        longer = f"; the model was trained for {trained:,}" if options.ctx > trained else ""
+        return Context(options.ctx, f"as asked for{longer}")
+    most = trained if whole else usual(source, options)
+    tokens = min(most, max(BLOCK, longest(most, kv_bytes, room)))
+    if tokens == trained:
+        return Context(tokens, "what the model was trained for")
+    if tokens > USUAL_CONTEXT:
+        tokens -= tokens % STEP
+    if whole or tokens < most:
+        return Context(tokens, f"what memory has room for; the model was trained for {trained:,}")
+    return Context(
+        tokens, f"more would leave less memory for weights; the model was trained for {trained:,}, see --ctx"
+    )
+
+
+def _room(options: Options, held: int, kv_bytes: KvBytes) -> int:
+    """For the keys and values of one sequence."""
+    if options.ram is None:
+        return int(KV_SHARE * max(0, available_memory() - held))
+    least = held + kv_bytes(options.ctx or BLOCK)
+    if least > options.ram:
+        raise TooLittle(
+            f"--ram {options.ram / 2**20:.0f} MiB is too little: "
+            f"this model needs at least {-(-least >> 20)} MiB",
+            least - options.ram,
+        )
+    return options.ram - held
 
 
 def longest(most: int, kv_bytes: KvBytes, room: int) -> int:

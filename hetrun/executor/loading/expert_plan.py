@@ -9,10 +9,12 @@ from hetrun.backend import WeightUse
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import Granted
 from hetrun.planner.plan import PlanSet
-from hetrun.prefetch.cached_experts import least_bytes
+from hetrun.planner.rates import Basis, Rates, Residence
+from hetrun.prefetch.cached_experts import FEW, least_bytes
 from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.expert_outlook import Expected
 from hetrun.prefetch.expert_records import Records
+from hetrun.prefetch.pass_times import PassTimes, known
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class ExpertPlan:
     buffers: int
     besides: Mapping[str, int]  # what else is held, as a bill has it
     bytes_s: float  # of weights that a token computes with
+    key: str  # by which times of its passes are kept
 
     @property
     def window(self) -> int:
@@ -50,11 +53,24 @@ class ExpertPlan:
         """A token, with so much memory for slots."""
         records = self.records
         active = self.whole + sum(m.used * m.slot_bytes for m in records.mixtures)
-        return Expected(records, room, self.disk.rate, active / self.bytes_s)
+        return Expected(records, max(0, room), self.disk.rate, active / self.bytes_s, self._seen(room))
 
-    def billed(self, one: int, granted: Granted) -> PlanSet:
-        """The plan within a budget: what it takes beside keys and values of one sequence, and why."""
-        records, room = self.records, max(0, granted.nbytes - self.fixed - one)
+    def _seen(self, room: int) -> PassTimes | None:
+        return known(self.key, max(0, room) / self.records.packed_bytes)
+
+    def _rates(self, first: Expected, full: Expected) -> Rates:
+        """Passes as the last runs saw them, or as other mixtures run."""
+        tokens, prompts = self.plans.ubatch, None
+        if first.seen and (seconds := first.seen.seconds(tokens, self.records.stored_bytes / first.rate)):
+            prompts = tokens / seconds
+        basis: Basis = "measured" if first.seen else "predicted"
+        return Rates(prompts, first.tokens_per_s, full.tokens_per_s, basis)
+
+    def billed(self, one: int, short: int, granted: Granted) -> PlanSet:
+        """The plan within a budget: what it takes beside keys and values of one sequence, and why. Experts
+        have the room that a `short` text leaves, until a longer one comes."""
+        records, room = self.records, granted.nbytes - self.fixed - max(short, one)
+        first = self.expected(granted.nbytes - self.fixed + self.work - self.work_of(FEW) - short)
         expected = self.expected(room)
         size = int(expected.share * records.packed_bytes)
         notes = (
@@ -81,4 +97,12 @@ class ExpertPlan:
             notes=notes,
             streamed_bytes=expected.missing_bytes,
             pass_s=expected.token.seconds,
+            weights=Residence(
+                self.whole + records.packed_bytes,
+                self.whole + int(first.share * records.packed_bytes),
+                self.whole + size,
+                first.missing_bytes,
+                expected.missing_bytes,
+            ),
+            rates=self._rates(first, expected),
         )

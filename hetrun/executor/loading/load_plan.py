@@ -8,16 +8,28 @@ pieces, and those that do not fit come from disk for every pass (`hetrun.prefetc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from hetrun.backend import Backend, Segment, WeightUse
 from hetrun.backend.weight_streaming import Cut, Mixture
 from hetrun.executor.loading.backend_selection import create_backends
-from hetrun.executor.loading.context_length import KvBytes, choose_context, kv_quant, longest
+from hetrun.executor.loading.context_length import (
+    Context,
+    KvBytes,
+    TooLittle,
+    choose_context,
+    kv_quant,
+    longest,
+    trained_for,
+    usual,
+)
 from hetrun.executor.loading.device_memory import Own, Places, bills, granted_to, with_streaming
 from hetrun.executor.loading.expert_plan import ExpertPlan
 from hetrun.executor.loading.memory_estimates import (
+    HELPER,
     LIBRARIES,
     MAX_SEQUENCES,
     besides,
@@ -33,12 +45,13 @@ from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_mapping import SEES
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown
-from hetrun.memory.kv.cache import checkpoint_distance, sequence_bytes, token_bytes
+from hetrun.memory.kv.cache import checkpoint_distance, promised_for, sequence_bytes, token_bytes
 from hetrun.memory.kv.paged_allocator import BLOCK
 from hetrun.memory.kv.states import MOST_CHECKPOINTS, state_bytes
 from hetrun.memory.ledger import Granted, granted
 from hetrun.planner.options import Options, Wishes, this_machine
 from hetrun.planner.plan import Placement, PlanSet
+from hetrun.planner.rates import SHORT, Basis, Rates, Residence
 from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
 from hetrun.prefetch import expert_cache, ring_buffer
 from hetrun.prefetch.cached_experts import ExpertPart, buffers_in, readers_of
@@ -47,13 +60,13 @@ from hetrun.prefetch.expert_records import records_of
 from hetrun.prefetch.extents import can_stream, lay_out
 from hetrun.prefetch.lookahead import Load, Window, predict, window
 from hetrun.prefetch.mapped_weights import MappedPart
-from hetrun.prefetch.residency_policy import LAYER, Policy
+from hetrun.prefetch.pass_times import known
+from hetrun.prefetch.residency_policy import LAYER, Kept, Policy
 from hetrun.prefetch.residency_policy import choose as choose_pieces
 from hetrun.prefetch.streamed_weights import Streamed, policy_of
 
 PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
-USUAL_CONTEXT = 4096  # tokens for which a device must have room to hold a layer, where nobody said how many
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
@@ -130,6 +143,7 @@ class Pieces:
     window: Window
     fixed: int  # bytes that are held whatever stays of the weights
     besides: Mapping[str, int]  # of these what is no weight, as a bill has it
+    key: str  # by which times of its passes are kept
 
 
 class Deciding:
@@ -154,8 +168,20 @@ class Deciding:
         own = granted_to(backends, options.vram)
         self._own = with_streaming(graph, backends, own, self._rows_of)
         self._homes: tuple[Placement, ...] = ()  # on devices, because RAM has no room for all
+        self._spared = 0  # bytes of the process that writes templates that come out of the reserve
 
     def decide(self) -> Prepared:
+        """In the smallest of budgets the process that writes templates takes its memory from the reserve."""
+        try:
+            return self._decide()
+        except TooLittle as e:
+            self._homes, self._spared = (), min(HELPER, e.short)
+            with suppress(TooLittle):
+                return self._decide()
+        self._homes, self._spared = (), HELPER
+        return self._decide()
+
+    def _decide(self) -> Prepared:
         """All in memory, if that is possible: in RAM or in that of one device; else in both together."""
         plans, wanted = self._planned(self._backends)
         self._leave_block_out(plans, wanted)
@@ -193,7 +219,8 @@ class Deciding:
         return replace(plans, devices=bills(some, self._own, wanted)), wanted, mine
 
     def _fits(self, plans: PlanSet, wanted: Wanted) -> bool:
-        return self._besides() + self._weights(wanted) + self._least_kv(plans) <= self._granted.nbytes
+        held = self._besides() + self._weights(wanted) + work_bytes(self._graph, plans.ubatch)
+        return held + self._usual_kv(plans) <= self._granted.nbytes
 
     def _besides(self) -> int:
         return sum(self._parts().values())
@@ -201,13 +228,14 @@ class Deciding:
     def _parts(self) -> Mapping[str, int]:
         """What is held besides weights, keys and values."""
         parts = self._options.besides or in_parts(besides(self._to_come))
+        if self._spared:
+            parts = {**parts, breakdown.HELPERS: parts.get(breakdown.HELPERS, 0) - self._spared}
+            parts = {name: size for name, size in parts.items() if size > 0}
         return {**parts, breakdown.MTP: self._block.nbytes} if self._block else parts
 
     def _rows_of(self, ops: Sequence[Op]) -> int:
         """Keys and values of a sequence of some length, as far as some ops keep them."""
-        trained = self._source.require_int("context_length", 1, 1 << 31)
-        most = self._options.wishes.ubatch or LARGEST_UBATCH
-        context = self._options.ctx or min(trained, USUAL_CONTEXT)
+        most, context = self._options.wishes.ubatch or LARGEST_UBATCH, usual(self._source, self._options)
         return sequence_bytes(kept_by(ops), self._quant, most, context, states_of(ops))
 
     def _not_in_memory(self) -> Prepared | None:
@@ -231,13 +259,14 @@ class Deciding:
         if found is None or found.least + self._least_kv(found.plans) > self._granted.nbytes:
             return None
         kv_bytes = self._kv_bytes(found.plans)
-        context = choose_context(self._source, self._options, found.least, kv_bytes)
-        one = kv_bytes(context)
+        context = choose_context(self._source, self._options, found.least, kv_bytes, whole=False)
+        one, short = kv_bytes(context.tokens), self._short_kv(found.plans, context)
         of_all = max(one, min(MAX_SEQUENCES * one, self._granted.nbytes - found.least))
         self._keep_only(found.plans)
         part = ExpertPart(
             *(name, found.records, self._granted, found.whole, found.fixed, found.work_of, found.disk),
-            *(found.buffers, self._options.measures, partial(found.billed, one)),
+            *(found.buffers, self._options.measures, partial(found.billed, one, short), short, found.key),
+            work=found.work,
         )
         plans = part.within(self._granted)
         return self._prepared(plans, found.wanted, context, found.whole, of_all, experts=part)
@@ -263,9 +292,12 @@ class Deciding:
             return work_bytes(graph, tokens) + mixture_bytes(mixtures, tokens)
 
         work = work_of(plans.ubatch)
-        room = self._granted.nbytes - sum(parts.values()) - whole - work - self._least_kv(plans)
-        buffers = buffers_in(records, max(0, room), readers_of(records, disk.way))
-        return ExpertPlan(name, plans, wanted, records, whole, work_of, work, disk, buffers, parts, BYTES_S)
+        room = self._room(plans, sum(parts.values()) + whole + work)
+        buffers = buffers_in(records, room, readers_of(records, disk.way))
+        key = self._key(name, plans)
+        return ExpertPlan(
+            *(name, plans, wanted, records, whole, work_of, work, disk, buffers, parts, BYTES_S, key)
+        )
 
     def _prompts_at_once(self, plans: PlanSet, mixtures: Sequence[Mixture]) -> PlanSet:
         """A pass of a prompt reads nearly all experts that have no slot, however many tokens it has."""
@@ -283,14 +315,14 @@ class Deciding:
             return None
         plans, wanted, (first, *further) = self._left_to(name)
         held = self._besides() + work_bytes(self._graph, plans.ubatch)
-        room = self._granted.nbytes - held - self._least_kv(plans)
+        room = self._room(plans, held)
         weights = () if further else mapping.choose(first.ops, room)
         if not weights:
             return None
         left = backend.resident_bytes([use for use in wanted[name] if use.weight not in weights])
         least = held + left + mapping.least(first.ops, weights)
-        context = choose_context(self._source, self._options, least, self._kv_bytes(plans))
-        one = self._kv_bytes(plans)(context)
+        context = choose_context(self._source, self._options, least, self._kv_bytes(plans), whole=False)
+        one = self._kv_bytes(plans)(context.tokens)
         of_all = kv_of_all(one, self._granted.nbytes - least)
         room = self._granted.nbytes - held - left - of_all
         mapping.map(weights, room)
@@ -307,7 +339,9 @@ class Deciding:
             f"{size / 1e9:.2f} GB of weights are mapped ({why}): what a pass needs of them is brought when "
             "that is known, and what was not needed for longest goes",
         )
-        plans = replace(plans, memory=breakdown.complete(paid, self._granted.nbytes), notes=notes)
+        there = Residence(left + size, left + min(size, room), left + min(size, room))
+        memory = breakdown.complete(paid, self._granted.nbytes)
+        plans = replace(plans, memory=memory, notes=notes, weights=there)
         mapped = MappedPart(mapping, size, left, room, self._granted.nbytes, least + one)
         return self._prepared(plans, wanted, context, left, of_all, mapped=mapped)
 
@@ -319,26 +353,32 @@ class Deciding:
     def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
         options, parts = self._options, self._parts()  # measured once: the bill must add up
         held = sum(parts.values())
-        context = choose_context(self._source, options, held + self._weights(wanted), self._kv_bytes(plans))
+        all_weights, work = self._weights(wanted), work_bytes(self._graph, plans.ubatch)
+        tight = held + all_weights + work + self._least_kv(plans) > self._granted.nbytes
+        context = choose_context(
+            self._source, options, held + all_weights + (0 if tight else work), self._kv_bytes(plans)
+        )
         context = self._within_devices(context, plans, wanted)
-        if self._build_for(context):
+        if self._build_for(context.tokens):
             plans, wanted = self._planned(self._backends)
-        weights, one = self._weights(wanted), self._kv_bytes(plans)(context)
+        weights, one = self._weights(wanted), self._kv_bytes(plans)(context.tokens)
         free = self._granted.nbytes - held
-        of_all = kv_of_all(one, free - weights)
+        of_all = kv_of_all(one, free - weights - (0 if tight else work))
         paid = {breakdown.WEIGHTS: weights, breakdown.KV_ONE: one, breakdown.KV_ALL: of_all}
         # Where there is less, passes work in the reserve, and rows get no more than what is left.
-        if (work := min(work_bytes(self._graph, plans.ubatch), free - weights - of_all)) > 0:
+        if (work := min(work, free - weights - of_all)) > 0:
             paid[breakdown.WORK] = work
         paid = breakdown.complete({**paid, **parts}, self._granted.nbytes)
-        plans, room = replace(plans, memory=paid), max(weights, free - of_all)
+        there, room = Residence(weights, weights, weights), max(weights, free - of_all)
+        plans = replace(plans, memory=paid, weights=there)
         return self._prepared(plans, wanted, context, weights, of_all, room)
 
     def _from_disk(self, found: Pieces) -> Prepared | None:
         """Weights in pieces."""
-        context = choose_context(self._source, self._options, found.fixed, self._kv_bytes(found.plans))
+        kv_bytes = self._kv_bytes(found.plans)
+        context = choose_context(self._source, self._options, found.fixed, kv_bytes, whole=False)
         context = self._within_devices(context, found.plans, found.wanted)
-        if self._build_for(context) and (again := self._cut(found.backend)):
+        if self._build_for(context.tokens) and (again := self._cut(found.backend)):
             found = again
         return self._in_pieces(found, context)
 
@@ -359,16 +399,21 @@ class Deciding:
         others = sum(parts.values()) + whole
         plans = self._at_once(plans, others)
         work = work_bytes(self._graph, plans.ubatch)
-        room = self._granted.nbytes - others - work - self._least_kv(plans)
-        ahead = self._window(cut, disk, max(0, room), plans.plan(1).threads)
-        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, others + work + ahead.nbytes, parts)
+        ahead = self._window(cut, disk, self._room(plans, others + work), plans.plan(1).threads)
+        fixed, key = others + work + ahead.nbytes, self._key(name, plans)
+        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, fixed, parts, key)
+
+    def _key(self, backend: str, plans: PlanSet) -> str:
+        """A name for passes of this model that take equally long."""
+        file = f"{Path(self._source.path).name[-80:]} of {self._source.nbytes} bytes"
+        return f"{file} on {backend} with {plans.plan(1).threads} threads"
 
     def _at_once(self, plans: PlanSet, others: int) -> PlanSet:
         """Each pass reads the same, however many tokens it has: as many as their memory is worth, which is
         not so much that nothing is left."""
         if self._options.wishes.ubatch:
             return plans
-        left = self._granted.nbytes - others - self._least_kv(plans)
+        left = self._room(plans, others)
         most = min(WORK_SHARE * self._granted.nbytes, left / 2)
         n = MOST_AT_ONCE
         while n > BLOCK and work_bytes(self._graph, n) > most:
@@ -377,7 +422,7 @@ class Deciding:
             plans, ubatch=n, ubatch_why="each pass reads its weights from disk once, for all of them"
         )
 
-    def _within_devices(self, context: int, plans: PlanSet, wanted: Wanted) -> int:
+    def _within_devices(self, context: Context, plans: PlanSet, wanted: Wanted) -> Context:
         """As long as the devices have room for keys and values of the layers that have their home there."""
         if self._options.ctx:
             return context
@@ -386,11 +431,26 @@ class Deciding:
             ops = [op for s in plans.plan(1).segments if s.backend == name for op in s.ops]
             room = own.room + own.rows - backend.device_bytes(wanted[name])
             rows = self._sequence_bytes(ops, plans.ubatch)
-            context = min(context, max(BLOCK, longest(context, rows, room)))
+            if (tokens := max(BLOCK, longest(context.tokens, rows, room))) < context.tokens:
+                context = Context(tokens, f"what {name} has room for")
         return context
 
     def _least_kv(self, plans: PlanSet) -> int:
         return self._kv_bytes(plans)(self._options.ctx or BLOCK)
+
+    def _short_kv(self, plans: PlanSet, context: Context) -> int:
+        tokens, shapes = min(SHORT, context.tokens), kept_by(self._graph.ops)
+        return promised_for(shapes, self._quant, tokens, self._kv_bytes(plans))
+
+    def _usual_kv(self, plans: PlanSet) -> int:
+        return self._kv_bytes(plans)(usual(self._source, self._options))
+
+    def _room(self, plans: PlanSet, held: int) -> int:
+        """What is left beside that, once a text of the usual length has room for its keys and values; where
+        not even that fits, beside the shortest."""
+        left = self._granted.nbytes - held
+        room = left - self._usual_kv(plans)
+        return room if room > 0 else max(0, left - self._least_kv(plans))
 
     def _disk(self) -> Disk:
         """What the model's disk gives; a plan by a fixed order measures nothing."""
@@ -409,8 +469,8 @@ class Deciding:
         load = Load(streamed, max(1, pieces), max(slots), max(1, layers), compute_s)
         return window(load, disk.way.readers, threads, disk.rate, room)
 
-    def _in_pieces(self, found: Pieces, context: int) -> Prepared:
-        one, limit = self._kv_bytes(found.plans)(context), self._granted.nbytes
+    def _in_pieces(self, found: Pieces, context: Context) -> Prepared:
+        one, limit = self._kv_bytes(found.plans)(context.tokens), self._granted.nbytes
         of_all = max(one, min(MAX_SEQUENCES * one, limit - found.fixed))
         paid = {
             breakdown.WINDOW: found.window.nbytes,
@@ -418,11 +478,13 @@ class Deciding:
             breakdown.WORK: found.work,
             **found.besides,
         }
-        within = partial(billed, found, paid, policy_of(self._options.streaming))
+        short = self._short_kv(found.plans, context)
+        within = partial(billed, found, paid, short, policy_of(self._options.streaming))
         self._keep_only(found.plans)
         streamed = Streamed(
             *(found.backend, found.cut, self._granted, found.whole, found.fixed, found.work, found.disk),
             *(found.window.nbytes, self._options.streaming, self._options.measures, within),
+            *(short, found.key),
         )
         plans = within(self._granted)
         return self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)
@@ -431,7 +493,7 @@ class Deciding:
         self,
         plans: PlanSet,
         wanted: Wanted,
-        context: int,
+        context: Context,
         weights: int,
         kv_bytes: int,
         room: int = 0,
@@ -440,11 +502,17 @@ class Deciding:
         experts: ExpertPart | None = None,
     ) -> Prepared:
         notes = (*plans.notes, *about_states(self._graph, self._quant), *about_vision(self._source))
-        plans = replace(plans, devices=bills(self._backends, self._own, wanted), notes=notes)
+        plans = replace(
+            plans,
+            devices=bills(self._backends, self._own, wanted),
+            notes=notes,
+            context=context.tokens,
+            context_why=context.why,
+        )
         own = {name: own for name, own in self._own.items() if name in self._backends}
         return Prepared(
-            *(self._graph, self._backends, plans, wanted, self._quant, context, self._granted),
-            *(weights, kv_bytes, self._kv_bytes(plans)(context), room, streamed, mapped, own),
+            *(self._graph, self._backends, plans, wanted, self._quant, context.tokens, self._granted),
+            *(weights, kv_bytes, self._kv_bytes(plans)(context.tokens), room, streamed, mapped, own),
             block=self._block,
             experts=experts,
         )
@@ -462,7 +530,7 @@ class Deciding:
     def _build_for(self, context: int) -> bool:
         """Some models compute differently for sequences that stay shorter than they were built for: whether
         this one had to be built anew."""
-        built_for = self._options.ctx or self._source.require_int("context_length", 1, 1 << 31)
+        built_for = self._options.ctx or trained_for(self._source)
         before = self._graph
         if context != built_for:
             self._graph = build_graph(self._source, context, self._options.spatial)
@@ -488,17 +556,20 @@ def about_vision(source: ModelSource) -> tuple[str, ...]:
     return (seen,) if source.get_bool(SEES, False) else ()
 
 
-def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Granted) -> PlanSet:
-    """The plan of a model in pieces within a budget: what it takes beside what is `paid` anyway, and why."""
-    room = granted.nbytes - found.fixed - paid[breakdown.KV_ONE]
-    kept = choose_pieces(found.cut, max(0, room), policy)
+def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, granted: Granted) -> PlanSet:
+    """The plan of a model in pieces within a budget: what it takes beside what is `paid` anyway, and why.
+    Weights have the room that a `short` text leaves, until a longer one comes."""
+    room = granted.nbytes - found.fixed
+    short = min(short, room)  # one text must fit whatever becomes of the weights
+    kept = choose_pieces(found.cut, max(0, room - max(short, paid[breakdown.KV_ONE])), policy)
+    first = choose_pieces(found.cut, room - short, policy)
     memory = {**paid, breakdown.WEIGHTS: found.whole + kept.locked_bytes}
     total = sum(piece.kept_bytes for piece in found.cut.pieces)
     outlook = predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate)
     notes: tuple[str, ...] = (
         f"weights from disk, {kept.streamed_bytes / 1e9:.2f} GB for every pass: {granted.words} is less than "
         f"all of them need; {kept.why}",
-        f"one token at a time, with a full context: {outlook}",
+        f"a token of a full context: {outlook}",
         f"read ahead: {found.window.why}",
         f"disk: {found.disk.why}",
     )
@@ -510,4 +581,26 @@ def billed(found: Pieces, paid: Mapping[str, int], policy: Policy, granted: Gran
         notes=notes,
         streamed_bytes=kept.streamed_bytes,
         pass_s=outlook.seconds,
+        weights=Residence(
+            total,
+            first.locked_bytes,
+            kept.locked_bytes,
+            first.streamed_bytes,
+            kept.streamed_bytes,
+        ),
+        rates=_rates(found, first, kept, total),
     )
+
+
+def _rates(found: Pieces, first: Kept, full: Kept, total: int) -> Rates:
+    """Passes as the last runs saw them; before the first, none is faster than its disk."""
+    tokens = found.plans.ubatch
+
+    def rate(kept: Kept, tokens: int) -> float | None:
+        reading_s = kept.streamed_bytes / found.disk.rate
+        if times := known(found.key, kept.locked_bytes / total):
+            return tokens / seconds if (seconds := times.seconds(tokens, reading_s)) else None
+        return 1 / max(total / BYTES_S, reading_s) if tokens == 1 else None
+
+    basis: Basis = "measured" if known(found.key, first.locked_bytes / total) else "predicted"
+    return Rates(rate(first, tokens), rate(first, 1), rate(full, 1), basis)

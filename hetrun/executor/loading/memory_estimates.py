@@ -13,6 +13,10 @@ from hetrun.memory.ledger import RESERVE, kernel_figures
 MAX_SEQUENCES = 64
 LIBRARIES = 24 << 20  # of a process that has neither vocabulary nor native library yet: both of them
 SOON = 2 << 20  # of one that has them: what else is loaded with the model
+# What a process takes that has a model of 50,000 tokens open, before its weights: that of `hetrun plan` has
+# opened none, and must plan for the same. One that takes more, as for torch, plans with what it takes.
+PROCESS = 84 << 20
+HELPER = 15 << 20  # of the process that writes chat templates, once there is one
 WORK = 14 << 20  # of compiled graphs of few tokens, and scratch
 KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where one of full length takes less
 
@@ -20,14 +24,15 @@ KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where o
 def besides(to_come: int = LIBRARIES) -> int:
     """Memory that is held besides weights, keys and values: the interpreter and its libraries, of which so
     much is still to come."""
-    return RESERVE + kernel_figures().total + to_come
+    return RESERVE + max(PROCESS, kernel_figures().total + to_come)
 
 
 def in_parts(held: int) -> dict[str, int]:
     """What is held besides, as a bill has it."""
     interpreter = min(held - RESERVE, kernel_figures().anonymous)
     parts = {breakdown.INTERPRETER: interpreter, breakdown.LIBRARIES: held - RESERVE - interpreter}
-    return {name: size for name, size in parts.items() if size} | {breakdown.RESERVE: RESERVE}
+    parts = {name: size for name, size in parts.items() if size}
+    return parts | {breakdown.HELPERS: HELPER, breakdown.RESERVE: RESERVE}
 
 
 def work_bytes(graph: Graph, tokens: int) -> int:

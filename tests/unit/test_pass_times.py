@@ -1,0 +1,43 @@
+"""What passes took whose weights come from disk, kept for the next plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetrun.prefetch.pass_times import PassTimes, known, learn
+from hetrun.prefetch.streamed_weights import Compute, Late
+
+
+def test_a_pass_takes_the_longer_of_reading_and_computing(tmp_path: Path) -> None:
+    times = PassTimes(least_s=0.1, each_s=0.01, off=1.5)
+    assert times.seconds(1, reading_s=0.4) == pytest.approx(0.6)
+    assert times.seconds(1, reading_s=0.0) == pytest.approx(0.15)
+    assert times.seconds(50, reading_s=0.4) == pytest.approx(0.9)
+
+
+def test_each_tenth_of_the_weights_has_times_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "passes.json"
+    assert known("a model", 0.5, path) is None
+    learn("a model", 0.52, PassTimes(0.1, 0.01, 1.2, found=0.7), path)
+    assert known("a model", 0.48, path) == PassTimes(0.1, 0.01, 1.2, found=0.7, exact=True)
+    assert known("a model", 0.9, path) == PassTimes(0.1, 0.01, 1.2, found=0.7, exact=False)
+    assert known("another one", 0.5, path) is None
+    learn("a model", 0.81, PassTimes(0.3, 0.01, 1.0), path)
+    nearest = known("a model", 0.9, path)
+    assert nearest is not None
+    assert nearest.least_s == 0.3
+
+
+def test_only_passes_of_answers_are_kept() -> None:
+    compute, late = Compute(), Late()
+    compute.saw(32, 0.2)
+    late.add(0.2, 0.1, 50_000_000, 32, answering=False)
+    assert compute.times(late, rate=1e9) is None
+    compute.saw(1, 0.02)
+    late.add(0.06, 0.04, 50_000_000, 1, answering=True)
+    times = compute.times(late, rate=1e9)
+    assert times is not None
+    assert times.least_s == pytest.approx(0.02)
+    assert times.off == pytest.approx(0.06 / 0.05)  # reading took 50 ms, the pass 60
