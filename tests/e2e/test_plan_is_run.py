@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.api import as_options, model_path
+from hetrun.api.local_model import as_options, model_path
 from hetrun.config import Settings
 from hetrun.executor.loading.memory_estimates import HELPER
 from hetrun.executor.planned_model import foreseen

@@ -36,7 +36,7 @@ ANSWER = 96
 
 PLAN = """
 import json, sys
-from hetrun.api import make_plan
+from hetrun.api.local_model import make_plan
 from hetrun.config import Settings
 print(json.dumps(make_plan(Settings.resolve(environ=None, **json.loads(sys.argv[1]))).to_json()))
 """
