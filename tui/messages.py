@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
 
@@ -33,15 +31,17 @@ class Measured(Message):
 
 
 @dataclass
+class Failed(Message):
+    """Something that ran beside the answer failed."""
+
+    error: BaseException
+
+
+@dataclass
 class Typed(Message):
     """Letters that were typed where nothing is written."""
 
     text: str
-
-
-def keys_of(bindings: Iterable[BindingType]) -> frozenset[str]:
-    """All keys that are bound."""
-    return frozenset(key for b in bindings if isinstance(b, Binding) for key in b.key.split(","))
 
 
 def type_ahead(widget: Widget, event: events.Key) -> bool:

@@ -10,13 +10,12 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static, TextArea
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
 from hetrun.tui.conversation import Talk, parsed_value
-from hetrun.tui.screens.dialogs import Ask, Choice, Choose
+from hetrun.tui.screens.dialogs import Ask, Choice, Choose, Dialog
 
 # Those that people turn; /set knows the others.
 SHOWN = (
@@ -39,7 +38,7 @@ class Chosen:
     sampling: Mapping[str, Any]
 
 
-class SettingsScreen(ModalScreen[Chosen | None]):
+class SettingsScreen(Dialog[Chosen | None]):
     """A form; what is left empty is as the command line has it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -146,7 +145,7 @@ class SettingsScreen(ModalScreen[Chosen | None]):
         chosen = self._chosen()
         if chosen and (name := await self.app.push_screen_wait(Ask("Name of the preset"))):
             self._talk.store.save_preset(name, chosen.system, chosen.sampling)
-            self.notify(f"Preset {name} kept", timeout=2)
+            self.query_one(".error", Static).update(f"The preset {name} is kept")
 
     @on(Button.Pressed, "#cancel")
     def _cancel(self) -> None:

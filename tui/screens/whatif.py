@@ -9,7 +9,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import Button, Input, Label, Static
 
@@ -17,6 +16,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Foreseen, WhatIf
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.tui.screens.dialogs import Dialog
 
 # Name, what it is, and what the arrow keys do to it.
 KNOBS = (
@@ -46,7 +46,7 @@ class Knob(Input):
         self.value = turned(self.value.strip() or self.now, self._how, step)
 
 
-class WhatIfScreen(ModalScreen[dict[str, object] | None]):
+class WhatIfScreen(Dialog[dict[str, object] | None]):
     """Knobs at the left, what they would mean at the right."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -123,7 +123,8 @@ class WhatIfScreen(ModalScreen[dict[str, object] | None]):
         if self._can_apply and self.changes:
             self.dismiss(self.changes)
         elif not self._can_apply:
-            self.notify("this engine is not ours to change", severity="warning", timeout=3)
+            note = "this engine was started elsewhere: its options cannot be changed here"
+            self.query_one(".keys", Static).update(note)
 
     @on(Button.Pressed, "#close")
     def _close(self) -> None:

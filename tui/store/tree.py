@@ -69,6 +69,8 @@ class Tree:
     def beside(self, turn: Turn, step: int) -> Turn | None:
         """The version so many before or behind."""
         found = self.versions(turn)
+        if turn not in found:  # it is of another conversation, or gone
+            return None
         at = found.index(turn) + step
         return found[at] if 0 <= at < len(found) else None
 
