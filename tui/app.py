@@ -11,7 +11,6 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
 from textual.notifications import SeverityLevel
-from textual.screen import ModalScreen
 
 from hetrun.client.interface import ChatClient
 from hetrun.client.sampling_params import SamplingParams
@@ -20,6 +19,7 @@ from hetrun.tui.conversation import Talk
 from hetrun.tui.host import Doors
 from hetrun.tui.messages import Failed
 from hetrun.tui.screens.chat import ChatScreen
+from hetrun.tui.screens.dialogs import LOW, Dialog
 from hetrun.tui.store.store import Store
 
 THEME = "textual-dark"
@@ -32,6 +32,7 @@ class ChatApp(App[None]):
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "hetrun"
     ENABLE_COMMAND_PALETTE = False
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (LOW, "-high")]
     # Textual has this binding too, but keeps it out of the footer.
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", priority=True)]
 
@@ -130,8 +131,8 @@ class ChatApp(App[None]):
             self.exit()
             return
         self._asked_to_quit = monotonic()
-        if isinstance(self.screen, ModalScreen):
-            self.screen.dismiss(None)
+        if isinstance(self.screen, Dialog):
+            self.screen.leave()
         self._screen.say("Ctrl+C once more leaves; every conversation is kept")
 
     @property

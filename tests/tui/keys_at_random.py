@@ -19,16 +19,77 @@ from tests.tui.driver import Driver
 
 SIZES = ((60, 15), (80, 24), (140, 45))
 LETTERS = "abcdefghijklmnopqrstuvwxyzYNR 0123456789/?.:é漢"
-PLAIN = ("enter", "escape", "tab", "shift+tab", "up", "down", "left", "right", "home", "end", "pageup", "pagedown")
+PLAIN = (
+    "enter",
+    "escape",
+    "tab",
+    "shift+tab",
+    "up",
+    "down",
+    "left",
+    "right",
+    "home",
+    "end",
+    "pageup",
+    "pagedown",
+)
 OTHERS = (
-    *("backspace", "delete", "space", "ctrl+j", "shift+enter", "alt+enter", "ctrl+n", "ctrl+f", "ctrl+o", "ctrl+r"),
-    *("ctrl+up", "ctrl+s", "ctrl+left", "ctrl+right", "ctrl+u", "ctrl+k", "ctrl+w", "ctrl+a", "ctrl+e", "ctrl+z"),
-    *("ctrl+y", "ctrl+v", "ctrl+x", "ctrl+down", "shift+left", "shift+up", "ctrl+home", "ctrl+end", "f9", "f10"),
+    *(
+        "backspace",
+        "delete",
+        "space",
+        "ctrl+j",
+        "shift+enter",
+        "alt+enter",
+        "ctrl+n",
+        "ctrl+f",
+        "ctrl+o",
+        "ctrl+r",
+    ),
+    *(
+        "ctrl+up",
+        "ctrl+s",
+        "ctrl+left",
+        "ctrl+right",
+        "ctrl+u",
+        "ctrl+k",
+        "ctrl+w",
+        "ctrl+a",
+        "ctrl+e",
+        "ctrl+z",
+    ),
+    *(
+        "ctrl+y",
+        "ctrl+v",
+        "ctrl+x",
+        "ctrl+down",
+        "shift+left",
+        "shift+up",
+        "ctrl+home",
+        "ctrl+end",
+        "f9",
+        "f10",
+    ),
     *(f"f{n}" for n in range(1, 9)),
 )
 MESSAGES = (
-    *("say hello", "say one two three", "muse hm</think>so", "forever", "silence", "fail", "refuse", "odd", "stop"),
-    *("say ```py\nx = 1\n```", "say # T\n\n- a\n- b\n\n| a | b |\n|---|---|\n| 1 | 2 |", "say \x1b[31mred", "//help"),
+    *(
+        "say hello",
+        "say one two three",
+        "muse hm</think>so",
+        "forever",
+        "silence",
+        "fail",
+        "refuse",
+        "odd",
+        "stop",
+    ),
+    *(
+        "say ```py\nx = 1\n```",
+        "say # T\n\n- a\n- b\n\n| a | b |\n|---|---|\n| 1 | 2 |",
+        "say \x1b[31mred",
+        "//help",
+    ),
     *("say " + "word " * 200, "unfit regex"),
 )
 LEAVING = {"quit", *(name for name, command in ALIASES.items() if command == "quit")}

@@ -183,13 +183,15 @@ class Orders(Sights):
         found = self.talk.store.conversation(number)
         title = found.title if found else ""
         if what == "menu":
-            what = await self.app.push_screen_wait(Choose(title, CONVERSATION)) or ""
+            chosen: str | None = await self.app.push_screen_wait(Choose(title, CONVERSATION))
+            what = chosen or ""
         match what:
             case "open":
                 self.open(number)
             case "rename":
-                if title := await self.app.push_screen_wait(Ask("Rename to", title)):
-                    self.rename(number, title)
+                new: str | None = await self.app.push_screen_wait(Ask("Rename to", title))
+                if new:
+                    self.rename(number, new)
             case "delete":
                 await self._delete(number)
             case "export":

@@ -349,10 +349,22 @@ class ChatScreen(Orders):
         """Often while it answers, else now and then; nobody is asked for what is not shown."""
         self._looks += 1
         busy = self.answering is not None
+        if busy:
+            self._say_loading()
         if self.info is None or not self.query_one(MachinePane).display:
             return
         if at_once or busy or self._looks % IDLE_LOOKS == 0:
             self._look_at_machine()
+
+    def _say_loading(self) -> None:
+        """An answer may have to wait for its model, here or on a server that loads it for that."""
+        entry, health = self.answering.entry if self.answering else None, self.client.health
+        if entry is None or entry.text:
+            return
+        doing = f"loading the model, {100 * health.progress:.0f} %" if health.status == "loading" else ""
+        if doing != entry.doing:
+            entry.doing = doing
+            self._draw(entry)
 
     @work(group="look", exclusive=True, exit_on_error=False)
     async def _look_at_machine(self) -> None:

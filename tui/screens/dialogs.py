@@ -19,15 +19,33 @@ from hetrun.system.terminal_text import visible
 from hetrun.tui.messages import Failed
 
 T = TypeVar("T")
+SHARE = 92  # of a screen's height, in percent, that a dialog may have
+LOW, GAPS = 20, 3  # a screen of fewer lines shows dialogs without so many that are between things
 
 
 class Dialog(ModalScreen[T]):
     """A screen in front of the chat. It closes if what it does fails in a way that nobody expected."""
 
+    AROUND = 0  # lines that are no part of its body
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Where a dialog is as high as its body, that has what the rest leaves of the screen."""
+        for body in self.query(".fitting .body"):
+            around = self.AROUND - GAPS * (event.size.height < LOW)
+            body.styles.max_height = max(event.size.height * SHARE // 100 - around, 3)
+
+    def leave(self, result: T | None = None) -> None:
+        """Close, once: a second key, or the mouse, may ask for it before it is gone."""
+        if self.is_current:
+            self.dismiss(result)
+
+    async def action_dismiss(self, result: T | None = None) -> None:
+        self.leave(result)
+
     @on(Worker.StateChanged)
     def _failed(self, message: Worker.StateChanged) -> None:
         if message.state is WorkerState.ERROR and message.worker.error is not None:
-            self.dismiss(None)
+            self.leave(None)
             self.app.post_message(Failed(message.worker.error))
 
 
@@ -47,7 +65,7 @@ class Ask(Dialog[str | None]):
             yield Static(self._question, classes="title", markup=False)
             yield self._input
             if self._hint:
-                yield Static(self._hint, classes="keys", markup=False)
+                yield Static(self._hint, classes="hint", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button("OK", variant="primary", id="ok", compact=True)
                 yield Button("Cancel", id="cancel", compact=True)
@@ -58,14 +76,11 @@ class Ask(Dialog[str | None]):
     @on(Input.Submitted)
     @on(Button.Pressed, "#ok")
     def _done(self) -> None:
-        self.dismiss(self._input.value.strip() or None)
+        self.leave(self._input.value.strip() or None)
 
     @on(Button.Pressed, "#cancel")
     def _cancel(self) -> None:
-        self.dismiss(None)
-
-    async def action_dismiss(self, result: str | None = None) -> None:
-        self.dismiss(result)
+        self.leave(None)
 
 
 class Choice(NamedTuple):
@@ -109,14 +124,11 @@ class Choose(Dialog[str | None]):
         if chosen is not None:
             event.stop()
             event.prevent_default()
-            self.dismiss(chosen.name)
+            self.leave(chosen.name)
 
     @on(OptionList.OptionSelected)
     def _done(self, message: OptionList.OptionSelected) -> None:
-        self.dismiss(message.option_id)
-
-    async def action_dismiss(self, result: str | None = None) -> None:
-        self.dismiss(result)
+        self.leave(message.option_id)
 
 
 class Read(Dialog[None]):
@@ -150,6 +162,3 @@ class Read(Dialog[None]):
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._copied)
         self.query_one(".keys", Static).update("Copied")
-
-    async def action_dismiss(self, result: None = None) -> None:
-        self.dismiss(None)

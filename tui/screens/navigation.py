@@ -100,7 +100,9 @@ class Sights(Screen[None]):
 
     @work(group="dialog", exit_on_error=False)
     async def action_what_if(self) -> None:
-        screen = WhatIfScreen(self.client, self.doors.reopen is not None)
+        decode = self._facts.decode
+        can_apply = self.doors.reopen is not None and not self.doors.is_server
+        screen = WhatIfScreen(self.client, can_apply, decode[-1] if decode else 0.0)
         if changes := await self.app.push_screen_wait(screen):
             await self._apply(changes)
 
@@ -125,7 +127,8 @@ class Sights(Screen[None]):
 
     async def _chosen_model(self, models: Callable[[], Sequence[Offered]]) -> str | None:
         choices = [Choice(m.path, f"{m.label}  {m.size}") for m in await to_thread(models)]
-        choices.append(Choice(ANOTHER, "another one …"))
+        if not self.doors.is_server:
+            choices.append(Choice(ANOTHER, "another one …"))
         chosen: str | None = await self.app.push_screen_wait(Choose("Which model?", choices))
         if chosen == ANOTHER:
             chosen = await self.app.push_screen_wait(Ask("Which model?", "", "model.gguf", WHICH))
@@ -200,7 +203,7 @@ class Sights(Screen[None]):
 
     async def _opening(self, options: Mapping[str, object]) -> Opening:
         if self.doors.reopen is None:
-            raise UserError("this engine is not ours to change")
+            raise UserError("this engine was started elsewhere: its options cannot be changed here")
         self._unwanted.clear()
         self.bringing = True
         self.refresh_bindings()

@@ -41,6 +41,7 @@ class Chosen:
 class SettingsScreen(Dialog[Chosen | None]):
     """A form; what is left empty is as the command line has it."""
 
+    AROUND = 8
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Cancel", key_display="Esc"),
         Binding("ctrl+s", "save", "Save", priority=True),
@@ -52,7 +53,7 @@ class SettingsScreen(Dialog[Chosen | None]):
         self._others = {name: value for name, value in talk.sampling.items() if name not in SHOWN}
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
+        with Vertical(classes="dialog wide fitting"):
             yield Static("This conversation", classes="title", markup=False)
             with VerticalScroll(classes="body"):
                 yield Label("System prompt")
@@ -119,7 +120,7 @@ class SettingsScreen(Dialog[Chosen | None]):
     @on(Button.Pressed, "#save")
     def action_save(self) -> None:
         if chosen := self._chosen():
-            self.dismiss(chosen)
+            self.leave(chosen)
 
     @on(Button.Pressed, "#presets")
     @work(exit_on_error=False)
@@ -149,7 +150,4 @@ class SettingsScreen(Dialog[Chosen | None]):
 
     @on(Button.Pressed, "#cancel")
     def _cancel(self) -> None:
-        self.dismiss(None)
-
-    async def action_dismiss(self, result: Chosen | None = None) -> None:
-        self.dismiss(result)
+        self.leave(None)

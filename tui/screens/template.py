@@ -69,6 +69,3 @@ class TemplateScreen(Dialog[None]):
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._texts[self._at])
         self.query_one(".keys", Static).update("Copied")
-
-    async def action_dismiss(self, result: None = None) -> None:
-        self.dismiss(None)

@@ -147,10 +147,7 @@ class TokensScreen(Dialog[Continue | None]):
     @on(OptionList.OptionSelected)
     def _continue(self, message: OptionList.OptionSelected) -> None:
         piece = self._scored.tokens[self._at].top_pieces[int(message.option_id or 0)]
-        self.dismiss(Continue((self._scored.before(self._at) + piece).decode("utf-8", "ignore")))
-
-    async def action_dismiss(self, result: Continue | None = None) -> None:
-        self.dismiss(result)
+        self.leave(Continue((self._scored.before(self._at) + piece).decode("utf-8", "ignore")))
 
 
 async def scored(client: ChatClient, asked: GenerateRequest, answer: str) -> Scored:

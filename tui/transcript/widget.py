@@ -26,7 +26,7 @@ LEFT = 2  # cells before the text: the bar, and a space
 MARGIN = LEFT + 1
 SLICE_S = 0.03  # of drawing old turns, between two looks at the keyboard
 SCROLLBAR_S = 0.5  # between two times that it moves while an answer comes: each is a new layout of the screen
-HINT = "Enter: what can be done with it · Esc: back to your message"
+HINT = "Enter: what can be done · Esc: back to your message"
 MOST_STRIPS = 4096  # lines that are kept as they are shown
 
 
@@ -196,8 +196,8 @@ class Transcript(ScrollView, can_focus=True):
         index, line = found
         entry = self._entries[index]
         strip, last = entry.lines[line], line == len(entry.lines) - 1
-        if last and index == self.selected:
-            strip = self._hint
+        if index == self.selected and y == self._last_shown(index):
+            strip, last = self._hint, True
         plain = last or entry.kind == "assistant"
         style = base if plain else self.get_component_rich_style(f"transcript--{entry.kind}")
         bar = self._bar(entry, index, last, style)
@@ -212,6 +212,11 @@ class Transcript(ScrollView, can_focus=True):
             self._strips.clear()
         self._strips[key] = (strip, shown)
         return shown
+
+    def _last_shown(self, index: int) -> int:
+        """The last line of an entry that is in sight."""
+        end = self._starts[index - (len(self._entries) - self._drawn) + 1] - 1
+        return min(end, self._top + self.size.height - 1)
 
     def _bar(self, entry: Entry, index: int, last: bool, style: Style) -> Segment:
         if index == self.selected and not last:

@@ -11,7 +11,7 @@ from textual.widgets.option_list import Option
 from hetrun.system.terminal_text import visible
 from hetrun.tui.commands import Offer
 
-NAMES = 24  # cells
+NAMES = 17  # cells
 
 
 class CommandList(OptionList, can_focus=False):
