@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
 
-from textual import on
+from textual import events, on
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
@@ -88,6 +88,8 @@ class ChatApp(App[None]):
 
     def _handle_exception(self, error: Exception) -> None:
         """Leave with a sentence and a report: Textual prints all that there was on the screen, and more."""
+        if self._exit:  # a key that came while the screens were closing finds none
+            return
         if not self.fault:
             self.fault = self._screen.words_of(error)
             self._keep_all()
@@ -104,6 +106,14 @@ class ChatApp(App[None]):
     def _failed_aside(self, message: Failed) -> None:
         """What fails beside the answer ends nothing."""
         self._screen.say(self._screen.words_of(message.error), error=True)
+
+    async def on_event(self, event: events.Event) -> None:
+        """A letter that is typed where nothing is written begins a message: the box has the focus before the
+        key is sent on, so that letters keep their order however fast they come."""
+        typed = isinstance(event, events.Key) and not event.is_forwarded
+        if typed and event.character and event.is_printable and self.screen_stack[-1:] == [self._screen]:
+            self._screen.begin_message()
+        await super().on_event(event)
 
     async def run_action(self, *args: Any, **options: Any) -> bool:  # noqa: ANN401 - as Textual has them
         """An action that cannot be done says so."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from textual import events
 from textual.message import Message
-from textual.widget import Widget
 
 
 @dataclass
@@ -35,22 +33,3 @@ class Failed(Message):
     """Something that ran beside the answer failed."""
 
     error: BaseException
-
-
-@dataclass
-class Typed(Message):
-    """Letters that were typed where nothing is written."""
-
-    text: str
-
-
-def type_ahead(widget: Widget, event: events.Key) -> bool:
-    """Have a letter begin a message; whether it was one.
-
-    Called by the widget that got the key: what was typed fast waits in its queue, whatever has the focus.
-    """
-    if not (event.character and event.is_printable):
-        return False
-    widget.post_message(Typed(event.character))
-    event.stop()
-    return True

@@ -20,7 +20,7 @@ from hetrun.tui.commands import Offer, offers
 from hetrun.tui.conversation import Talk, with_files
 from hetrun.tui.host import Doors
 from hetrun.tui.machine import Facts, look
-from hetrun.tui.messages import Measured, Sent, Typed
+from hetrun.tui.messages import Measured, Sent
 from hetrun.tui.screens.actions import Orders
 from hetrun.tui.screens.navigation import EXCHANGING
 from hetrun.tui.store.tree import Turn
@@ -450,12 +450,10 @@ class ChatScreen(Orders):
     def action_back(self) -> None:
         self.set_focus(self.query_one(Prompt))
 
-    @on(Typed)
-    def _typed(self, message: Typed) -> None:
-        """A message that begins elsewhere."""
-        prompt = self.query_one(Prompt)
-        self.set_focus(prompt)
-        prompt.insert(message.text)
+    def begin_message(self) -> None:
+        """A letter comes: it is for the box, unless something is written elsewhere."""
+        if isinstance(self.focused, Transcript | Titles | MachinePane) or self.focused is None:
+            self.set_focus(self.query_one(Prompt))
 
     def action_page(self, direction: int) -> None:
         transcript = self.query_one(Transcript)
@@ -467,5 +465,5 @@ class ChatScreen(Orders):
         """Walk through the turns."""
         transcript = self.query_one(Transcript)
         if transcript.entries:
-            transcript.focus()
+            self.set_focus(transcript)  # at once: the next key is for it
             transcript.action_select(-1)

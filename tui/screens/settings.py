@@ -10,12 +10,13 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
-from textual.widgets import Button, Input, Label, Static, TextArea
+from textual.widgets import Button, Input, Label, Static
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
 from hetrun.tui.conversation import Talk, parsed_value
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose, Dialog
+from hetrun.tui.widgets.text_box import TextBox
 
 # Those that people turn; /set knows the others.
 SHOWN = (
@@ -57,7 +58,7 @@ class SettingsScreen(Dialog[Chosen | None]):
             yield Static("This conversation", classes="title", markup=False)
             with VerticalScroll(classes="body"):
                 yield Label("System prompt")
-                yield TextArea(self._talk.system, tab_behavior="focus", id="system")
+                yield TextBox(self._talk.system, tab_behavior="focus", id="system")
                 with Grid(id="sampling"):
                     for name in SHOWN:
                         yield Label(name)
@@ -108,10 +109,10 @@ class SettingsScreen(Dialog[Chosen | None]):
         except HetrunError as error:
             self.query_one(".error", Static).update(str(error))
             return None
-        return Chosen(self.query_one(TextArea).text.strip(), sampling)
+        return Chosen(self.query_one(TextBox).text.strip(), sampling)
 
     def _fill(self, system: str, sampling: Mapping[str, Any]) -> None:
-        self.query_one(TextArea).load_text(system)
+        self.query_one(TextBox).load_text(system)
         for name in SHOWN:
             self.query_one(f"#{name}", Input).value = self._text(sampling.get(name))
         self._others = {name: value for name, value in sampling.items() if name not in SHOWN}

@@ -19,7 +19,6 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
 
-from hetrun.tui.messages import type_ahead
 from hetrun.tui.transcript.turn import Entry, Look
 
 LEFT = 2  # cells before the text: the bar, and a space
@@ -292,11 +291,6 @@ class Transcript(ScrollView, can_focus=True):
         if action == "do":
             return self.selection is not None and str(parameters[0]) in self.offers(self.selection)
         return True
-
-    def on_key(self, event: events.Key) -> None:
-        """Letters begin a message."""
-        if type_ahead(self, event):
-            self.selected = None
 
     def action_menu(self) -> None:
         if entry := self.selection:

@@ -8,15 +8,15 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import TextArea
 
 from hetrun.tui.messages import Sent
 from hetrun.tui.widgets.command_list import CommandList
+from hetrun.tui.widgets.text_box import TextBox
 
 NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
 
 
-class Prompt(TextArea):
+class Prompt(TextBox):
     """Grows with its text; Enter sends, Ctrl+J begins a line (most terminals cannot send Shift+Enter)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

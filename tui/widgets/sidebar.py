@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from textual import events, on
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -16,7 +16,6 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from hetrun.system.terminal_text import visible
-from hetrun.tui.messages import type_ahead
 from hetrun.tui.store.tree import Conversation
 
 What = Literal["open", "rename", "delete", "export", "menu"]
@@ -37,9 +36,6 @@ class Titles(OptionList):
 
         what: What
         number: int
-
-    def on_key(self, event: events.Key) -> None:
-        type_ahead(self, event)
 
     def action_do(self, what: What) -> None:
         if self.highlighted is not None:
