@@ -386,6 +386,7 @@ class Dirs:
     config: Path
     cache: Path
     data: Path
+    state: Path
 
 
 def dirs(environ: Mapping[str, str] | None = None) -> Dirs:
@@ -394,6 +395,7 @@ def dirs(environ: Mapping[str, str] | None = None) -> Dirs:
         config=_base(environ, "XDG_CONFIG_HOME", ".config"),
         cache=_base(environ, "XDG_CACHE_HOME", ".cache"),
         data=_base(environ, "XDG_DATA_HOME", ".local/share"),
+        state=_base(environ, "XDG_STATE_HOME", ".local/state"),
     )
 
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from time import monotonic
+from typing import Any, ClassVar
 
+from textual import events, on
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.notifications import SeverityLevel
 
 from hetrun.client.interface import ChatClient
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.errors import UserError
+from hetrun.errors import HetrunError, UserError
 from hetrun.tui.conversation import Talk
 from hetrun.tui.host import Doors
+from hetrun.tui.messages import Failed
 from hetrun.tui.screens.chat import ChatScreen
+from hetrun.tui.screens.dialogs import LOW, Dialog
 from hetrun.tui.store.store import Store
 
 THEME = "textual-dark"
+AGAIN_S = 3.0  # within which a second Ctrl+C leaves
 
 
 class ChatApp(App[None]):
@@ -26,6 +32,7 @@ class ChatApp(App[None]):
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "hetrun"
     ENABLE_COMMAND_PALETTE = False
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (LOW, "-high")]
     # Textual has this binding too, but keeps it out of the footer.
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", priority=True)]
 
@@ -36,8 +43,12 @@ class ChatApp(App[None]):
         system: str | None = None,
         place: Path | None = None,
         doors: Doors | None = None,
+        reports: Path | None = None,
     ) -> None:
+        """`reports`: the folder for reports of the chat's own faults."""
         super().__init__()
+        self.fault = ""  # why it ended, if that was not wanted
+        self._asked_to_quit = 0.0  # when Ctrl+C was pressed
         self._trouble = ""
         try:
             self._store = Store(place)
@@ -45,7 +56,7 @@ class ChatApp(App[None]):
             # Whoever wants to chat can; what is said is not kept, and they hear of it.
             self._store, self._trouble = Store(None), str(error)
         talk = Talk(self._store, params or SamplingParams(), system or "")
-        self._screen = ChatScreen(client, talk, doors or Doors())
+        self._screen = ChatScreen(client, talk, doors or Doors(), reports)
 
     def get_driver_class(self) -> type[Driver]:
         """Our own where Textual would take its usual one."""
@@ -66,11 +77,73 @@ class ChatApp(App[None]):
         if theme in self.available_themes:
             self.theme = theme
         if self._trouble:
-            self.notify(f"{self._trouble}. This time nothing is kept", severity="warning", timeout=20)
+            said = f"{self._trouble}. This time nothing is kept"
+            self._screen.call_after_refresh(self._screen.say, said, error=True)
 
     def on_unmount(self) -> None:
         self._screen.leave()
         self._store.close()
+
+    # --- what goes wrong, and the way out
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Leave with a sentence and a report: Textual prints all that there was on the screen, and more."""
+        if self._exit:  # a key that came while the screens were closing finds none
+            return
+        if not self.fault:
+            self.fault = self._screen.words_of(error)
+            self._keep_all()
+        super()._handle_exception(error)
+        self._exit_renderables.clear()
+
+    def _keep_all(self) -> None:
+        try:
+            self._screen.leave()
+        except Exception:  # what was kept a second ago has to do
+            return
+
+    @on(Failed)
+    def _failed_aside(self, message: Failed) -> None:
+        """What fails beside the answer ends nothing."""
+        self._screen.say(self._screen.words_of(message.error), error=True)
+
+    async def on_event(self, event: events.Event) -> None:
+        """A letter that is typed where nothing is written begins a message: the box has the focus before the
+        key is sent on, so that letters keep their order however fast they come."""
+        typed = isinstance(event, events.Key) and not event.is_forwarded
+        if typed and event.character and event.is_printable and self.screen_stack[-1:] == [self._screen]:
+            self._screen.begin_message()
+        await super().on_event(event)
+
+    async def run_action(self, *args: Any, **options: Any) -> bool:  # noqa: ANN401 - as Textual has them
+        """An action that cannot be done says so."""
+        try:
+            return await super().run_action(*args, **options)
+        except HetrunError as error:
+            self._screen.say(str(error), error=True)
+            return True
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """Above the box, where one looks, instead of in a corner."""
+        self._screen.say(message, error=severity != "information")
+
+    def action_help_quit(self) -> None:
+        """Ctrl+C: copy what is selected (the widget does); else leave, if it is meant."""
+        if monotonic() < self._asked_to_quit + AGAIN_S:
+            self.exit()
+            return
+        self._asked_to_quit = monotonic()
+        if isinstance(self.screen, Dialog):
+            self.screen.leave()
+        self._screen.say("Ctrl+C once more leaves; every conversation is kept")
 
     @property
     def client(self) -> ChatClient:

@@ -1,7 +1,8 @@
-"""What can be written behind a slash; the help screen and the completion show the same table."""
+"""What can be written after a slash; the help screen and the list above the box show the same table."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from hetrun.errors import UserError
 
 
 class Command(NamedTuple):
-    """A name, what may stand behind it, and what it does."""
+    """A name, what may follow it, and what it does."""
 
     name: str
     argument: str  # "" for none, "[X]" where it may be left out
@@ -18,23 +19,23 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("new", "", "begin a new conversation"),
-    Command("system", "[TEXT]", "what the model is told first; nothing takes it away"),
-    Command("set", "NAME VALUE", "sampling of this conversation, as: set temperature 0.2"),
-    Command("regenerate", "", "answer the last message once more"),
-    Command("edit", "", "change the last message and send it again"),
-    Command("fork", "", "a new conversation that begins like this one"),
+    Command("system", "[TEXT]", "what the model is told first"),
+    Command("set", "NAME VALUE", "sampling, as: /set temperature 0.2"),
+    Command("regenerate", "", "answer the last message again"),
+    Command("edit", "", "change the last message"),
+    Command("fork", "", "a new conversation like this one"),
     Command("copy", "", "the last answer to the clipboard"),
-    Command("attach", "FILE", "put a text file behind the next message"),
+    Command("attach", "FILE", "send a text file with a message"),
     Command("rename", "TITLE", "call the conversation so"),
     Command("delete", "", "delete the conversation"),
-    Command("export", "FILE", "write it as Markdown, or as JSON (FILE.json)"),
+    Command("export", "FILE", "write it as Markdown or JSON"),
     Command("import", "FILE", "read conversations from JSON"),
     Command("settings", "", "system prompt, sampling and presets"),
     Command("preset", "NAME", "system prompt and sampling of a preset"),
     Command("model", "[NAME]", "another model"),
-    Command("whatif", "", "what other memory, context or threads would mean"),
+    Command("whatif", "", "try other memory, context, threads"),
     Command("template", "", "the exact prompt that is sent"),
-    Command("tokens", "", "probabilities and alternatives in the last answer"),
+    Command("tokens", "", "how sure the model was of each token"),
     Command("machine", "", "show or hide the machine"),
     Command("conversations", "", "show or hide the conversations"),
     Command("theme", "[NAME]", "other colours"),
@@ -42,6 +43,17 @@ COMMANDS = (
     Command("quit", "", "leave"),
 )
 _BY_NAME = {command.name: command for command in COMMANDS}
+# What other programs call them.
+ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "clear": "new", "?": "help"}
+
+
+class Offer(NamedTuple):
+    """What the text in the box may become."""
+
+    text: str
+    label: str
+    help: str
+    is_whole: bool  # nothing has to follow it
 
 
 def is_command(text: str) -> bool:
@@ -51,20 +63,53 @@ def is_command(text: str) -> bool:
 
 def command_of(text: str) -> tuple[Command, str]:
     """The command that a text is, and what stands behind it."""
-    name, _, argument = text[1:].partition(" ")
-    command = _BY_NAME.get(name.strip())
+    name, argument = _divided(text)
+    command = _BY_NAME.get(ALIASES.get(name, name))
     if command is None:
-        known = completions(name) or get_close_matches(name, _BY_NAME, n=2)
+        known = [c.name for c in COMMANDS if name and c.name.startswith(name)]
+        known = known or get_close_matches(name, [*_BY_NAME, *ALIASES], n=2)
         hint = f"did you mean /{' or /'.join(known[:3])}?" if known else "/help shows what there is"
         raise UserError(f"there is no command /{name}: {hint} (// sends a text that begins with a slash)")
     argument = argument.strip()
     if argument and not command.argument:
-        raise UserError(f"/{name} takes nothing behind it")
+        raise UserError(f"/{name} takes nothing after it")
     if not argument and command.argument and not command.argument.startswith("["):
-        raise UserError(f"/{name} needs something behind it: /{name} {command.argument}")
+        raise UserError(f"/{name} needs something after it: /{name} {command.argument} ({command.help})")
     return command, argument
 
 
-def completions(begun: str) -> list[str]:
-    """Names that begin so."""
-    return [command.name for command in COMMANDS if command.name.startswith(begun)]
+def _divided(text: str) -> tuple[str, str]:
+    words = text[1:].split(maxsplit=1)
+    return (words[0] if words else ""), (words[1] if len(words) > 1 else "")
+
+
+def offers(text: str, arguments: Callable[[str], Iterable[tuple[str, str]]]) -> list[Offer]:
+    """What a text that is a command so far may become. `arguments`: what may follow the command of a name,
+    with a word on each."""
+    if not is_command(text) or "\n" in text:
+        return []
+    name, space, rest = text[1:].partition(" ")
+    if not space:
+        return _commands(name)
+    command = _BY_NAME.get(name)
+    if command is None or " " in rest:
+        return []
+    more = command.argument.strip("[]").partition(" ")[2]
+    known = [(value, what) for value, what in arguments(name) if value.startswith(rest)]
+    return [Offer(f"/{name} {value}{' ' * bool(more)}", value, what, not more) for value, what in known]
+
+
+def _commands(begun: str) -> list[Offer]:
+    """Those whose names begin so, the one that is called so first; those of other programs' names last."""
+    found = sorted((c for c in COMMANDS if c.name.startswith(begun)), key=lambda c: c.name != begun)
+    offered = [
+        Offer(
+            f"/{c.name}{' ' * bool(c.argument)}",
+            f"/{c.name} {c.argument}".rstrip(),
+            c.help,
+            not c.argument,
+        )
+        for c in found
+    ]
+    others = [name for name in ALIASES if begun and name.startswith(begun) and ALIASES[name] != begun]
+    return offered + [Offer(f"/{name}", f"/{name}", _BY_NAME[ALIASES[name]].help, True) for name in others]

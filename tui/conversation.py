@@ -12,7 +12,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
 from hetrun.tui.store import export
 from hetrun.tui.store.store import Store
-from hetrun.tui.store.tree import Conversation, Tree, Turn, title_of
+from hetrun.tui.store.tree import Conversation, Tree, Turn, fork_title, title_of
 from hetrun.tui.transcript.turn import divided
 
 LINGER_S = 0.04  # tokens come together within a frame: each message costs the engine's core and ours
@@ -131,7 +131,7 @@ class Talk:
         """A new conversation that begins as this one did, up to this turn; it is open then."""
         assert self.conversation is not None, "it has turns"
         path = self.tree.path_to(turn.id)
-        title = title_of(f"{self.conversation.title} (fork)")
+        title = fork_title(self.conversation.title, (c.title for c in self.store.conversations()))
         copy = replace(
             self.conversation, title=title, leaf=turn.id, system=self.system, sampling=self.sampling
         )

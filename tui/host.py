@@ -28,3 +28,4 @@ class Doors:
     # on a thread, for a model may be brought from elsewhere before.
     reopen: Callable[[Mapping[str, object], Tell], Opening] | None = None
     models: Callable[[], Sequence[Offered]] | None = None
+    is_server: bool = False  # of all options the model alone may be another one, of those that are listed

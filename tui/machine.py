@@ -10,7 +10,7 @@ from datetime import datetime
 from textual.content import Content
 
 from hetrun.client.interface import ChatClient
-from hetrun.client.queries import EngineState, LayerPlace, Layers, PlanNow, State
+from hetrun.client.queries import EngineState, LayerPlace, Layers, State
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
 
@@ -36,7 +36,6 @@ class Facts:
     links: Mapping[str, float] = field(default_factory=dict)  # of late: bytes a second over each
     waiting: float = 0.0  # of late: the share of steps that was spent waiting for devices
     layers: Sequence[LayerPlace] = ()
-    threads: Mapping[str, int] = field(default_factory=dict)  # for one token, and for many
     decode: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # tokens/s
     prefill: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     first_token_s: float = 0.0
@@ -57,7 +56,6 @@ async def look(facts: Facts, client: ChatClient) -> None:
         before = facts.state
         if before is None or state.reason != before.reason or state.streaming:
             facts.layers = await client.ask(Layers())
-            facts.threads = _threads(await client.ask(PlanNow()))
         if state.reason and (not facts.reasons or facts.reasons[-1][1] != state.reason):
             facts.note(state.reason)
         if before is not None:
@@ -75,18 +73,6 @@ def _note_rates(facts: Facts, before: EngineState, now: EngineState) -> None:
         return
     facts.links = {name: (n - before.crossed.get(name, 0)) / seconds for name, n in now.crossed.items()}
     facts.waiting = (now.waited_s - before.waited_s) / steps_s if steps_s else 0.0
-
-
-def _threads(plan: Mapping[str, object]) -> dict[str, int]:
-    """Of the plans for one token and for many."""
-    plans = plan.get("plans")
-    if not isinstance(plans, Sequence) or not plans:
-        return {}
-    found = {}
-    for what, one in (("decode", plans[0]), ("prefill", plans[-1])):
-        if isinstance(one, Mapping) and isinstance(threads := one.get("threads"), int):
-            found[what] = threads
-    return found
 
 
 def draw(facts: Facts, width: int) -> Content:
@@ -112,7 +98,7 @@ def _layers(facts: Facts, width: int) -> list[Content]:
     within = sum(layer.scope.startswith("blk.") for layer in facts.layers)
     lines = [_head("layers", f"{within}" + " + embedding + output" * (within < len(facts.layers)))]
     for what, of in (("prefill", "prefill"), ("decode", "decode")):
-        threads = facts.threads.get(what, 0)
+        threads = facts.state.threads.get(what, 0) if facts.state else 0
         row = Content.assemble(*[_cell(getattr(layer, of), layer, names) for layer in facts.layers])
         note = f" {threads} thread{'s' * (threads > 1)}" if threads else ""
         lines.append(Content.assemble(f"{what:<8}", (note, "dim")))

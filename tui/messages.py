@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widget import Widget
 
 
 @dataclass
@@ -33,24 +29,7 @@ class Measured(Message):
 
 
 @dataclass
-class Typed(Message):
-    """Letters that were typed where nothing is written."""
+class Failed(Message):
+    """Something that ran beside the answer failed."""
 
-    text: str
-
-
-def keys_of(bindings: Iterable[BindingType]) -> frozenset[str]:
-    """All keys that are bound."""
-    return frozenset(key for b in bindings if isinstance(b, Binding) for key in b.key.split(","))
-
-
-def type_ahead(widget: Widget, event: events.Key) -> bool:
-    """Have a letter begin a message; whether it was one.
-
-    Called by the widget that got the key: what was typed fast waits in its queue, whatever has the focus.
-    """
-    if not (event.character and event.is_printable):
-        return False
-    widget.post_message(Typed(event.character))
-    event.stop()
-    return True
+    error: BaseException

@@ -12,6 +12,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.errors import UserError
 from hetrun.tui.conversation import Talk, note_of
 from hetrun.tui.messages import Measured
+from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.turn import Entry
 
 FRAME_S = 0.05  # between two frames, at least
@@ -99,6 +100,12 @@ class Answering:
             self._keep_due = now + KEEP_S
             self.keep()
 
+    def _end(self, turn: Turn, note: str) -> None:
+        try:
+            self._talk.ended(turn, note, self.last)
+        except UserError as error:
+            self.trouble = str(error)
+
     def keep(self) -> None:
         """What there is by now; an answer that cannot be kept goes on, and it is said in the end."""
         try:
@@ -125,5 +132,5 @@ class Answering:
         self.entry.note = note
         self.keep()
         if self.entry.turn is not None and not self.trouble:
-            self._talk.ended(self.entry.turn, note, self.last)
+            self._end(self.entry.turn, note)
         self._draw(self.entry)

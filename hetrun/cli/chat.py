@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from hetrun.cli import sampling_options
+from hetrun.cli.exit_codes import OUR_FAULT
+from hetrun.cli.output import say
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.interface import ChatClient
 from hetrun.client.worker_main import CHAT
@@ -37,9 +39,13 @@ def talk(settings: Settings, sampling: Mapping[str, object]) -> int:
             from hetrun.tui.app import ChatApp
 
             place = dirs().data / KEPT
-            app = ChatApp(client, params, settings.system, place, _doors(settings, log))
+            reports = dirs().state / "reports"
+            app = ChatApp(client, params, settings.system, place, _doors(settings, log), reports)
             ends.callback(lambda: asyncio.run(app.client.close()))  # which may be another one by then
             app.run()
+    if app.fault:
+        say(f"{app.fault}. Every conversation is kept")
+        return OUR_FAULT
     if app.load_error is not None:
         raise app.load_error
     return app.return_code or 0
@@ -54,11 +60,11 @@ def _client(settings: Settings, log: BinaryIO) -> ChatClient:
 
 
 def _doors(settings: Settings, log: BinaryIO) -> Doors:
-    """Other models and other options; those of a running server are its own."""
+    """Other models and other options; of a running server, its other models."""
     from hetrun.tui.host import Doors, Offered
 
     if settings.url is not None:
-        return Doors()
+        return _doors_of_server(settings, settings.url)
 
     def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
         return partial(WorkerClient, changed(settings, changes, tell), log=log)
@@ -71,6 +77,24 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
         return [Offered(model.name, str(model.path), size(model.size)) for model in found]
 
     return Doors(reopen, models)
+
+
+def _doors_of_server(settings: Settings, url: str) -> Doors:
+    from hetrun.cli.inspect import size
+    from hetrun.client.http_client import RemoteClient
+    from hetrun.tui.host import Doors, Offered
+
+    def client(model: str | None) -> RemoteClient:
+        return RemoteClient(url, api_key=settings.api_key, model=model)
+
+    def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
+        return partial(client, str(changes["model"]) if "model" in changes else settings.model)
+
+    def models() -> list[Offered]:
+        found = asyncio.run(client(None).models())
+        return [Offered(m.id, m.path, size(m.file_bytes) if m.file_bytes else "") for m in found]
+
+    return Doors(reopen, models, is_server=True)
 
 
 def changed(settings: Settings, changes: Mapping[str, object], tell: Tell) -> Settings:

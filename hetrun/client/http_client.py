@@ -81,12 +81,19 @@ class RemoteClient:
             self._health = Health("ok")
         return self._info
 
-    async def _first_model(self) -> ModelInfo:
+    async def models(self) -> list[ModelInfo]:
+        """All that the server has, the one first that it answers with where none is named."""
+        return [info_of(model, self._where.url) for model in await self._listed()]
+
+    async def _listed(self) -> list[Json]:
         status, said = await self._json("GET", "/v1/models")
         models = said.get("data")
         if status != 200 or not isinstance(models, list):
             raise failure(self._where.url, status, said)
-        known = [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+    async def _first_model(self) -> ModelInfo:
+        known = await self._listed()
         named = [model for model in known if self._model in (None, model["id"])]
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"

@@ -161,7 +161,8 @@ class EngineState:
     streaming: Streaming | None
     memory: Mapping[str, int] = field(default_factory=dict)  # the bill, by what it is for
     used: int = 0  # bytes that the process has by the kernel's count; 0: not known
-    reason: str = ""  # why the plans in force took the place of others
+    reason: str = ""  # of the last change of plan
+    threads: Mapping[str, int] = field(default_factory=dict)  # of passes of one token, and of many
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     crossed: Mapping[str, int] = field(default_factory=dict)  # bytes of weights that came over links so far
     in_use: Mapping[str, int] = field(default_factory=dict)  # memory of late, like the bill; empty: unknown

@@ -192,12 +192,19 @@ def state(held: Held) -> EngineState:
         memory=dict(model.plans.memory),
         in_use=dict(model.in_use),
         used=kernel_figures().total,
-        reason=model.plans.reason,
+        reason=model.reason,
+        threads=_threads(model.plans),
         devices={name: dict(bill) for name, bill in model.plans.devices.items()},
         crossed=dict(model.crossed),
         waited_s=model.stats.wait_seconds,
         at=now,
     )
+
+
+def _threads(plans: PlanSet) -> dict[str, int]:
+    """With how many threads answers are written, and prompts read."""
+    by_bucket = list(plans.plans.values())
+    return {"decode": by_bucket[0].threads, "prefill": by_bucket[-1].threads} if by_bucket else {}
 
 
 def _running(r: Running, now: float, *, displaced: bool) -> Slot:

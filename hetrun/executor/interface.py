@@ -102,6 +102,11 @@ class Model(Budgeted, Protocol):
         ...
 
     @property
+    def reason(self) -> str:
+        """Why passes run as they do: the last change, also one that was taken back; from any thread."""
+        ...
+
+    @property
     def in_use(self) -> Mapping[str, int]:
         """Memory in use of late, by what it is for; from any thread."""
         ...

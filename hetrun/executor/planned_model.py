@@ -145,6 +145,7 @@ class PlannedModel:
         """The weights that are there as a whole: booked before they are read."""
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
+        self._store.settle()
 
     def _predictor(self, prepared: Prepared, undo: ExitStack) -> Predictor | None:
         """What guesses for it: its weights are booked before they are read, its rows before they come."""
@@ -167,7 +168,8 @@ class PlannedModel:
         mapped, store = prepared.mapped, self._store
         return InMemory(
             *(self.books, self._kv, lambda: mapped.left if mapped else store.resident_bytes),
-            *(partial(kv_of_all, prepared.kv_one), mapped),
+            *((lambda: {}) if mapped else (lambda: store.copied_bytes), partial(kv_of_all, prepared.kv_one)),
+            mapped,
         )
 
     @property
@@ -252,6 +254,13 @@ class PlannedModel:
         """What takes how much now."""
         self._budget.look()
         return self.books.bill()
+
+    @property
+    def reason(self) -> str:
+        """Why passes run as they do: the last change, also one that was taken back; from any thread."""
+        changes = self.pilot.changes if self.pilot else ()
+        told = (change.reason for change in reversed(changes) if change.became != "proposed")
+        return next(told, self.plans.reason)
 
     @property
     def in_use(self) -> Mapping[str, int]:

@@ -21,11 +21,25 @@ class WeightStore:
     def __init__(self, backends: Mapping[str, Backend]) -> None:
         self._backends = backends
         self._buffers: dict[str, dict[WeightUse, Buffer]] = {name: {} for name in backends}
+        self._first: Mapping[str, frozenset[WeightUse]] = {}
 
     @property
     def resident_bytes(self) -> int:
         """Memory that the weights take."""
         return sum(b.nbytes for held in self._buffers.values() for b in held.values())
+
+    def settle(self) -> None:
+        """What is held now is the model; all that comes later are copies of it."""
+        self._first = {name: frozenset(held) for name, held in self._buffers.items()}
+
+    @property
+    def copied_bytes(self) -> Mapping[str, int]:
+        """Memory of the copies, by backend; what each has had from the beginning is none."""
+        found = {}
+        for name, held in self._buffers.items():
+            first = self._first.get(name, frozenset())
+            found[name] = sum(buffer.nbytes for use, buffer in held.items() if use not in first)
+        return found
 
     def buffers(self, backend: str) -> Buffers:
         """What one backend holds."""

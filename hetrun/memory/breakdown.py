@@ -46,6 +46,11 @@ _KIND_OF: Mapping[str, Kind] = {
 }
 
 
+def copies_for(backend: str) -> str:
+    """The name of what a backend has of weights that another one holds, too."""
+    return f"copies for {backend}"
+
+
 def in_order(bill: Mapping[str, int]) -> dict[str, int]:
     """The same bill as it is read: what is known by name in its place, all else between."""
     places = {name: at for at, name in enumerate(ORDER)}

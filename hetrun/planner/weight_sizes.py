@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hetrun.backend import Backend
 from hetrun.graph.signature import Unit
+from hetrun.memory import breakdown
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
 
@@ -35,7 +36,7 @@ class Sizes:
         for b in dict.fromkeys(b for _, b in self.host):
             mine = [c for c in brought if c[1] == b]
             if size := sum(self.host[c] for c in mine):
-                memory[f"copies for {b}"] = size
+                memory[breakdown.copies_for(b)] = size
             if self.moved(mine):
                 memory[f"{b} itself"] = itself.get(b, 0)
             if b in devices:

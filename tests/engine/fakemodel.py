@@ -86,6 +86,10 @@ class FakeModel:
         return {}
 
     @property
+    def reason(self) -> str:
+        return self.plans.reason
+
+    @property
     def in_use(self) -> Mapping[str, int]:
         return {}
 

@@ -202,6 +202,7 @@ class FakeEngine:
                 gpu, now = "vram" in self.options, perf_counter()
                 return EngineState(
                     *(counts, tuple(slots), 64, 2048, budget, self.streaming, memory, 200 << 20),
+                    threads={"decode": 1, "prefill": 2},
                     reason="two threads instead of one (9 ms -> 6 ms)",
                     devices={"cuda": {"weights": 3 << 30, "left": 1 << 30, "limit": 4 << 30}} if gpu else {},
                     crossed={"cuda": int(3e9 * now)} if gpu else {},

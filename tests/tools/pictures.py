@@ -84,8 +84,7 @@ async def what_if(chat: Driver) -> None:
 
 async def tokens(chat: Driver) -> None:
     await chat.exchange("say one two three")
-    await chat.select(1)
-    await chat.press("i")
+    await chat.do_with_turn(1, "i")
     await chat.opened(TokensScreen)
 
 

@@ -17,8 +17,10 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.tui.app import ChatApp
 from hetrun.tui.host import Doors
 from hetrun.tui.screens.chat import ChatScreen
+from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.transcript.turn import Entry
 from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.widgets.notice import Notice
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Titles
 from hetrun.tui.widgets.status import StatusLine
@@ -91,6 +93,13 @@ class Driver:
         self.transcript.select(index)
         await self.until(lambda: self.transcript.has_focus)
 
+    async def do_with_turn(self, index: int, key: str) -> None:
+        """Open the menu of a turn, and press a key there."""
+        await self.select(index)
+        await self.press("enter")
+        await self.opened(Choose)
+        await self.press(key)
+
     async def opened(self, kind: type[object]) -> None:
         """Wait for a dialog, complete."""
         await self.until(lambda: isinstance(self.front, kind) and self.front.is_mounted)
@@ -140,8 +149,10 @@ class Driver:
 
     @property
     def said(self) -> list[str]:
-        """Notices in the corner."""
-        return [notice.message for notice in self.app._notifications]
+        """What stands above the box, if anything does."""
+        assert not self.app._notifications, "nothing is said in a corner"
+        notice = self.screen.query_one(Notice)
+        return [notice.text] if notice.display else []
 
     @property
     def keys(self) -> list[str]:

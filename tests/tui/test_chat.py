@@ -78,7 +78,7 @@ async def test_escape_stops_and_what_was_said_stays(engine: FakeEngine) -> None:
         await chat.until(lambda: "ha ha" in "".join(chat.answers))
         await chat.press("escape")
         await chat.answered()
-        assert engine.cancelled == [1]
+        await chat.until(lambda: engine.cancelled == [1])
         assert await asyncio.to_thread(engine.idle.wait, 5)
         said = chat.answers[0]
         assert chat.entries("assistant")[0].note == "stopped"

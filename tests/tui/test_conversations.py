@@ -98,10 +98,14 @@ async def test_search_rename_delete_and_export(engine: FakeEngine, place: Path, 
         await chat.until(lambda: chat.titles == ["say PEARS"])
         await chat.press("enter")
         await chat.until(lambda: chat.screen.query_one(Titles).has_focus)
-        await chat.press("down", "r")
+        await chat.press("down", "right")
+        await chat.opened(Choose)
+        await chat.press("r")
         await chat.opened(Ask)
         await chat.press("!", "enter")
         await chat.until(lambda: chat.titles == ["say PEARS!"])
+        await chat.press("right")
+        await chat.opened(Choose)
         await chat.press("x")
         await chat.opened(Ask)
         chat.front.query_one(Input).value = str(tmp_path / "out.md")
@@ -113,7 +117,7 @@ async def test_search_rename_delete_and_export(engine: FakeEngine, place: Path, 
         chat.screen.query_one(Sidebar).query_one(Input).value = ""
         await chat.until(lambda: len(chat.titles) == 2)
         chat.screen.query_one(Titles).focus()
-        await chat.press("d")
+        await chat.press("delete")
         await chat.opened(Choose)
         await chat.press("y")
         await chat.until(lambda: chat.titles == ["say apples"])
@@ -163,8 +167,7 @@ async def test_edit_makes_another_version(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("say one")
         await chat.exchange("say two")
-        await chat.select(0)
-        await chat.press("e")
+        await chat.do_with_turn(0, "e")
         await chat.until(lambda: chat.prompt.has_focus)
         assert chat.prompt.text == "say one"
         chat.prompt.clear()
@@ -205,8 +208,7 @@ async def test_fork_leaves_the_first_conversation_alone(engine: FakeEngine) -> N
     async with chatting(engine, size=(140, 30)) as chat:
         await chat.exchange("say one")
         await chat.exchange("say two")
-        await chat.select(1)
-        await chat.press("f")
+        await chat.do_with_turn(1, "f")
         await chat.until(lambda: chat.answers == ["one"])
         assert chat.titles == ["say one (fork)", "say one"]
         await chat.exchange("say three")
@@ -225,8 +227,7 @@ async def test_the_menu_of_a_turn_offers_what_can_be_done(engine: FakeEngine) ->
         assert chat.options == ["regenerate", "fork", "copy", "code", "tokens"]
         await chat.press("c")
         await chat.until(lambda: chat.app.clipboard == "x = 1")
-        await chat.select(0)
-        await chat.press("y")
+        await chat.do_with_turn(0, "y")
         await chat.until(lambda: chat.app.clipboard == "say ```py\nx = 1\n```")
 
 
@@ -251,8 +252,7 @@ async def test_thoughts_are_folded_away(engine: FakeEngine) -> None:
         assert "▸ Thought, 3 words" in chat.shown
         assert chat.shown.count("let me see") == 1  # as it was asked for
         assert "\nforty two" in chat.shown
-        await chat.select(1)
-        await chat.press("t")
+        await chat.do_with_turn(1, "t")
         await chat.until(lambda: chat.shown.count("let me see") == 2)
         await chat.exchange("say on")
     messages = engine.requests[-1].messages
@@ -325,8 +325,8 @@ async def test_a_text_file_goes_with_the_next_message(engine: FakeEngine, tmp_pa
     [
         ("/nothing", "there is no command /nothing"),
         ("/themes", "did you mean /theme?"),
-        ("/new now", "/new takes nothing behind it"),
-        ("/rename", "/rename needs something behind it: /rename TITLE"),
+        ("/new now", "/new takes nothing after it"),
+        ("/rename", "/rename needs something after it: /rename TITLE"),
         ("/rename x", "nothing was said yet"),
         ("/set temprature 1", "did you mean temperature?"),
         ("/set top_p 7", "top_p must be"),
@@ -342,6 +342,7 @@ async def test_a_command_that_makes_no_sense_is_said(engine: FakeEngine, text: s
     async with chatting(engine) as chat:
         await chat.send(text)
         await chat.until(lambda: any(said in notice for notice in chat.said))
+        assert chat.prompt.text == text  # to be mended
         assert engine.requests == []
 
 
@@ -355,7 +356,7 @@ async def test_commands_are_completed(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         chat.prompt.insert("/rege")
         await chat.press("tab")
-        await chat.until(lambda: chat.prompt.text == "/regenerate ")
+        await chat.until(lambda: chat.prompt.text == "/regenerate")
 
 
 async def test_sampling_and_presets_belong_to_the_conversation(engine: FakeEngine, place: Path) -> None:
@@ -417,6 +418,8 @@ async def test_what_cannot_be_kept_is_said_and_the_chat_goes_on(engine: FakeEngi
         await chat.send("say two")
         await chat.until(lambda: any("disk is full" in error for error in chat.errors))
         assert chat.answers == ["one"]
+        await chat.until(lambda: chat.prompt.text == "say two")  # it is not lost
+        chat.prompt.clear()
         beside.execute("DROP TRIGGER full")
         beside.commit()
         beside.close()

@@ -228,8 +228,7 @@ def test_knobs(value: str, how: str, step: int, then: str) -> None:
 async def test_tokens_and_what_else_might_have_come(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("say aa bb cc")
-        await chat.select(1)
-        await chat.press("i")
+        await chat.do_with_turn(1, "i")
         await chat.opened(TokensScreen)
         await chat.until(lambda: "token 1 of 3" in token(chat))
         await chat.press("right", "right")
@@ -287,6 +286,8 @@ async def test_another_model(engine: FakeEngine, engines: Engines) -> None:
         await chat.exchange("say two")
         await chat.command("/model nowhere")
         await chat.until(lambda: any("nowhere does not exist" in notice for notice in chat.said))
+        assert chat.prompt.text == "/model nowhere"  # to be mended
+        chat.prompt.clear()
         await chat.exchange("say three")  # the one before goes on
     assert len(engines.fakes[0].requests) == 2
 

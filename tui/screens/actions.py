@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ from textual.widgets import Input
 
 from hetrun.client.events import GenerateRequest, Message
 from hetrun.client.queries import Render
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.commands import command_of, is_command
 from hetrun.tui.conversation import attached, parsed_value, with_files
@@ -23,8 +25,16 @@ from hetrun.tui.store.tree import Turn
 from hetrun.tui.streaming import Answering
 from hetrun.tui.transcript.turn import Entry, divided
 from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.widgets.notice import Notice
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Sidebar, Titles
+
+CONVERSATION = (
+    Choice("open", "Open", "o"),
+    Choice("rename", "Rename", "r"),
+    Choice("export", "Export to a file", "x"),
+    Choice("delete", "Delete", "d"),
+)
 
 
 class Orders(Sights):
@@ -37,27 +47,53 @@ class Orders(Sights):
 
     def show_talk(self) -> None: ...
     def show_files(self) -> None: ...
+    def show_system(self) -> None: ...
     def action_pane(self, name: str) -> None: ...
     def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
 
     # --- slash commands
 
     def obeyed(self, text: str) -> bool:
-        """Whether a text is a command; it is done then, or it is said why not."""
+        """Whether a text is a command; it is done then, or it is said why not, and the text stays."""
         if not is_command(text):
             return False
-        self.query_one(Prompt).sent(text)  # first: what is done may put another text there
+        prompt = self.query_one(Prompt)
+        prompt.sent(text)  # first: what is done may put another text there
+        self.query_one(Notice).hide()
         try:
             command, argument = command_of(text)
             self._obey(command.name, argument)
         except HetrunError as error:
-            self.notify(str(error), severity="error", timeout=6)
+            self.give_back(text)
+            self.say(str(error), error=True)
         return True
+
+    def give_back(self, text: str) -> None:
+        """A command could not be done: its text goes back into the box, unless another one is there."""
+        prompt = self.query_one(Prompt)
+        if not prompt.text:
+            prompt.put_back(text)
+
+    def arguments(self, name: str) -> Iterable[tuple[str, str]]:
+        """What may follow a command, with a word on each."""
+        match name:
+            case "set":
+                for field in fields(SamplingParams):
+                    value = self.talk.sampling.get(field.name, getattr(self.talk.usual, field.name))
+                    yield field.name, "" if value is None or value == () else f"now {value}"
+            case "theme":
+                yield from ((theme, "") for theme in sorted(self.app.available_themes))
+            case "preset":
+                yield from ((preset, "") for preset in self.talk.store.presets())
 
     def _obey(self, name: str, argument: str) -> None:
         match name:
-            case "new" | "settings" | "template" | "regenerate" | "help" | "delete":
+            case "new" | "settings" | "template" | "help":
                 self.call_later(getattr(self, f"action_{name}"))
+            case "delete":
+                self.action_delete()
+            case "edit" | "regenerate" | "fork" | "copy" | "tokens":
+                self.do_with_last(cast("TurnAction", name))
             case "whatif":
                 self.action_what_if()
             case "machine":
@@ -66,12 +102,10 @@ class Orders(Sights):
                 self.action_pane("sidebar")
             case "quit":
                 self.app.exit()
-            case "edit" | "fork" | "copy" | "tokens":
-                self.do_with_last(cast("TurnAction", name))
             case "model":
-                self.action_model(argument)
+                self.choose_model(argument)
             case "theme":
-                self.action_theme(argument)
+                self.choose_theme(argument)
             case _:
                 self._obey_with(name, argument)
 
@@ -79,17 +113,19 @@ class Orders(Sights):
         match name:
             case "system":
                 self.talk.choose(argument, self.talk.sampling)
-                self.notify("System prompt set" if argument else "No system prompt", timeout=2)
+                self.show_system()
+                self.say("System prompt set" if argument else "No system prompt any more")
             case "set":
                 what, _, value = argument.partition(" ")
                 self.talk.choose(self.talk.system, {**self.talk.sampling, what: parsed_value(value)})
-                self.notify(f"{what} = {value.strip()}", timeout=2)
+                self.say(f"{what} = {value.strip()}")
             case "preset":
                 presets = self.talk.store.presets()
                 if argument not in presets:
                     raise UserError(f"there is no preset {argument}; known: {', '.join(presets) or 'none'}")
                 self.talk.choose(*presets[argument])
-                self.notify(f"Preset {argument}", timeout=2)
+                self.show_system()
+                self.say(f"System prompt and sampling are those of the preset {argument}")
             case "attach":
                 self.attach(argument)
             case "rename":
@@ -100,7 +136,7 @@ class Orders(Sights):
                 self.free()
                 n = self.talk.bring_in(Path(argument).expanduser())
                 self.show_talk()
-                self.notify(f"{n} conversation{'s' * (n > 1)} imported", timeout=3)
+                self.say(f"{n} conversation{'s' * (n != 1)} imported")
 
     def _kept(self) -> int:
         if self.talk.number is None:
@@ -112,7 +148,9 @@ class Orders(Sights):
     def list_conversations(self) -> None:
         """What the sidebar shows."""
         sidebar = self.query_one(Sidebar)
-        if sidebar.display:
+        if not sidebar.display:
+            return
+        with self.telling():
             sidebar.show(self.talk.store.conversations(sidebar.searched), self.talk.number)
 
     def free(self) -> None:
@@ -127,6 +165,8 @@ class Orders(Sights):
             answering, self.answering = self.answering, None
             self.workers.cancel_group(self, "answer")
             answering.finish("stopped")
+            if answering.trouble:
+                self.say(answering.trouble, error=True)
 
     def action_new(self) -> None:
         self.free()
@@ -140,14 +180,18 @@ class Orders(Sights):
 
     @work(group="dialog", exit_on_error=False)
     async def _with_conversation(self, what: str, number: int) -> None:
+        found = self.talk.store.conversation(number)
+        title = found.title if found else ""
+        if what == "menu":
+            chosen: str | None = await self.app.push_screen_wait(Choose(title, CONVERSATION))
+            what = chosen or ""
         match what:
             case "open":
                 self.open(number)
             case "rename":
-                found = self.talk.store.conversation(number)
-                title = await self.app.push_screen_wait(Ask("Rename to", found.title if found else ""))
-                if title:
-                    self.rename(number, title)
+                new: str | None = await self.app.push_screen_wait(Ask("Rename to", title))
+                if new:
+                    self.rename(number, new)
             case "delete":
                 await self._delete(number)
             case "export":
@@ -179,7 +223,7 @@ class Orders(Sights):
             raise UserError("this conversation was deleted meanwhile")
         path = Path(name).expanduser()
         exchange.write(path, conversation, self.talk.store.tree(conversation))
-        self.notify(f"Written to {path}", timeout=3)
+        self.say(f"Written to {path}")
 
     def action_delete(self) -> None:
         self._with_conversation("delete", self._kept())
@@ -211,7 +255,7 @@ class Orders(Sights):
     @on(Transcript.Copy)
     def _copy(self, message: Transcript.Copy) -> None:
         self.app.copy_to_clipboard(message.text)
-        self.notify("Copied", timeout=2)
+        self.say("Copied")
 
     @on(Transcript.Do)
     def _do(self, message: Transcript.Do) -> None:
@@ -233,30 +277,28 @@ class Orders(Sights):
         raise UserError("there is nothing yet to do that with")
 
     def action_regenerate(self) -> None:
-        try:
+        with self.telling():
             self.do_with_last("regenerate")
-        except UserError as error:
-            self.notify(str(error), timeout=3)
 
     def offers(self, entry: Entry) -> list[str]:
-        """What can be done with an entry."""
+        """What can be done with an entry; nothing, if it is not of the open conversation any more."""
+        if entry.turn is not None and entry.turn.id not in self.talk.tree.turns:
+            return []
         return [choice.name for choice in turn_choices(entry, self.talk)]
 
     def do(self, what: TurnAction, entry: Entry) -> None:
         """Do it, if the entry is of that kind."""
         if what not in self.offers(entry):
             return
-        try:
+        with self.telling():
             self._do_now(what, entry, entry.turn)
-        except UserError as error:
-            self.complain(str(error))
 
     def _do_now(self, what: TurnAction, entry: Entry, turn: Turn | None) -> None:
         if what == "fold":
             self.query_one(Transcript).fold(entry)
         elif what == "copy":
             self.app.copy_to_clipboard(divided(entry.text, entry.opened).answer if turn else entry.text)
-            self.notify("Copied", timeout=2)
+            self.say("Copied")
         elif what == "code":
             self._copy_code(entry)
         elif turn is not None:
@@ -280,7 +322,7 @@ class Orders(Sights):
                 self.talk.fork(turn)
                 self.show_talk()
                 self.set_focus(self.query_one(Prompt))
-                self.notify("A new conversation that begins like this one", timeout=3)
+                self.say("A new conversation, which begins like the one before")
             case "before" | "after":
                 other = self.talk.tree.beside(turn, -1 if what == "before" else 1)
                 if other is not None:
@@ -309,7 +351,7 @@ class Orders(Sights):
             at = chosen or ""
         if at:
             self.app.copy_to_clipboard(codes[int(at)])
-            self.notify("Copied", timeout=2)
+            self.say("Copied")
 
     def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
         """What Enter would send now, or else what the last answer was an answer to."""

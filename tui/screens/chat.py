@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import Footer, OptionList, Static, TextArea
 from textual.worker import Worker, WorkerState
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.tui.commands import Offer, offers
 from hetrun.tui.conversation import Talk, with_files
 from hetrun.tui.host import Doors
 from hetrun.tui.machine import Facts, look
-from hetrun.tui.messages import Measured, Sent, Typed
+from hetrun.tui.messages import Measured, Sent
 from hetrun.tui.screens.actions import Orders
 from hetrun.tui.screens.navigation import EXCHANGING
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.streaming import Answering
 from hetrun.tui.transcript.turn import Entry
 from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.widgets.command_list import CommandList
 from hetrun.tui.widgets.machine import MachinePane
+from hetrun.tui.widgets.notice import Notice
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Sidebar, Titles
 from hetrun.tui.widgets.status import StatusLine
@@ -60,12 +64,14 @@ class ChatScreen(Orders):
         Binding("ctrl+up", "turns", "Turns", show=False, priority=True),
     ]
 
-    def __init__(self, client: ChatClient, talk: Talk, doors: Doors) -> None:
+    def __init__(self, client: ChatClient, talk: Talk, doors: Doors, reports: Path | None = None) -> None:
         super().__init__()
+        self.reports = reports
         self.client = client
         self.talk = talk
         self.doors = doors
         self.answering: Answering | None = None  # the answer that is being written
+        self._writer: Worker[None] | None = None  # which writes it
         self.files: dict[str, str] = {}  # that go with the next message, by name
         self.editing = False  # the next message takes the place of an earlier one
         self.parent_of_next: int | None = None  # where it goes then
@@ -78,11 +84,14 @@ class ChatScreen(Orders):
         with Horizontal(id="body"):
             yield Sidebar(id="sidebar")
             with Vertical(id="middle"):
+                yield Static("", id="told-first", markup=False)
                 yield Welcome()
                 yield Transcript()
                 yield StatusLine()
                 yield Static("", id="with", markup=False)
-                yield Prompt()
+                yield (commands := CommandList(self._offered))
+                yield Notice()
+                yield Prompt(commands)
             yield MachinePane(id="machine")
         yield Footer(compact=True)  # all of it has room in 80 columns
 
@@ -91,7 +100,8 @@ class ChatScreen(Orders):
         self.query_one(Transcript).offers = self.offers
         prompt = self.query_one(Prompt)
         self.set_focus(prompt)
-        prompt.remember(self.talk.store.said())
+        with self.telling():
+            prompt.remember(self.talk.store.said())
         self.show_talk()
         self.load()
         self.set_interval(LOOK_S, self._look)
@@ -109,6 +119,7 @@ class ChatScreen(Orders):
         path = self.talk.tree.path
         entries = [self.entry_of(turn) for turn in path]
         self.query_one(Transcript).show(entries)
+        self.show_system()
         last = next((t.figures for t in reversed(path) if t.figures), {})
         self._used = int(last.get("prompt_tokens", 0)) + int(last.get("tokens", 0))
         self._measured = Measured(float(last.get("decode_tok_s", 0.0)), float(last.get("first_token_s", 0.0)))
@@ -117,6 +128,17 @@ class ChatScreen(Orders):
         self._show_welcome()
         self.list_conversations()
         self.refresh_bindings()
+
+    def show_system(self) -> None:
+        """What the model is told first stays in sight."""
+        line = self.query_one("#told-first", Static)
+        line.update(f"system: {visible(' '.join(self.talk.system.split()))}")
+        line.display = bool(self.talk.system)
+
+    def say(self, text: str, error: bool = False) -> None:
+        """What became of a command, or why it could not be done: above the box."""
+        for notice in self.query(Notice):  # there is none any more when the app ends
+            notice.say(text, self.query_one(Prompt).text, error)
 
     def entry_of(self, turn: Turn) -> Entry:
         """A turn as it is shown."""
@@ -157,24 +179,36 @@ class ChatScreen(Orders):
 
     # --- one exchange
 
+    @on(TextArea.Changed, "Prompt")
+    def _written(self, message: TextArea.Changed) -> None:
+        text = message.text_area.text
+        self.query_one(CommandList).follow(text)
+        self.query_one(Notice).written(text)
+
+    def _offered(self, text: str) -> list[Offer]:
+        return offers(text, self.arguments)
+
     @on(Sent)
     def _sent(self, message: Sent) -> None:
         try:
             self._take(message)
         except HetrunError as error:  # what cannot be kept is not sent
             self.complain(str(error))
+            if not self.query_one(Prompt).text:
+                self.query_one(Prompt).put_back(message.text)
 
     def _take(self, message: Sent) -> None:
         if self.obeyed(message.text):
             return
         if self.answering is not None:
-            self.notify("Escape stops the answer first", timeout=2)
+            self.say("One answer at a time: Escape stops this one")
             return
         if self.exchanging:
-            self.notify(EXCHANGING, timeout=2)
+            self.say(EXCHANGING)
             return
         text = message.text.removeprefix("/") if message.text.startswith("//") else message.text
         self.query_one(Prompt).sent(message.text)
+        self.query_one(Notice).hide()
         parent = self.parent_of_next if self.editing else self.talk.tree.leaf
         edited, self.editing = self.editing, False
         turn = self.talk.say(with_files(text, self.files), parent)
@@ -194,7 +228,7 @@ class ChatScreen(Orders):
         transcript = self.query_one(Transcript)
         self.answering = Answering(self.talk, self.add(entry), turn.id, self._draw, self._tell)
         transcript.refresh()
-        self._answer(self.answering, beginning)
+        self._writer = self._answer(self.answering, beginning)
         self.query_one(Prompt).cursor_blink = False  # each blink is a frame of its own
         self.refresh_bindings()
 
@@ -215,18 +249,19 @@ class ChatScreen(Orders):
 
     @on(Worker.StateChanged)
     def _ended(self, message: Worker.StateChanged) -> None:
-        """The answer is complete, was stopped, or failed."""
-        over = message.state in (WorkerState.SUCCESS, WorkerState.CANCELLED, WorkerState.ERROR)
-        if message.worker.group != "answer" or not over or self.answering is None:
+        with self.telling():
+            self._end_answer(message)
+
+    def _end_answer(self, message: Worker.StateChanged) -> None:
+        """The answer is complete, or failed; one that was stopped has ended already."""
+        over = message.state in (WorkerState.SUCCESS, WorkerState.ERROR)
+        if message.worker.group != "answer" or not over or message.worker is not self._writer:
             return
-        answering, self.answering = self.answering, None
-        self.query_one(Prompt).cursor_blink = True
+        if (answering := self._taken_away()) is None:
+            return
         last = answering.last
         error = message.worker.error if message.state is WorkerState.ERROR else last.error if last else None
-        if message.state is WorkerState.CANCELLED:
-            answering.finish("stopped")
-            self._without_usage(answering)
-        elif error is not None or last is None or last.kind == "error":
+        if error is not None or last is None or last.kind == "error":
             self._without_usage(answering)
             self._failed(answering, error)
         else:
@@ -238,6 +273,15 @@ class ChatScreen(Orders):
                 self._facts.prefill.append(last.timings.prompt_tok_s)
             self._measured_now(Measured(last.timings.decode_tok_s, last.timings.ttft_s))
             self._load_late()
+        self._show_ended(answering)
+
+    def _taken_away(self) -> Answering | None:
+        """The answer that is being written is not any more."""
+        answering, self.answering, self._writer = self.answering, None, None
+        self.query_one(Prompt).cursor_blink = True
+        return answering
+
+    def _show_ended(self, answering: Answering) -> None:
         if answering.trouble:
             self.complain(answering.trouble)
         if answering.entry.turn is not None:
@@ -272,8 +316,8 @@ class ChatScreen(Orders):
                 self.talk.retract(asked)
                 transcript.drop(next(e for e in transcript.entries if e.turn is asked))
                 if not self.query_one(Prompt).text:
-                    self.query_one(Prompt).put(asked.text)
-        self.complain(str(error) or type(error).__name__)
+                    self.query_one(Prompt).put_back(asked.text)
+        self.complain(self.words_of(error) if error else "the engine gave no reason")
         self.list_conversations()
 
     @on(Measured)
@@ -305,10 +349,22 @@ class ChatScreen(Orders):
         """Often while it answers, else now and then; nobody is asked for what is not shown."""
         self._looks += 1
         busy = self.answering is not None
+        if busy:
+            self._say_loading()
         if self.info is None or not self.query_one(MachinePane).display:
             return
         if at_once or busy or self._looks % IDLE_LOOKS == 0:
             self._look_at_machine()
+
+    def _say_loading(self) -> None:
+        """An answer may have to wait for its model, here or on a server that loads it for that."""
+        entry, health = self.answering.entry if self.answering else None, self.client.health
+        if entry is None or entry.text:
+            return
+        doing = f"loading the model, {100 * health.progress:.0f} %" if health.status == "loading" else ""
+        if doing != entry.doing:
+            entry.doing = doing
+            self._draw(entry)
 
     @work(group="look", exclusive=True, exit_on_error=False)
     async def _look_at_machine(self) -> None:
@@ -345,6 +401,11 @@ class ChatScreen(Orders):
     def _search(self, message: Sidebar.Search) -> None:
         self.list_conversations()
 
+    @on(OptionList.OptionSelected, "CommandList")
+    def _command_clicked(self, message: OptionList.OptionSelected) -> None:
+        message.stop()
+        self.query_one(Prompt).take(message.option_index)
+
     @on(OptionList.OptionHighlighted)
     def _nothing(self, message: OptionList.OptionHighlighted) -> None:
         message.stop()
@@ -361,9 +422,24 @@ class ChatScreen(Orders):
 
     def action_stop(self) -> None:
         if self.answering is not None:
-            self.workers.cancel_group(self, "answer")
+            self._stop_answer()
         else:
             self.give_up_bringing()
+
+    def _stop_answer(self) -> None:
+        """At once: a worker that is cancelled before it has begun says nothing any more."""
+        self.workers.cancel_group(self, "answer")
+        if (answering := self._taken_away()) is not None:
+            answering.finish("stopped")
+            self._without_usage(answering)
+            self._show_ended(answering)
+
+    @on(Prompt.Escaped)
+    def _escaped(self) -> None:
+        if self.answering is not None or self.bringing:
+            self.action_stop()
+        elif self.editing:
+            self.action_cancel()
 
     def action_cancel(self) -> None:
         self.editing = False
@@ -374,12 +450,10 @@ class ChatScreen(Orders):
     def action_back(self) -> None:
         self.set_focus(self.query_one(Prompt))
 
-    @on(Typed)
-    def _typed(self, message: Typed) -> None:
-        """A message that begins elsewhere."""
-        prompt = self.query_one(Prompt)
-        self.set_focus(prompt)
-        prompt.insert(message.text)
+    def begin_message(self) -> None:
+        """A letter comes: it is for the box, unless something is written elsewhere."""
+        if isinstance(self.focused, Transcript | Titles | MachinePane) or self.focused is None:
+            self.set_focus(self.query_one(Prompt))
 
     def action_page(self, direction: int) -> None:
         transcript = self.query_one(Transcript)
@@ -391,5 +465,5 @@ class ChatScreen(Orders):
         """Walk through the turns."""
         transcript = self.query_one(Transcript)
         if transcript.entries:
-            transcript.focus()
+            self.set_focus(transcript)  # at once: the next key is for it
             transcript.action_select(-1)

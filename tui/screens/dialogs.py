@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -13,24 +13,59 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
+from textual.worker import Worker, WorkerState
 
 from hetrun.system.terminal_text import visible
+from hetrun.tui.messages import Failed
+
+T = TypeVar("T")
+SHARE = 92  # of a screen's height, in percent, that a dialog may have
+LOW, GAPS = 20, 3  # a screen of fewer lines shows dialogs without so many that are between things
 
 
-class Ask(ModalScreen[str | None]):
-    """A line of text; None: never mind."""
+class Dialog(ModalScreen[T]):
+    """A screen in front of the chat. It closes if what it does fails in a way that nobody expected."""
+
+    AROUND = 0  # lines that are no part of its body
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Where a dialog is as high as its body, that has what the rest leaves of the screen."""
+        for body in self.query(".fitting .body"):
+            around = self.AROUND - GAPS * (event.size.height < LOW)
+            body.styles.max_height = max(event.size.height * SHARE // 100 - around, 3)
+
+    def leave(self, result: T | None = None) -> None:
+        """Close, once: a second key, or the mouse, may ask for it before it is gone."""
+        if self.is_current:
+            self.dismiss(result)
+
+    async def action_dismiss(self, result: T | None = None) -> None:
+        self.leave(result)
+
+    @on(Worker.StateChanged)
+    def _failed(self, message: Worker.StateChanged) -> None:
+        if message.state is WorkerState.ERROR and message.worker.error is not None:
+            self.leave(None)
+            self.app.post_message(Failed(message.worker.error))
+
+
+class Ask(Dialog[str | None]):
+    """A line of text; None: never mind. The hint says what may be written."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Cancel")]
 
-    def __init__(self, question: str, text: str = "", placeholder: str = "") -> None:
+    def __init__(self, question: str, text: str = "", placeholder: str = "", hint: str = "") -> None:
         super().__init__()
         self._question = question
+        self._hint = hint
         self._input = Input(text, placeholder=placeholder, select_on_focus=False)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(self._question, classes="title", markup=False)
             yield self._input
+            if self._hint:
+                yield Static(self._hint, classes="hint", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button("OK", variant="primary", id="ok", compact=True)
                 yield Button("Cancel", id="cancel", compact=True)
@@ -41,14 +76,11 @@ class Ask(ModalScreen[str | None]):
     @on(Input.Submitted)
     @on(Button.Pressed, "#ok")
     def _done(self) -> None:
-        self.dismiss(self._input.value.strip() or None)
+        self.leave(self._input.value.strip() or None)
 
     @on(Button.Pressed, "#cancel")
     def _cancel(self) -> None:
-        self.dismiss(None)
-
-    async def action_dismiss(self, result: str | None = None) -> None:
-        self.dismiss(result)
+        self.leave(None)
 
 
 class Choice(NamedTuple):
@@ -59,7 +91,7 @@ class Choice(NamedTuple):
     key: str = ""
 
 
-class Choose(ModalScreen[str | None]):
+class Choose(Dialog[str | None]):
     """One of several things, by its name; None: never mind."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Cancel")]
@@ -86,21 +118,20 @@ class Choose(ModalScreen[str | None]):
         names = [choice.name for choice in self._choices]
         found.highlighted = names.index(self._chosen) if self._chosen in names else 0
 
-    def on_key(self, event: object) -> None:
-        key = getattr(event, "key", "")
-        for choice in self._choices:
-            if choice.key and choice.key == key:
-                self.dismiss(choice.name)
+    def on_key(self, event: events.Key) -> None:
+        """Take what has this key, which ends here: what has the focus next must not see it."""
+        chosen = next((choice for choice in self._choices if choice.key == event.key), None)
+        if chosen is not None:
+            event.stop()
+            event.prevent_default()
+            self.leave(chosen.name)
 
     @on(OptionList.OptionSelected)
     def _done(self, message: OptionList.OptionSelected) -> None:
-        self.dismiss(message.option_id)
-
-    async def action_dismiss(self, result: str | None = None) -> None:
-        self.dismiss(result)
+        self.leave(message.option_id)
 
 
-class Read(ModalScreen[None]):
+class Read(Dialog[None]):
     """Text to read, with a key to copy it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -130,7 +161,4 @@ class Read(ModalScreen[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._copied)
-        self.notify("Copied", timeout=2)
-
-    async def action_dismiss(self, result: None = None) -> None:
-        self.dismiss(None)
+        self.query_one(".keys", Static).update("Copied")

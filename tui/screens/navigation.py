@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from asyncio import to_thread
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from threading import Event
 
 from textual import on, work
@@ -17,8 +19,10 @@ from hetrun.client.queries import SetRam
 from hetrun.errors import HetrunError, UserError
 from hetrun.option_types import parse_size
 from hetrun.tui.conversation import Talk
+from hetrun.tui.crash_report import explained
 from hetrun.tui.host import Doors, Offered, Opening
 from hetrun.tui.machine import Facts
+from hetrun.tui.messages import Failed
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import Chosen, SettingsScreen
@@ -29,6 +33,7 @@ from hetrun.tui.widgets.welcome import Welcome
 
 EXCHANGING = "one moment: the engine before the next one ends"
 ANOTHER = "another"  # all other names are whole paths
+WHICH = "a .gguf file, a folder, ollama:NAME, or hf:user/repo:TYPE, which is downloaded"
 
 
 class Sights(Screen[None]):
@@ -37,6 +42,7 @@ class Sights(Screen[None]):
     client: ChatClient
     talk: Talk
     doors: Doors
+    reports: Path | None  # the folder for reports of the chat's own faults
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,9 +59,29 @@ class Sights(Screen[None]):
 
     def loaded(self, info: ModelInfo) -> None: ...
     def complain(self, text: str) -> None: ...
+    def say(self, text: str, error: bool = False) -> None: ...
+    def give_back(self, text: str) -> None: ...
+    def show_system(self) -> None: ...
     def free(self) -> None: ...
     def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
         raise NotImplementedError
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """What cannot be done is said above the box."""
+        try:
+            yield
+        except HetrunError as error:
+            self.say(str(error), error=True)
+
+    def words_of(self, error: BaseException) -> str:
+        """An error as people read it; one that nobody expected is written down, to be reported."""
+        return str(error) if isinstance(error, HetrunError) else explained(error, self.reports)
+
+    @on(Worker.StateChanged)
+    def _failed_aside(self, message: Worker.StateChanged) -> None:
+        if message.worker.group != "answer" and message.state is WorkerState.ERROR and message.worker.error:
+            self.app.post_message(Failed(message.worker.error))
 
     def action_help(self) -> None:
         self.app.push_screen(HelpScreen())
@@ -66,6 +92,7 @@ class Sights(Screen[None]):
         chosen: Chosen | None = await self.app.push_screen_wait(screen)
         if chosen is not None:
             self.talk.choose(chosen.system, chosen.sampling)
+            self.show_system()
 
     def action_template(self) -> None:
         heading, messages = self.next_prompt()
@@ -73,24 +100,38 @@ class Sights(Screen[None]):
 
     @work(group="dialog", exit_on_error=False)
     async def action_what_if(self) -> None:
-        screen = WhatIfScreen(self.client, self.doors.reopen is not None)
+        decode = self._facts.decode
+        can_apply = self.doors.reopen is not None and not self.doors.is_server
+        screen = WhatIfScreen(self.client, can_apply, decode[-1] if decode else 0.0)
         if changes := await self.app.push_screen_wait(screen):
             await self._apply(changes)
 
-    @work(group="dialog", exit_on_error=False)
-    async def action_model(self, name: str = "") -> None:
+    def action_model(self) -> None:
+        with self.telling():
+            self.choose_model()
+
+    def choose_model(self, name: str = "") -> None:
+        """Another model: this one, or the one that the user chooses."""
         if self.doors.models is None:
             raise UserError("the model is the server's: start the chat with another --url for another one")
-        if found := name or await self._chosen_model(self.doors.models):
-            await self._apply({"model": found})
+        self._choose_model(name, self.doors.models)
+
+    @work(group="dialog", exit_on_error=False)
+    async def _choose_model(self, name: str, models: Callable[[], Sequence[Offered]]) -> None:
+        if found := name or await self._chosen_model(models):
+            try:
+                await self._apply({"model": found})
+            except HetrunError:
+                self.give_back(f"/model {found}")
+                raise
 
     async def _chosen_model(self, models: Callable[[], Sequence[Offered]]) -> str | None:
         choices = [Choice(m.path, f"{m.label}  {m.size}") for m in await to_thread(models)]
-        choices.append(Choice(ANOTHER, "another one …"))
+        if not self.doors.is_server:
+            choices.append(Choice(ANOTHER, "another one …"))
         chosen: str | None = await self.app.push_screen_wait(Choose("Which model?", choices))
         if chosen == ANOTHER:
-            hint = "a file, a folder, or hf:user/repo"
-            chosen = await self.app.push_screen_wait(Ask("Which model?", "", hint))
+            chosen = await self.app.push_screen_wait(Ask("Which model?", "", "model.gguf", WHICH))
         return chosen
 
     # --- loading
@@ -153,7 +194,7 @@ class Sights(Screen[None]):
             await self.client.ask(SetRam(parse_size(changes["ram"], "ram")))
             self.options = wanted
             self._facts.note(f"you: ram {changes['ram']}")
-            self.notify("Applied", timeout=2)
+            self.say("Applied")
             return
         opening = await self._opening(wanted)  # which may refuse; then the old one goes on
         if self.info is not None:
@@ -162,7 +203,7 @@ class Sights(Screen[None]):
 
     async def _opening(self, options: Mapping[str, object]) -> Opening:
         if self.doors.reopen is None:
-            raise UserError("this engine is not ours to change")
+            raise UserError("this engine was started elsewhere: its options cannot be changed here")
         self._unwanted.clear()
         self.bringing = True
         self.refresh_bindings()
@@ -209,20 +250,19 @@ class Sights(Screen[None]):
             await self._exchange(await self._opening(options), options)
 
     @work(group="dialog", exit_on_error=False)
-    async def action_theme(self, name: str = "") -> None:
-        known = sorted(self.app.available_themes)
+    async def action_theme(self) -> None:
+        choices = [Choice(theme, theme) for theme in sorted(self.app.available_themes)]
+        chosen: str | None = await self.app.push_screen_wait(Choose("Colours", choices, self.app.theme))
+        if chosen:
+            self.choose_theme(chosen)
+
+    def choose_theme(self, name: str) -> None:
+        """These colours, from now on; without a name the user chooses."""
         if not name:
-            choices = [Choice(theme, theme) for theme in known]
-            chosen = await self.app.push_screen_wait(Choose("Colours", choices, self.app.theme))
-            name = chosen or ""
-        if name and name not in known:
-            raise UserError(f"there is no theme {name}; known: {', '.join(known)}")
-        if name:
+            self.action_theme()
+        elif name not in self.app.available_themes:
+            known = ", ".join(sorted(self.app.available_themes))
+            raise UserError(f"there is no theme {name}; known: {known}")
+        else:
             self.app.theme = name
             self.talk.store.save_choice("theme", name)
-
-    @on(Worker.StateChanged)
-    def _failed_aside(self, message: Worker.StateChanged) -> None:
-        """Nothing ends the app; and when it ends, what finds no screen any more is nobody's business."""
-        if message.worker.group != "answer" and message.state is WorkerState.ERROR:
-            self.notify(str(message.worker.error), severity="error", timeout=6)

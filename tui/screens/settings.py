@@ -10,13 +10,13 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
-from textual.screen import ModalScreen
-from textual.widgets import Button, Input, Label, Static, TextArea
+from textual.widgets import Button, Input, Label, Static
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
 from hetrun.tui.conversation import Talk, parsed_value
-from hetrun.tui.screens.dialogs import Ask, Choice, Choose
+from hetrun.tui.screens.dialogs import Ask, Choice, Choose, Dialog
+from hetrun.tui.widgets.text_box import TextBox
 
 # Those that people turn; /set knows the others.
 SHOWN = (
@@ -39,9 +39,10 @@ class Chosen:
     sampling: Mapping[str, Any]
 
 
-class SettingsScreen(ModalScreen[Chosen | None]):
+class SettingsScreen(Dialog[Chosen | None]):
     """A form; what is left empty is as the command line has it."""
 
+    AROUND = 8
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Cancel", key_display="Esc"),
         Binding("ctrl+s", "save", "Save", priority=True),
@@ -53,11 +54,11 @@ class SettingsScreen(ModalScreen[Chosen | None]):
         self._others = {name: value for name, value in talk.sampling.items() if name not in SHOWN}
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
+        with Vertical(classes="dialog wide fitting"):
             yield Static("This conversation", classes="title", markup=False)
             with VerticalScroll(classes="body"):
                 yield Label("System prompt")
-                yield TextArea(self._talk.system, tab_behavior="focus", id="system")
+                yield TextBox(self._talk.system, tab_behavior="focus", id="system")
                 with Grid(id="sampling"):
                     for name in SHOWN:
                         yield Label(name)
@@ -108,10 +109,10 @@ class SettingsScreen(ModalScreen[Chosen | None]):
         except HetrunError as error:
             self.query_one(".error", Static).update(str(error))
             return None
-        return Chosen(self.query_one(TextArea).text.strip(), sampling)
+        return Chosen(self.query_one(TextBox).text.strip(), sampling)
 
     def _fill(self, system: str, sampling: Mapping[str, Any]) -> None:
-        self.query_one(TextArea).load_text(system)
+        self.query_one(TextBox).load_text(system)
         for name in SHOWN:
             self.query_one(f"#{name}", Input).value = self._text(sampling.get(name))
         self._others = {name: value for name, value in sampling.items() if name not in SHOWN}
@@ -120,7 +121,7 @@ class SettingsScreen(ModalScreen[Chosen | None]):
     @on(Button.Pressed, "#save")
     def action_save(self) -> None:
         if chosen := self._chosen():
-            self.dismiss(chosen)
+            self.leave(chosen)
 
     @on(Button.Pressed, "#presets")
     @work(exit_on_error=False)
@@ -146,11 +147,8 @@ class SettingsScreen(ModalScreen[Chosen | None]):
         chosen = self._chosen()
         if chosen and (name := await self.app.push_screen_wait(Ask("Name of the preset"))):
             self._talk.store.save_preset(name, chosen.system, chosen.sampling)
-            self.notify(f"Preset {name} kept", timeout=2)
+            self.query_one(".error", Static).update(f"The preset {name} is kept")
 
     @on(Button.Pressed, "#cancel")
     def _cancel(self) -> None:
-        self.dismiss(None)
-
-    async def action_dismiss(self, result: Chosen | None = None) -> None:
-        self.dismiss(result)
+        self.leave(None)

@@ -8,7 +8,6 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static, TextArea
 
 from hetrun.client.events import Message
@@ -16,9 +15,10 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Render, Tokenize, TokenizerInfo
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.tui.screens.dialogs import Dialog
 
 
-class TemplateScreen(ModalScreen[None]):
+class TemplateScreen(Dialog[None]):
     """What messages become, and the template itself."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -68,7 +68,4 @@ class TemplateScreen(ModalScreen[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._texts[self._at])
-        self.notify("Copied", timeout=2)
-
-    async def action_dismiss(self, result: None = None) -> None:
-        self.dismiss(None)
+        self.query_one(".keys", Static).update("Copied")

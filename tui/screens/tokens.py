@@ -15,7 +15,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.style import Style
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
@@ -26,6 +25,7 @@ from hetrun.client.queries import Render
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.tui.screens.dialogs import Dialog
 
 ALTERNATIVES = 8
 AROUND = 120  # tokens that are shown before and behind the one that is looked at
@@ -51,7 +51,7 @@ class Scored:
         return b"".join([token.piece or b"" for token in self.tokens[:at]])[self.shared :]
 
 
-class TokensScreen(ModalScreen[Continue | None]):
+class TokensScreen(Dialog[Continue | None]):
     """Left and right choose a token, up and down an alternative, Enter goes on from there."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -147,10 +147,7 @@ class TokensScreen(ModalScreen[Continue | None]):
     @on(OptionList.OptionSelected)
     def _continue(self, message: OptionList.OptionSelected) -> None:
         piece = self._scored.tokens[self._at].top_pieces[int(message.option_id or 0)]
-        self.dismiss(Continue((self._scored.before(self._at) + piece).decode("utf-8", "ignore")))
-
-    async def action_dismiss(self, result: Continue | None = None) -> None:
-        self.dismiss(result)
+        self.leave(Continue((self._scored.before(self._at) + piece).decode("utf-8", "ignore")))
 
 
 async def scored(client: ChatClient, asked: GenerateRequest, answer: str) -> Scored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from textual import on, work
@@ -9,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import Button, Input, Label, Static
 
@@ -17,6 +17,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Foreseen, WhatIf
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.tui.screens.dialogs import Dialog
 
 # Name, what it is, and what the arrow keys do to it.
 KNOBS = (
@@ -46,23 +47,26 @@ class Knob(Input):
         self.value = turned(self.value.strip() or self.now, self._how, step)
 
 
-class WhatIfScreen(ModalScreen[dict[str, object] | None]):
+class WhatIfScreen(Dialog[dict[str, object] | None]):
     """Knobs at the left, what they would mean at the right."""
 
+    AROUND = 11
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Close", key_display="Esc"),
         Binding("ctrl+s", "apply", "Apply", priority=True),
     ]
 
-    def __init__(self, client: ChatClient, can_apply: bool) -> None:
+    def __init__(self, client: ChatClient, can_apply: bool, measured: float = 0.0) -> None:
+        """`measured`: tokens per second of the last answer, which the panel shows."""
         super().__init__()
         self._client = client
+        self._measured = measured
         self._can_apply = can_apply
         self._now: Foreseen | None = None
         self._soon: Timer | None = None
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
+        with Vertical(classes="dialog wide fitting"):
             yield Static("What if", classes="title", markup=False)
             with Grid(id="knobs"):
                 for name, label, how in KNOBS:
@@ -104,14 +108,14 @@ class WhatIfScreen(ModalScreen[dict[str, object] | None]):
         except HetrunError as error:
             shown.update(Content.styled(visible(str(error)), "$text-error"))
         else:
-            shown.update(compared(self._now, then, max(shown.size.width, 40)))
+            shown.update(compared(self._now, then, max(shown.size.width, 40), self._measured))
 
     def _name_what_holds(self, now: Foreseen) -> None:
         limit = now.memory.get("limit")
         known = {
             "ctx": str(now.context),
             "kv_type": now.kv_type,
-            "ram": f"{limit >> 20}MiB" if limit else "",
+            "ram": typed_size(limit) if limit else "",
             "threads": str(now.threads),
         }
         for knob in self.query(Knob):
@@ -121,16 +125,14 @@ class WhatIfScreen(ModalScreen[dict[str, object] | None]):
     @on(Button.Pressed, "#apply")
     def action_apply(self) -> None:
         if self._can_apply and self.changes:
-            self.dismiss(self.changes)
+            self.leave(self.changes)
         elif not self._can_apply:
-            self.notify("this engine is not ours to change", severity="warning", timeout=3)
+            note = "this engine was started elsewhere: its options cannot be changed here"
+            self.query_one(".keys", Static).update(note)
 
     @on(Button.Pressed, "#close")
     def _close(self) -> None:
-        self.dismiss(None)
-
-    async def action_dismiss(self, result: dict[str, object] | None = None) -> None:
-        self.dismiss(result)
+        self.leave(None)
 
 
 def turned(value: str, how: str, step: int) -> str:
@@ -139,22 +141,34 @@ def turned(value: str, how: str, step: int) -> str:
         known = how.split()
         at = known.index(value) if value in known else 0
         return known[(at + step) % len(known)]
-    digits = "".join(c for c in value if c.isdigit())
-    unit = value.removeprefix(digits)
-    if not digits:
+    found = NUMBER.match(value)
+    if found is None:
         return {"double": "1GiB", "one": "1"}[how] if how in ("double", "one") else value
-    n = int(digits)
-    n = max(n + step, 1) if how == "one" else max(n * 2 if step > 0 else n // 2, 1)
-    return f"{n}{unit}"
+    n, unit = float(found[0]), value[found.end() :].strip()
+    if how == "one":
+        return f"{max(int(n) + step, 1)}{unit}"
+    n = n * 2 if step > 0 else n / 2
+    if unit == "GiB" and n < 1:
+        n, unit = n * 1024, "MiB"
+    elif unit == "MiB" and n >= 1024 and n % 1024 == 0:
+        n, unit = n / 1024, "GiB"
+    return f"{max(n, 1):.{0 if n == int(n) or unit in ('', 'MiB') else 1}f}{unit}"
 
 
-def compared(now: Foreseen, then: Foreseen, width: int) -> Content:
+NUMBER = re.compile(r"\d{1,12}(\.\d{1,3})?")
+
+
+def typed_size(nbytes: int) -> str:
+    """A size as people write one after --ram: 18.6GiB."""
+    gib = nbytes / (1 << 30)
+    return f"{nbytes >> 20}MiB" if gib < 1 else f"{gib:.1f}GiB".replace(".0G", "G")
+
+
+def compared(now: Foreseen, then: Foreseen, width: int, measured: float = 0.0) -> Content:
     """A table of what is and what would be."""
     rows: list[tuple[str, str, str]] = [
         ("context", f"{now.context:,}", f"{then.context:,}"),
-        ("decode, tokens/s", _rate(now.decode_tok_s), _rate(then.decode_tok_s)),
-        ("  with the context full", _rate(now.full_tok_s), _rate(then.full_tok_s)),
-        ("prefill, tokens/s", _rate(now.prefill_tok_s), _rate(then.prefill_tok_s)),
+        *_speeds(now, then),
         ("from disk each pass", _size(now.streamed_bytes), _size(then.streamed_bytes)),
     ]
     for name in dict.fromkeys([*now.memory, *then.memory]):
@@ -168,10 +182,30 @@ def compared(now: Foreseen, then: Foreseen, width: int) -> Content:
     for name, a, b in rows:
         line = Content(f"{name[:name_width]:<{name_width}}  {a:>11} ")
         lines.append(line + Content.styled(f"{b:>11}", "$text-primary bold" if a != b else ""))
-    how = "from times measured on this machine" if then.measured else "not measured on this machine yet"
-    lines += [Content.styled(f"speeds: {how}", "dim")]
+    lines += [Content.styled(note, "dim") for note in _of_speeds(now, then, measured)]
     lines += [Content.styled(visible(note), "dim") for note in then.notes]
     return Content("\n").join(lines)
+
+
+def _speeds(now: Foreseen, then: Foreseen) -> list[tuple[str, str, str]]:
+    """Those that are known of one of both."""
+    rates = (
+        ("decode, tokens/s", now.decode_tok_s, then.decode_tok_s),
+        ("  with the context full", now.full_tok_s, then.full_tok_s),
+        ("prefill, tokens/s", now.prefill_tok_s, then.prefill_tok_s),
+    )
+    return [(name, _rate(a), _rate(b)) for name, a, b in rates if a is not None or b is not None]
+
+
+def _of_speeds(now: Foreseen, then: Foreseen, measured: float) -> list[str]:
+    """Where they come from, and why the panel shows other ones."""
+    if not _speeds(now, then):
+        return ["Speeds cannot be predicted here: nothing was measured of this model on its machine."]
+    where = "from times measured on this machine" if then.measured else "nothing was measured here yet"
+    notes = [f"Speeds are predictions: {where}."]
+    if measured:
+        notes.append(f"The last answer ran at {measured:,.0f} tokens/s, beside all else that runs here.")
+    return notes
 
 
 def _rate(rate: float | None) -> str:
@@ -179,4 +213,6 @@ def _rate(rate: float | None) -> str:
 
 
 def _size(nbytes: int) -> str:
+    if abs(nbytes) >= 10 << 30:
+        return f"{nbytes / (1 << 30):,.1f} GiB"
     return f"{nbytes / (1 << 20):,.0f} MiB" if nbytes else "-"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["user", "assistant"]
 
 MOST_TITLE = 60  # characters
+LONGEST_FORKED = MOST_TITLE - len(" (fork 999)")  # with room for the number
+FORK = re.compile(r" \(fork(?: (\d{1,9}))?\)$")
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class Tree:
     def beside(self, turn: Turn, step: int) -> Turn | None:
         """The version so many before or behind."""
         found = self.versions(turn)
+        if turn not in found:  # it is of another conversation, or gone
+            return None
         at = found.index(turn) + step
         return found[at] if 0 <= at < len(found) else None
 
@@ -87,6 +92,20 @@ class Tree:
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(sorted(self.turns.values(), key=lambda t: t.id))
+
+
+def fork_title(title: str, others: Iterable[str]) -> str:
+    """What a fork is called: it, and forks of it, are numbered."""
+    base, numbers = _forked(title)[0][:LONGEST_FORKED], [0]
+    numbers += [number for name, number in map(_forked, others) if name[:LONGEST_FORKED] == base]
+    number = max(numbers) + 1
+    return f"{base} (fork)" if number == 1 else f"{base} (fork {number})"
+
+
+def _forked(title: str) -> tuple[str, int]:
+    """What was forked, and which fork of it this is; 0: none."""
+    found = FORK.search(title)
+    return (title[: found.start()], int(found[1] or 1)) if found else (title, 0)
 
 
 def title_of(text: str) -> str:

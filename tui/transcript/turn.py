@@ -77,6 +77,7 @@ class Entry:
         self.place = ""  # "2 of 3", where there are other versions
         self.unfolded = False  # the thought is shown
         self.waiting = False  # for more of it
+        self.doing = ""  # what is done before the first word comes
         self._look: Look | None = None
         self._head: list[Strip] = []
         self._thought: list[Strip] = []
@@ -147,7 +148,7 @@ class Entry:
             if self.unfolded:
                 self._thought = [*plain_lines(visible(found.thought), look.width, "dim"), Strip.blank(0)]
         elif self.waiting and not self.text:
-            self._head = [*plain_lines(WAITING, look.width, "dim"), Strip.blank(0)]
+            self._head = [*plain_lines(f"{WAITING} {self.doing}".rstrip(), look.width, "dim"), Strip.blank(0)]
 
     def code_at(self, line: int) -> str | None:
         """The code of the block whose first line this is."""

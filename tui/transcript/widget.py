@@ -19,13 +19,13 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
 
-from hetrun.tui.messages import keys_of, type_ahead
 from hetrun.tui.transcript.turn import Entry, Look
 
 LEFT = 2  # cells before the text: the bar, and a space
 MARGIN = LEFT + 1
 SLICE_S = 0.03  # of drawing old turns, between two looks at the keyboard
 SCROLLBAR_S = 0.5  # between two times that it moves while an answer comes: each is a new layout of the screen
+HINT = "Enter: what can be done · Esc: back to your message"
 MOST_STRIPS = 4096  # lines that are kept as they are shown
 
 
@@ -41,20 +41,14 @@ class Transcript(ScrollView, can_focus=True):
         "transcript--selected",
     }
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "select(-1)", "Turn above", show=False),
-        Binding("down,j", "select(1)", "Turn below", show=False),
+        # No letters: they begin a message, wherever they are typed.
+        Binding("up", "select(-1)", "Turn above", show=False),
+        Binding("down", "select(1)", "Turn below", show=False),
         Binding("home", "scroll_home", "First line", show=False),
         Binding("end", "scroll_end", "Last line", show=False),
         Binding("pageup", "page_up", show=False),
         Binding("pagedown", "page_down", show=False),
         Binding("enter", "menu", "Menu"),
-        Binding("e", "do('edit')", "Edit"),
-        Binding("r", "do('regenerate')", "Again"),
-        Binding("f", "do('fork')", "Fork"),
-        Binding("y", "do('copy')", "Copy"),
-        Binding("c", "do('code')", "Copy code", show=False),
-        Binding("t", "do('fold')", "Thought", show=False),
-        Binding("i", "do('tokens')", "Tokens", show=False),
         Binding("left", "do('before')", "Earlier version", show=False),
         Binding("right", "do('after')", "Later version", show=False),
     ]
@@ -86,6 +80,7 @@ class Transcript(ScrollView, can_focus=True):
         self._starts: list[int] = [0]  # of the drawn ones' lines, and where the last ends
         self._follow = True
         self._strips: dict[tuple[int, bool, Segment], tuple[Strip, Strip]] = {}
+        self._hint = Strip([Segment(HINT, Style(dim=True))])  # below the selected turn
         self._late: Timer | None = None  # the scrollbar has not moved yet
         self.offers: Callable[[Entry], Collection[str]] = lambda entry: ()  # what can be done with one
 
@@ -200,6 +195,8 @@ class Transcript(ScrollView, can_focus=True):
         index, line = found
         entry = self._entries[index]
         strip, last = entry.lines[line], line == len(entry.lines) - 1
+        if index == self.selected and y == self._last_shown(index):
+            strip, last = self._hint, True
         plain = last or entry.kind == "assistant"
         style = base if plain else self.get_component_rich_style(f"transcript--{entry.kind}")
         bar = self._bar(entry, index, last, style)
@@ -214,6 +211,11 @@ class Transcript(ScrollView, can_focus=True):
             self._strips.clear()
         self._strips[key] = (strip, shown)
         return shown
+
+    def _last_shown(self, index: int) -> int:
+        """The last line of an entry that is in sight."""
+        end = self._starts[index - (len(self._entries) - self._drawn) + 1] - 1
+        return min(end, self._top + self.size.height - 1)
 
     def _bar(self, entry: Entry, index: int, last: bool, style: Style) -> Segment:
         if index == self.selected and not last:
@@ -290,12 +292,6 @@ class Transcript(ScrollView, can_focus=True):
             return self.selection is not None and str(parameters[0]) in self.offers(self.selection)
         return True
 
-    def on_key(self, event: events.Key) -> None:
-        """What does nothing with the selected turn begins a message."""
-        if self.selection is None or event.key not in KEYS:
-            if type_ahead(self, event):
-                self.selected = None
-
     def action_menu(self) -> None:
         if entry := self.selection:
             self.post_message(self.Menu(entry))
@@ -326,6 +322,3 @@ class Transcript(ScrollView, can_focus=True):
         """Show a thought, or hide it."""
         entry.unfolded = not entry.unfolded
         self.changed(entry)
-
-
-KEYS = keys_of(Transcript.BINDINGS)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from textual import events
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from hetrun.tui.machine import Facts, draw
-from hetrun.tui.messages import type_ahead
 
 
 class MachinePane(VerticalScroll, can_focus=True):
@@ -19,9 +17,6 @@ class MachinePane(VerticalScroll, can_focus=True):
 
     def compose(self) -> ComposeResult:
         yield Static("", markup=False)
-
-    def on_key(self, event: events.Key) -> None:
-        type_ahead(self, event)
 
     def on_resize(self) -> None:
         if self._facts is not None:  # it was drawn for another width, perhaps before it had any

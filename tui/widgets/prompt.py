@@ -8,15 +8,15 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import TextArea
 
-from hetrun.tui.commands import completions
 from hetrun.tui.messages import Sent
+from hetrun.tui.widgets.command_list import CommandList
+from hetrun.tui.widgets.text_box import TextBox
 
 NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
 
 
-class Prompt(TextArea):
+class Prompt(TextBox):
     """Grows with its text; Enter sends, Ctrl+J begins a line (most terminals cannot send Shift+Enter)."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -29,9 +29,13 @@ class Prompt(TextArea):
     class Leaving(Message):
         """The user goes to the turns."""
 
-    def __init__(self) -> None:
+    class Escaped(Message):
+        """The user wants something to stop; in order with what is sent."""
+
+    def __init__(self, commands: CommandList) -> None:
         super().__init__(placeholder="Write a message, or / for commands", tab_behavior="focus")
         self.highlight_cursor_line = False
+        self._commands = commands
         self._said: list[str] = []  # earlier messages, the newest last
         self._at = 0  # of these; their number is the text that is being written
         self._draft = ""
@@ -47,7 +51,9 @@ class Prompt(TextArea):
         Bindings overtake the letters before them, which wait in this widget's queue.
         """
         row, last = self.cursor_location[0], self.document.line_count - 1
-        if event.key == "enter":
+        if self._chooses(event.key):
+            pass
+        elif event.key == "enter":
             self.action_send()
         elif event.key in NEW_LINE:
             self.action_new_line()
@@ -56,7 +62,10 @@ class Prompt(TextArea):
         elif event.key == "down" and row == last and self._at < len(self._said):
             self._leaf(1)
         elif event.key == "tab":
-            self._tab()
+            if not self.text.startswith("/"):
+                self.post_message(self.Leaving())
+        elif event.key == "escape":
+            self.post_message(self.Escaped())
         else:
             return
         event.stop()
@@ -66,20 +75,53 @@ class Prompt(TextArea):
         if self._at == len(self._said):
             self._draft = self.text
         self._at += step
-        self.put(self._draft if self._at == len(self._said) else self._said[self._at])
+        self.put_back(self._draft if self._at == len(self._said) else self._said[self._at])
 
-    def _tab(self) -> None:
-        if self.text.startswith("/") and " " not in self.text:
-            self._complete()
-        else:
-            self.post_message(self.Leaving())
+    # --- commands
 
-    def _complete(self) -> None:
-        found = completions(self.text[1:])
-        if len(found) == 1:
-            self.put(f"/{found[0]} ")
-        elif found:
-            self.notify("  ".join(f"/{name}" for name in found), timeout=4)
+    def _chooses(self, key: str) -> bool:
+        """Whether the key is one for the list of commands, which is shown."""
+        if not self._commands.follow(self.text):
+            return False
+        match key:
+            case "up" | "down":
+                self._commands.move(-1 if key == "up" else 1)
+            case "escape":
+                self._commands.close(self.text)
+            case "tab" | "enter":
+                return self._takes_chosen(key)
+            case _:
+                return False
+        return True
+
+    def _takes_chosen(self, key: str) -> bool:
+        """Tab writes what is chosen, Enter sends it, too, if nothing has to follow; a whole command is sent
+        as it stands."""
+        chosen = self._commands.chosen
+        if key == "enter" and (chosen is None or chosen.text.strip() == self.text.strip()):
+            if chosen is None and self.text == "/":
+                self._commands.move(1)
+                return True
+            return False
+        if chosen is None:
+            self._commands.move(1)
+            return True
+        self.put(chosen.text)
+        if key == "enter" and chosen.is_whole:
+            self.action_send()
+        return True
+
+    def take(self, index: int) -> None:
+        """What was chosen with the mouse."""
+        chosen = self._commands.offer(index)
+        self.put(chosen.text)
+        if chosen.is_whole:
+            self.action_send()
+
+    def put_back(self, text: str) -> None:
+        """A text that was here before; a command in it was chosen already."""
+        self.put(text)
+        self._commands.close(text)
 
     def put(self, text: str) -> None:
         """This text and nothing else, with the cursor behind it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from textual import events, on
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -16,19 +16,18 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from hetrun.system.terminal_text import visible
-from hetrun.tui.messages import keys_of, type_ahead
 from hetrun.tui.store.tree import Conversation
 
-What = Literal["open", "rename", "delete", "export"]
+What = Literal["open", "rename", "delete", "export", "menu"]
 
 
 class Titles(OptionList):
     """The list itself, and what its keys do with a conversation."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("r", "do('rename')", "Rename"),
-        Binding("d,delete", "do('delete')", "Delete", key_display="d"),
-        Binding("x", "do('export')", "Export"),
+        # No letters: they begin a message, wherever they are typed.
+        Binding("right", "do('menu')", "Menu", key_display="→"),
+        Binding("delete", "do('delete')", "Delete", key_display="Del"),
     ]
 
     @dataclass
@@ -38,17 +37,10 @@ class Titles(OptionList):
         what: What
         number: int
 
-    def on_key(self, event: events.Key) -> None:
-        if event.key not in KEYS:
-            type_ahead(self, event)
-
     def action_do(self, what: What) -> None:
         if self.highlighted is not None:
             option = self.get_option_at_index(self.highlighted)
             self.post_message(self.Wanted(what, int(option.id or 0)))
-
-
-KEYS = keys_of(Titles.BINDINGS)
 
 
 class Sidebar(Vertical):

@@ -226,6 +226,11 @@ class WholeModel:
         return self.plans.memory
 
     @property
+    def reason(self) -> str:
+        """The plan does not change."""
+        return self.plans.reason
+
+    @property
     def in_use(self) -> Mapping[str, int]:
         """The library does not say."""
         return {}

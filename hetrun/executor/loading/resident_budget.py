@@ -7,7 +7,7 @@ come to more than was planned, and the budget holds all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 from hetrun.errors import BudgetError
@@ -27,13 +27,14 @@ class InMemory:
         books: Books,
         kv: KvCache,
         weights: Callable[[], int],
+        copies: Callable[[], Mapping[str, int]],
         kv_of_all: Callable[[int], int],
         mapped: MappedPart | None,
     ) -> None:
-        """`weights`: what they take, without those that are `mapped`; `kv_of_all`: what rows may take of so
-        much memory beside them."""
+        """`weights`: what they take, without those that are `mapped`; `copies`: what of that further copies
+        take, by backend; `kv_of_all`: what rows may take of so much memory beside them."""
         self._books, self._kv = books, kv
-        self._weights, self._mapped = weights, mapped
+        self._weights, self._copies, self._mapped = weights, copies, mapped
         self._kv_of_all = kv_of_all
         self._most = kv.limit_bytes or kv.least_bytes
         self._looked = 0.0
@@ -48,7 +49,10 @@ class InMemory:
 
     def look(self) -> None:
         """Bring the books in line with what there is."""
-        self._books.holds(breakdown.WEIGHTS, "anonymous", self._weights())
+        copies = self._copies()
+        self._books.holds(breakdown.WEIGHTS, "anonymous", self._weights() - sum(copies.values()))
+        for backend, nbytes in copies.items():
+            self._books.holds(breakdown.copies_for(backend), "anonymous", nbytes)
         if mapped := self._mapped:
             self._books.grows(breakdown.MAPPED, "file-backed", mapped.mapping.resident_bytes, mapped.room)
         self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, self._limit)

@@ -1,0 +1,34 @@
+"""Keys, commands and sizes in an order that nobody thought of: no traceback, and nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetrun.tui.screens.chat import ChatScreen
+from tests.tui.keys_at_random import OTHERS, PLAIN, SIZES, press_at_random
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_some_keys_at_random(
+    size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where exports go
+    await press_at_random(size[0], 250, size, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_20_000_keys_at_random(
+    size: tuple[int, int], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await press_at_random(seed, 2000, size, tmp_path)
+
+
+def test_every_key_of_the_chat_is_pressed() -> None:
+    bound = {key for b in ChatScreen.BINDINGS for key in b.key.split(",")}  # type: ignore[union-attr]
+    assert bound <= {*PLAIN, *OTHERS}
