@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Literal
 
 from hetrun.api import LLM
 from hetrun.cli.output import in_json
@@ -29,7 +30,7 @@ def answer(
     sampling: Mapping[str, object],
     *,
     raw: bool,
-    as_json: bool,
+    as_json: Literal["short", "full"] | None,
     verbose: bool,
 ) -> None:
     """Answer a prompt; with `as_json` all at once, else as it comes."""
@@ -38,12 +39,12 @@ def answer(
         if name in sampling and not as_json:
             raise OptionError(f"{ROWS[name].flag} is shown with --json only: add it")
     request = make_request(settings, read_prompt(prompt), params, raw)
-    with open_llm(settings, chatting=not raw) as llm:
+    with open_llm(settings, chatting=not raw, first=request) as llm:
         if verbose:
             print(described(llm, request), file=sys.stderr)
-        events = list(shown(llm.stream_request(request), not as_json))
+        events = list(shown(llm.stream_request(request), show=as_json is None))
         if as_json:
-            print(in_json(as_object(llm, events, params)))
+            print(in_json(as_object(llm, events, params, full=as_json == "full")))
         elif verbose or sys.stderr.isatty():
             print(summary(events[-1], params), file=sys.stderr)
             if streaming := llm.stats.streaming:
@@ -51,10 +52,12 @@ def answer(
 
 
 @contextmanager
-def open_llm(settings: Settings, chatting: bool = False) -> Iterator[LLM]:
+def open_llm(
+    settings: Settings, chatting: bool = False, first: GenerateRequest | None = None
+) -> Iterator[LLM]:
     """The model of the settings, with a progress bar while it loads."""
     with loading(OPENING) as progress:
-        llm = LLM.of(settings, progress, chatting=chatting)
+        llm = LLM.of(settings, progress, chatting=chatting, first=first)
     with llm:
         yield llm
 
@@ -109,19 +112,23 @@ def shown(events: Iterator[Event], show: bool) -> Iterator[Event]:
             sys.stdout.write("\n")
 
 
-def as_object(llm: LLM, events: list[Event], params: SamplingParams) -> dict[str, object]:
-    """What `run --json` prints."""
+def as_object(llm: LLM, events: list[Event], params: SamplingParams, *, full: bool) -> dict[str, object]:
+    """What `run --json` prints; `full`: with what the model takes, and where it runs."""
     done = completion(events)
     found: dict[str, object] = {
+        "model": llm.info.name,
         "text": done.text,
         "tokens": done.tokens,
         "finish_reason": done.finish_reason,
         "usage": asdict(done.usage),
         "timings": asdict(done.timings),
-        "memory": dict(llm.memory),
-        "streaming": (streaming := llm.stats.streaming) and asdict(streaming),
-        "plan": llm.plan.to_json(),
     }
+    if full:
+        found |= {
+            "memory": dict(llm.memory),
+            "streaming": (streaming := llm.stats.streaming) and asdict(streaming),
+            "plan": llm.plan.to_json(),
+        }
     if params.logprobs is not None:
         found["logprobs"] = [scored(entry) for entry in done.logprobs]
     if params.prompt_logprobs is not None:
