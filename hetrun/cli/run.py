@@ -19,6 +19,7 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import counted
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds
@@ -168,7 +169,7 @@ def deviations(params: SamplingParams, own: float | None) -> Iterator[str]:
             yield f"{row.name} " + (" ".join(map(repr, value)) if isinstance(value, tuple) else repr(value))
     yield f"seed {params.seed}" if chosen else "greedy"
     if params.structure:
-        yield f"{params.structure.kind} of {len(params.structure.text)} characters"
+        yield f"{params.structure.kind} of {counted(len(params.structure.text), 'character')}"
 
 
 def summary(last: Event, params: SamplingParams) -> str:
@@ -177,9 +178,9 @@ def summary(last: Event, params: SamplingParams) -> str:
     greedy = params.temperature == 0
     guessed = f"{accepted(t)}, " if t.drafted else ""
     return (
-        f"[{u.prompt_tokens} prompt tokens at {t.prompt_tok_s:.0f}/s, "
-        f"{u.completion_tokens} tokens at {t.decode_tok_s:.0f}/s, {guessed}loaded in {t.load_s:.1f} s, "
-        f"{'greedy' if greedy else f'seed {params.seed}'}]"
+        f"[{counted(u.prompt_tokens, 'prompt token')} at {t.prompt_tok_s:.0f}/s, "
+        f"{counted(u.completion_tokens, 'token')} at {t.decode_tok_s:.0f}/s, {guessed}"
+        f"loaded in {t.load_s:.1f} s, {'greedy' if greedy else f'seed {params.seed}'}]"
     )
 
 

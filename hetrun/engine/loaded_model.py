@@ -14,6 +14,7 @@ from hetrun.engine.step_time import StepTimes
 from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.executor.interface import Limits, Model
 from hetrun.memory.kv.prefix_cache import Prefixes
+from hetrun.system.units import counted
 from hetrun.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def prompt_tokens(
     else:
         text = messages or request.text or ""
         if len(text) > MOST_LETTERS * limits.context:
+            room = counted(limits.context, "token")
             raise ContextFull(
-                f"the prompt has {len(text)} characters, far more than {limits.context} tokens hold; "
-                "shorten it"
+                f"the prompt has {len(text)} characters, far more than {room} can hold; shorten it"
             )
         tokens = present(tokenizer).encode(text)
     if not tokens and messages is not None:
@@ -94,6 +95,6 @@ def check_length(limits: Limits, request: GenerateRequest, n_tokens: int) -> Non
     if limits.context - n_tokens < (request.most_tokens != 0):
         what, beside = ("text", "") if request.pooling else ("prompt", " with the answer")
         raise ContextFull(
-            f"the {what} has {n_tokens} tokens, but the context holds {limits.context}{beside}; "
+            f"the {what} has {counted(n_tokens, 'token')}, but the context holds {limits.context}{beside}; "
             "shorten it, or ask for more with --ctx"
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from hetrun.system.memory_info import available_memory
+from hetrun.system.units import counted
 from hetrun.tools.bench.read_kernels import LINE, Block, Reader, Work, readers
 
 BYTES = (
@@ -68,7 +69,7 @@ class Memory:
 
 def threads(n: int) -> str:
     """So many, in words."""
-    return "1 thread" if n == 1 else f"{n} threads"
+    return counted(n, "thread")
 
 
 def memory(n: int, nbytes: float) -> Memory:
