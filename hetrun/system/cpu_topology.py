@@ -119,7 +119,7 @@ def this_machine() -> TopoTree:
 def _allowed() -> Iterable[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
-    return range(os.cpucounted() or 1)
+    return range(os.cpu_count() or 1)
 
 
 def _usable(root: Path, allowed: Iterable[int] | None, of_group: frozenset[int] | None) -> list[int]:

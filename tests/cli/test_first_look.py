@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from hetrun import cli
+from hetrun.client.sampling_params import Structure
 from hetrun.executor.weight_store import WeightStore
+from hetrun.sampling.grammar.token_mask import Grammars
 from tests.models.tiny import TinyLlama, write_gguf
 
 TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=64)
@@ -67,16 +69,14 @@ def test_what_is_wrong_with_the_model_is_told_before_what_is_wrong_with_the_requ
 def test_a_form_is_compiled_once(
     tiny: Path, weights: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hetrun.sampling.grammar import token_mask
+    compiled: list[Structure] = []
+    real = Grammars._compile
 
-    compiled = []
-    real = token_mask.compile_spelled
+    def counting(grammars: Grammars, structure: Structure) -> object:
+        compiled.append(structure)
+        return real(grammars, structure)
 
-    def counting(*arguments: object) -> object:
-        compiled.append(arguments)
-        return real(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(token_mask, "compile_spelled", counting)
+    monkeypatch.setattr(Grammars, "_compile", counting)
     code = cli.exit_code(
         ["run", "hi", "--regex", "yes|no", "--temp", "0", "-m", str(tiny), "--backend", "reference"]
     )

@@ -136,7 +136,7 @@ def test_sizes_are_rounded_so_little_that_no_cache_notices(nbytes: float) -> Non
 def test_a_block_that_a_cache_holds_has_two_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[tuple[int, int]] = []
 
-    def measure(n: int, nbytes: int) -> float:
+    def measure(n: int, nbytes: int, again: bool) -> float:
         measured.append((n, nbytes))
         return n * (20 * GIGA if nbytes > 10**8 else 30 * GIGA if nbytes > 10**6 else 5 * GIGA)
 

@@ -89,7 +89,7 @@ def rounded(nbytes: float) -> int:
     return int(float(f"{max(nbytes, 1.0):.{DIGITS - 1}e}"))
 
 
-def _bandwidth(n: int, nbytes: int, again: bool) -> float:
+def _bandwidth(n: int, nbytes: int, again: bool = True) -> float:
     """The most that was measured so far: whatever else ran meanwhile took some of it."""
     known = _most.get((n, nbytes), 0.0)
     if again or not known:
